@@ -1,0 +1,1 @@
+"""YAML profile -> `Cluster`: devices, links, and the mesh laid over them."""

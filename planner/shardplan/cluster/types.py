@@ -1,0 +1,100 @@
+"""A cluster as the planner sees it. Bytes are integers, seconds floats, bandwidth bytes per second per device, one way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shardplan.layout.mesh import Mesh
+
+Topology = Literal["switch", "full_mesh", "torus", "pcie", "custom"]
+
+
+@dataclass(frozen=True, slots=True)
+class GemmEfficiency:
+    """Share of the peak a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0)."""
+
+    e: float = 0.75
+    m0: float = 64.0
+    n0: float = 64.0
+    k0: float = 128.0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator. `peak_flops`: dtype name of the profile (`bf16`, `fp32`, `tf32` ...) -> dense FLOP/s."""
+
+    kind: str
+    memory_bytes: int
+    usable_fraction: float
+    reserved_bytes: int
+    hbm_bytes_per_s: float
+    peak_flops: Mapping[str, float]
+    allow_tf32: bool
+    gemm: GemmEfficiency
+    memory_efficiency: float
+    launch_s: float
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a plan may use of the memory: memory * usable_fraction - reserved."""
+        return int(self.memory_bytes * self.usable_fraction) - self.reserved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One kind of link (`up` inside a machine, `net` between machines), innermost first in `Cluster.levels`.
+
+    `devices`: how many devices one unit of this level joins (8 for `up` of a DGX; 0 for "as many as the mesh has").
+    `link_bytes_per_s`: per device; for `net` what one device can reach. `node_bytes_per_s`: of one whole unit below
+    (NICs of a machine), 0 where every device has a link of its own. `eta`: collective kind or `default`/`partial` ->
+    efficiency; `busbw`: collective kind -> {ranks: bytes per s}, an override.
+    """
+
+    name: str
+    devices: int
+    topology: Topology
+    link_bytes_per_s: float
+    node_bytes_per_s: float = 0.0
+    eta: Mapping[str, float] = field(default_factory=dict)
+    base_s: float = 0.0
+    step_s: float = 0.0
+    ramp_bytes: float = 0.0
+    nvls: bool = False
+    wrap: bool = False
+    pair_bytes_per_s: float = 0.0
+    share: float | None = None
+    busbw: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    scale_loss: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Share of a collective of each class that hides behind compute; the rest is charged."""
+
+    weight_gather: float = 0.9
+    grad_reduce: float = 0.9
+    tp: float = 0.0
+    a2a: float = 0.0
+    p2p: float = 0.9
+    kappa: float = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A resolved profile with the mesh laid over it. `axis_levels[i]`: index into `levels` of mesh axis i's link.
+
+    `resolved`: the profile as plain data with every default written out, in fixed key order; it goes into the plan and
+    its digest identifies the cluster. `curves`: measured tables that beat the formula.
+    """
+
+    name: str
+    device: Device
+    levels: tuple[Level, ...]
+    mesh: Mesh
+    axis_levels: tuple[int, ...]
+    overlap: Overlap
+    provenance: Mapping[str, object]
+    resolved: Mapping[str, object]
+    curves: tuple[Mapping[str, object], ...] = ()

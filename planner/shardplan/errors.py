@@ -1,0 +1,75 @@
+"""What shardplan says when it cannot answer: diagnostics as data, raised as one exception type.
+
+A `Diagnostic` names what was found, where, what is allowed and what to do next. Validators collect them in lists;
+the edge of each module raises one `ShardplanError` that carries all of them, and `shardplan.cli` prints them together.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One statement to a person, with a stable `code` for machines (`unknown-axis`, `cyclic-graph` ...)."""
+
+    severity: Severity
+    code: str
+    summary: str
+    detail: str = ""
+    hint: str = ""
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        where = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        head = f"{where}: " if where else ""
+        lines = [f"{head}{self.severity}[{self.code}]: {self.summary}"]
+        lines += [f"  {line}" for line in self.detail.splitlines()]
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+def error(code: str, summary: str, **fields: object) -> Diagnostic:
+    """A diagnostic of severity `error`; `fields` are those of `Diagnostic`."""
+    return Diagnostic("error", code, summary, **fields)  # type: ignore[arg-type]
+
+
+def warning(code: str, summary: str, **fields: object) -> Diagnostic:
+    """A diagnostic of severity `warning`; `fields` are those of `Diagnostic`."""
+    return Diagnostic("warning", code, summary, **fields)  # type: ignore[arg-type]
+
+
+class ShardplanError(Exception):
+    """Could not answer: bad arguments or unusable input. Exit code 2."""
+
+    exit_code = 2
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        self.diagnostics = diagnostics
+        super().__init__("\n".join(str(diagnostic) for diagnostic in diagnostics))
+
+
+class InfeasibleError(ShardplanError):
+    """Proven that no plan fits. Exit code 3."""
+
+    exit_code = 3
+
+
+class LimitError(ShardplanError):
+    """A limit ended the search before any plan was found. Exit code 4."""
+
+    exit_code = 4
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """`"did you mean 'batch'?"` for the nearest of `allowed`, or `""` when none is near."""
+    near = difflib.get_close_matches(name, sorted(allowed), n=1)
+    return f"did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,1 @@
+"""Model, cluster, rules and costs -> cost graph (networkx) -> `Problem` (arrays)."""

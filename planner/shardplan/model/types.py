@@ -1,0 +1,116 @@
+"""What a model is to the planner: plain values, free of protobuf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+Role = Literal["input", "parameter", "constant", "activation"]
+AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One value of the graph. `dtype` is the lower-case ONNX name: `float`, `bfloat16`, `int64`, `bool`, `int4` ..."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole tensor; sub-byte types are packed."""
+        return -(-self.elements * DTYPE_BITS[self.dtype] // 8)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOAT_DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A weight: its graph value and its identity in the checkpoint.
+
+    `name`: checkpoint name; `tensor`: value name in the planned graph; `onnx`: initializer name in the file;
+    `perm`: checkpoint dims in graph order, i.e. graph tensor = checkpoint tensor transposed by `perm` (identity when
+    empty); `aliases`: other checkpoint or initializer names of the same data; `trainable`: takes a gradient in training.
+    """
+
+    name: str
+    tensor: str
+    onnx: str
+    perm: tuple[int, ...] = ()
+    aliases: tuple[str, ...] = ()
+    trainable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One node: inputs and outputs are value names, `""` where an optional one is absent.
+
+    `version`: opset version of `domain` that the file imports. `module`: dotted module path from export metadata
+    (`model.layers.0.self_attn.q_proj`), `""` when unknown.
+    """
+
+    name: str
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    domain: str = ""
+    version: int = 1
+    module: str = ""
+
+    @property
+    def kind(self) -> str:
+        """`MatMul`, or `com.microsoft.MatMulNBits` outside the default domain."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Identical consecutive pieces of the graph (decoder layers): `copies[i]` lists operator indices of copy i,
+    all copies in corresponding order; `names` are their module paths (`model.layers.0`), or `block 0` ..."""
+
+    names: tuple[str, ...]
+    copies: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A graph with static shapes. `operators` are in execution order; `constants` holds the small known values
+    (shapes, axes, scalars) that rules need to read; large constant tensors have role `constant` and no value here."""
+
+    name: str
+    operators: tuple[Operator, ...]
+    tensors: Mapping[str, Tensor]
+    parameters: tuple[Parameter, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, np.ndarray]
+    blocks: tuple[Block, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+    opset: int = 0
+    producer: str = ""
+
+    def tensor(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+DTYPE_BITS: dict[str, int] = {
+    "float": 32, "double": 64, "float16": 16, "bfloat16": 16,
+    "float8e4m3fn": 8, "float8e4m3fnuz": 8, "float8e5m2": 8, "float8e5m2fnuz": 8, "float8e8m0": 8, "float4e2m1": 4,
+    "int8": 8, "int16": 16, "int32": 32, "int64": 64, "int4": 4, "int2": 2,
+    "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64, "uint4": 4, "uint2": 2,
+    "bool": 8, "complex64": 64, "complex128": 128, "string": 64,
+}  # fmt: skip
+FLOAT_DTYPES: frozenset[str] = frozenset(name for name in DTYPE_BITS if name.startswith(("float", "bfloat", "double")))

@@ -1,0 +1,1 @@
+"""The plan file: what it holds, how it is read and written."""

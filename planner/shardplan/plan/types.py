@@ -1,0 +1,134 @@
+"""A plan as values. Times are integer nanoseconds, sizes integer bytes; layouts are `Layout` over `Plan.mesh`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from shardplan.layout.collective import Collective
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+
+Mode = Literal["training", "inference"]
+Role = Literal["input", "output", "parameter", "constant", "activation"]
+Phase = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDecision:
+    """Layout in which a tensor is kept, and in which it is served to its readers (the same where nothing is gathered).
+
+    `perm` etc. are set for parameters only: checkpoint dims in graph order as in `model.Parameter`; `layout` and `shape`
+    here are in graph orientation, the file writes parameters in checkpoint orientation.
+    `saved`: kept for backward. `bytes_per_device`: of the kept layout.
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    served: Layout
+    bytes_per_device: int
+    saved: bool = False
+    checkpoint: str = ""
+    onnx: str = ""
+    perm: tuple[int, ...] = ()
+    aliases: tuple[str, ...] = ()
+    trainable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDecision:
+    """`split[axis]`: the factor that mesh axis splits, or `"-"` (replicated), `"~"` (replicated, partial gradients),
+    `"+0"` (partial sums of operands 0 ... pass through). `reads`, `makes`: layouts of operands and results."""
+
+    name: str
+    op_type: str
+    module: str
+    equation: str
+    split: tuple[str, ...]
+    reads: tuple[Layout | None, ...]
+    makes: tuple[Layout | None, ...]
+    compute_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveStep:
+    """One collective of a move as emitted: payload bytes of one device and predicted time, once."""
+
+    collective: Collective
+    payload_bytes: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A change of layout. `source` -> `target` of `tensor`; `reader`: the operator it is for ("" when it serves all
+    readers or stores the producer's result). In phase `backward` it is the gradient that moves, from the reader back,
+    or (`regather`) the saved value that is gathered again for the reader's backward.
+    `count`: times per step (microbatches); `hidden`: the share of its time taken to hide behind compute."""
+
+    tensor: str
+    source: Layout
+    target: Layout
+    reader: str
+    phase: Phase
+    steps: tuple[CollectiveStep, ...]
+    regather: bool = False
+    count: int = 1
+    hidden: float = 0.0
+
+    @property
+    def time_ns(self) -> int:
+        return self.count * sum(step.time_ns for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one device by category, at the moment when their sum is largest."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    temporaries: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.temporaries
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`objective_ns`: what was minimised; `step_ns` = compute + exposed communication; `bound_ns`: proven lower bound."""
+
+    outcome: Literal["optimal", "feasible", "interrupted"]
+    objective_ns: int
+    bound_ns: int
+    gap: float
+    step_ns: int
+    compute_ns: int
+    communication_ns: int
+    hidden_ns: int
+    memory: Memory
+    memory_limit_bytes: int
+    reproducible: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    model: Mapping[str, object]
+    """name, digest (structure), mode, dims, optimizer, remat, microbatches, blocks ..., JSON-ready, fixed key order."""
+    cluster: Mapping[str, object]
+    """name, digest and the resolved profile."""
+    mesh: Mesh
+    axis_links: tuple[str, ...]
+    summary: Summary
+    tensors: tuple[TensorDecision, ...]
+    operators: tuple[OperatorDecision, ...]
+    moves: tuple[Move, ...]
+    warnings: tuple[str, ...] = ()
+    blocks: tuple[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]], ...] = ()
+    """Repeated blocks as (module paths of the copies, operator indices of each copy): for folding in `show`."""

@@ -1,0 +1,1 @@
+"""What each operator allows, as tables of equations; one file per operator family."""

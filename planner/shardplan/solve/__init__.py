@@ -1,0 +1,1 @@
+"""`Problem` -> `Solution` with a bound. Knows no tensors and no devices."""

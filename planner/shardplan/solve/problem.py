@@ -1,0 +1,78 @@
+"""The hand-over to the solver: one choice per node, costs of choices and of pairs of choices, and memory over time.
+
+    minimise    sum_v cost_v(x_v) + sum_e table_e(x_u, x_v)
+    subject to  for every moment t:  sum of usage_v(x_v) over the usages that cover t  <=  limit
+
+Costs are integers held in float64 (exact below 2**53), `inf` where a choice or pair is not allowed. Equal tables should
+be the same array object: work on shared tables is shared. This is the shape of the public IOPDDL benchmark, with one
+generality more: a node may have several usages, each over its own half-open interval [start, end).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Costs = NDArray[np.float64]
+Bytes = NDArray[np.int64]
+Outcome = Literal["optimal", "feasible", "infeasible", "interrupted", "limit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """`table[i, j]`: cost when node `u` takes choice i and node `v` choice j. `u != v`; pairs may repeat."""
+
+    u: int
+    v: int
+    table: Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """While start <= t < end, node `node` with choice i uses `amount[i]` bytes."""
+
+    node: int
+    start: int
+    end: int
+    amount: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    costs: tuple[Costs, ...]
+    edges: tuple[Edge, ...]
+    usages: tuple[Usage, ...] = ()
+    limit: int | None = None
+
+    @property
+    def moments(self) -> int:
+        """Number of moments: usages cover 0 <= t < moments."""
+        return max((usage.end for usage in self.usages), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """`choices[v]` for every node, or `None` where no assignment was found.
+
+    `cost`: re-computed from the problem, not the search's word. `bound`: proven lower bound on the optimum (`inf` when
+    infeasible is proven). `outcome` `optimal`: bound meets cost. `shortfall_bytes`: when infeasible for memory, the
+    least excess over the limit that any assignment has. `reproducible`: no wall-clock limit decided anything.
+    """
+
+    outcome: Outcome
+    choices: tuple[int, ...] | None
+    cost: float
+    bound: float
+    shortfall_bytes: int = 0
+    reproducible: bool = True
+    seconds: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """(cost - bound) / cost; 0 when proven optimal."""
+        if self.choices is None or self.cost == self.bound:
+            return 0.0
+        return (self.cost - self.bound) / abs(self.cost) if self.cost else float("inf")
