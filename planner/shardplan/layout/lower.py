@@ -7,6 +7,7 @@ The same function prices a move and emits it, so what is priced is what runs. It
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,13 +17,15 @@ from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import Placement
-from shardplan.layout.transitions import Hop, Space, State, collective, hops
+from shardplan.layout.transitions import Space, StateGraph, collective, state_graph
 
 Price = Callable[[Collective], float]
 """Seconds of one collective on the tensor at hand; not negative; `inf` where it must not be used."""
 
 TICKS_PER_SECOND = 10**15
 """Prices are added as whole femtoseconds, so equal sums are equal in whatever order they were added up."""
+_STEP_BITS = 10
+_NEVER = 1 << 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +69,9 @@ def backward(
     shards: Iterable[Placement] = (),
     legal: Callable[[Layout], bool] | None = None,
 ) -> tuple[Step, ...]:
-    """What the gradient does when the value moves from `source` to `target`: it goes back, by the gradient placements.
+    """The gradient's way back when the value moves from `source` to `target`: `target.gradient` to `source.gradient`.
 
-    The steps lead from `target.gradient` to `source.gradient`. The transpose of the forward move. Arguments and result as those of `lower`.
+    The transpose of the forward move. Arguments and result as those of `lower`.
     """
     return lower(mesh, target.gradient, source.gradient, price, shards=shards, legal=legal)
 
@@ -101,53 +104,61 @@ def by_bytes(mesh: Mesh, tensor_bytes: int = 1 << 20, overhead_bytes: int = 64) 
 def _shortest(
     space: Space, start: Layout, goal: Layout, price: Price, legal: Callable[[Layout], bool] | None
 ) -> tuple[Step, ...]:
-    """Dijkstra over states, keyed by (ticks, steps, order of discovery); the result as `lower` gives it."""
-    frame, first, last = space.frame, space.encode(start), space.encode(goal)
-    prices: dict[tuple[object, ...], int | None] = {}
-    allowed: dict[State, bool] = {first: True, last: True}
-    best: dict[State, tuple[int, int]] = {first: (0, 0)}
-    reached: dict[State, tuple[State, Hop]] = {}
-    queue = [(0, 0, 0, first)]
-    serial = 0
+    """Dijkstra over state numbers, keyed by (ticks, steps, order of discovery).
+
+    Ticks and steps share one integer, ticks in the upper bits, so that one comparison decides.
+    """
+    graph = state_graph(space.frame)
+    first, last = graph.index[space.encode(start)], graph.index[space.encode(goal)]
+    ticks = _Ticks(graph, price)
+    allowed: dict[int, bool] = {last: True}
+    best: dict[int, int] = {first: 0}
+    reached: dict[int, tuple[int, int]] = {}
+    queue = [(0, 0, first)]
+    serial = itertools.count(1)
     while queue:
-        ticks, steps, _, state = heapq.heappop(queue)
+        label, _, state = heapq.heappop(queue)
         if state == last:
-            return _path(space, reached, first, last)
-        if best[state] != (ticks, steps):
+            return _path(space, graph, reached, first, last)
+        if best[state] != label:
             continue  # a dearer entry of a state that has since been reached more cheaply
-        for hop in hops(frame, state):
-            cost = _ticks(hop, price, prices)
-            if cost is None:
+        bound = best.get(last, _NEVER)
+        for target, kind in zip(*graph.out(state), strict=True):
+            reach = label + ticks[kind]
+            if reach >= bound or reach >= best.get(target, _NEVER):
                 continue
-            label = (ticks + cost, steps + 1)
-            known = best.get(hop.state)
-            if known is not None and known <= label:
-                continue
-            if hop.state not in allowed:
-                allowed[hop.state] = legal is None or legal(space.decode(hop.state))
-            if allowed[hop.state]:
-                serial += 1
-                best[hop.state] = label
-                reached[hop.state] = (state, hop)
-                heapq.heappush(queue, (*label, serial, hop.state))
+            if target not in allowed:
+                allowed[target] = legal is None or legal(space.decode(graph.states[target]))
+            if allowed[target]:
+                best[target] = reach
+                reached[target] = (state, kind)
+                heapq.heappush(queue, (reach, next(serial), target))
+                bound = best.get(last, _NEVER)
     raise ValueError(f"no sequence of collectives leads from {start} to {goal}")
 
 
-def _ticks(hop: Hop, price: Price, known: dict[tuple[object, ...], int | None]) -> int | None:
-    """Price of a hop in whole femtoseconds; None if it must not be used."""
-    key = (hop.kind, hop.axes, hop.pieces)
-    if key not in known:
-        seconds = price(collective(*key))
+class _Ticks(dict[int, int]):
+    """Kind -> price in whole femtoseconds, shifted to make room for the number of steps, plus one step."""
+
+    def __init__(self, graph: StateGraph, price: Price) -> None:
+        self.graph, self.price = graph, price
+
+    def __missing__(self, kind: int) -> int:
+        single = collective(*self.graph.kinds[kind])
+        seconds = self.price(single)
         if seconds < 0 or math.isnan(seconds):
-            raise ValueError(f"the price of {collective(*key)} is {seconds}; a price is at least 0")
-        known[key] = None if math.isinf(seconds) else round(seconds * TICKS_PER_SECOND)
-    return known[key]
+            raise ValueError(f"the price of {single} is {seconds}; a price is at least 0")
+        self[kind] = _NEVER if math.isinf(seconds) else (round(seconds * TICKS_PER_SECOND) << _STEP_BITS) + 1
+        return self[kind]
 
 
-def _path(space: Space, reached: dict[State, tuple[State, Hop]], first: State, last: State) -> tuple[Step, ...]:
+def _path(
+    space: Space, graph: StateGraph, reached: dict[int, tuple[int, int]], first: int, last: int
+) -> tuple[Step, ...]:
     backwards = []
     state = last
     while state != first:
-        state, hop = reached[state]
-        backwards.append(Step(collective(hop.kind, hop.axes, hop.pieces), space.decode(hop.state)))
+        before, kind = reached[state]
+        backwards.append(Step(collective(*graph.kinds[kind]), space.decode(graph.states[state])))
+        state = before
     return tuple(reversed(backwards))

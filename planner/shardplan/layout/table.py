@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.layout.collective import Collective, CollectiveKind
+from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import Placement
-from shardplan.layout.transitions import Axes, Frame, Space, collective, hops, states
+from shardplan.layout.transitions import Frame, Space, collective, state_graph, states
 
 Ints = NDArray[np.int32]
 
@@ -55,18 +55,14 @@ def _named(space: Space) -> TransitionTable:
 
 @functools.lru_cache(maxsize=16)
 def _arrays(frame: Frame) -> tuple[Ints, Ints, Ints, tuple[Collective, ...]]:
-    everything = states(frame)
-    index = {state: position for position, state in enumerate(everything)}
-    known: dict[tuple[CollectiveKind, Axes, int], int] = {}
-    counts, target, kind_index = [], [], []
-    for state in everything:
-        out = hops.__wrapped__(frame, state)  # each state is visited once: caching its hops would only cost memory
-        counts.append(len(out))
-        target += [index[hop.state] for hop in out]
-        kind_index += [known.setdefault((hop.kind, hop.axes, hop.pieces), len(known)) for hop in out]
-    source = np.repeat(np.arange(len(everything), dtype=np.int32), counts)
-    collectives = tuple(collective(*key) for key in known)
-    arrays = (source, np.array(target, np.int32), np.array(kind_index, np.int32))
+    graph = state_graph(frame)
+    hops = [graph.out(state) for state in range(len(graph.states))]
+    source = np.repeat(np.arange(len(hops), dtype=np.int32), [len(targets) for targets, _ in hops])
+    target = np.fromiter((target for targets, _ in hops for target in targets), np.int32)
+    numbers: dict[int, int] = {}  # by first use here: those of the shared graph depend on what was asked of it before
+    kind_index = np.fromiter((numbers.setdefault(kind, len(numbers)) for _, kinds in hops for kind in kinds), np.int32)
+    collectives = tuple(collective(*graph.kinds[kind]) for kind in numbers)
+    arrays = (source, target, kind_index)
     for array in arrays:
         array.flags.writeable = False  # shared by all tables of this frame
     return (*arrays, collectives)

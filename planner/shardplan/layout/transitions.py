@@ -135,10 +135,44 @@ def transitions(mesh: Mesh, layout: Layout, alphabet: Iterable[Placement]) -> It
         yield space.decode(hop.state), collective(hop.kind, hop.axes, hop.pieces)
 
 
-@functools.lru_cache(maxsize=2048)
-def hops(frame: Frame, state: State) -> tuple[Hop, ...]:
-    """All collectives out of `state`, in the order in which equally cheap ones are preferred: first shrink, last grow."""
-    return tuple(itertools.chain.from_iterable(make(frame, state) for make in _MAKERS))
+def hops(frame: Frame, state: State) -> Iterator[Hop]:
+    """All collectives out of `state`, in the order in which equally cheap ones are preferred: shrink, keep, grow."""
+    return itertools.chain.from_iterable(make(frame, state) for make in _MAKERS)
+
+
+class StateGraph:
+    """The states of a frame by number, and their hops, found when first asked for and then kept.
+
+    `kinds`: every (kind, axes, pieces) met so far; a hop is a number of a target state and a number of a kind.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.states = states(frame)
+        self.index = {state: number for number, state in enumerate(self.states)}
+        self.kinds: list[tuple[CollectiveKind, Axes, int]] = []
+        self._numbers: dict[tuple[CollectiveKind, Axes, int], int] = {}
+        self._out: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def out(self, state: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Targets and kinds of all hops out of a state, in order of preference."""
+        if state not in self._out:
+            found = list(hops(self.frame, self.states[state]))
+            targets = tuple([self.index[hop.state] for hop in found])
+            self._out[state] = targets, tuple([self._number((hop.kind, hop.axes, hop.pieces)) for hop in found])
+        return self._out[state]
+
+    def _number(self, key: tuple[CollectiveKind, Axes, int]) -> int:
+        number = self._numbers.setdefault(key, len(self.kinds))
+        if number == len(self.kinds):
+            self.kinds.append(key)
+        return number
+
+
+@functools.lru_cache(maxsize=16)
+def state_graph(frame: Frame) -> StateGraph:
+    """The one shared graph of a frame."""
+    return StateGraph(frame)
 
 
 @functools.lru_cache(maxsize=8)
@@ -235,7 +269,7 @@ def _groups(axes: Axes) -> tuple[Axes, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _suffixes(lists: Lists) -> tuple[tuple[Lists, Axes], ...]:
-    """Every way to take suffixes off the lists, at least one axis in all: (what is left, what is taken in mesh order)."""
+    """Every way to take suffixes, at least one axis in all: (what is left of the lists, what is taken, mesh order)."""
     found = []
     for taken in itertools.product(*(range(len(axes) + 1) for axes in lists)):
         if any(taken):
