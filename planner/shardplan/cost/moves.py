@@ -1,0 +1,128 @@
+"""Prices of all moves of a tensor at once: the cheapest path of single collectives between any two plain layouts.
+
+`MoveSpace` holds what depends on the mesh and the number of shardable dims alone: the plain layouts (states) and the
+single collectives that join them. `MoveSpace.prices` gives, for one shape and size, the matrix of cheapest seconds;
+`shardplan.layout.lower` finds the path itself and must agree with it (a test holds this).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.layout.collective import Collective
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import P, Placement, R, S
+from shardplan.layout.table import transition_table
+
+Seconds = NDArray[np.float64]
+Index = NDArray[np.int64]
+CollectiveSeconds = Callable[[Collective, float], float]
+"""Seconds of a collective on a tensor of so many bytes."""
+
+
+class MoveSpace:
+    """Plain layouts over `count` shardable pseudo-dims of a tensor on `mesh`, and the collectives between them.
+
+    Placement codes, one per mesh axis: 0 .. count-1 shard that pseudo-dim, `count` is R, `count + 1` is P. Pseudo-dims
+    are numbered, not named: `shards[j]` of a tensor is pseudo-dim j here, so all tensors with as many share one space.
+    """
+
+    def __init__(self, mesh: Mesh, count: int) -> None:
+        table = transition_table(mesh, (*(S(dim) for dim in range(count)), P()))
+        self.mesh = mesh
+        self.count = count
+        self.states: tuple[Layout, ...] = table.states
+        self.index = table.index
+        self.source = table.source
+        self.target = table.target
+        self.collective = table.kind_index
+        self.collectives: tuple[Collective, ...] = table.collectives
+        codes = [[_code(placement, count) for placement in state.placements] for state in table.states]
+        self.codes: Index = np.array(codes, dtype=np.int64).reshape(len(codes), len(mesh))
+        self.tiles: Index = _tiles(self.codes, mesh, count)
+        self.radix = np.array([(count + 2) ** axis for axis in reversed(range(len(mesh)))], dtype=np.int64)
+        self.canonical: Index = np.full((count + 2) ** len(mesh), -1, dtype=np.int64)
+        in_mesh_order = [state.order == tuple(range(len(mesh))) for state in table.states]
+        for number in np.flatnonzero(in_mesh_order):
+            self.canonical[int(self.codes[number] @ self.radix)] = number
+
+    def state_of(self, codes: Index) -> Index:
+        """Numbers of the mesh-order states with the given codes, shape (..., axes) -> (...)."""
+        return self.canonical[codes @ self.radix]
+
+    def legal(self, shape: Sequence[int], shards: Sequence[Placement]) -> NDArray[np.bool_]:
+        """Which states a tensor of `shape` may take, pseudo-dim j being `shards[j]`.
+
+        Every dim (or segment) must be divisible by the number of its pieces; a dim may be sharded both plainly and by
+        segments only when the segments are equal and the plain pieces divide their number.
+        """
+        legal = np.ones(len(self.states), dtype=np.bool_)
+        for number, shard in enumerate(shards):
+            unit = math.gcd(*shard.segments) if shard.segments else shape[shard.dim]
+            legal &= unit % self.tiles[:, number] == 0
+        for number, shard in enumerate(shards):
+            for other, plain in enumerate(shards):
+                if other != number and plain.dim == shard.dim and shard.segments:
+                    both = (self.tiles[:, number] > 1) & (self.tiles[:, other] > 1)
+                    mixable = not plain.segments and len(set(shard.segments)) == 1
+                    divides = len(shard.segments) % self.tiles[:, other] == 0
+                    legal &= ~both | (divides if mixable else False)
+        return legal
+
+    def prices(self, legal: NDArray[np.bool_], size_bytes: int, seconds: CollectiveSeconds) -> Seconds:
+        """Seconds of the cheapest path from every state (row) to every state (column); `inf` from and to illegal ones.
+
+        Bellman-Ford over all targets together: a path is as long as it must be, and the first one found at the lowest
+        price stays.
+        """
+        price = np.array([seconds(collective, float(size_bytes)) for collective in self.collectives])
+        usable = legal[self.source] & legal[self.target]
+        source, target = self.source[usable], self.target[usable]
+        step = price[self.collective[usable]][:, None]
+        best = np.full((len(self.states), len(self.states)), np.inf)
+        numbers = np.flatnonzero(legal)
+        best[numbers, numbers] = 0.0
+        if not len(source):
+            return best
+        starts = np.flatnonzero(np.r_[True, source[1:] != source[:-1]])
+        rows = source[starts]
+        while True:
+            reached = np.minimum.reduceat(step + best[target], starts, axis=0)
+            improved = np.minimum(best[rows], reached)
+            if np.array_equal(improved, best[rows]):
+                return best
+            best[rows] = improved
+
+    def layout(self, state: int, shards: Sequence[Placement]) -> Layout:
+        """The plain layout of a state, for a tensor whose pseudo-dims are `shards`."""
+        placements = [_placement(int(code), self.count, shards) for code in self.codes[state]]
+        return Layout.of(*placements, order=self.states[state].order)
+
+
+@functools.lru_cache(maxsize=64)
+def move_space(mesh: Mesh, count: int) -> MoveSpace:
+    """The move space of `mesh` for tensors with `count` shardable pseudo-dims; built once."""
+    return MoveSpace(mesh, count)
+
+
+def _code(placement: Placement, count: int) -> int:
+    return placement.dim if placement.is_shard else count if placement == R else count + 1
+
+
+def _placement(code: int, count: int, shards: Sequence[Placement]) -> Placement:
+    return shards[code] if code < count else R if code == count else P()
+
+
+def _tiles(codes: Index, mesh: Mesh, count: int) -> Index:
+    """Number of pieces of every pseudo-dim in every state: shape (states, count)."""
+    sizes = np.array(mesh.shape, dtype=np.int64)
+    tiles = np.ones((len(codes), count), dtype=np.int64)
+    for dim in range(count):
+        tiles[:, dim] = np.where(codes == dim, sizes, 1).prod(axis=1)
+    return tiles

@@ -1,0 +1,182 @@
+"""Model x cluster x rules x cost -> cost graph.
+
+The graph is bipartite, a networkx multigraph. An operator node's choices are strategies; a tensor's *kept* node chooses
+the layout it rests in, and where several operators read it a *served* node chooses the layout in which they get it.
+Every node carries `cost` (picoseconds per choice, float64), every edge `table` (picoseconds per pair of choices).
+Equal operators and tensors share their spaces, and equal edges their table objects: depth costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+import numpy as np
+
+from shardplan.cluster.types import Cluster
+from shardplan.cost.collectives import CollectiveModel
+from shardplan.graph import edges
+from shardplan.graph.flow import Flow, trace
+from shardplan.graph.fusion import Fusion, fuse
+from shardplan.graph.operators import OperatorPricer, OperatorSpace
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.remat import Recompute, recompute
+from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
+from shardplan.graph.traffic import Traffic, tensor_kinds
+from shardplan.layout.collective import Collective
+from shardplan.model.types import Model
+from shardplan.rules.types import Rule
+
+Node = tuple[str, str]
+"""("operator", name), ("kept", tensor) or ("served", tensor)."""
+_TIE_PICOSECONDS = 1.0
+"""Charged per sharded mesh axis of a kept tensor: of plans that cost the same, the one with fewer splits."""
+
+
+@dataclass(frozen=True)
+class CostGraph:
+    """The networkx graph and what is needed to read an assignment back. `operators[i]`, `kept`, `served`: spaces."""
+
+    graph: nx.MultiGraph
+    model: Model
+    cluster: Cluster
+    options: PlanOptions
+    rules: Sequence[Rule]
+    flow: Flow
+    fusion: Fusion
+    recompute: Recompute
+    collectives: CollectiveModel
+    prices: MovePrices
+    operators: Sequence[OperatorSpace]
+    kept: Mapping[str, TensorSpace]
+    served: Mapping[str, TensorSpace] = field(default_factory=dict)
+
+    def source_of_reads(self, tensor: str) -> Node:
+        """The node from which readers take a tensor: its served node where it has one, else its kept node."""
+        return ("served" if tensor in self.served else "kept", tensor)
+
+
+def build_cost_graph(model: Model, rules: Sequence[Rule], cluster: Cluster, options: PlanOptions) -> CostGraph:
+    """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`."""
+    flow = trace(model, rules, training=options.training)
+    fusion = fuse(model, rules, flow)
+    again = recompute(model, rules, flow, fusion, options)
+    collectives = CollectiveModel(cluster)
+    prices = MovePrices(cluster.mesh, _seconds(collectives), cluster.overlap)
+    traffic = tensor_kinds(model, rules, flow, cluster.mesh, options)
+    spaces: dict[TensorKind, TensorSpace] = {}
+    kept = {name: _space(spaces, kind, prices) for name, kind in traffic.kept.items()}
+    served = {name: _space(spaces, kind, prices) for name, kind in traffic.served.items()}
+    pricer = OperatorPricer(cluster, collectives, options)
+    operators = [
+        pricer.space(
+            rule,
+            [_read_space(kept, served, name) for name in operator.inputs],
+            [kept.get(name) for name in operator.outputs],
+            charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
+            dtype=_compute_dtype(model, index),
+            forwards=again.forwards(index),
+        )
+        for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
+    ]
+    built = CostGraph(
+        nx.MultiGraph(), model, cluster, options, rules, flow, fusion, again, collectives, prices, operators, kept, served
+    )
+    _add_nodes(built, traffic, pricer)
+    _add_edges(built)
+    return built
+
+
+def _seconds(collectives: CollectiveModel):  # noqa: ANN202 - a closure
+    def seconds(collective: Collective, size_bytes: float) -> float:
+        return collectives.seconds(collective.kind, collective.axes, float(collective.share) * size_bytes)
+
+    return seconds
+
+
+def _space(spaces: dict[TensorKind, TensorSpace], kind: TensorKind, prices: MovePrices) -> TensorSpace:
+    if kind not in spaces:
+        spaces[kind] = TensorSpace(kind, prices.mesh, prices)
+    return spaces[kind]
+
+
+def _read_space(
+    kept: Mapping[str, TensorSpace], served: Mapping[str, TensorSpace], name: str
+) -> TensorSpace | None:
+    return served.get(name) or kept.get(name)
+
+
+def _compute_dtype(model: Model, index: int) -> str:
+    """dtype an operator computes in: that of its first float operand, else of its first result."""
+    operator = model.operators[index]
+    names = [name for name in (*operator.inputs, *operator.outputs) if name]
+    return next((model.tensor(n).dtype for n in names if model.tensor(n).is_float), model.tensor(names[0]).dtype)
+
+
+def _add_nodes(built: CostGraph, traffic: Traffic, pricer: OperatorPricer) -> None:
+    """Nodes in graph order: what an operator reads, itself, what it makes."""
+    graph, added = built.graph, set[str]()
+    tie_costs: dict[int, np.ndarray] = {}
+
+    def add_tensor(name: str) -> None:
+        if not name or name in added or name not in built.kept:
+            return
+        added.add(name)
+        space = built.kept[name]
+        if id(space) not in tie_costs:
+            tie_costs[id(space)] = space.splits * _TIE_PICOSECONDS
+        cost = tie_costs[id(space)]
+        if name in traffic.trainable:
+            cost = pricer.optimizer_picoseconds(space) + cost
+        graph.add_node(("kept", name), cost=cost, space=space)
+        if name in built.served:
+            serving = built.served[name]
+            graph.add_node(("served", name), cost=np.zeros(len(serving)), space=serving)
+
+    for name in built.model.inputs:
+        add_tensor(name)
+    for operator, space in zip(built.model.operators, built.operators, strict=True):
+        for name in operator.inputs:
+            add_tensor(name)
+        graph.add_node(("operator", operator.name), cost=space.picoseconds, space=space)
+        for name in operator.outputs:
+            add_tensor(name)
+
+
+def _add_edges(built: CostGraph) -> None:
+    tables: dict[tuple[object, ...], edges.Table] = {}
+    graph, again = built.graph, built.recompute
+
+    def table(make, key: tuple[object, ...], *args: object, **kwargs: object) -> edges.Table:  # noqa: ANN001
+        if key not in tables:
+            tables[key] = make(*args, **kwargs)
+        return tables[key]
+
+    for index, (operator, space) in enumerate(zip(built.model.operators, built.operators, strict=True)):
+        for position, name in enumerate(operator.inputs):
+            if name not in built.kept:
+                continue
+            source = _read_space(built.kept, built.served, name)
+            assert source is not None
+            forwards = again.reads(index, position, name)
+            key = ("read", id(source), id(space.strategies), position, forwards)
+            priced = table(edges.to_read, key, source, space.strategies, position, forwards=forwards)
+            _join(graph, built.source_of_reads(name), ("operator", operator.name), priced)
+        for position, name in enumerate(operator.outputs):
+            if name not in built.kept:
+                continue
+            kept, forwards = built.kept[name], again.forwards(index)
+            key = ("made", id(kept), id(space.strategies), position, forwards)
+            priced = table(edges.made_to_kept, key, space.strategies, position, kept, forwards=forwards)
+            _join(graph, ("operator", operator.name), ("kept", name), priced)
+    for name, serving in built.served.items():
+        kept, forwards = built.kept[name], again.serves(name)
+        key = ("served", id(kept), id(serving), forwards)
+        priced = table(edges.kept_to_served, key, kept, serving, forwards=forwards)
+        _join(graph, ("kept", name), ("served", name), priced)
+
+
+def _join(graph: nx.MultiGraph, source: Node, target: Node, table: edges.Table) -> None:
+    """An undirected edge that remembers which node the rows of its table belong to."""
+    graph.add_edge(source, target, source=source, target=target, table=table)

@@ -1,0 +1,80 @@
+"""Price matrices of the edges of the cost graph, in picoseconds per step.
+
+made -> kept     the producer's result is brought into the layout in which it is kept; its gradient goes the other way
+kept -> served   a tensor with several readers is gathered once for all; their gradients are reduced once
+kept or served -> read   what one reader needs beyond that
+
+A value that backward reads again is gathered again there, unless it was kept as it is read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.cost.moves import Index, Seconds
+from shardplan.graph.strategies import StrategySpace
+from shardplan.graph.tensors import PICOSECONDS, TensorSpace
+
+Table = NDArray[np.float64]
+
+
+def made_to_kept(strategies: StrategySpace, position: int, kept: TensorSpace, *, forwards: int) -> Table:
+    """Strategies (rows) to kept choices (columns). `forwards`: how often the value is made (2 when recomputed)."""
+    made = strategies.makes[position]
+    assert made is not None
+    value, gradient = made
+    table = forwards * kept.value_move(value, kept.forward)
+    table += kept.kind.microbatches * kept.gradient_move(kept.gradient, gradient).T
+    exclusive = strategies.exclusive_codes(position)
+    if exclusive.any():
+        partial = kept.codes == len(kept.kind.shards) + 1
+        table[(exclusive[:, None, :] & partial[None, :, :]).any(axis=2)] = np.inf
+    return _picoseconds(table)
+
+
+def kept_to_served(kept: TensorSpace, served: TensorSpace, *, forwards: int) -> Table:
+    """Kept choices (rows) to served choices (columns). `forwards`: 2 when backward gathers the value again."""
+    table = forwards * served.value_move(kept.forward, served.forward)
+    table += _gradient_back(served, kept.codes, kept.gradient, served.codes, served.gradient)
+    return _picoseconds(table)
+
+
+def to_read(source: TensorSpace, strategies: StrategySpace, position: int, *, forwards: int) -> Table:
+    """Kept or served choices (rows) to strategies of the reader (columns)."""
+    read = strategies.reads[position]
+    assert read is not None
+    value, gradient = read
+    table = forwards * source.value_move(source.forward, value)
+    codes = strategies.layout_codes("operands", position)
+    table += _gradient_back(source, source.codes, source.gradient, codes, gradient)
+    return _picoseconds(table)
+
+
+def gradient_count(space: TensorSpace, kept_codes: Index, read_codes: Index) -> Seconds:
+    """How often per step the gradient moves from the read layouts (columns) back to the kept ones (rows).
+
+    An activation's moves once per microbatch. A weight's is accumulated and reduced once, unless it is kept sharded where
+    it is read whole: then every microbatch's is scattered to the shards.
+    """
+    micro = space.kind.microbatches
+    if space.kind.traffic == "activation" or micro == 1:
+        return np.full((len(kept_codes), len(read_codes)), float(micro))
+    sharded = kept_codes < len(space.kind.shards)
+    partial = read_codes == len(space.kind.shards) + 2
+    scattered = (sharded[:, None, :] & partial[None, :, :]).any(axis=2)
+    return np.where(scattered, float(micro), 1.0)
+
+
+def _gradient_back(
+    space: TensorSpace, kept_codes: Index, kept_gradient: Index, read_codes: Index, read_gradient: Index
+) -> Seconds:
+    moved = space.gradient_move(read_gradient, kept_gradient).T
+    if not space.kind.has_gradient:
+        return moved
+    return moved * gradient_count(space, kept_codes, read_codes)
+
+
+def _picoseconds(seconds: Seconds) -> Table:
+    table: Table = np.rint(seconds * PICOSECONDS)
+    return table

@@ -1,0 +1,152 @@
+"""How values and gradients flow through a model: who makes and reads each tensor, what needs a gradient, what is saved.
+
+Everything here depends on the model, its rules and the mode alone; layouts and costs come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardplan.errors import Diagnostic, error
+from shardplan.model.types import Model, Operator
+from shardplan.rules.types import Rule
+
+_SMALL_CONSTANT_BYTES = 1 << 20
+"""Known constants up to this size are simply present on every device: no choice is made for them."""
+
+_CACHE_WRITERS = frozenset({"Concat", "ScatterND", "ScatterElements", "TensorScatter", "Attention"})
+
+
+@dataclass(frozen=True)
+class Flow:
+    """`makers[name]`: (operator index, result position); `readers[name]`: [(operator index, operand position)].
+
+    `planned`: tensors that get a layout, in graph order (parameters and inputs before their first reader).
+    `needs_grad`: tensors with a gradient; empty for inference. `weightlike`: computed from weights and constants
+    alone, so the same for every microbatch. `saved`: values that backward reads again.
+    """
+
+    makers: Mapping[str, tuple[int, int]]
+    readers: Mapping[str, Sequence[tuple[int, int]]]
+    planned: tuple[str, ...]
+    needs_grad: frozenset[str]
+    weightlike: frozenset[str]
+    saved: frozenset[str]
+
+    def first_reader(self, name: str) -> int:
+        return self.readers[name][0][0] if self.readers.get(name) else self.makers[name][0]
+
+    def last_reader(self, name: str) -> int:
+        return self.readers[name][-1][0] if self.readers.get(name) else self.makers[name][0]
+
+
+def trace(model: Model, rules: Sequence[Rule], *, training: bool) -> Flow:
+    """The flow of `model`, whose operator i has the rule `rules[i]`."""
+    makers: dict[str, tuple[int, int]] = {}
+    readers: dict[str, list[tuple[int, int]]] = {}
+    planned: dict[str, None] = dict.fromkeys(name for name in model.inputs if not _is_small_constant(model, name))
+    for index, operator in enumerate(model.operators):
+        for position, name in enumerate(operator.inputs):
+            if name and not _is_small_constant(model, name):
+                readers.setdefault(name, []).append((index, position))
+                planned.setdefault(name)
+        for position, name in enumerate(operator.outputs):
+            if name:
+                makers[name] = (index, position)
+                planned.setdefault(name)
+    needs_grad = _with_gradients(model) if training else frozenset()
+    return Flow(
+        makers=makers,
+        readers=readers,
+        planned=tuple(planned),
+        needs_grad=needs_grad,
+        weightlike=_weightlike(model),
+        saved=_saved(model, rules, needs_grad) if training else frozenset(),
+    )
+
+
+def training_obstacles(model: Model) -> list[Diagnostic]:
+    """Why `model` cannot be trained, naming the nodes that stand against it; empty when it can."""
+    hint = "plan it for serving: --mode inference"
+    if not any(parameter.trainable for parameter in model.parameters):
+        return [error("not-trainable", f"'{model.name}' has no float weights to train", hint=hint)]
+    weights = {parameter.tensor for parameter in model.parameters}
+    inputs = set(model.inputs)
+    outputs = set(model.outputs)
+    for operator in model.operators:
+        reason = _quantised(operator, model, weights) or _writes_cache(operator, model, inputs, outputs)
+        if reason:
+            summary = f"'{model.name}' cannot be trained: node '{operator.name}' ({operator.kind}) {reason}"
+            return [error("not-trainable", summary, hint=hint)]
+    return []
+
+
+def _quantised(operator: Operator, model: Model, weights: set[str]) -> str:
+    for name in operator.inputs:
+        if name in weights:
+            tensor = model.tensor(name)
+            bits = tensor.dtype.startswith(("int", "uint", "float8", "float4"))
+            if bits and ("Linear" in operator.op_type or "NBits" in operator.op_type or operator.op_type == "QMoE"):
+                return f"reads the quantised weight '{name}' ({tensor.dtype}), which takes no gradient"
+    return ""
+
+
+def _writes_cache(operator: Operator, model: Model, inputs: set[str], outputs: set[str]) -> str:
+    if operator.op_type not in _CACHE_WRITERS:
+        return ""
+    caches = [name for name in operator.inputs if name in inputs and model.tensor(name).is_float]
+    made = [name for name in operator.outputs if name in outputs]
+    if caches and made:
+        return f"extends the cache '{caches[0]}' into the output '{made[0]}': this is one step of decoding"
+    return ""
+
+
+def needed_operands(operator: Operator, rule: Rule, needs_grad: frozenset[str]) -> list[int]:
+    """Positions of the operands whose values the operator's backward reads."""
+    takes_gradient = [name in needs_grad for name in operator.inputs]
+    return [position for position in rule.saved_when(takes_gradient) if position < len(operator.inputs)]
+
+
+def _is_small_constant(model: Model, name: str) -> bool:
+    tensor = model.tensors[name]
+    return tensor.role == "constant" and (name in model.constants or tensor.size_bytes <= _SMALL_CONSTANT_BYTES)
+
+
+def _with_gradients(model: Model) -> frozenset[str]:
+    """Float tensors that lie between a trainable parameter and a float output."""
+    downstream = {parameter.tensor for parameter in model.parameters if parameter.trainable}
+    for operator in model.operators:
+        if any(name in downstream for name in operator.inputs):
+            downstream.update(name for name in operator.outputs if name and model.tensor(name).is_float)
+    upstream = {name for name in model.outputs if model.tensor(name).is_float}
+    for operator in reversed(model.operators):
+        if any(name in upstream for name in operator.outputs):
+            upstream.update(name for name in operator.inputs if name and model.tensor(name).is_float)
+    return frozenset(downstream & upstream)
+
+
+def _weightlike(model: Model) -> frozenset[str]:
+    known = {name for name, tensor in model.tensors.items() if tensor.role in ("parameter", "constant")}
+    for operator in model.operators:
+        if all(not name or name in known for name in operator.inputs):
+            known.update(name for name in operator.outputs if name)
+    return frozenset(known)
+
+
+def _saved(model: Model, rules: Sequence[Rule], needs_grad: frozenset[str]) -> frozenset[str]:
+    """Activations that backward reads. Views share storage: of a value and its views only one is counted."""
+    storage: dict[str, str] = {}
+    saved: dict[str, str] = {}
+    for operator, rule in zip(model.operators, rules, strict=True):
+        if rule.cost == "view" and operator.inputs and operator.inputs[0]:
+            root = storage.get(operator.inputs[0], operator.inputs[0])
+            storage.update((name, root) for name in operator.outputs if name)
+        if not any(name in needs_grad for name in operator.outputs):
+            continue
+        read = [operator.inputs[i] for i in needed_operands(operator, rule, needs_grad)]
+        made = [operator.outputs[i] for i in rule.saved_results if i < len(operator.outputs)]
+        for name in (*read, *made):
+            if name and model.tensor(name).role == "activation":
+                saved.setdefault(storage.get(name, name), name)
+    return frozenset(saved.values())

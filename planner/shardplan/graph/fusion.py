@@ -1,0 +1,84 @@
+"""Chains of elementwise operators run as one kernel: what stays inside is neither written to memory nor saved.
+
+A value is *inner* when an elementwise operator makes it, it is read by elementwise operators alone, and it is no output
+of the model. Operators joined by inner values form a group; the group is charged for what it reads and writes, once,
+and one launch. Backward recomputes inner values from what the group reads (as compilers do), so these are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardplan.graph.flow import Flow
+from shardplan.model.types import Model
+from shardplan.rules.types import Rule
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """`charged_operands[i]`, `charged_results[i]`: positions of operator i whose bytes it is charged for;
+    `launches[i]`: it starts a kernel; `inner`: values that never reach memory; `saved`: what backward reads again."""
+
+    charged_operands: tuple[tuple[int, ...], ...]
+    charged_results: tuple[tuple[int, ...], ...]
+    launches: tuple[bool, ...]
+    inner: frozenset[str]
+    saved: frozenset[str]
+
+
+def fuse(model: Model, rules: Sequence[Rule], flow: Flow) -> Fusion:
+    """The elementwise groups of `model`."""
+    pointwise = [rule.cost == "pointwise" for rule in rules]
+    outputs = set(model.outputs)
+    inner = {
+        name
+        for name, (maker, _) in flow.makers.items()
+        if pointwise[maker]
+        and name not in outputs
+        and flow.readers.get(name)
+        and all(pointwise[reader] for reader, _ in flow.readers[name])
+    }
+    groups = _groups(model, flow, inner)
+    seen: set[tuple[int, str]] = set()
+    operands: list[tuple[int, ...]] = []
+    for index, operator in enumerate(model.operators):
+        charged = []
+        for position, name in enumerate(operator.inputs):
+            if name in flow.readers and name not in inner and (groups[index], name) not in seen:
+                seen.add((groups[index], name))
+                charged.append(position)
+        operands.append(tuple(charged))
+    results = [tuple(i for i, name in enumerate(op.outputs) if name and name not in inner) for op in model.operators]
+    launches = [groups[index] == index for index in range(len(model.operators))]
+    saved = _saved(model, flow, inner, groups)
+    return Fusion(tuple(operands), tuple(results), tuple(launches), frozenset(inner), saved)
+
+
+def _groups(model: Model, flow: Flow, inner: set[str]) -> list[int]:
+    """Per operator the number of the first operator of its group."""
+    group = list(range(len(model.operators)))
+
+    def root(index: int) -> int:
+        while group[index] != index:
+            group[index] = group[group[index]]
+            index = group[index]
+        return index
+
+    for name in sorted(inner):
+        maker = root(flow.makers[name][0])
+        for reader, _ in flow.readers[name]:
+            first, second = sorted((maker, root(reader)))
+            group[second] = maker = first
+    return [root(index) for index in range(len(group))]
+
+
+def _saved(model: Model, flow: Flow, inner: set[str], groups: list[int]) -> frozenset[str]:
+    """Inner values are recomputed: what their group reads is saved in their place."""
+    recomputing = {groups[flow.makers[name][0]] for name in inner & flow.saved}
+    saved = set(flow.saved - inner)
+    for index, operator in enumerate(model.operators):
+        if groups[index] in recomputing:
+            read = [name for name in operator.inputs if name and name not in inner]
+            saved.update(name for name in read if model.tensor(name).role == "activation" and name in flow.needs_grad)
+    return frozenset(saved)

@@ -1,0 +1,135 @@
+"""Memory of one device over the step, as usages of choices over time.
+
+Moments: operator t runs its forward at moment t; in training its backward at moment 2T-1-t (T operators). A parameter with
+its gradient and optimizer state is there all the time, a saved activation from its making until backward has read it
+last, any other value while it is made and read; gathered copies and workspace while they are used. Bytes are those
+of one microbatch at a time. Gradients of activations live from the backward of the last reader to that of the maker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from shardplan.cost.moves import Index
+from shardplan.cost.recipes import StateBytes, state_bytes
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.tensors import TensorSpace
+
+Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """While start <= moment < end, `node` holds `amount[choice]` bytes of `category`."""
+
+    node: Node
+    category: Category
+    start: int
+    end: int
+    amount: Index
+
+
+class Memory:
+    """All holdings of a cost graph; amounts of equal kinds are one shared array."""
+
+    def __init__(self, built: CostGraph) -> None:
+        self.built = built
+        self.count = len(built.model.operators)
+        self.moments = 2 * self.count if built.options.training else max(self.count, 1)
+        self._amounts: dict[tuple[object, ...], Index] = {}
+        self.holdings: tuple[Holding, ...] = tuple(self._all())
+
+    def _all(self) -> Iterator[Holding]:
+        parameters = {parameter.tensor for parameter in self.built.model.parameters}
+        for name in self.built.flow.planned:
+            if name in parameters or self.built.model.tensor(name).role == "constant":
+                yield from self._parameter(name)
+            else:
+                yield from self._activation(name)
+            if name in self.built.served:
+                yield from self._served(name)
+        for index, operator in enumerate(self.built.model.operators):
+            space = self.built.operators[index]
+            node = ("operator", operator.name)
+            yield Holding(node, "temporaries", index, index + 1, space.forward_bytes)
+            if self.built.options.training:
+                back = self._backward(index)
+                yield Holding(node, "temporaries", back, back + 1, space.backward_bytes)
+
+    def _backward(self, operator: int) -> int:
+        return 2 * self.count - 1 - operator
+
+    def _parameter(self, name: str) -> Iterator[Holding]:
+        space = self.built.kept[name]
+        dtype = self.built.model.tensor(name).dtype
+        trained = name in self.built.flow.needs_grad
+        per_element = state_bytes(self.built.options.optimizer, dtype) if trained else None
+        for category, amount in self._states(space, per_element):
+            yield Holding(("kept", name), category, 0, self.moments, amount)
+
+    def _states(self, space: TensorSpace, per_element: StateBytes | None) -> Iterator[tuple[Category, Index]]:
+        if per_element is None:
+            yield "parameters", self._kept(space)
+            return
+        elements = int(np.prod(space.kind.shape))
+        wanted: tuple[tuple[Category, float], ...] = (
+            ("parameters", per_element.parameter),
+            ("gradients", per_element.gradient),
+            ("optimizer", per_element.state),
+        )
+        for category, each in wanted:
+            if each:
+                key = (id(space), each)
+                if key not in self._amounts:
+                    ways = space.space.tiles.prod(axis=1)[space.forward]
+                    self._amounts[key] = np.ceil(elements * each / ways).astype(np.int64)
+                yield category, self._amounts[key]
+
+    def _activation(self, name: str) -> Iterator[Holding]:
+        flow, space, node = self.built.flow, self.built.kept[name], ("kept", name)
+        if name in self.built.fusion.inner:
+            return
+        maker = flow.makers.get(name)
+        start = maker[0] if maker else 0
+        end = self.count if name in self.built.model.outputs else flow.last_reader(name) + 1
+        amount = self._kept(space)
+        if not self.built.options.training:
+            held = self.moments if name in self.built.model.outputs else end
+            yield Holding(node, "activations", start, held, amount)
+            return
+        again = self.built.recompute
+        if maker is None or name in again.saved:
+            reread = flow.first_reader(name) if maker is None or maker[0] in again.again else start
+            yield Holding(node, "activations", start, self._backward(reread) + 1, amount)
+        else:
+            yield Holding(node, "activations", start, end, amount)
+            if start in again.again:
+                last = again.window[start][1]
+                yield Holding(node, "activations", self._backward(last), self._backward(start) + 1, amount)
+        if name in flow.needs_grad and maker is not None:
+            last = min(flow.last_reader(name), self.count - 1)
+            gradient = self._of_states(space, space.gradient, "gradient")
+            yield Holding(node, "temporaries", self._backward(last), self._backward(start) + 1, gradient)
+
+    def _served(self, name: str) -> Iterator[Holding]:
+        flow, space = self.built.flow, self.built.served[name]
+        if name in self.built.fusion.inner:
+            return
+        first, last = flow.first_reader(name), flow.last_reader(name)
+        amount = self._of_states(space, space.forward, "served")
+        yield Holding(("served", name), "temporaries", first, last + 1, amount)
+        if self.built.options.training and name in flow.needs_grad:
+            yield Holding(("served", name), "temporaries", self._backward(last), self._backward(first) + 1, amount)
+
+    def _kept(self, space: TensorSpace) -> Index:
+        return self._of_states(space, space.forward, "kept")
+
+    def _of_states(self, space: TensorSpace, states: Index, what: str) -> Index:
+        key = (id(space), what)
+        if key not in self._amounts:
+            self._amounts[key] = space.state_bytes[states]
+        return self._amounts[key]

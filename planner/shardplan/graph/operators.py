@@ -1,0 +1,159 @@
+"""Seconds and bytes of every strategy of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.cluster.types import Cluster
+from shardplan.cost.collectives import CollectiveModel
+from shardplan.cost.compute import ComputeModel
+from shardplan.cost.moves import Index, Seconds
+from shardplan.cost.recipes import optimizer_seconds
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.strategies import StrategySpace, cheapest_of_equals
+from shardplan.graph.tensors import PICOSECONDS, TensorSpace
+from shardplan.rules.types import Rule
+
+Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
+"""Positions of the operands and of the results whose bytes the operator is charged for; whether it starts a kernel."""
+
+
+@dataclass(frozen=True)
+class OperatorSpace:
+    """The strategies of operators of one kind with their prices.
+
+    `picoseconds`: charged per step, what the objective sees. `compute_s`, `inner_s`: its parts in seconds per step.
+    `forward_bytes`, `backward_bytes`: what one device holds while a microbatch's forward (backward) of it runs.
+    """
+
+    strategies: StrategySpace
+    picoseconds: NDArray[np.float64]
+    compute_s: Seconds
+    inner_s: Seconds
+    forward_bytes: Index
+    backward_bytes: Index
+
+    def __len__(self) -> int:
+        return len(self.strategies)
+
+
+class OperatorPricer:
+    """Makes operator spaces; operators that are equal in all that matters get the same one."""
+
+    def __init__(self, cluster: Cluster, collectives: CollectiveModel, options: PlanOptions) -> None:
+        self.cluster = cluster
+        self.collectives = collectives
+        self.options = options
+        self.compute = ComputeModel(cluster)
+        self._spaces: dict[tuple[object, ...], OperatorSpace] = {}
+        self._optimizer: dict[int, NDArray[np.float64]] = {}
+
+    def space(
+        self,
+        rule: Rule,
+        operands: Sequence[TensorSpace | None],
+        results: Sequence[TensorSpace | None],
+        *,
+        charged: Charged,
+        dtype: str,
+        forwards: int,
+    ) -> OperatorSpace:
+        """The space of an operator with these planned operands and results; `forwards`: 2 when it is recomputed."""
+        key = (id(rule), tuple(map(id, operands)), tuple(map(id, results)), charged, dtype, forwards)
+        if key not in self._spaces:
+            self._spaces[key] = self._price(rule, operands, results, charged, dtype, forwards)
+        return self._spaces[key]
+
+    def optimizer_picoseconds(self, kept: TensorSpace) -> NDArray[np.float64]:
+        """Time of the optimizer step on a parameter, per kept layout."""
+        if id(kept) not in self._optimizer:
+            shares = kept.state_bytes[kept.forward] / kept.kind.size_bytes
+            elements = float(np.prod(kept.kind.shape)) * shares
+            seconds = optimizer_seconds(self.options.optimizer, elements, self.cluster.device)
+            self._optimizer[id(kept)] = np.rint(seconds * PICOSECONDS)
+        return self._optimizer[id(kept)]
+
+    def _price(
+        self,
+        rule: Rule,
+        operands: Sequence[TensorSpace | None],
+        results: Sequence[TensorSpace | None],
+        charged: Charged,
+        dtype: str,
+        forwards: int,
+    ) -> OperatorSpace:
+        strategies = StrategySpace(rule, operands, results, self.cluster.mesh)
+        with_gradient = [space is not None and space.kind.has_gradient for space in operands]
+        backward = any(space is not None and space.kind.has_gradient for space in results)
+        micro = self.options.microbatches
+        compute_s = micro * forwards * self._kernel(strategies, rule.flops, charged, dtype, passes=1)
+        if backward:
+            floats = max(1, sum(space is not None for space in operands))
+            flops = rule.backward_flops * (sum(with_gradient) / floats if rule.gemm else 1.0)
+            compute_s = compute_s + micro * self._kernel(strategies, flops, charged, dtype, passes=2)
+        inner_s = self._inner(strategies, forwards=forwards, backward=backward)
+        picoseconds = np.rint((compute_s + inner_s) * PICOSECONDS)
+        keep = cheapest_of_equals(strategies, picoseconds)
+        strategies.keep(keep)
+        held = _held_bytes(strategies, rule, micro)
+        return OperatorSpace(strategies, picoseconds[keep], compute_s[keep], inner_s[keep], held, 2 * held)
+
+    def _kernel(
+        self, strategies: StrategySpace, flops: float, charged: Charged, dtype: str, *, passes: int
+    ) -> Seconds:
+        """Seconds of one microbatch; backward makes two passes over the bytes."""
+        rule, micro = strategies.rule, self.options.microbatches
+        moved = np.zeros(len(strategies))
+        for positions, spaces, states in (
+            (charged[0], strategies.operands, strategies.reads),
+            (charged[1], strategies.results, strategies.makes),
+        ):
+            for position in positions:
+                space, pair = spaces[position], states[position]
+                if space is not None and pair is not None:
+                    moved += passes * space.state_bytes[pair[0]]
+        local_flops = flops / (strategies.work * micro)
+        sizes = {role: _local_size(strategies, factors, micro if role == "m" else 1) for role, factors in _roles(rule)}
+        return self.compute.seconds(
+            rule.cost, dtype, local_flops, moved, sizes.get("m"), sizes.get("n"), sizes.get("k"),
+            launches=passes if charged[2] or rule.cost != "pointwise" else 0,
+        )  # fmt: skip
+
+    def _inner(self, strategies: StrategySpace, *, forwards: int, backward: bool) -> Seconds:
+        """Seconds per step of the collectives that splitting some factor causes inside the operator."""
+        micro = self.options.microbatches
+        seconds = np.zeros(len(strategies))
+        for number, choice in enumerate(strategies.axis_choices):
+            for inner in choice.inner:
+                if inner.phase == "backward" and not backward:
+                    continue
+                times = micro * inner.count * (forwards if inner.phase == "forward" else 1)
+                for axis, size in enumerate(self.cluster.mesh.shape):
+                    rows = np.flatnonzero(strategies.choices[:, axis] == number)
+                    payloads = inner.payload_bytes * size / (strategies.work[rows] * micro)
+                    for row, payload in zip(rows.tolist(), payloads.tolist(), strict=True):
+                        seconds[row] += times * self.collectives.seconds(inner.kind, (axis,), payload)
+        return seconds
+
+
+def _roles(rule: Rule) -> list[tuple[str, tuple[str, ...]]]:
+    return [] if rule.gemm is None else [("m", rule.gemm.m), ("n", rule.gemm.n), ("k", rule.gemm.k)]
+
+
+def _local_size(strategies: StrategySpace, factors: tuple[str, ...], microbatches: int) -> Seconds:
+    whole = float(np.prod([strategies.rule.sizes[factor] for factor in factors])) if factors else 1.0
+    return np.maximum(whole / (strategies.splits_of(factors) * microbatches), 1.0)
+
+
+def _held_bytes(strategies: StrategySpace, rule: Rule, microbatches: int) -> Index:
+    """Operands as read, results as made, and workspace."""
+    held = -(-rule.temporary_bytes // (strategies.work * microbatches))
+    for spaces, states in ((strategies.operands, strategies.reads), (strategies.results, strategies.makes)):
+        for space, pair in zip(spaces, states, strict=True):
+            if space is not None and pair is not None:
+                held = held + space.state_bytes[pair[0]]
+    return held

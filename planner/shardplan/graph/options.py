@@ -1,0 +1,30 @@
+"""What a plan is asked for, as far as prices depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["training", "inference"]
+Remat = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """`microbatches`: the graph's batch is one step's; it runs as so many equal microbatches. `remat`: which
+    activations are recomputed in backward instead of saved. `memory_limit_bytes`: per device; `None` takes what the
+    profile's device has to give. `strict`: an operator without a rule is an error."""
+
+    mode: Mode = "training"
+    optimizer: str = "adam-mixed"
+    microbatches: int = 1
+    remat: Remat = "none"
+    memory_limit_bytes: int | None = None
+    time_limit: float | None = None
+    seed: int = 0
+    presolve: bool = True
+    strict: bool = False
+
+    @property
+    def training(self) -> bool:
+        return self.mode == "training"

@@ -1,0 +1,176 @@
+"""The choices of a tensor: the layouts it may be kept or served in, their bytes, and the prices of moves between them.
+
+Placements are coded per mesh axis as in `shardplan.cost.moves`: 0 .. n-1 shard the tensor's n shardable pseudo-dims,
+n is R, n+1 is P and, for tensors with a gradient, n+2 is R/P. Tensors of one `TensorKind` share one `TensorSpace`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.cluster.types import Overlap
+from shardplan.cost.moves import Index, MoveSpace, Seconds, move_space
+from shardplan.layout.collective import Collective
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import RP, P, Placement, R
+
+PICOSECONDS = 1e12
+_LEAST_CHARGED = 0.05
+"""However well a collective hides, this share of it is charged: free moves would make ties."""
+
+Phase = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorKind:
+    """All that the price and the choices of a tensor depend on.
+
+    `shards`: the ways it can be sharded, in order. `traffic`: `weight` moves hide behind compute as weight gathering
+    and gradient reduction do, `activation` moves do not. `stored`: it rests in this layout (parameters, graph inputs and
+    outputs), so partial values are not allowed. `ordered`: several axes on one dim may take any order (parameters).
+    `size_bytes`, `gradient_bytes`: payload of the whole value and gradient in one microbatch.
+    """
+
+    shape: tuple[int, ...]
+    size_bytes: int
+    gradient_bytes: int
+    shards: tuple[Placement, ...]
+    has_gradient: bool
+    traffic: Literal["weight", "activation"]
+    stored: bool
+    ordered: bool
+    microbatches: int
+
+
+class TensorSpace:
+    """Choices and move prices of all tensors of one kind.
+
+    `forward`, `gradient`: state numbers of the value and gradient of every kept choice, shape (choices,).
+    """
+
+    def __init__(self, kind: TensorKind, mesh: Mesh, prices: MovePrices) -> None:
+        self.kind = kind
+        self.space: MoveSpace = move_space(mesh, len(kind.shards))
+        self.legal = self.space.legal(kind.shape, kind.shards)
+        self._forward_s = prices.of(kind, self.legal, "forward")
+        self._gradient_s = prices.of(kind, self.legal, "backward") if kind.has_gradient else None
+        self.codes = self._kept_codes(mesh)
+        self.forward = self.forward_state(self.codes)
+        self.gradient = self.gradient_state(self.codes)
+        if kind.ordered:
+            self._add_orders()
+        tiles = self.space.tiles.prod(axis=1)
+        self.state_bytes: Index = -(-kind.size_bytes // tiles)
+        self.splits = (self.codes < len(kind.shards)).sum(axis=1).astype(np.float64)
+
+    def __len__(self) -> int:
+        return len(self.forward)
+
+    def code(self, placement: Placement, *, plain: bool = False) -> int | None:
+        """Code of a placement given to this tensor; `None` when the tensor cannot be sharded so."""
+        count = len(self.kind.shards)
+        if placement.is_shard:
+            return self.kind.shards.index(placement) if placement in self.kind.shards else None
+        if placement.kind == "P":
+            return count + 1
+        return count + 2 if placement == RP and self.kind.has_gradient and not plain else count
+
+    def forward_state(self, codes: Index) -> Index:
+        """States of the values of layouts given by pair codes, shape (..., axes) -> (...); -1 where there is none."""
+        count = len(self.kind.shards)
+        return self.space.state_of(np.where(codes == count + 2, count, codes))
+
+    def gradient_state(self, codes: Index) -> Index:
+        """States of the gradients of layouts given by pair codes: R/P has a partial gradient, P a replicated one."""
+        count = len(self.kind.shards)
+        plain = np.where(codes == count + 1, count, np.where(codes == count + 2, count + 1, codes))
+        return self.space.state_of(plain)
+
+    def layout(self, choice: int) -> Layout:
+        """The dual-pair layout of a kept choice."""
+        order = self.space.states[int(self.forward[choice])].order
+        return Layout.of(*self.placements(self.codes[choice]), order=order)
+
+    def placements(self, codes: Sequence[int] | Index) -> list[Placement]:
+        count = len(self.kind.shards)
+        others = {count: R, count + 1: P(), count + 2: RP}
+        return [others.get(int(code)) or self.kind.shards[int(code)] for code in codes]
+
+    def value_move(self, source: Index, target: Index) -> Seconds:
+        """Charged seconds of one step's moves of the value, every source state (row) to every target state (column)."""
+        return self.kind.microbatches * self._forward_s[np.ix_(source, target)]
+
+    def gradient_move(self, source: Index, target: Index) -> Seconds:
+        """Charged seconds of one microbatch's moves of the gradient, source states (rows) to target states (columns)."""
+        if self._gradient_s is None:
+            return np.zeros((len(source), len(target)))
+        return self._gradient_s[np.ix_(source, target)]
+
+    def _kept_codes(self, mesh: Mesh) -> Index:
+        count = len(self.kind.shards)
+        others = [count] if self.kind.stored else [count, count + 2, count + 1]
+        if not self.kind.stored and not self.kind.has_gradient:
+            others = [count, count + 1]
+        alphabets = [
+            [count] if size == 1 else others[:1] + list(range(count)) + others[1:] for size in mesh.shape
+        ]
+        codes = np.array(list(itertools.product(*alphabets)), dtype=np.int64).reshape(-1, len(mesh))
+        state = self.forward_state(codes)
+        return codes[(state >= 0) & self.legal[state]]
+
+    def _add_orders(self) -> None:
+        """Append the layouts that differ from a kept one only in which of several axes on one dim is major."""
+        known = set(self.forward.tolist())
+        partial = len(self.kind.shards) + 1
+        sharded_only = (self.space.codes != partial).all(axis=1)
+        extra = [state for state in np.flatnonzero(self.legal & sharded_only) if int(state) not in known]
+        states = np.array(extra, dtype=np.int64)
+        self.codes = np.concatenate([self.codes, self.space.codes[states]])
+        self.forward = np.concatenate([self.forward, states])
+        self.gradient = np.concatenate([self.gradient, states])
+
+
+class MovePrices:
+    """Charged prices of moves on one cluster; kinds that differ only in their choices share one matrix.
+
+    `seconds(collective, size_bytes)`: real time of a collective on a tensor of so many bytes.
+    """
+
+    def __init__(self, mesh: Mesh, seconds: Callable[[Collective, float], float], overlap: Overlap) -> None:
+        self.mesh = mesh
+        self.seconds = seconds
+        self.overlap = overlap
+        self._matrices: dict[tuple[object, ...], Seconds] = {}
+
+    def of(self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase) -> Seconds:
+        """Charged seconds between all plain layouts of a value (`forward`) or a gradient (`backward`)."""
+        size_bytes = kind.size_bytes if phase == "forward" else kind.gradient_bytes
+        hides = phase if kind.traffic == "weight" else "activation"
+        key = (len(kind.shards), legal.tobytes(), size_bytes, hides)
+        if key not in self._matrices:
+            space = move_space(self.mesh, len(kind.shards))
+            self._matrices[key] = space.prices(legal, size_bytes, self.charged(kind, phase))
+        return self._matrices[key]
+
+    def charged(self, kind: TensorKind, phase: Phase) -> Callable[[Collective, float], float]:
+        """Time of a collective less what hides behind compute: what the objective charges."""
+
+        def price(collective: Collective, size_bytes: float) -> float:
+            return self.seconds(collective, size_bytes) * (1.0 - self.hidden(kind, phase, collective))
+
+        return price
+
+    def hidden(self, kind: TensorKind, phase: Phase, collective: Collective) -> float:
+        """Share of a collective's time that hides behind compute."""
+        if kind.traffic == "weight":
+            share = self.overlap.weight_gather if phase == "forward" else self.overlap.grad_reduce
+        else:
+            share = self.overlap.a2a if collective.kind == "all_to_all" else self.overlap.tp
+        return min(share, 1.0 - _LEAST_CHARGED)
