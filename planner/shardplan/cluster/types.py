@@ -1,4 +1,4 @@
-"""A cluster as the planner sees it. Bytes are integers, seconds floats, bandwidth bytes per second per device, one way."""
+"""A cluster as the planner sees it: bytes, floating-point operations and seconds; bandwidths per device, one way."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shardplan.errors import Diagnostic
 from shardplan.layout.mesh import Mesh
 
 Topology = Literal["switch", "full_mesh", "torus", "pcie", "custom"]
@@ -48,8 +49,9 @@ class Level:
 
     `devices`: how many devices one unit of this level joins (8 for `up` of a DGX; 0 for "as many as the mesh has").
     `link_bytes_per_s`: per device; for `net` what one device can reach. `node_bytes_per_s`: of one whole unit below
-    (NICs of a machine), 0 where every device has a link of its own. `eta`: collective kind or `default`/`partial` ->
-    efficiency; `busbw`: collective kind -> {ranks: bytes per s}, an override.
+    (NICs of a machine), 0 where every device has a link of its own. `eta`: collective kind, `default`, `partial` (some
+    devices of a machine only) or `nvls` -> efficiency; `eta_by_ranks`: the same as kind -> {ranks: efficiency};
+    `busbw`: collective kind -> {ranks: bytes per s}, an override. `share`: of the NICs; `None` for ranks / devices.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Level:
     link_bytes_per_s: float
     node_bytes_per_s: float = 0.0
     eta: Mapping[str, float] = field(default_factory=dict)
+    eta_by_ranks: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     base_s: float = 0.0
     step_s: float = 0.0
     ramp_bytes: float = 0.0
@@ -82,11 +85,23 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """Measured times of one collective on groups of `per_node` devices in each of `nodes` machines: (payload bytes as
+    in `layout.Collective.share`, seconds), by rising payload."""
+
+    collective: str
+    nodes: int
+    per_node: int
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """A resolved profile with the mesh laid over it. `axis_levels[i]`: index into `levels` of mesh axis i's link.
 
     `resolved`: the profile as plain data with every default written out, in fixed key order; it goes into the plan and
-    its digest identifies the cluster. `curves`: measured tables that beat the formula.
+    its digest identifies the cluster. `curves`: measured tables that beat the formula. `warnings`: what looks wrong
+    about the profile or the mesh, to be shown to the user.
     """
 
     name: str
@@ -97,4 +112,5 @@ class Cluster:
     overlap: Overlap
     provenance: Mapping[str, object]
     resolved: Mapping[str, object]
-    curves: tuple[Mapping[str, object], ...] = ()
+    curves: tuple[Curve, ...] = ()
+    warnings: tuple[Diagnostic, ...] = ()

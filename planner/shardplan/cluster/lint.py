@@ -1,0 +1,152 @@
+"""What looks wrong about a profile although its form is right: copied spec tables are full of the same few errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+from shardplan.cluster.resolve import Plain
+from shardplan.cluster.yaml import Leaf, Record
+from shardplan.errors import Diagnostic, did_you_mean, error, warning
+
+DATASHEET: Final[dict[str, tuple[float, float]]] = {
+    "V100-SXM2-16GB": (16e9, 125),
+    "A100-SXM4-40GB": (40e9, 312),
+    "A100-SXM4-80GB": (80e9, 312),
+    "A10G": (24e9, 70),
+    "L4": (24e9, 121),
+    "L40S": (48e9, 362),
+    "H100-SXM5-80GB": (80e9, 989),
+    "H200-SXM5-141GB": (141e9, 989),
+    "B200-SXM6-180GB": (180e9, 2250),
+    "GB200": (186e9, 2500),
+    "MI300X": (192e9, 1307),
+    "TPU v4": (34359738368, 275),
+    "TPU v5e": (16e9, 197),
+    "TPU v5p": (95e9, 459),
+}
+"""Device kind -> memory in bytes and dense 16-bit peak in TFLOP/s, of the shipped profiles."""
+
+_FASTEST_LINK_GBPS: Final = 2000.0
+_SPARSE_RATIO: Final = 1.9
+_MEMORY_RATIO: Final = 1.05
+
+
+def lint_profile(tree: Record, resolved: Plain) -> tuple[tuple[Diagnostic, ...], tuple[Diagnostic, ...]]:
+    """(warnings, errors) about a profile; `tree` gives the places, `resolved` the values."""
+    found = [*_levels_of_axes(tree, resolved), *_bandwidths(tree, resolved), *_device(tree, resolved["device"])]
+    found += [*_curves(tree, resolved), *_provenance(tree, resolved)]
+    return tuple(d for d in found if d.severity == "warning"), tuple(d for d in found if d.severity == "error")
+
+
+def _where(tree: Record, *path: str) -> dict[str, object]:
+    """Place of the deepest part of `path` that is written in a file."""
+    found = tree.get(*path)
+    if isinstance(found, Leaf | Record):
+        return found.mark.where
+    if isinstance(found, tuple) and found and isinstance(found[0], Leaf | Record):
+        return found[0].mark.where
+    return _where(tree, *path[:-1]) if path else tree.mark.where
+
+
+def _levels_of_axes(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
+    names = [level["name"] for level in resolved["levels"]]
+    axes = resolved["mesh"]["axes"]
+    at = _where(tree, "mesh", "axes")
+    for axis in axes:
+        if axis["level"] not in names:
+            hint = did_you_mean(axis["level"], names) or f"levels: {', '.join(names)}"
+            summary = f"mesh axis '{axis['name']}' lies on level '{axis['level']}', which is not there"
+            yield error("unknown-level", summary, hint=hint, **at)
+    if len({axis["name"] for axis in axes}) < len(axes):
+        yield error("bad-value", "mesh.axes: two axes have the same name", **at)
+    depths = [names.index(axis["level"]) for axis in axes if axis["level"] in names]
+    if depths != sorted(depths, reverse=True):
+        hint = f"levels from the outermost inwards: {', '.join(reversed(names))}"
+        yield error("bad-value", "mesh.axes: not ordered from the outermost level inwards", hint=hint, **at)
+    for name in names:
+        if name not in {axis["level"] for axis in axes}:
+            yield warning("unused-level", f"no mesh axis lies on level '{name}'", **_where(tree, "levels", name))
+
+
+def _reach_gbps(level: Plain, inner_devices: int) -> float:
+    """What each device gets of the level when all of them use it."""
+    share = level["node_gbit"] / 8 / max(inner_devices, 1)
+    return float(min(share, level["link_gbps"]) if level["node_gbit"] else level["link_gbps"])
+
+
+def _bandwidths(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
+    levels = resolved["levels"]
+    for level in levels:
+        if level["link_gbps"] > _FASTEST_LINK_GBPS:
+            yield warning(
+                "suspect-bandwidth",
+                f"levels.{level['name']}: {level['link_gbps']:g} GB/s per device is more than any link has",
+                hint="link_gbps counts gigabytes per second; write '400 Gb/s' for gigabits",
+                **_where(tree, "levels", level["name"], "link_gbps"),
+            )
+    for inner, outer in itertools.pairwise(levels):
+        reach = _reach_gbps(outer, inner["devices"])
+        if reach > inner["link_gbps"]:
+            yield warning(
+                "suspect-levels",
+                f"level '{outer['name']}' ({reach:g} GB/s per device) is faster than '{inner['name']}' "
+                f"({inner['link_gbps']:g} GB/s) inside it",
+                hint="are the two swapped, or gigabits given as gigabytes?",
+                **_where(tree, "levels", outer["name"]),
+            )
+
+
+def _device(tree: Record, device: Plain) -> Iterator[Diagnostic]:
+    if device["memory_bytes"] * device["usable_fraction"] <= device["reserved_bytes"]:
+        yield error(
+            "bad-value",
+            "device: nothing of the memory is usable",
+            hint="usable = memory_bytes * usable_fraction - reserved_bytes",
+            **_where(tree, "device", "memory_bytes"),
+        )
+    if device["kind"] not in DATASHEET:
+        return
+    memory, peak = DATASHEET[device["kind"]]
+    for dtype in ("bf16", "fp16"):
+        given = device["peak_tflops"].get(dtype, 0.0)
+        if given >= _SPARSE_RATIO * peak:
+            yield warning(
+                "suspect-peak",
+                f"{dtype} peak {given:g} TFLOP/s; the dense peak of {device['kind']} is {peak:g}",
+                hint="the number with sparsity is twice the dense one",
+                **_where(tree, "device", "peak_tflops", dtype),
+            )
+    if device["memory_bytes"] > _MEMORY_RATIO * memory:
+        yield warning(
+            "suspect-memory",
+            f"memory of {device['memory_bytes'] / 1e9:g} GB; {device['kind']} has {memory / 1e9:g} GB",
+            hint="1 GiB is 1.074 GB",
+            **_where(tree, "device", "memory_bytes"),
+        )
+
+
+def _curves(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
+    at = _where(tree, "curves")
+    for curve in resolved["curves"]:
+        group = curve["group"]
+        label = f"curve of {curve['collective']} on {group['nodes']} x {group['per_node']} devices"
+        payloads = [payload for payload, _ in curve["points"]]
+        times = [time for _, time in curve["points"]]
+        if len(set(payloads)) < 2:
+            yield error("bad-value", f"{label}: at least two points are needed", **at)
+        elif len(set(payloads)) < len(payloads):
+            yield error("bad-value", f"{label}: two points have the same size", **at)
+        elif times != sorted(times):
+            yield warning("curve-repaired", f"{label}: time falls where size rises; the slower time is used", **at)
+
+
+def _provenance(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
+    if resolved["provenance"]["status"] == "estimated":
+        yield warning(
+            "estimated-profile",
+            f"the numbers of profile '{resolved['name']}' are estimates, not measurements",
+            hint="calibrate on the machine itself before trusting absolute times",
+            **_where(tree, "provenance", "status"),
+        )

@@ -1,0 +1,193 @@
+"""A profile and the text of `--mesh` -> `Cluster`: which mesh axis runs over which link."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+
+from shardplan.cluster.build import Profile, profile_from_resolved
+from shardplan.cluster.types import Cluster
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
+from shardplan.layout.mesh import Axis, Mesh
+
+_SIZES = re.compile(r"^\d+([xX×]\d+)*$")
+_NAMED = re.compile(r"^\s*([A-Za-z_][A-Za-z_0-9]*)\s*=\s*(\d+)\s*$")
+_EXPECTED = "a mesh is sizes such as 4x4, outermost first, or names such as machine=4,gpu=4"
+
+Placed = list[tuple[int, int]]
+"""(level, size) of every mesh axis, outermost first."""
+
+
+def make_cluster(profile: Profile, mesh_text: str | None = None) -> Cluster:
+    """Lays a mesh over `profile`; without `mesh_text`, the mesh of the profile itself.
+
+    `4x4`: sizes, outermost first; as many as the profile has axes go to its axes in order, fewer to the innermost ones;
+    if there are more, the trailing ones are cut out of the machine as long as they fit in it. `machine=4,gpu=4`: by the
+    names of axes or levels, in any order; `gpu0=2,gpu1=4` cuts one level in two, major first.
+    Raises `ShardplanError` for other texts and for more devices per machine than there are.
+    """
+    if mesh_text is None:
+        placed = [(axis.level, axis.size) for axis in profile.axes]
+    elif "=" in mesh_text:
+        placed = _named(profile, mesh_text)
+    else:
+        placed = _positional(profile, _sizes(mesh_text))
+    faults = _too_large(profile, placed)
+    if faults:
+        raise ShardplanError(*faults)
+    return _cluster(profile, placed)
+
+
+def cluster_from_resolved(resolved: dict[str, object]) -> Cluster:
+    """The cluster whose `Cluster.resolved` this is, for instance the copy inside a plan."""
+    return make_cluster(profile_from_resolved(resolved))
+
+
+def cluster_digest(cluster: Cluster) -> str:
+    """`sha256:` and 64 hex digits of all that decides a cost: device, levels, mesh, overlap, curves; not the name and
+    not the provenance."""
+    decisive = {key: value for key, value in cluster.resolved.items() if key not in ("name", "provenance")}
+    text = json.dumps(decisive, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sizes(text: str) -> list[int]:
+    if not _SIZES.match(text.strip()):
+        raise ShardplanError(error("bad-mesh", f"mesh '{text}' cannot be read", hint=_EXPECTED))
+    sizes = [int(part) for part in re.split("[xX×]", text.strip())]
+    if 0 in sizes:
+        raise ShardplanError(error("bad-mesh", f"mesh '{text}' has an axis of size 0", hint="a size is at least 1"))
+    return sizes
+
+
+def _base_names(profile: Profile) -> dict[int, str]:
+    """Level -> the name that its mesh axes have (`gpu`), taken from the profile's axes."""
+    names: dict[int, str] = {}
+    for axis in profile.axes:
+        names.setdefault(axis.level, axis.name.rstrip("0123456789") or axis.name)
+    return {depth: names.get(depth, level.name) for depth, level in enumerate(profile.levels)}
+
+
+def _capacity(profile: Profile, depth: int) -> int | None:
+    """Largest product of mesh axes on a level: units of the level below in one unit of it; None where it is free."""
+    devices = profile.levels[depth].devices
+    inner = profile.levels[depth - 1].devices if depth else 1
+    return devices // max(inner, 1) if devices else None
+
+
+def _positional(profile: Profile, sizes: list[int]) -> Placed:
+    levels = [axis.level for axis in profile.axes]
+    if len(sizes) <= len(levels):
+        return list(zip(levels[len(levels) - len(sizes) :], sizes, strict=True))
+    depths = sorted(set(levels))
+    placed: Placed = []
+    rest = list(sizes)
+    for position, depth in enumerate(depths):
+        outer = len(depths) - position - 1
+        placed.insert(0, (depth, rest.pop()))
+        capacity = _capacity(profile, depth)
+        inside = placed[0][1]
+        while len(rest) > outer and (not outer or capacity is None or inside * rest[-1] <= capacity):
+            inside *= rest[-1]
+            placed.insert(0, (depth, rest.pop()))
+    return placed
+
+
+def _named(profile: Profile, text: str) -> Placed:
+    bases = _base_names(profile)
+    faults: list[Diagnostic] = []
+    entries: list[tuple[int, int, int]] = []
+    seen: set[str] = set()
+    for part in text.split(","):
+        match = _NAMED.match(part)
+        if match is None or not int(match[2]):
+            raise ShardplanError(error("bad-mesh", f"mesh '{text}' cannot be read at '{part.strip()}'", hint=_EXPECTED))
+        name, size = match[1], int(match[2])
+        found = _level_named(profile, bases, name)
+        if found is None:
+            allowed = sorted({*bases.values(), *(level.name for level in profile.levels)})
+            hint = did_you_mean(name, allowed) or f"axes of profile '{profile.name}': {', '.join(bases.values())}"
+            faults.append(error("unknown-axis", f"mesh '{text}': there is no axis '{name}'", hint=hint))
+        elif f"{bases[found[0]]}{found[1]}" in seen:
+            hint = f"cut one level into several axes as {bases[found[0]]}0=…,{bases[found[0]]}1=…"
+            faults.append(error("bad-mesh", f"mesh '{text}' names axis '{bases[found[0]]}' twice", hint=hint))
+        else:
+            seen.add(f"{bases[found[0]]}{found[1]}")
+            entries.append((-found[0], found[1], size))
+    if faults:
+        raise ShardplanError(*faults)
+    return [(-depth, size) for depth, _, size in sorted(entries)]
+
+
+def _level_named(profile: Profile, bases: dict[int, str], name: str) -> tuple[int, int] | None:
+    """(level, number) for `gpu`, `up` (number -1), `gpu0`, `up0`; None where no level has the name."""
+    for number, base in ((-1, name), (int(re.sub(r"^.*\D", "", name) or -1), name.rstrip("0123456789"))):
+        for depth, level in enumerate(profile.levels):
+            if base in (bases[depth], level.name):
+                return depth, number
+    return None
+
+
+def _too_large(profile: Profile, placed: Placed) -> list[Diagnostic]:
+    bases = _base_names(profile)
+    faults = []
+    for depth in range(len(profile.levels)):
+        size = math.prod(size for at, size in placed if at == depth)
+        capacity = _capacity(profile, depth)
+        if capacity is not None and size > capacity:
+            outer = bases[depth + 1] if depth + 1 < len(bases) else "mesh"
+            has = f"but one {outer} of profile '{profile.name}' has {capacity}"
+            hint = _smaller(profile, placed, depth, size, capacity)
+            faults.append(error("mesh-too-large", f"{size} devices on axis '{bases[depth]}', {has}", hint=hint))
+    return faults
+
+
+def _smaller(profile: Profile, placed: Placed, depth: int, size: int, capacity: int) -> str:
+    """A mesh with as many devices that fits, if moving them one level out gives one."""
+    if size % capacity or depth + 1 >= len(profile.levels):
+        return f"at most {capacity}"
+    bases = _base_names(profile)
+    products = {at: math.prod(n for level, n in placed if level == at) for at, _ in placed}
+    products |= {depth: capacity, depth + 1: products.get(depth + 1, 1) * (size // capacity)}
+    text = ",".join(f"{bases[at]}={products[at]}" for at in sorted(products, reverse=True))
+    return f"the same number of devices: --mesh {text}"
+
+
+def _cluster(profile: Profile, placed: Placed) -> Cluster:
+    bases = _base_names(profile)
+    counts = {depth: [at for at, _ in placed].count(depth) for depth in range(len(profile.levels))}
+    used = dict.fromkeys(counts, 0)
+    axes = []
+    for depth, size in placed:
+        axes.append(Axis(bases[depth] + (str(used[depth]) if counts[depth] > 1 else ""), size))
+        used[depth] += 1
+    mesh = Mesh(tuple(axes))
+    described = [
+        {"name": axis.name, "size": axis.size, "level": profile.levels[depth].name}
+        for axis, (depth, _) in zip(axes, placed, strict=True)
+    ]
+    return Cluster(
+        name=profile.name,
+        device=profile.device,
+        levels=profile.levels,
+        mesh=mesh,
+        axis_levels=tuple(depth for depth, _ in placed),
+        overlap=profile.overlap,
+        provenance=profile.provenance,
+        resolved={**profile.resolved, "mesh": {"axes": described}},
+        curves=profile.curves,
+        warnings=(*profile.warnings, *_uneven(profile, placed)),
+    )
+
+
+def _uneven(profile: Profile, placed: Placed) -> list[Diagnostic]:
+    found = []
+    for depth in sorted({at for at, _ in placed}):
+        size = math.prod(size for at, size in placed if at == depth)
+        capacity = _capacity(profile, depth)
+        if capacity is not None and capacity % size:
+            summary = f"axis '{_base_names(profile)[depth]}' uses {size} of {capacity} devices; the others stay idle"
+            found.append(warning("uneven-mesh", summary))
+    return found

@@ -1,0 +1,271 @@
+"""YAML text -> values that know their file, line and column, checked against a declarative schema.
+
+Built on `yaml.compose`, which keeps positions and leaves scalars as the text that was written: nothing is guessed
+(`40e9`, `no` and `12:30` stay text until a field says what it should be). Faults are collected, not raised one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import yaml
+
+from shardplan.cluster.quantity import PLAIN, Dimension, parse_quantity
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_KINDS = {yaml.ScalarNode: "a value", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a file; lines and columns count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    @property
+    def where(self) -> dict[str, object]:
+        """The location fields of a `Diagnostic`."""
+        return {"file": self.file, "line": self.line, "column": self.column}
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One checked value and where it was written."""
+
+    value: float | int | str | bool
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Checked mapping: key -> `Leaf`, `Record` or tuple of them; `mark` is where it begins."""
+
+    entries: Mapping[str, Tree]
+    mark: Mark
+
+    def get(self, *path: str) -> Tree | None:
+        """What stands at `path`, or None."""
+        found: Tree | None = self
+        for key in path:
+            found = found.entries.get(key) if isinstance(found, Record) else None
+        return found
+
+    def value(self, *path: str) -> float | int | str | bool | None:
+        """The value of the leaf at `path`, or None."""
+        found = self.get(*path)
+        return found.value if isinstance(found, Leaf) else None
+
+
+Tree = Leaf | Record | tuple["Tree", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A quantity of `dimension`, `minimum` <= value <= `maximum` (above `minimum` if `open`), or one of `words`."""
+
+    dimension: Dimension = PLAIN
+    minimum: float = 0.0
+    maximum: float = float("inf")
+    open: bool = False
+    integer: bool = False
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text; one of `choices` if there are any."""
+
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """`true` or `false`, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping with these keys."""
+
+    fields: Mapping[str, Field]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A mapping from keys of one kind to values of one kind. `keys`: allowed names (empty: any); `ranks`: keys are
+    integers of at least 1; `scalar`: a single value of this kind may stand for the whole table."""
+
+    values: Field
+    keys: tuple[str, ...] = ()
+    ranks: bool = False
+    scalar: Field | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A list of values of one kind; of exactly `length` entries, each with its own kind, if `items` are given."""
+
+    values: Field | None = None
+    items: tuple[Field, ...] = ()
+
+
+Field = Number | Text | Flag | Section | Table | Sequence
+
+
+@dataclass
+class Reader:
+    """Checks composed YAML nodes against a schema; `faults` collects what is wrong."""
+
+    file: str
+    faults: list[Diagnostic] = field(default_factory=list)
+
+    def mark(self, node: yaml.Node) -> Mark:
+        return Mark(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+
+    def fault(self, node: yaml.Node, code: str, summary: str, **fields: object) -> None:
+        self.faults.append(error(code, summary, **self.mark(node).where, **fields))
+
+    def read(self, node: yaml.Node, kind: Field, path: str) -> Tree | None:
+        """The value of `node` as `kind`, or None after noting what is wrong. `path` names it in messages."""
+        if isinstance(kind, Table) and kind.scalar is not None and isinstance(node, yaml.ScalarNode):
+            return self.read(node, kind.scalar, path)
+        if isinstance(kind, Section | Table) and isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path, kind)
+        if isinstance(kind, Sequence) and isinstance(node, yaml.SequenceNode):
+            return self._sequence(node, kind, path)
+        if isinstance(kind, Number | Text | Flag) and isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, kind, path)
+        expected = {Section: "a mapping", Table: "a mapping", Sequence: "a list"}.get(type(kind), "a value")
+        found = "nothing" if _is_null(node) else _KINDS[type(node)]
+        self.fault(node, "bad-value", f"{path or 'profile'}: expected {expected}, found {found}")
+        return None
+
+    def _mapping(self, node: yaml.MappingNode, path: str, kind: Section | Table) -> Record:
+        entries: dict[str, Tree] = {}
+        seen: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
+            inner = f"{path}.{key}" if path else key
+            if key in seen:
+                first = f"first on line {seen[key]}"
+                self.fault(key_node, "duplicate-key", f"key '{inner}' is given twice", detail=first)
+                continue
+            seen[key] = key_node.start_mark.line + 1
+            value_kind = self._kind_of(key_node, key, path, kind)
+            tree = self.read(value_node, value_kind, inner) if value_kind is not None else None
+            if tree is not None:
+                entries[key] = tree
+        return Record(entries, self.mark(node))
+
+    def _kind_of(self, node: yaml.Node, key: str, path: str, kind: Section | Table) -> Field | None:
+        """What the value under `key` should be, or None after noting that there is no such key."""
+        if isinstance(kind, Table) and kind.ranks:
+            if key.isdecimal() and int(key) >= 1:
+                return kind.values
+            self.fault(node, "bad-value", f"{path}: expected a whole number of at least 1 as key, found '{key}'")
+            return None
+        allowed = tuple(kind.fields) if isinstance(kind, Section) else kind.keys
+        if key in allowed or not (allowed or key == "?"):
+            return kind.fields[key] if isinstance(kind, Section) else kind.values
+        where = f" in '{path}'" if path else ""
+        merge_hint = "use 'extends: builtin:NAME' to build on a profile" if key == "<<" else ""
+        self.fault(
+            node,
+            "unknown-key",
+            f"unknown key '{key}'{where}",
+            detail=f"allowed: {', '.join(allowed)}" if allowed else "",
+            hint=did_you_mean(key, allowed) or merge_hint,
+        )
+        return None
+
+    def _sequence(self, node: yaml.SequenceNode, kind: Sequence, path: str) -> tuple[Tree, ...] | None:
+        if kind.items and len(node.value) != len(kind.items):
+            count = len(kind.items)
+            self.fault(node, "bad-value", f"{path}: expected a list of {count} values, found {len(node.value)}")
+            return None
+        kinds = kind.items or (kind.values,) * len(node.value)
+        trees = [
+            self.read(item, item_kind, f"{path}[{position}]")
+            for position, (item, item_kind) in enumerate(zip(node.value, kinds, strict=True))
+            if item_kind is not None
+        ]
+        return tuple(tree for tree in trees if tree is not None)
+
+    def _scalar(self, node: yaml.ScalarNode, kind: Number | Text | Flag, path: str) -> Leaf | None:
+        if _is_null(node):
+            self.fault(node, "bad-value", f"{path}: has no value")
+            return None
+        try:
+            value = _parse(node.value, kind)
+        except ValueError as fault:
+            hint = did_you_mean(node.value, kind.choices) if isinstance(kind, Text) else ""
+            self.fault(node, "bad-value", f"{path}: {fault}", hint=hint)
+            return None
+        return Leaf(value, self.mark(node))
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("", "~", "null")
+
+
+def _parse(text: str, kind: Number | Text | Flag) -> float | int | str | bool:
+    if isinstance(kind, Flag):
+        if text not in ("true", "false"):
+            raise ValueError(f"expected true or false, found '{text}'")
+        return text == "true"
+    if isinstance(kind, Text):
+        if kind.choices and text not in kind.choices:
+            raise ValueError(f"expected one of {', '.join(kind.choices)}, found '{text}'")
+        return text
+    if text in kind.words:
+        return text
+    try:
+        value = parse_quantity(text, kind.dimension)
+    except ValueError as fault:
+        words = f" (or {' or '.join(kind.words)})" if kind.words else ""
+        raise ValueError(f"{fault}{words}") from None
+    if kind.integer and value != int(value):
+        raise ValueError(f"expected a whole number, found '{text}'")
+    if value < kind.minimum or value > kind.maximum or (kind.open and value == kind.minimum):
+        raise ValueError(f"expected {_range(kind)}, found '{text}'")
+    return int(value) if kind.integer else value
+
+
+def _range(kind: Number) -> str:
+    least = f"{'more than' if kind.open else 'at least'} {kind.minimum:g}"
+    return least if kind.maximum == float("inf") else f"{least} and at most {kind.maximum:g}"
+
+
+def read_yaml(text: str, file: str, schema: Section) -> tuple[Record, list[Diagnostic]]:
+    """Checks `text` against `schema`; returns what is right and the faults of all the rest.
+
+    Raises `ShardplanError` when the text is no YAML document at all. `file` is the name to show.
+    """
+    reader = Reader(file)
+    try:
+        node = yaml.compose(text, Loader=_LOADER)
+    except yaml.MarkedYAMLError as fault:
+        mark = fault.problem_mark or fault.context_mark
+        place = Mark(file, mark.line + 1, mark.column + 1).where if mark else {"file": file}
+        raise ShardplanError(error("yaml-syntax", f"not valid YAML: {fault.problem}", **place)) from None
+    except yaml.YAMLError as fault:
+        raise ShardplanError(error("yaml-syntax", f"not valid YAML: {str(fault).splitlines()[0]}", file=file)) from None
+    if node is None:
+        raise ShardplanError(error("yaml-syntax", "the file is empty", file=file))
+    tree = reader.read(node, schema, "")
+    record = tree if isinstance(tree, Record) else Record({}, Mark(file, 1, 1))
+    return record, reader.faults
+
+
+def merge(base: Tree, over: Tree) -> Tree:
+    """`over` laid over `base`: mappings are merged key by key, everything else is replaced."""
+    if not (isinstance(base, Record) and isinstance(over, Record)):
+        return over
+    entries = dict(base.entries)
+    for key, tree in over.entries.items():
+        entries[key] = merge(entries[key], tree) if key in entries else tree
+    return Record(entries, over.mark)
