@@ -1,0 +1,220 @@
+"""A plan as text: JSON, two spaces, fixed key order, one decision per line, so that `git diff` of two plans reads well.
+
+Equal plans give equal bytes: there is no time, host, absolute path or rounding in it. Times are integer nanoseconds in
+the decisions and microseconds with three decimals, the same integers, in the summary. Parameters are written in
+checkpoint orientation; operators and moves speak of the graph's own dims.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.text import to_text
+from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, dim_axes, dim_segments
+from shardplan.plan.types import CollectiveStep, Move, OperatorDecision, Plan, Summary, TensorDecision
+
+FORMAT_VERSION = "1.0"
+MAJOR = 1
+LINE_WIDTH = 110
+Record = dict[str, object]
+
+
+def dumps(plan: Plan) -> str:
+    """The plan file's text, with a final newline."""
+    writer = _Encoder(plan.mesh)
+    by_role = {role: [t for t in plan.tensors if t.role in roles] for role, roles in SECTIONS.items()}
+    mesh = {
+        "axes": [
+            {"name": axis.name, "size": axis.size, "link": link}
+            for axis, link in zip(plan.mesh.axes, plan.axis_links, strict=True)
+        ],
+        "devices": plan.mesh.size,
+    }
+    details = {
+        "hidden_us": plan.summary.hidden_ns / 1000,
+        "reproducible": plan.summary.reproducible,
+        "warnings": list(plan.warnings),
+    }
+    sections = [
+        _section("format_version", FORMAT_VERSION),
+        _section("model", plan.model),
+        _section("cluster", plan.cluster),
+        _section("mesh", mesh),
+        _section("summary", summary_record(plan.summary)),
+        _section("details", details),
+        _rows("parameters", [writer.parameter(t) for t in by_role["parameters"]]),
+        _rows("inputs", [writer.boundary(t) for t in by_role["inputs"]]),
+        _rows("outputs", [writer.boundary(t) for t in by_role["outputs"]]),
+        _rows("tensors", [writer.tensor(t) for t in by_role["tensors"]]),
+        _rows("operators", [writer.operator(operator) for operator in plan.operators]),
+        _rows("moves", [writer.move(move) for move in plan.moves]),
+        _rows("blocks", [row for number, block in enumerate(plan.blocks) for row in _block_rows(number, block)]),
+    ]
+    return "{\n" + ",\n".join(sections) + "\n}\n"
+
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "parameters": ("parameter",),
+    "inputs": ("input",),
+    "outputs": ("output",),
+    "tensors": ("activation", "constant"),
+}
+"""Section of the file -> roles of the tensors in it."""
+
+
+def summary_record(summary: Summary) -> Record:
+    """The summary as `solve --json` and the plan file state it: microseconds and bytes."""
+    memory = summary.memory
+    return {
+        "outcome": summary.outcome,
+        "objective": summary.objective_ns / 1000,
+        "step_us": summary.step_ns / 1000,
+        "bound_us": summary.bound_ns / 1000,
+        "gap": summary.gap,
+        "compute_us": summary.compute_ns / 1000,
+        "communication_us": summary.communication_ns / 1000,
+        "memory_bytes": memory.total,
+        "memory_limit_bytes": summary.memory_limit_bytes,
+        "memory": {
+            "parameters": memory.parameters,
+            "gradients": memory.gradients,
+            "optimizer": memory.optimizer,
+            "activations": memory.activations,
+            "temporaries": memory.temporaries,
+        },
+    }
+
+
+class _Encoder:
+    """Rows of the decision sections for one mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._names = mesh.names
+        self._text = lru_cache(maxsize=None)(lambda layout: to_text(layout, mesh))
+
+    def parameter(self, tensor: TensorDecision) -> Record:
+        layout = checkpoint_layout(tensor.layout, tensor.perm)
+        served = checkpoint_layout(tensor.served, tensor.perm)
+        shape = checkpoint_shape(tensor.shape, tensor.perm)
+        return {
+            "name": tensor.checkpoint,
+            "tensor": tensor.name,
+            "onnx": tensor.onnx,
+            "perm": tensor.perm,
+            "aliases": tensor.aliases,
+            "trainable": tensor.trainable,
+            **self._stored(tensor, shape, layout, served, dims=True),
+        }
+
+    def boundary(self, tensor: TensorDecision) -> Record:
+        return {"name": tensor.name, **self._stored(tensor, tensor.shape, tensor.layout, tensor.served, dims=True)}
+
+    def tensor(self, tensor: TensorDecision) -> Record:
+        role: Record = {"role": tensor.role} if tensor.role == "constant" else {}
+        stored = self._stored(tensor, tensor.shape, tensor.layout, tensor.served, dims=False)
+        return {"name": tensor.name, **role, **stored}
+
+    def _stored(
+        self, tensor: TensorDecision, shape: tuple[int, ...], layout: Layout, served: Layout, *, dims: bool
+    ) -> Record:
+        row: Record = {"shape": shape, "dtype": tensor.dtype, "layout": self._text(layout)}
+        if dims:
+            row["dims"] = dim_axes(layout, len(shape), self._names)
+            segments = dim_segments(layout)
+            if segments:
+                row["segments"] = segments
+        if served != layout:
+            row["served"] = self._text(served)
+        row["bytes_per_device"] = tensor.bytes_per_device
+        if tensor.saved:
+            row["saved"] = True
+        return row
+
+    def operator(self, operator: OperatorDecision) -> Record:
+        return {
+            "name": operator.name,
+            "op": operator.op_type,
+            "module": operator.module,
+            "equation": operator.equation,
+            "split": dict(zip(self._names, operator.split, strict=True)),
+            "reads": [layout and self._text(layout) for layout in operator.reads],
+            "makes": [layout and self._text(layout) for layout in operator.makes],
+            "compute_ns": operator.compute_ns,
+        }
+
+    def move(self, move: Move) -> Record:
+        row: Record = {
+            "tensor": move.tensor,
+            "from": self._text(move.source),
+            "to": self._text(move.target),
+            "reader": move.reader,
+            "phase": move.phase,
+        }
+        if move.regather:
+            row["regather"] = True
+        row["collectives"] = [self._step(step) for step in move.steps]
+        row["count"] = move.count
+        row["hidden"] = move.hidden
+        row["time_ns"] = move.time_ns
+        return row
+
+    def _step(self, step: CollectiveStep) -> Record:
+        return {
+            "kind": step.collective.kind,
+            "axes": [self._names[axis] for axis in step.collective.axes],
+            "share": str(step.collective.share),
+            "bytes": step.payload_bytes,
+            "time_ns": step.time_ns,
+        }
+
+
+def _block_rows(number: int, block: tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]) -> list[Record]:
+    """One row per copy of a repeated block; its operators as half-open runs of positions, in corresponding order."""
+    names, copies = block
+    return [{"block": number, "name": name, "operators": _runs(copy)} for name, copy in zip(names, copies, strict=True)]
+
+
+def _runs(indices: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][1] == index:
+            runs[-1][1] = index + 1
+        else:
+            runs.append([index, index + 1])
+    return runs
+
+
+def _rows(name: str, rows: list[Record]) -> str:
+    if not rows:
+        return f'  "{name}": []'
+    lines = ",\n".join(f"    {_inline(row)}" for row in rows)
+    return f'  "{name}": [\n{lines}\n  ]'
+
+
+def _section(name: str, value: object) -> str:
+    return f'  "{name}": {_nested(value, indent=2, used=len(name) + 6, open_up=True)}'
+
+
+def _nested(value: object, indent: int, used: int, *, open_up: bool = False) -> str:
+    """`value` on one line where it fits, else one entry per line. `open_up`: mappings never on one line."""
+    line = _inline(value)
+    if (len(line) + used <= LINE_WIDTH and not (open_up and isinstance(value, Mapping))) or not value:
+        return line
+    pad = " " * (indent + 2)
+    if isinstance(value, Mapping):
+        entries = [
+            f"{_inline(key)}: {_nested(entry, indent + 2, indent + len(key) + 6)}" for key, entry in value.items()
+        ]
+        return "{\n" + ",\n".join(pad + entry for entry in entries) + "\n" + " " * indent + "}"
+    if isinstance(value, (list, tuple)):
+        entries = [_nested(entry, indent + 2, indent + 2) for entry in value]
+        return "[\n" + ",\n".join(pad + entry for entry in entries) + "\n" + " " * indent + "]"
+    return line
+
+
+def _inline(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=dict)

@@ -1,0 +1,127 @@
+"""Plan files on disk: read one, write one so that it is whole or not there, touch nothing that is already right."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from pathlib import Path
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.plan.decode import loads
+from shardplan.plan.encode import FORMAT_VERSION, MAJOR, dumps
+from shardplan.plan.types import Plan
+
+__all__ = ["check_output", "dumps", "loads", "read_plan", "write_plan", "write_text"]
+
+_HEAD = re.compile(r'\A\s*\{\s*"format_version"\s*:\s*"(?P<version>(?P<major>\d+)[\d.]*)"\s*,\s*"(?P<next>\w+)"')
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in the file at `path`. Raises `ShardplanError` (`unreadable-plan`, or as `loads`)."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ShardplanError(
+            error("not-a-plan", "this is not a plan of shardplan: it is not text", file=str(path))
+        ) from None
+    except OSError as problem:
+        summary = f"cannot read the plan: {_reason(problem)}"
+        raise ShardplanError(error("unreadable-plan", summary, file=str(path))) from None
+    return loads(text, str(path))
+
+
+def write_plan(plan: Plan, path: str | Path) -> bool:
+    """Write `plan` to `path`; False when the file already says exactly this and is left alone.
+
+    The text is written to a file beside it that then takes its place, so nobody ever reads half a plan. Missing
+    folders are made. Raises `ShardplanError` as `check_output`.
+    """
+    return write_text(dumps(plan), path)
+
+
+def write_text(text: str, path: str | Path) -> bool:
+    """`write_plan` for a plan that is already text."""
+    check_output(path)
+    target = Path(os.path.realpath(path))
+    data = text.encode()
+    if target.exists() and target.read_bytes() == data:
+        return False
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        beside.replace(target)
+    except OSError as problem:
+        raise ShardplanError(_unwritable(path, problem)) from None
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return True
+
+
+def check_output(path: str | Path) -> None:
+    """Refuse, before any work is done, a `path` that a plan cannot or should not be written to.
+
+    Raises `ShardplanError`: `unwritable-output`, `output-not-a-plan` (a file that is something else),
+    `unsupported-format` (a plan of another major format version).
+    """
+    target = Path(path)
+    try:
+        head = _head(target) if target.exists() else _check_folder(target)
+    except OSError as problem:
+        raise ShardplanError(_unwritable(path, problem)) from None
+    _check_existing(head, path)
+
+
+def _head(target: Path) -> str:
+    """The first characters of a file that may be replaced; `OSError` for one that may not, devices among them."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    if not target.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    if not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, "permission denied")
+    with target.open(encoding="utf-8", errors="replace") as file:
+        return file.read(400)
+
+
+def _check_folder(target: Path) -> str:
+    """The nearest thing that exists above `target` must be a folder, and writable; nothing is in the way then."""
+    folder = next(parent for parent in target.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"'{_shown(folder)}' is not a folder")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, f"no permission to write in '{_shown(folder)}'")
+    return ""
+
+
+def _check_existing(head: str, path: str | Path) -> None:
+    match = _HEAD.match(head)
+    if head.strip() and (not match or match["next"] == "command"):
+        summary = "this file exists and is not a plan; it is left as it is"
+        hint = "write elsewhere with --output, or remove the file"
+        raise ShardplanError(error("output-not-a-plan", summary, file=str(path), hint=hint))
+    if match and match["major"] != str(MAJOR):
+        summary = (
+            f"the plan here has format version {match['version']}; this shardplan writes {FORMAT_VERSION} "
+            "and does not overwrite it"
+        )
+        hint = "write elsewhere with --output, or remove the file"
+        raise ShardplanError(error("unsupported-format", summary, file=str(path), hint=hint))
+
+
+def _unwritable(path: str | Path, problem: OSError) -> Diagnostic:
+    return error("unwritable-output", f"cannot write the plan: {_reason(problem)}", file=str(path))
+
+
+def _reason(problem: OSError) -> str:
+    text = problem.strerror or str(problem)
+    return text[:1].lower() + text[1:]
+
+
+def _shown(folder: Path) -> str:
+    with contextlib.suppress(ValueError):
+        return str(folder.relative_to(Path.cwd()))
+    return str(folder)

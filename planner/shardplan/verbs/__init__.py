@@ -1,0 +1,1 @@
+"""One file per verb of the command line: options, one call, rendering."""
