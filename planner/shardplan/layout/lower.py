@@ -80,7 +80,7 @@ def wire_share(collective: Collective, mesh: Mesh) -> Fraction:
     """What one device sends, as a fraction of the whole tensor, in a bandwidth-optimal algorithm.
 
     With n devices in the group: (n-1)/n of the payload; twice that for an all-reduce; all of it for a permute.
-    Source: Chan et al., "Collective communication: theory, practice, and experience" (2007), table 2.
+    Source: Chan et al., "Collective communication: theory, practice, and experience" (2007), lower bounds on bandwidth.
     """
     ways = mesh.ways(collective.axes)
     if collective.is_free or ways == 1:

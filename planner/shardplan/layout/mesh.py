@@ -62,6 +62,20 @@ class Mesh:
         """How many pieces the given axes cut something into."""
         return math.prod(self.axes[axis].size for axis in axes)
 
+    def number(self, axes: Sequence[int], coordinates: Sequence[int]) -> int:
+        """Row-major number of a device's coordinates along `axes`, major first: which of their `ways` it has."""
+        found = 0
+        for axis in axes:
+            found = found * self.axes[axis].size + coordinates[axis]
+        return found
+
+    def groups(self, axes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Ranks that differ only in their coordinates along `axes`, one tuple per group, ascending."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(self.coordinates()):
+            found.setdefault(tuple(c for axis, c in enumerate(place) if axis not in axes), []).append(rank)
+        return tuple(tuple(ranks) for ranks in found.values())
+
     def coordinates(self) -> Iterator[tuple[int, ...]]:
         """Coordinates of every device in rank order."""
         return itertools.product(*(range(size) for size in self.shape))

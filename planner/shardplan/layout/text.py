@@ -1,0 +1,206 @@
+"""Layouts as text, in the four ways the field writes them; each is printed and parsed.
+
+| form     | example                      | says                                                                     |
+|----------|------------------------------|--------------------------------------------------------------------------|
+| named    | `S(0)@machine, R/P@gpu`      | everything; axes of one placement major first: `S(0)@gpu,machine`          |
+| compact  | `S(0)R/P`                    | one placement per mesh axis, as DTensor prints; mesh order only            |
+| dim axes | `[["machine", "gpu"], []]`   | the axes of each dim, major first, as JAX and Shardy; plain shards only    |
+| scheme   | `RS`, `S0R`, `S01R`, `RS[1]` | per dim, as Slapo, Alpa and ONNX Runtime; plain shards only                |
+
+Parsers raise one `ShardplanError` that says what is wrong and which axes there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NoReturn
+
+from shardplan.errors import ShardplanError, did_you_mean, error
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import RP, P, Placement, R, S
+
+REDUCTIONS = ("sum", "max", "min", "prod")
+_PLACEMENT = re.compile(r"S\((\d+)(?:;([\dx,\s]*))?\)|(R/P)|(R)|P(?:\((\w+)\))?")
+_SEGMENT = re.compile(r"(?:(\d+)x)?(\d+)")
+_SCHEME = re.compile(r"(R)|S(?:(\d+)|\[(\d+(?:,\d+)*)\])?")
+
+
+def to_text(layout: Layout, mesh: Mesh) -> str:
+    """`S(0)@machine, R/P@gpu`: placements with their axes, major first; `R` axes are left out, all of them are `R`."""
+    items = []
+    for placement in dict.fromkeys(layout.placements):
+        if placement != R:
+            names = ",".join(mesh.names[axis] for axis in layout.axes_of(placement))
+            items.append(f"{placement}@{names}")
+    return ", ".join(items) or "R"
+
+
+def from_text(text: str, mesh: Mesh) -> Layout:
+    """The layout that `text` writes in the named form; axes not named are `R`."""
+    placements: dict[int, Placement] = {}
+    current: Placement | None = None
+    if text.strip() == "R":
+        return Layout.replicated(len(mesh))
+    for chunk in _split(text):
+        head, at, name = (part.strip() for part in chunk.rpartition("@"))
+        if at:
+            current = _placement(head, text)
+        if current is None:
+            hint = f"write for example S(0)@{mesh.names[0]}" if len(mesh) else ""
+            _fail(text, f"'{chunk.strip()}' names no mesh axis", mesh, hint)
+        axis = _axis(name, text, mesh)
+        if axis in placements:
+            _fail(text, f"mesh axis '{name}' is used twice", mesh)
+        placements[axis] = current
+    order = (*placements, *(axis for axis in range(len(mesh)) if axis not in placements))
+    return Layout.of(*(placements.get(axis, R) for axis in range(len(mesh))), order=order)
+
+
+def to_compact(layout: Layout) -> str:
+    """`S(0)R/P`: one placement per mesh axis. `ValueError` if several axes shard one dim out of mesh order."""
+    if layout.order != tuple(range(len(layout))):
+        raise ValueError(f"axis order {layout.order} is not the mesh order, which is all that the compact form can say")
+    return "".join(str(placement) for placement in layout.placements)
+
+
+def from_compact(text: str, mesh: Mesh) -> Layout:
+    """The layout that `text` writes in the compact form, one placement for each axis of `mesh`."""
+    placements = []
+    rest = text.strip()
+    while rest:
+        match = _PLACEMENT.match(rest)
+        if match is None:
+            _fail(text, f"'{rest}' does not begin with a placement", mesh, _PLACEMENT_HINT)
+        placements.append(_placement(match[0], text))
+        rest = rest[match.end() :].lstrip()
+    if len(placements) != len(mesh):
+        _fail(text, f"{len(placements)} placements for {len(mesh)} mesh axes", mesh)
+    return Layout.of(*placements)
+
+
+def to_dim_axes(layout: Layout, mesh: Mesh, rank: int) -> list[list[str]]:
+    """`[["machine", "gpu"], []]`: names of the axes that shard each dim, major first. Partial axes are not in it.
+
+    `ValueError` if the layout has `R/P` (write its forward or its gradient half) or segmented shards.
+    """
+    if RP in layout.placements:
+        raise ValueError("R/P is a pair of forward and gradient; lists of axes per dim write one of the two")
+    lists: list[list[str]] = [[] for _ in range(rank)]
+    for (dim, segments), axes in layout.dims().items():
+        if segments:
+            raise ValueError(f"{S(dim, segments)} is a segmented shard; lists of axes per dim cannot say that")
+        if dim >= rank:
+            raise ValueError(f"S({dim}) shards a dim that a tensor of rank {rank} does not have")
+        lists[dim] = [mesh.names[axis] for axis in axes]
+    return lists
+
+
+def from_dim_axes(
+    lists: Sequence[Sequence[str]], mesh: Mesh, partial: Sequence[str] = (), reduction: str = "sum"
+) -> Layout:
+    """The layout whose dims are sharded over the named axes, major first; `partial`: names of the partial axes."""
+    text = str([list(names) for names in lists])
+    wanted = [(S(dim), name) for dim, names in enumerate(lists) for name in names]
+    placements: dict[int, Placement] = {}
+    for placement, name in (*wanted, *((P(reduction), name) for name in partial)):
+        axis = _axis(name, text, mesh)
+        if axis in placements:
+            _fail(text, f"mesh axis '{name}' is used twice", mesh)
+        placements[axis] = placement
+    order = (*placements, *(axis for axis in range(len(mesh)) if axis not in placements))
+    return Layout.of(*(placements.get(axis, R) for axis in range(len(mesh))), order=order)
+
+
+def to_scheme(layout: Layout, mesh: Mesh, rank: int, style: Literal["alpa", "ort"] = "alpa") -> str:
+    """One letter per dim: `RS` on a 1-D mesh, `S0R` and `S01R` on others; style `ort` brackets the axes: `RS[1]`.
+
+    `ValueError` if the layout has anything but plain shards and `R`, or (style `alpa`) an axis number above 9.
+    """
+    if any(p.kind not in "SR" for p in layout.placements):
+        raise ValueError("a per-dim scheme writes S and R only")
+    letters = []
+    for names in to_dim_axes(layout, mesh, rank):
+        numbers = [str(mesh.index(name)) for name in names]
+        if style == "alpa" and any(len(number) > 1 for number in numbers):
+            raise ValueError("the scheme has one digit per mesh axis, so it cannot name axis 10 and above")
+        if not names:
+            letters.append("R")
+        elif style == "ort":
+            letters.append(f"S[{','.join(numbers)}]")
+        else:
+            letters.append("S" if len(mesh) == 1 else "S" + "".join(numbers))
+    return "".join(letters)
+
+
+def from_scheme(text: str, mesh: Mesh) -> Layout:
+    """The layout that `text` writes as a per-dim scheme in any of its styles; a plain `S` needs a 1-D mesh."""
+    lists: list[list[str]] = []
+    rest = text.strip()
+    while rest:
+        match = _SCHEME.match(rest)
+        if match is None:
+            _fail(text, f"'{rest}' does not begin with R, S, S0 or S[0]", mesh)
+        lists.append([] if match[1] else _numbered(match, text, mesh))
+        rest = rest[match.end() :].lstrip()
+    return from_dim_axes(lists, mesh)
+
+
+_PLACEMENT_HINT = "placements are S(0), S(1;3x768), R, R/P, P and P(max)"
+
+
+def _numbered(match: re.Match[str], text: str, mesh: Mesh) -> list[str]:
+    """Names of the axes that one `S` of a scheme is on."""
+    numbers = list(match[2] or "") if match[3] is None else match[3].split(",")
+    if not numbers and len(mesh) == 1:
+        numbers = ["0"]
+    if not numbers:
+        _fail(text, f"'S' does not say which of the {len(mesh)} mesh axes", mesh, "write S0 or S[0] for the first axis")
+    for number in numbers:
+        if int(number) >= len(mesh):
+            _fail(text, f"mesh axis {number} does not exist", mesh, f"axes are numbered from 0 to {len(mesh) - 1}")
+    return [mesh.names[int(number)] for number in numbers]
+
+
+def _placement(text: str, whole: str) -> Placement:
+    """The placement that all of `text` writes."""
+    match = _PLACEMENT.fullmatch(text)
+    if match is None:
+        _fail(whole, f"'{text}' is not a placement", None, _PLACEMENT_HINT)
+    dim, segments, pair, replicated, reduction = match.groups()
+    if dim is not None:
+        return S(int(dim), _segments(segments, whole) if segments is not None else ())
+    if pair or replicated:
+        return RP if pair else R
+    if reduction is not None and reduction not in REDUCTIONS:
+        near = did_you_mean(reduction, REDUCTIONS)
+        _fail(whole, f"'{reduction}' is not a reduction", None, near or f"reductions are {', '.join(REDUCTIONS)}")
+    return P(reduction or "sum")
+
+
+def _segments(text: str, whole: str) -> tuple[int, ...]:
+    """`3x768` or `512,256,256` as sizes."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        match = _SEGMENT.fullmatch(part.strip())
+        if match is None or not int(match[2]) or match[1] == "0":
+            _fail(whole, f"'{part.strip()}' is not a segment size", None, "write S(1;512,256) or S(1;3x768)")
+        sizes += [int(match[2])] * int(match[1] or 1)
+    return tuple(sizes)
+
+
+def _split(text: str) -> list[str]:
+    """Pieces between the commas outside parentheses."""
+    return re.split(r",(?![^()]*\))", text)
+
+
+def _axis(name: str, text: str, mesh: Mesh) -> int:
+    if name not in mesh.names:
+        _fail(text, f"the mesh has no axis '{name}'", mesh, did_you_mean(name, mesh.names))
+    return mesh.index(name)
+
+
+def _fail(text: str, what: str, mesh: Mesh | None, hint: str = "") -> NoReturn:
+    detail = "" if mesh is None else f"the mesh axes are {', '.join(mesh.names)}"
+    raise ShardplanError(error("layout-text", f"layout '{text}': {what}", detail=detail, hint=hint))

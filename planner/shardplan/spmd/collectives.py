@@ -1,0 +1,235 @@
+"""Collectives carried out in numpy, on all devices of a mesh in one process.
+
+A *mesh value* is the list of local arrays in rank order. Every collective reads only what devices of the same group
+hold, as on a real cluster: what a group does not have, its members cannot get, so a wrong group is an error here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.layout.collective import Collective
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import tile
+from shardplan.layout.lower import Step
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import R
+
+Array = NDArray[Any]
+Indices = NDArray[np.int64]
+Combine = Callable[[Array, Array], Array]
+COMBINE: dict[str, Combine] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
+
+
+def shard(array: Array, layout: Layout, mesh: Mesh, seed: int = 0) -> list[Array]:
+    """The mesh value that holds `array` in the forward half of `layout`.
+
+    Partial values are drawn from `seed` so that they combine to the array; whole numbers stay whole, so sums of them
+    are exact. `ValueError` if the layout is illegal for the shape.
+    """
+    plain = layout.forward
+    axes = _partial_axes(plain)
+    parts = _parts(array, _reduction(plain), mesh.ways(axes), np.random.default_rng(seed))
+    indices = _indices(plain, mesh, array.shape)
+    numbers = (mesh.number(axes, place) for place in mesh.coordinates())
+    return [parts[number].reshape(-1)[held] for number, held in zip(numbers, indices, strict=True)]
+
+
+def unshard(locals_: Sequence[Array], layout: Layout, mesh: Mesh, rtol: float = 0.0, atol: float = 0.0) -> Array:
+    """The whole array that a mesh value in the forward half of `layout` stands for.
+
+    `ValueError` if devices that should hold copies differ by more than the tolerances, or a local shape is wrong.
+    """
+    plain = layout.forward
+    shape = global_shape(locals_[0].shape, plain, mesh)
+    axes = _partial_axes(plain)
+    parts: dict[int, Array] = {}
+    filled: dict[int, NDArray[np.bool_]] = {}
+    for rank, (place, held) in enumerate(zip(mesh.coordinates(), _indices(plain, mesh, shape), strict=True)):
+        local = locals_[rank]
+        if local.shape != held.shape:
+            raise ValueError(f"device {rank} holds shape {local.shape}, its layout says {held.shape}")
+        number = mesh.number(axes, place)
+        part = parts.setdefault(number, np.zeros(shape, local.dtype)).reshape(-1)
+        seen = filled.setdefault(number, np.zeros(shape, np.bool_)).reshape(-1)
+        same = np.isclose(part[held], local, rtol=rtol, atol=atol, equal_nan=True)
+        if not np.all(same | ~seen[held]):
+            raise ValueError(f"device {rank} holds other values than the devices it should be a copy of")
+        part[held] = local
+        seen[held] = True
+    return functools.reduce(COMBINE[_reduction(plain)], (parts[number] for number in sorted(parts)))
+
+
+def global_shape(local: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+    """Shape of the whole tensor of which every device holds `local`."""
+    shape = list(local)
+    for (dim, _), axes in layout.dims().items():
+        shape[dim] *= mesh.ways(axes)
+    return tuple(shape)
+
+
+def run(
+    locals_: Sequence[Array],
+    source: Layout,
+    collective: Collective,
+    target: Layout,
+    mesh: Mesh,
+    *,
+    received: list[int] | None = None,
+) -> list[Array]:
+    """The mesh value after one collective that leads from plain layout `source` to plain layout `target`.
+
+    `received`: bytes that each device has got from others, added up here (an all-reduce as reduce-scatter and
+    all-gather). `ValueError` if some device would need what no device of its group holds.
+    """
+    shape = global_shape(locals_[0].shape, source, mesh)
+    exchange = _Exchange(locals_, mesh, collective.axes, _indices(source, mesh, shape), _indices(target, mesh, shape))
+    match collective.kind:
+        case "slice":
+            return [exchange.gather([rank], rank) for rank in range(mesh.size)]
+        case "mask":
+            return _mask(exchange, source)
+        case "all_gather" | "all_to_all":
+            result = exchange.in_groups(exchange.gather)
+            moved = [exchange.foreign_bytes(rank) for rank in range(mesh.size)]
+        case "reduce_scatter" | "all_reduce":
+            combine = COMBINE[_reduction(source)]
+            result = exchange.in_groups(lambda members, rank: exchange.reduce(members, rank, combine))
+            rounds = 2 if collective.kind == "all_reduce" else 1
+            ways = mesh.ways(collective.axes)
+            moved = [rounds * local.nbytes * (ways - 1) // ways for local in locals_]
+        case "permute":
+            senders = _senders(exchange, source, target)
+            result = [locals_[sender].copy() for sender in senders]
+            moved = [local.nbytes * (senders[rank] != rank) for rank, local in enumerate(result)]
+    if received is not None:
+        received[:] = [before + more for before, more in zip(received, moved, strict=True)]
+    return result
+
+
+def run_sequence(
+    locals_: Sequence[Array], source: Layout, steps: Iterable[Step], mesh: Mesh, *, received: list[int] | None = None
+) -> list[Array]:
+    """The mesh value after all `steps` of a move that begins in the plain layout `source`."""
+    value, layout = list(locals_), source
+    for step in steps:
+        value = run(value, layout, step.collective, step.target, mesh, received=received)
+        layout = step.target
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """One collective under way: which elements (by number in the whole tensor) each rank has and wants."""
+
+    locals: Sequence[Array]
+    mesh: Mesh
+    axes: tuple[int, ...]
+    held: Sequence[Indices]
+    wanted: Sequence[Indices]
+
+    def in_groups(self, act: Callable[[Sequence[int], int], Array]) -> list[Array]:
+        """`act(members of its group, rank)` for every rank."""
+        result = {rank: act(members, rank) for members in self.mesh.groups(self.axes) for rank in members}
+        return [result[rank] for rank in range(self.mesh.size)]
+
+    def gather(self, members: Sequence[int], rank: int) -> Array:
+        """What `rank` wants, out of what `members` hold."""
+        pool = np.concatenate([self.locals[member].reshape(-1) for member in members])
+        known = np.concatenate([self.held[member].reshape(-1) for member in members])
+        order = np.argsort(known, kind="stable")
+        wanted = self.wanted[rank]
+        places = np.searchsorted(known, wanted, sorter=order)
+        found = order[np.minimum(places, known.size - 1)]
+        if not np.array_equal(known[found], wanted):
+            raise ValueError(f"device {rank} wants elements that no device of its group {tuple(members)} holds")
+        return pool[found]
+
+    def reduce(self, members: Sequence[int], rank: int, combine: Combine) -> Array:
+        """What `rank` wants of the members' combined values; every member must hold all of it."""
+        return functools.reduce(combine, (self.gather([member], rank) for member in members))
+
+    def foreign_bytes(self, rank: int) -> int:
+        """Bytes of what `rank` wants and does not have."""
+        missing = np.isin(self.wanted[rank], self.held[rank], invert=True, assume_unique=True)
+        return int(np.count_nonzero(missing)) * self.locals[rank].itemsize
+
+
+def _mask(exchange: _Exchange, source: Layout) -> list[Array]:
+    """Each device puts what it has among zeros; of several that have the same, the first along their axes does."""
+    copies = [axis for axis in exchange.axes if source.placements[axis] == R]
+    result = []
+    for rank, place in enumerate(exchange.mesh.coordinates()):
+        local = np.zeros(exchange.wanted[rank].shape, exchange.locals[rank].dtype)
+        if not any(place[axis] for axis in copies):
+            mine = np.isin(exchange.wanted[rank], exchange.held[rank], assume_unique=True)
+            local[mine] = exchange.locals[rank].reshape(-1)
+        result.append(local)
+    return result
+
+
+def _senders(exchange: _Exchange, source: Layout, target: Layout) -> list[int]:
+    """For every rank, the one device of its group whose whole local tensor it gets; each device sends once."""
+    places = tuple(exchange.mesh.coordinates())
+    result = list(range(exchange.mesh.size))
+    before = [axis for axis in _partial_axes(source) if axis in exchange.axes]
+    after = [axis for axis in _partial_axes(target) if axis in exchange.axes]
+    for members in exchange.mesh.groups(exchange.axes):
+        offers: dict[tuple[bytes, int], list[int]] = {}
+        for rank in members:
+            key = (exchange.held[rank].tobytes(), exchange.mesh.number(before, places[rank]))
+            offers.setdefault(key, []).append(rank)
+        for rank in members:
+            key = (exchange.wanted[rank].tobytes(), exchange.mesh.number(after, places[rank]))
+            if not offers.get(key):
+                raise ValueError(f"device {rank} wants a tensor that no device of its group {members} can send")
+            result[rank] = offers[key].pop(0)
+    return result
+
+
+@functools.lru_cache(maxsize=4096)
+def _indices(layout: Layout, mesh: Mesh, shape: tuple[int, ...]) -> tuple[Indices, ...]:
+    """For every rank, the numbers of its elements in the flattened whole tensor, in its local shape."""
+    whole = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
+    result = []
+    for place in mesh.coordinates():
+        pieces = tile(layout, mesh, shape, place)
+        kept = [np.concatenate([np.arange(start, stop) for start, stop in dim]) for dim in pieces]
+        result.append(whole[np.ix_(*kept)] if kept else whole)
+    return tuple(result)
+
+
+def _partial_axes(layout: Layout) -> tuple[int, ...]:
+    return tuple(axis for axis, placement in enumerate(layout.placements) if placement.kind == "P")
+
+
+def _reduction(layout: Layout) -> str:
+    """How the layout's partial values combine; `sum` where there are none."""
+    return next((placement.reduction for placement in layout.placements if placement.kind == "P"), "sum")
+
+
+def _parts(array: Array, reduction: str, count: int, generator: np.random.Generator) -> list[Array]:
+    """`count` arrays that combine to `array`, none of them equal to it if there are several."""
+    if count == 1:
+        return [array]
+    if reduction in {"max", "min"}:
+        sign = -1 if reduction == "max" else 1
+        owner = generator.integers(count, size=array.shape)
+        away = [sign * generator.integers(1, 9, array.shape).astype(array.dtype) for _ in range(count)]
+        return [np.where(owner == number, array, array + away[number]) for number in range(count)]
+    low, high = (-8, 9) if reduction == "sum" else (1, 3)
+    drawn = [generator.integers(low, high, array.shape).astype(array.dtype) for _ in range(count - 1)]
+    rest = functools.reduce(COMBINE[reduction], drawn)
+    return [*drawn, (array - rest if reduction == "sum" else array / rest).astype(array.dtype)]
