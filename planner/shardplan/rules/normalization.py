@@ -1,0 +1,65 @@
+"""Normalisations: rows are independent; a normalised dim splits at the price of all-reducing its statistics.
+
+Statistics per row, forward and backward: softmax needs a maximum and a sum, then one sum; a layer norm two sums, then
+two; an RMS norm one and one.
+"""
+
+from __future__ import annotations
+
+from shardplan.rules.equation import letters
+from shardplan.rules.row import Entry, Row, by, row
+from shardplan.rules.signature import Signature
+
+
+def softmax(signature: Signature) -> Row:
+    """`Softmax`, `LogSoftmax`: over one dim; before opset 13 over that dim and all after it."""
+    rank = signature.rank()
+    axis = signature.axis(1 if signature.version < 13 else -1)
+    last = rank if signature.version < 13 else axis + 1
+    names = [f"~k{dim}" if axis <= dim < last else f"x{dim}" for dim in range(rank)]
+    dims = " ".join(names)
+    return Row(f"{dims} -> {dims}", saves="r0", statistics=(2, 1), work=5)
+
+
+def layer_norm(signature: Signature) -> Row:
+    """`LayerNormalization`, `RMSNormalization`: all dims from `axis` on are one row."""
+    rank = signature.rank()
+    axis = signature.axis(-1)
+    rows, row_dims = letters("x", axis), [f"~{name}" for name in letters("k", rank - axis)]
+    scale = ", ".join(
+        " ".join(row_dims[len(row_dims) - tensor.rank :]) for tensor in signature.operands[1:] if tensor is not None
+    )
+    means = f", {' '.join([*rows, *'_' * len(row_dims)])}" * (len(signature.results) - 1)
+    dims = " ".join([*rows, *row_dims])
+    is_rms = signature.kind == "RMSNormalization"
+    statistics = (1, 1) if is_rms else (2, 2)
+    return Row(f"{dims}, {scale} -> {dims}{means}", saves="0 1 r1 r2", statistics=statistics, work=4 if is_rms else 6)
+
+
+def batch_norm(signature: Signature) -> Row:
+    """`BatchNormalization`: with given statistics every dim splits; in training they are those of the batch."""
+    is_training = bool(signature.integer("training_mode")) or len(signature.results) > 1
+    if is_training:
+        results = ", c" * (len(signature.results) - 1)
+        return Row(f"~n c ~y*, c, c, c, c -> n c y*{results}", saves="0 1", statistics=(2, 2), work=6)
+    return Row("n c y*, c, c, c, c -> n c y*", saves="0 1 3 4", work=2)
+
+
+def group_norm(signature: Signature) -> Row:
+    """`GroupNormalization`: groups are independent; scale and bias are per channel (per group before opset 21)."""
+    groups = signature.integer("num_groups", 1)
+    scale = "(g !c)" if signature.shape(1)[0] != groups or signature.version >= 21 else "g"
+    rank = signature.rank()
+    space = " ".join(f"~{name}" for name in letters("y", rank - 2))
+    return Row(f"n (g !c) {space}, {scale}, {scale} -> n (g !c) {space}", sizes={"g": groups}, saves="0 1",
+               statistics=(2, 2), work=6)  # fmt: skip
+
+
+TABLE: tuple[Entry, ...] = (
+    by("Softmax LogSoftmax", softmax),
+    by("LayerNormalization RMSNormalization", layer_norm),
+    by("BatchNormalization", batch_norm),
+    by("GroupNormalization", group_norm),
+    row("InstanceNormalization", "n c ~y*, c, c -> n c y*", saves="0 1", statistics=(2, 2), work=6),
+    row("LRN", "n !c y* -> n c y*", saves="0 r0", work=8),
+)

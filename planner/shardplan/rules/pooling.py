@@ -1,0 +1,64 @@
+"""Pooling and resampling: batch and channels are free, space at the price of a halo."""
+
+from __future__ import annotations
+
+from shardplan.rules import windows
+from shardplan.rules.row import Entry, Row, by
+from shardplan.rules.signature import Signature
+
+
+def pool(signature: Signature) -> Row | None:
+    """`MaxPool`, `AveragePool`, `LpPool`; indices of maxima count over the whole tensor, so they keep it whole."""
+    if signature.made(1):
+        return Row("_* -> _*, _*", cost="memory", saves="r1")
+    kernel = signature.integers("kernel_shape") or ()
+    found = windows.windows(signature, kernel)
+    space = windows.text(found)
+    is_average = signature.kind == "AveragePool"
+    return Row(
+        f"n c {space} -> n c {space}",
+        cost="memory",
+        linear=((0,),) if is_average else (),
+        saves="" if is_average else "0 r0",
+        limits=windows.limits(found),
+        inner=windows.halos(signature, found),
+    )
+
+
+def resize(signature: Signature) -> Row:
+    """`Resize`, `Upsample`: dims of scale 1 split; a dim enlarged by whole steps to the nearest element splits as well."""
+    before, after = signature.shape(), signature.result().shape
+    is_nearest = signature.text("mode", "nearest") == "nearest" and _repeats(signature)
+    dims, made = [], []
+    sizes: dict[str, int] = {}
+    for dim, (size, enlarged) in enumerate(zip(before, after, strict=True)):
+        name = f"x{dim}"
+        if size != enlarged and not (is_nearest and size and enlarged % size == 0):
+            dims.append("_")
+            made.append("_")
+            continue
+        dims.append(name)
+        made.append(name if size == enlarged else f"({name} !copies{dim})")
+        if size != enlarged:
+            sizes[f"copies{dim}"] = enlarged // size
+    rest = ", _*" * (len(signature.operands) - 1)
+    return Row(f"{' '.join(dims)}{rest} -> {' '.join(made)}", cost="memory", linear=((0,),), sizes=sizes)
+
+
+def _repeats(signature: Signature) -> bool:
+    """Whether nearest-element resizing by a whole factor is plain repetition."""
+    if signature.version < 11 or signature.kind == "Upsample":
+        return True
+    coordinates = signature.text("coordinate_transformation_mode", "half_pixel")
+    rounding = signature.text("nearest_mode", "round_prefer_floor")
+    return (coordinates, rounding) in {
+        ("asymmetric", "floor"),
+        ("half_pixel", "round_prefer_floor"),
+        ("half_pixel", "round_prefer_ceil"),
+    }
+
+
+TABLE: tuple[Entry, ...] = (
+    by("MaxPool AveragePool LpPool", pool),
+    by("Resize Upsample", resize),
+)

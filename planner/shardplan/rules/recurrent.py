@@ -1,0 +1,48 @@
+"""Recurrent layers: batch is free; hidden units split at the price of gathering the state at every time step."""
+
+from __future__ import annotations
+
+import math
+
+from shardplan.rules.row import Entry, Row, by
+from shardplan.rules.signature import Signature
+from shardplan.rules.types import Gemm, InnerCollective
+
+GATES = {"RNN": 1, "LSTM": 4, "GRU": 3}
+
+
+def recurrent(signature: Signature) -> Row:
+    """`RNN`, `LSTM`, `GRU`: weights [directions, gates * hidden, ...] are split inside each gate.
+
+    `t` time, `b` batch, `i` input, `h` hidden units made, `j` hidden units read (all of them, at each step). Each step
+    gathers the new state of one direction in forward and reduces its gradient in backward.
+    """
+    gates, batch_first = GATES[signature.kind], bool(signature.integer("layout"))
+    state = "b !d h" if batch_first else "!d b h"
+    data, made = ("b !t !i", "b !t !d h") if batch_first else ("!t b !i", "!t !d b h")
+    operands = [data, "!d (!gates h) !i", "!d (!gates h) !j", "!d (!biases h)", "b", state, state, "!d (!peepholes h)"]
+    results = [made, state, state]
+    hidden = signature.shape(2)[-1]
+    steps, batch = (signature.shape()[dim] for dim in ((1, 0) if batch_first else (0, 1)))
+    directions = signature.shape(1)[0]
+    cells = steps * batch * directions * gates * hidden
+    gathered = math.ceil(batch * hidden * signature.operand(0).item_bytes)
+    return Row(
+        f"{', '.join(operands[: len(signature.operands)])} -> {', '.join(results[: len(signature.results)])}",
+        cost="gemm",
+        saves="0 1 2 3 5 6 7 r0",
+        flops=2.0 * cells * (signature.shape()[-1] + hidden),
+        sizes={"h": hidden, "j": hidden, "gates": gates, "biases": 2 * gates, "peepholes": 3},
+        inner={
+            "h": (
+                InnerCollective("all_gather", gathered, "forward", count=steps * directions),
+                InnerCollective("reduce_scatter", gathered, "backward", count=steps * directions),
+            )
+        },
+        gemm=Gemm(m=("b",), n=("h", "gates"), k=("i",)),
+        temporary_bytes=math.ceil(cells * signature.operand(0).item_bytes),
+        segmented=True,
+    )
+
+
+TABLE: tuple[Entry, ...] = (by("RNN LSTM GRU", recurrent),)

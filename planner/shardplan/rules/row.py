@@ -1,0 +1,269 @@
+"""A row of a table of operators, and how a row and a signature become a rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardplan.layout.placement import RP, P, Placement, R, S
+from shardplan.rules.equation import Equation, Pattern, bind, parse, spread
+from shardplan.rules.signature import Signature
+from shardplan.rules.types import Cost, Gemm, InnerCollective, Join, Option, Rule, Slot
+
+MOST_SEGMENTS = 512
+STATISTIC_BYTES = 4
+"""Statistics are summed in single precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operator: its equation and at most a few facts.
+
+    `linear`: sets of operand positions, jointly linear each. `saves`: what backward reads, operands `"0 1"`, results
+    `"r0"`. `work`: operations per element of the largest operand or result, for `pointwise` and `memory`; `flops` and
+    `backward_flops` (default: twice `flops` for products, else once) override it. `sizes`: factors that the shapes leave open.
+    `limits`: what the number of shards must divide, where that is not the factor's size; a `^` factor without a limit is
+    whole. `statistics`: values per row that `~` factors all-reduce in forward and in backward. `inner`: collectives
+    of other factors. `gemm`: which factors are rows, columns, sum and batch of the matrix product, found from the
+    equation if it has two operands. `segmented`: offer segmented shards of minor factors (else only where neighbours follow).
+    `idle`: factors whose split leaves every device all the work. `extra`: options that no equation tells.
+    """
+
+    equation: str
+    cost: Cost = "pointwise"
+    linear: tuple[tuple[int, ...], ...] = ()
+    saves: str = ""
+    work: float = 1.0
+    flops: float | None = None
+    backward_flops: float | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    statistics: tuple[int, int] = (1, 1)
+    inner: Mapping[str, tuple[InnerCollective, ...]] = field(default_factory=dict)
+    gemm: Gemm | None = None
+    temporary_bytes: int = 0
+    segmented: bool = False
+    idle: tuple[str, ...] = ()
+    extra: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row, or a function of the signature that gives one (None: this form of the operator is replicated), for the
+    operators `kinds` from opset version `since` on; `reads`: operands whose constant values the function looks at."""
+
+    kinds: tuple[str, ...]
+    row: Row | Callable[[Signature], Row | None]
+    since: int = 1
+    reads: tuple[int, ...] = ()
+
+
+def row(kinds: str, equation: str, **facts: object) -> Entry:
+    """The table line of the operators named in `kinds`; `facts` are those of `Row` and `Entry`."""
+    since = facts.pop("since", 1)
+    return Entry(tuple(kinds.split()), Row(equation, **facts), since)  # type: ignore[arg-type]
+
+
+def by(kinds: str, function: Callable[[Signature], Row | None], *, since: int = 1, reads: Sequence[int] = ()) -> Entry:
+    """The table line of operators whose equation depends on their attributes."""
+    return Entry(tuple(kinds.split()), function, since, tuple(reads))
+
+
+Places = list[dict[str, Placement]]
+
+
+def make_rule(line: Row, signature: Signature) -> Rule:
+    """The rule that a row gives for the shapes of a signature. `EquationError` where they do not fit."""
+    shapes = [None if tensor is None else tensor.shape for tensor in (*signature.operands, *signature.results)]
+    count = len(signature.operands)
+    ranks = [None if shape is None else len(shape) for shape in shapes]
+    equation = spread(parse(line.equation), ranks[:count], ranks[count:])
+    sizes = bind(equation, shapes, line.sizes)
+    places = _places(equation, shapes, sizes)
+    joins, joined = _joins(equation, shapes, sizes, count)
+    options = [
+        _option(line, signature, equation, places, factor, sizes)
+        for factor in dict.fromkeys(factor for place in places for factor in place)
+        if factor not in joined and _may_split(line, equation, places, factor, sizes)
+    ]
+    plain = [option for option in options if line.segmented or not _is_segmented(option)]
+    saved_operands, saved_results = _saved(line, signature)
+    flops, backward_flops = _flops(line, signature, sizes)
+    return Rule(
+        line.equation,
+        (*plain, *line.extra),
+        sizes,
+        linear=_linear(line, signature),
+        saved_operands=saved_operands,
+        saved_results=saved_results,
+        cost=line.cost,
+        flops=flops,
+        backward_flops=backward_flops,
+        gemm=line.gemm or (_gemm(equation) if line.cost == "gemm" else None),
+        temporary_bytes=line.temporary_bytes,
+        latent=tuple(option for option in options if not line.segmented and _is_segmented(option)),
+        joins=joins,
+    )
+
+
+def _places(equation: Equation, shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[str, int]) -> Places:
+    """For each operand and result: factor -> the shard that splitting the factor makes of it."""
+    places: Places = []
+    for pattern, shape in zip((*equation.operands, *equation.results), shapes, strict=True):
+        place: dict[str, Placement] = {}
+        for dim, size in enumerate(shape or ()):
+            if size != 1 and not pattern.dims[dim].joined:
+                for factor, placement in _compound(pattern.dims[dim].factors, dim, size, sizes):
+                    place[factor] = R if factor in place else placement  # a diagonal cannot be split
+        places.append(place)
+    return places
+
+
+def _compound(factors: tuple[str, ...], dim: int, size: int, sizes: Mapping[str, int]) -> list[tuple[str, Placement]]:
+    """The shard that each factor of one dim makes: the first one larger than 1 plainly, later ones by segments."""
+    shards, outer = [], 1
+    for factor in factors:
+        if sizes[factor] > 1:
+            segments = () if outer == 1 else (size // outer,) * outer
+            if len(segments) <= MOST_SEGMENTS:
+                shards.append((factor, S(dim, segments)))
+        outer *= sizes[factor]
+    return shards
+
+
+def _joins(
+    equation: Equation, shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[str, int], count: int
+) -> tuple[tuple[Join, ...], frozenset[str]]:
+    """The concatenated dims, and the factors that are parts of one."""
+    slots: dict[str, Slot] = {}
+    wholes: list[tuple[Slot, tuple[str, ...]]] = []
+    for index, pattern in enumerate((*equation.operands, *equation.results)):
+        if shapes[index] is None:
+            continue
+        is_result = index >= count
+        for dim, part in enumerate(pattern.dims):
+            slot = Slot(is_result, index - count if is_result else index, dim)
+            if part.joined:
+                wholes.append((slot, part.factors))
+            elif len(part.factors) == 1:
+                slots[part.factors[0]] = slot
+    joins = []
+    for whole, parts in wholes:
+        kept = [part for part in parts if sizes[part]]
+        name = "|".join(kept if len(kept) <= 4 else (kept[0], "…", kept[-1]))
+        joins.append(Join(name, whole, tuple(slots.get(part) for part in kept), tuple(sizes[part] for part in kept)))
+    return tuple(joins), frozenset(part for _, parts in wholes for part in parts)
+
+
+def _may_split(line: Row, equation: Equation, places: Places, factor: str, sizes: Mapping[str, int]) -> bool:
+    mark = equation.marks.get(factor)
+    if mark == "!" or (mark == "^" and factor not in line.limits):
+        return False
+    is_diagonal = any(place.get(factor) == R for place in places)
+    return not is_diagonal and line.limits.get(factor, sizes[factor]) > 1
+
+
+def _option(
+    line: Row, signature: Signature, equation: Equation, places: Places, factor: str, sizes: Mapping[str, int]
+) -> Option:
+    mark, how = equation.marks.get(factor, ""), equation.reductions.get(factor, "sum")
+    inside = mark == "~" or how == "merge"
+    combined = R if inside else P("sum" if how == "mean" else how)
+    count = len(signature.operands)
+    results = tuple(
+        R if made is None else place.get(factor, combined)
+        for made, place in zip(signature.results, places[count:], strict=True)
+    )
+    is_partial = any(placement.kind == "P" for placement in results)
+    operands = tuple(
+        R if operand is None else place.get(factor) or _absent(pattern, is_partial=is_partial)
+        for operand, place, pattern in zip(signature.operands, places, equation.operands, strict=False)
+    )
+    inner = line.inner.get(factor, ())
+    if mark == "~" and not inner:
+        inner = _statistics(line, signature, equation, sizes)
+    return Option(
+        factor,
+        line.limits.get(factor, sizes[factor]),
+        operands,
+        results,
+        inner,
+        works=factor not in line.idle,
+        ordered=mark in {"^", "@"},
+        averaged=how == "mean",
+    )
+
+
+def _absent(pattern: Pattern, *, is_partial: bool) -> Placement:
+    """Of an operand without the factor: replicated with partial gradients; an addend of partial sums is partial."""
+    return P() if pattern.is_addend and is_partial else RP
+
+
+def _statistics(
+    line: Row, signature: Signature, equation: Equation, sizes: Mapping[str, int]
+) -> tuple[InnerCollective, ...]:
+    """All-reduces of `line.statistics` values for each row, a row being what the `~` factors of operand 0 run over."""
+    shared = [factor for factor, mark in equation.marks.items() if mark == "~"]
+    rows = signature.operand(0).elements // max(1, math.prod(sizes[factor] for factor in shared))
+    forward, backward = (count * rows * STATISTIC_BYTES for count in line.statistics)
+    both = (InnerCollective("all_reduce", forward), InnerCollective("all_reduce", backward, "backward"))
+    return tuple(collective for collective in both if collective.payload_bytes)
+
+
+def _is_segmented(option: Option) -> bool:
+    return any(placement.segments for placement in (*option.operands, *option.results))
+
+
+def _makes_floats(signature: Signature) -> bool:
+    return all(made.is_float for made in signature.results if made is not None)
+
+
+def _linear(line: Row, signature: Signature) -> tuple[tuple[int, ...], ...]:
+    """The linear sets, without absent operands, and only for floats: partial sums of integers lead nowhere."""
+    if not _makes_floats(signature):
+        return ()
+    groups = (tuple(i for i in group if signature.has(i) and signature.operand(i).is_float) for group in line.linear)
+    return tuple(group for group in groups if group)
+
+
+def _saved(line: Row, signature: Signature) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of operands and results that backward reads; none if nothing differentiable is made."""
+    if not any(made is not None and made.is_float for made in signature.results):
+        return (), ()
+    words = line.saves.split()
+    operands = tuple(int(word) for word in words if word[0] != "r" and signature.has(int(word)))
+    return operands, tuple(int(word[1:]) for word in words if word[0] == "r" and signature.made(int(word[1:])))
+
+
+def _flops(line: Row, signature: Signature, sizes: Mapping[str, int]) -> tuple[float, float]:
+    """Forward and backward operations of the whole operator."""
+    if line.cost in {"view", "free"}:
+        return 0.0, 0.0
+    is_product = line.cost in {"gemm", "conv", "attention"}
+    forward = line.flops
+    if forward is None and is_product:
+        forward = 2.0 * math.prod(sizes.values())
+    elif forward is None:
+        tensors = (*signature.operands, *signature.results)
+        forward = line.work * max((tensor.elements for tensor in tensors if tensor is not None), default=0)
+    assert forward is not None
+    if line.backward_flops is not None:
+        return forward, line.backward_flops
+    return forward, (2.0 * forward if is_product else forward) if _makes_floats(signature) else 0.0
+
+
+def _gemm(equation: Equation) -> Gemm:
+    """Roles of the factors of a product of two operands: by where they occur."""
+    left, right = (_factors(pattern) for pattern in equation.operands[:2])
+    made = _factors(equation.results[0])
+    return Gemm(
+        m=tuple(factor for factor in left if factor in made and factor not in right),
+        n=tuple(factor for factor in right if factor in made and factor not in left),
+        k=tuple(factor for factor in left if factor not in made),
+        batch=tuple(factor for factor in left if factor in made and factor in right),
+    )
+
+
+def _factors(pattern: Pattern) -> list[str]:
+    return [factor for dim in pattern.dims for factor in dim.factors]
