@@ -1,1 +1,8 @@
 """`Problem` -> `Solution` with a bound. Knows no tensors and no devices."""
+
+from shardplan.solve.budget import Progress
+from shardplan.solve.evaluate import Evaluation, evaluate
+from shardplan.solve.problem import Edge, Problem, Solution, Usage
+from shardplan.solve.solver import solve
+
+__all__ = ["Edge", "Evaluation", "Problem", "Progress", "Solution", "Usage", "evaluate", "solve"]

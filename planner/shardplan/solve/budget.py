@@ -1,0 +1,79 @@
+"""Limits of a solve: seconds, work, and a person's patience."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Literal
+
+Phase = Literal["reduce", "bound", "search", "prove"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a solve is. `best` is infinite until an assignment is known."""
+
+    seconds: float
+    best: float
+    bound: float
+    phase: Phase
+
+
+@dataclass
+class Budget:
+    """What may be spent, and what has been. One unit of work is about a million table entries looked at.
+
+    `spent` and `expired` decide alike on every machine as long as there is no time limit.
+    """
+
+    time_limit: float | None = None
+    work_limit: float | None = None
+    started: float = field(default_factory=time.monotonic)
+    work: float = 0.0
+    interrupted: bool = False
+    timed_out: bool = False
+    _previous: Callable[[int, FrameType | None], object] | int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the time limit; infinite without one."""
+        return float("inf") if self.time_limit is None else self.time_limit - self.seconds
+
+    def spend(self, entries: float) -> None:
+        """Account for so many table entries."""
+        self.work += entries / 1e6
+
+    def expired(self) -> bool:
+        """Whether to stop now."""
+        if self.interrupted:
+            return True
+        if self.work_limit is not None and self.work >= self.work_limit:
+            return True
+        self.timed_out = self.timed_out or self.seconds_left <= 0
+        return self.timed_out
+
+    def __enter__(self) -> Budget:
+        """From here on, the first Ctrl-C only asks to stop; a second one raises."""
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.getsignal(signal.SIGINT)
+            signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+            self._previous = None
+
+    def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True

@@ -1,0 +1,110 @@
+"""What the reductions leave, in flat arrays: labels of all nodes side by side, edges in a sweep order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.solve.graph import Graph, Use
+from shardplan.solve.problem import Costs
+from shardplan.solve.tables import NONE
+
+Indices = NDArray[np.int64]
+
+WAVEFRONT = 1000
+"""Up to so many nodes the sweep follows the graph's order; beyond, colour classes, for fewer and larger steps."""
+
+
+@dataclass(frozen=True, slots=False)
+class Core:
+    """`nodes[p]` is the graph's node at position p; its labels are `offsets[p]:offsets[p + 1]` of every flat vector.
+
+    Edge e joins positions `first[e] < second[e]`; `tables[e]` has the labels of `first[e]` as rows.
+    """
+
+    nodes: tuple[int, ...]
+    levels: Indices
+    offsets: Indices
+    costs: Costs
+    first: Indices
+    second: Indices
+    tables: tuple[Costs, ...]
+    numbers: tuple[int, ...]
+    uses: tuple[tuple[Use, ...], ...]
+    const: float
+
+    @cached_property
+    def sizes(self) -> Indices:
+        """Labels per position."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def pairs(self) -> int:
+        """Entries of all tables."""
+        return sum(table.size for table in self.tables)
+
+    @cached_property
+    def around(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+        """Per position: (other position, edge, which end of it this one is: 0 first, 1 second)."""
+        found: list[list[tuple[int, int, int]]] = [[] for _ in self.nodes]
+        for edge, (a, b) in enumerate(zip(self.first.tolist(), self.second.tolist(), strict=True)):
+            found[a].append((b, edge, 0))
+            found[b].append((a, edge, 1))
+        return tuple(map(tuple, found))
+
+    def row(self, edge: int, end: int, label: int) -> Costs:
+        """What the other end's labels pay when end `end` of an edge takes `label`."""
+        table = self.tables[edge]
+        return table[label] if end == 0 else table[:, label]
+
+    def cost(self, choices: Indices) -> float:
+        """Cost of one label per position."""
+        total = self.const + float(self.costs[self.offsets[:-1] + choices].sum())
+        ends = zip(self.tables, choices[self.first].tolist(), choices[self.second].tolist(), strict=True)
+        return total + sum(float(table[i, j]) for table, i, j in ends)
+
+
+def core_of(graph: Graph) -> Core:
+    """The nodes that are alive, ordered for sweeps."""
+    levels = _levels(graph)
+    nodes = tuple(sorted(graph.alive, key=lambda node: (levels[node], node)))
+    position = {node: p for p, node in enumerate(nodes)}
+    arrays = graph.tables.arrays
+    edges = sorted(
+        (position[u], position[v], matrix)
+        for u in nodes
+        for v, matrix in graph.neighbours[u].items()
+        if position[u] < position[v]
+    )
+    zeros = [np.zeros(graph.sizes[node]) if graph.costs[node] == NONE else arrays[graph.costs[node]] for node in nodes]
+    return Core(
+        nodes=nodes,
+        levels=np.array([levels[node] for node in nodes], dtype=np.int64),
+        offsets=np.cumsum([0, *(graph.sizes[node] for node in nodes)], dtype=np.int64),
+        costs=np.concatenate(zeros) if zeros else np.zeros(0),
+        first=np.array([a for a, _, _ in edges], dtype=np.int64),
+        second=np.array([b for _, b, _ in edges], dtype=np.int64),
+        tables=tuple(arrays[matrix] for _, _, matrix in edges),
+        numbers=tuple(matrix for _, _, matrix in edges),
+        uses=tuple(graph.uses[node] for node in nodes),
+        const=graph.const,
+    )
+
+
+def _levels(graph: Graph) -> dict[int, int]:
+    """A number per node, different for neighbours: depth in the graph's order, or a greedy colour when there are
+    many."""
+    levels: dict[int, int] = {}
+    order = sorted(graph.alive)
+    if len(order) > WAVEFRONT:
+        order.sort(key=lambda node: (-len(graph.neighbours[node]), node))
+        for node in order:
+            taken = {levels[other] for other in graph.neighbours[node] if other in levels}
+            levels[node] = next(colour for colour in range(len(taken) + 1) if colour not in taken)
+        return levels
+    for node in order:
+        levels[node] = 1 + max((levels[other] for other in graph.neighbours[node] if other in levels), default=-1)
+    return levels

@@ -1,0 +1,51 @@
+"""What an assignment costs and uses, in Python integers. Shares no code with the search, and does not trust it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardplan.solve.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """`cost` is `math.inf` when a forbidden choice or pair is taken; `peak_bytes` is at `peak_moment`."""
+
+    cost: int | float
+    peak_bytes: int
+    peak_moment: int
+    feasible: bool
+
+
+def evaluate(problem: Problem, choices: Sequence[int]) -> Evaluation:
+    """Cost and largest memory of one choice per node. Raises `ValueError` when `choices` does not fit the problem."""
+    if len(choices) != len(problem.costs):
+        raise ValueError(f"{len(choices)} choices for {len(problem.costs)} nodes")
+    for node, (choice, costs) in enumerate(zip(choices, problem.costs, strict=True)):
+        if not 0 <= choice < len(costs):
+            raise ValueError(f"node {node} has choices 0 to {len(costs) - 1}, not {choice}")
+    paid = [float(costs[choice]) for choice, costs in zip(choices, problem.costs, strict=True)]
+    paid += [float(edge.table[choices[edge.u], choices[edge.v]]) for edge in problem.edges]
+    forbidden = any(math.isinf(value) for value in paid)
+    peak, moment = _peak(problem, choices)
+    fits = problem.limit is None or peak <= problem.limit
+    return Evaluation(
+        math.inf if forbidden else sum(int(value) for value in paid), peak, moment, fits and not forbidden
+    )
+
+
+def _peak(problem: Problem, choices: Sequence[int]) -> tuple[int, int]:
+    steps: dict[int, int] = {}
+    for usage in problem.usages:
+        if usage.end > usage.start:
+            amount = int(usage.amount[choices[usage.node]])
+            steps[usage.start] = steps.get(usage.start, 0) + amount
+            steps[usage.end] = steps.get(usage.end, 0) - amount
+    level, peak, moment = 0, 0, 0
+    for at in sorted(steps):
+        level += steps[at]
+        if level > peak:
+            peak, moment = level, at
+    return peak, moment

@@ -1,0 +1,136 @@
+"""Small cores: raise the bound, forbid what it excludes, reduce again, and let HiGHS prove the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardplan.solve.budget import Budget
+from shardplan.solve.core import Core, Indices, core_of
+from shardplan.solve.decode import condition, greedy, hubs
+from shardplan.solve.dual import Dual
+from shardplan.solve.eliminate import eliminate
+from shardplan.solve.graph import Contradiction, Graph
+from shardplan.solve.highs import Program
+from shardplan.solve.memory import Profiles
+from shardplan.solve.prune import prune
+
+SWEEPS = 400
+PATIENCE = 10
+HUBS = 12
+SHRINKS = 0.8
+"""Go round again while pruning leaves less than this share of the pairs."""
+
+
+@dataclass(slots=True)
+class Incumbent:
+    """The best assignment known and the bound proven, in costs of the problem times `scale`."""
+
+    scale: float
+    cost: float = np.inf
+    bound: float = -np.inf
+    choices: tuple[int, ...] | None = None
+    report: Callable[[], None] = lambda: None
+
+    def offer(self, cost: float, choices: Callable[[], tuple[int, ...]]) -> bool:
+        """Take an assignment of the whole problem if it is better."""
+        if cost >= self.cost:
+            return False
+        self.cost, self.choices = cost, choices()
+        self.report()
+        return True
+
+    def prove(self, bound: float) -> None:
+        """Take a bound if it is better; costs are integers, so it is rounded up to the next."""
+        rounded = np.ceil(bound / self.scale - 1e-6) * self.scale if np.isfinite(bound) else bound
+        if min(rounded, self.cost) > self.bound:
+            self.bound = min(rounded, self.cost)
+            self.report()
+
+    @property
+    def target(self) -> float:
+        """What a better assignment costs at most."""
+        return self.cost - self.scale
+
+    @property
+    def closed(self) -> bool:
+        """Whether the incumbent is proven optimal."""
+        return self.bound >= self.cost
+
+
+def close(graph: Graph, best: Incumbent, budget: Budget) -> None:
+    """Solve a graph without memory to optimality unless the budget ends."""
+    try:
+        eliminate(graph)
+        core = core_of(graph)
+        while core.nodes and not budget.expired():
+            dual = raise_bound(graph, core, best, budget)
+            if best.closed:
+                return
+            prune(graph, dual, best.target)
+            eliminate(graph)
+            smaller = core_of(graph)
+            stalled = smaller.pairs > SHRINKS * core.pairs
+            core = smaller
+            if stalled:
+                break
+        if not core.nodes:
+            best.offer(graph.const, lambda: graph.restore({}))
+            best.prove(graph.const)
+        elif not budget.expired():
+            prove(graph, core, best, budget)
+    except Contradiction:
+        best.prove(best.cost)  # nothing costs less than the incumbent
+
+
+def raise_bound(graph: Graph, core: Core, best: Incumbent, budget: Budget) -> Dual:
+    """Sweep until the bound stops rising, and decode what the messages suggest."""
+    dual = Dual(core)
+    last, idle = -np.inf, 0
+    for _ in range(SWEEPS):
+        bound = dual.sweep()
+        budget.spend(2 * core.pairs)
+        gain = bound - last
+        last = bound
+        best.prove(bound)
+        idle = idle + 1 if gain <= 1e-4 * max(best.cost - bound, 0.0) or gain < best.scale else 0
+        if best.closed or idle >= PATIENCE or budget.expired():
+            break
+        if idle == PATIENCE // 2 or not np.isfinite(best.cost):
+            decode(graph, core, dual, best, refine=False)
+    decode(graph, core, dual, best, refine=True)
+    return dual
+
+
+def decode(graph: Graph, core: Core, dual: Dual, best: Incumbent, *, refine: bool) -> None:
+    """Offer the greedy assignments of both directions, and the best for their hubs."""
+    position = {node: p for p, node in enumerate(core.nodes)}
+    fixed = hubs(graph) if refine else []
+    for backward in (False, True):
+        choices = greedy(dual, backward=backward)
+        if choices is None:
+            continue
+        offer(graph, core, choices, best)
+        if not best.closed and fixed and len(fixed) <= HUBS:
+            found = condition(graph, {hub: int(choices[position[hub]]) for hub in fixed})
+            if found is not None:
+                best.offer(found[0], lambda found=found: graph.restore(dict(zip(graph.alive, found[1], strict=True))))
+
+
+def offer(graph: Graph, core: Core, choices: Indices, best: Incumbent) -> None:
+    """Offer labels of a core as an assignment of the whole problem."""
+    best.offer(core.cost(choices), lambda: graph.restore(dict(zip(core.nodes, choices.tolist(), strict=True))))
+
+
+def prove(graph: Graph, core: Core, best: Incumbent, budget: Budget, limit: int | None = None) -> None:
+    """HiGHS on the core: its answer is optimal, or the incumbent is."""
+    dual = Dual(core)
+    for _ in range(PATIENCE):
+        dual.sweep()
+    profiles = None if limit is None else Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
+    answer = Program(dual, budget, best.target, profiles, limit or 0).solve()
+    if answer.choices is not None:
+        offer(graph, core, answer.choices, best)
+    best.prove(best.cost if answer.verdict == "infeasible" else answer.bound)

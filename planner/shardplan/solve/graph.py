@@ -1,0 +1,248 @@
+"""The problem while it is being reduced: nodes, tables by number, memory, and the trail that leads back.
+
+Every step below keeps the least cost (`const` + what is left) and every memory profile that an assignment can have.
+`restore` walks the trail backwards and turns choices of what is left into choices of the whole problem, at the same
+cost.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardplan.solve.problem import Bytes, Problem
+from shardplan.solve.tables import NONE, Split, Tables, open_rows
+
+
+class Contradiction(Exception):  # noqa: N818 - not an error: a proof that nothing is allowed
+    """No assignment is left."""
+
+
+class Use(NamedTuple):
+    """A node's memory from `start` to `end`: table `amount` over its choices, least entry 0."""
+
+    start: int
+    end: int
+    amount: int
+
+
+class Take(NamedTuple):
+    """`node` kept the choices `rows`."""
+
+    node: int
+    rows: tuple[int, ...]
+
+
+class Follow(NamedTuple):
+    """`node` takes choice `image[i]` when `leader` takes i."""
+
+    node: int
+    leader: int
+    image: tuple[int, ...]
+
+
+class Gone(NamedTuple):
+    """`node` was minimised out: its best choice depends on at most two neighbours. `tables` have its choices as
+    rows."""
+
+    node: int
+    costs: int
+    neighbours: tuple[int, ...]
+    tables: tuple[int, ...]
+
+
+class Graph:
+    """Mutable working copy of a problem. `neighbours[v][w]` is the number of a matrix whose rows are v's choices."""
+
+    def __init__(self, tables: Tables, sizes: list[int], moments: int) -> None:
+        self.tables = tables
+        self.sizes = sizes
+        self.costs = [NONE] * len(sizes)
+        self.neighbours: list[dict[int, int]] = [{} for _ in sizes]
+        self.uses: list[tuple[Use, ...]] = [()] * len(sizes)
+        self.alive = dict.fromkeys(range(len(sizes)))
+        self.const = 0.0
+        self.base_steps = np.zeros(moments + 1, dtype=np.int64)
+        self.trail: list[Take | Follow | Gone] = []
+        self.touched: dict[int, None] = {}
+
+    def copy(self) -> Graph:
+        """An independent copy over the same store of tables."""
+        twin = Graph.__new__(Graph)
+        twin.tables = self.tables
+        twin.sizes = self.sizes.copy()
+        twin.costs = self.costs.copy()
+        twin.neighbours = [dict(row) if row else {} for row in self.neighbours]
+        twin.uses = self.uses.copy()
+        twin.alive = self.alive.copy()
+        twin.const = self.const
+        twin.base_steps = self.base_steps.copy()
+        twin.trail = self.trail.copy()
+        twin.touched = self.touched.copy()
+        return twin
+
+    @property
+    def base(self) -> Bytes:
+        """Bytes per moment that every assignment uses."""
+        return np.cumsum(self.base_steps[:-1])
+
+    def add_cost(self, node: int, const: float, vector: int) -> None:
+        """Add `const + vector[i]` to the cost of the node's choices."""
+        if const == np.inf:
+            raise Contradiction
+        self.const += const
+        if vector == NONE:
+            return
+        more, self.costs[node] = self.tables.sum_vectors(self.costs[node], vector)
+        if more == np.inf:
+            raise Contradiction
+        self.const += more
+        self.touched[node] = None
+
+    def add_edge(self, u: int, v: int, split: Split) -> None:
+        """Add a matrix in normal form between two nodes; parallel edges become one."""
+        self.add_cost(u, split.const, split.row)
+        self.add_cost(v, 0.0, split.column)
+        if split.rest == NONE:
+            return
+        held = self.neighbours[u].get(v)
+        self.touched[u] = self.touched[v] = None
+        if held is None:
+            self._link(u, v, split.rest)
+            return
+        both = self.tables.sum_matrices(held, split.rest)
+        self.unlink(u, v)
+        self.add_cost(u, both.const, both.row)
+        self.add_cost(v, 0.0, both.column)
+        if both.rest != NONE:
+            self._link(u, v, both.rest)
+
+    def _link(self, u: int, v: int, matrix: int) -> None:
+        self.neighbours[u][v] = matrix
+        self.neighbours[v][u] = matrix ^ 1
+
+    def unlink(self, u: int, v: int) -> None:
+        """Remove the edge between two nodes."""
+        del self.neighbours[u][v]
+        del self.neighbours[v][u]
+
+    def add_use(self, node: int, start: int, end: int, amount: int) -> None:
+        """Add memory to a node; what all its choices use goes to the base."""
+        least, rest = self.tables.vector(self.tables.arrays[amount])
+        self.base_steps[start] += int(least)
+        self.base_steps[end] -= int(least)
+        if rest != NONE:
+            self.uses[node] = (*self.uses[node], Use(start, end, rest))
+
+    def keep(self, node: int, rows: tuple[int, ...]) -> None:
+        """Restrict a node to the choices `rows`."""
+        if not rows:
+            raise Contradiction
+        self.trail.append(Take(node, rows))
+        self._index(node, rows)
+
+    def _index(self, node: int, rows: tuple[int, ...]) -> None:
+        """Replace choice i of a node by what was choice `rows[i]`."""
+        tables = self.tables
+        self.sizes[node] = len(rows)
+        costs = self.costs[node]
+        if costs != NONE:
+            self.costs[node] = NONE
+            self.add_cost(node, *tables.vector(tables.arrays[tables.take(costs, rows)]))
+        uses, self.uses[node] = self.uses[node], ()
+        for use in uses:
+            self.add_use(node, use.start, use.end, tables.take(use.amount, rows))
+        for other, matrix in list(self.neighbours[node].items()):
+            self.unlink(node, other)
+            self.add_edge(node, other, tables.split(tables.take(matrix, rows)))
+        self.touched[node] = None
+
+    def drop_infinite(self, node: int) -> bool:
+        """Remove choices that cost infinity; whether there were any."""
+        costs = self.costs[node]
+        if not self.tables.has_infinity(costs):
+            return False
+        self.keep(node, open_rows(np.isfinite(self.tables.arrays[costs])))
+        return True
+
+    def settle(self) -> None:
+        """Drop infinite choices until none is left anywhere."""
+        while self.touched:
+            touched, self.touched = self.touched, {}
+            for node in touched:
+                if node in self.alive:
+                    self.drop_infinite(node)
+
+    def minimise(self, node: int) -> None:
+        """Remove a node that uses no memory and has at most two neighbours, taking its best choice for theirs."""
+        around = self.neighbours[node]
+        costs = self.costs[node]
+        others = tuple(around)
+        matrices = tuple(around.values())
+        self.trail.append(Gone(node, costs, others, matrices))
+        for other in others:
+            del self.neighbours[other][node]
+            self.touched[other] = None
+        self.neighbours[node] = {}
+        del self.alive[node]
+        if len(others) == 1:
+            self.add_cost(others[0], *self.tables.project(costs, matrices[0]))
+        elif others:
+            self.add_edge(others[0], others[1], self.tables.join(matrices[0] ^ 1, costs, matrices[1]))
+
+    def restore(self, core: dict[int, int]) -> tuple[int, ...]:
+        """Choices of all nodes of the original problem from the choices of the nodes that are alive."""
+        choices = [0] * len(self.sizes)
+        for node, choice in core.items():
+            choices[node] = choice
+        best: dict[tuple[object, ...], int] = {}
+        arrays = self.tables.arrays
+        for step in reversed(self.trail):
+            if isinstance(step, Gone):
+                key = (step.costs, *((m, choices[w]) for w, m in zip(step.neighbours, step.tables, strict=True)))
+                choice = best.get(key)
+                if choice is None:
+                    parts = [arrays[m ^ 1][choices[w]] for w, m in zip(step.neighbours, step.tables, strict=True)]
+                    parts += [arrays[step.costs]] if step.costs != NONE else []
+                    choice = best[key] = int(np.argmin(sum(parts))) if parts else 0
+                choices[step.node] = choice
+            elif isinstance(step, Take):
+                choices[step.node] = step.rows[choices[step.node]]
+            else:
+                choices[step.node] = step.image[choices[step.leader]]
+        return tuple(choices)
+
+
+def build(problem: Problem, tables: Tables, scale: float = 1.0) -> Graph:
+    """The working copy of a checked problem, costs multiplied by `scale` (a power of two, so exactly)."""
+    graph = Graph(tables, [len(costs) for costs in problem.costs], problem.moments)
+    scaled: dict[int, int] = {}
+
+    def number(array: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int:
+        found = scaled.get(id(array))
+        if found is None:
+            given = tables.intern(array)
+            found = (
+                given
+                if scale == 1.0
+                else tables.memo(("scale", given), lambda: tables.add(tables.arrays[given] * scale))
+            )
+            scaled[id(array)] = found
+        return found
+
+    for node, costs in enumerate(problem.costs):
+        vector = number(costs)
+        graph.add_cost(
+            node, *tables.memo(("vector", vector), lambda vector=vector: tables.vector(tables.arrays[vector]))
+        )
+    for edge in problem.edges:
+        graph.add_edge(edge.u, edge.v, tables.split(number(edge.table)))
+    if problem.limit is not None:
+        for usage in problem.usages:
+            if usage.end > usage.start:
+                amount = np.minimum(usage.amount, problem.limit + 1).astype(
+                    np.float64
+                )  # more than the limit is all the same
+                graph.add_use(usage.node, usage.start, usage.end, tables.add(amount))
+    return graph

@@ -1,0 +1,257 @@
+"""The rest as an integer linear program, solved by HiGHS.
+
+Binary x for each label; continuous y >= 0 for each finite pair of an edge, whose row and column sums equal the x of
+its ends: integral x make y integral, and the LP is as tight as a pairwise LP can be. Pairs that cost infinity are not
+created. Memory rows are added when a solution breaks them. Costs are those above the dual's bound, so that no digits
+are lost on what is settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.solve.budget import Budget
+from shardplan.solve.core import Core, Indices
+from shardplan.solve.dual import Dual
+from shardplan.solve.memory import Profiles, peaks
+from shardplan.solve.problem import Costs
+
+Verdict = Literal["optimal", "infeasible", "limit"]
+
+SPAN = 1e4
+"""The program's costs are scaled so that the range of interest (target less bound) is about this long."""
+ROWS_AT_ONCE = 8
+LP_ROUNDS = 30
+
+_Status = highspy.HighsModelStatus
+_VERDICTS: dict[Any, Verdict] = {
+    _Status.kOptimal: "optimal",
+    _Status.kModelEmpty: "optimal",
+    _Status.kInfeasible: "infeasible",
+    _Status.kUnboundedOrInfeasible: "infeasible",  # costs and variables are bounded below
+    _Status.kTimeLimit: "limit",
+    _Status.kIterationLimit: "limit",
+    _Status.kSolutionLimit: "limit",
+    _Status.kInterrupt: "limit",
+    _Status.kHighsInterrupt: "limit",
+    _Status.kMemoryLimit: "limit",
+}
+
+
+class HighsError(RuntimeError):
+    """HiGHS refused a model or lost its way: our bug or its."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`bound` holds for all assignments of the core that fit; `choices` (a label per position) fits, or is `None`."""
+
+    verdict: Verdict
+    choices: Indices | None
+    bound: float
+
+
+@dataclass(slots=True)
+class Program:
+    """The integer program of a core above a dual's bound.
+
+    `profiles` and `limit` bring memory; `prices` are multipliers per moment that are part of the dual's costs. A
+    priced moment has a slack column, which gives back what the price took where memory is left over.
+    """
+
+    dual: Dual
+    budget: Budget
+    target: float
+    profiles: Profiles | None = None
+    limit: int = 0
+    prices: dict[int, float] = field(default_factory=dict)
+    highs: Any = None
+    scale: float = 1.0
+    moments: set[int] = field(default_factory=set)
+
+    def solve(self, start: Indices | None = None) -> Answer:
+        """LP with lazy memory rows, then the integer program with lazy memory rows."""
+        self._create()
+        core = self.dual.core
+        verdict, values = self._relax()
+        if verdict == "infeasible":
+            return Answer("infeasible", None, np.inf)
+        bound = self.dual.bound() + self._objective(values) if verdict == "optimal" else self.dual.bound()
+        if verdict != "optimal" or bound > self.target:
+            return Answer(verdict, None, bound)
+        if start is not None:
+            self.highs.setSolution(len(core.costs), np.arange(len(core.costs), dtype=np.int32), _weights(core, start))
+        labels = np.arange(len(core.costs), dtype=np.int32)
+        self.highs.changeColsIntegrality(len(labels), labels, np.ones(len(labels), dtype=np.uint8))
+        while True:
+            verdict, values = self._run()
+            if verdict == "infeasible":
+                return Answer("infeasible", None, np.inf)
+            bound = max(bound, self.dual.bound() + float(self.highs.getInfo().mip_dual_bound) / self.scale)
+            if values is None:
+                return Answer("limit", None, bound)
+            choices = _largest(core, values)
+            if not self._add_rows(choices):
+                return Answer(verdict, choices, bound)
+            if verdict == "limit":
+                return Answer("limit", None, bound)
+
+    def _relax(self) -> tuple[Verdict, Costs | None]:
+        for _ in range(LP_ROUNDS):
+            verdict, values = self._run()
+            if verdict != "optimal" or values is None or not self._add_moments(values):
+                break
+        return verdict, values
+
+    def _objective(self, values: Costs | None) -> float:
+        return 0.0 if values is None else float(self.highs.getInfo().objective_function_value) / self.scale
+
+    def _create(self) -> None:
+        core, dual = self.dual.core, self.dual
+        slacks = [dual.slack(edge) for edge in range(len(core.tables))]
+        excess = dual.theta - np.repeat(dual.least(), core.sizes)
+        self.scale = (
+            SPAN / max(self.target - dual.bound(), 1.0) if np.isfinite(self.target) else _spread(excess, slacks)
+        )
+        self.highs = _highs()
+        self.highs.cbMipInterrupt.subscribe(self._watch)
+        self.highs.cbSimplexInterrupt.subscribe(self._watch)
+        _pass(self.highs, core, excess * self.scale, [slack * self.scale for slack in slacks])
+        for moment in sorted(self.prices):
+            self._add_row(moment)
+
+    def _run(self) -> tuple[Verdict, Costs | None]:
+        highs = self.highs
+        if np.isfinite(self.budget.seconds_left):
+            highs.setOptionValue("time_limit", highs.getRunTime() + max(self.budget.seconds_left, 0.01))
+        if highs.run() == highspy.HighsStatus.kError:
+            raise HighsError(f"HiGHS failed: {highs.modelStatusToString(highs.getModelStatus())}")
+        info = highs.getInfo()
+        self.budget.spend(max(info.simplex_iteration_count, 1) * highs.getNumRow() / 8)
+        status = highs.getModelStatus()
+        if status not in _VERDICTS:
+            raise HighsError(f"HiGHS stopped with {highs.modelStatusToString(status)}")
+        found = info.primal_solution_status == highspy.kSolutionStatusFeasible
+        return _VERDICTS[status], np.array(highs.getSolution().col_value) if found else None
+
+    def _watch(self, event: Any) -> None:
+        if self.budget.interrupted:
+            event.interrupt()
+
+    def _add_moments(self, values: Costs) -> bool:
+        """Add rows that a fractional point breaks; whether there were any."""
+        if self.profiles is None:
+            return False
+        used = self.profiles.of_weights(values[: len(self.dual.core.costs)])
+        excess = used / self.limit - 1 - 1e-7 if self.limit else used
+        fresh = [m for m in peaks(excess, ROWS_AT_ONCE, 1) if m not in self.moments]
+        for moment in fresh:
+            self._add_row(moment)
+        return bool(fresh)
+
+    def _add_rows(self, choices: Indices) -> bool:
+        """Forbid what whole choices break; whether they broke anything."""
+        if self.profiles is None:
+            return False
+        excess = (self.profiles.of(choices) - self.limit).astype(np.float64)
+        broken = peaks(excess, ROWS_AT_ONCE, 1)
+        for moment in broken:
+            if moment in self.moments:  # broken by less than the program's tolerance
+                self._forbid(moment, choices)
+            else:
+                self._add_row(moment)
+        return bool(broken)
+
+    def _add_row(self, moment: int) -> None:
+        """Usage at a moment, in units of what is free there: at most 1."""
+        assert self.profiles is not None
+        self.moments.add(moment)
+        labels, amounts = self.profiles.row(moment)
+        step = float(np.gcd.reduce(amounts.astype(np.int64))) if len(amounts) else 1.0
+        room = float((self.limit - int(self.profiles.base[moment])) // max(int(step), 1)) * step
+        unit = max(room, step, 1.0)
+        price = self.prices.get(moment, 0.0) * unit * self.scale
+        if price:  # usage + slack = room
+            column = self.highs.getNumCol()
+            self.highs.addCol(price, 0.0, highspy.kHighsInf, 0, np.zeros(0, np.int32), np.zeros(0))
+            labels, amounts = np.append(labels, column), np.append(amounts, unit)
+        lower = room / unit if price else -highspy.kHighsInf
+        self.highs.addRow(lower, room / unit, len(labels), labels.astype(np.int32), amounts / unit)
+
+    def _forbid(self, moment: int, choices: Indices) -> None:
+        """At least one of the chosen labels that use memory at a moment must change."""
+        assert self.profiles is not None
+        labels, amounts = self.profiles.row(moment)
+        chosen = self.dual.core.offsets[:-1] + choices
+        cover = labels[(amounts > 0) & np.isin(labels, chosen)].astype(np.int32)
+        self.highs.addRow(-highspy.kHighsInf, len(cover) - 1.0, len(cover), cover, np.ones(len(cover)))
+
+
+def _highs() -> Any:
+    highs = highspy.Highs()
+    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-6}
+    for name, value in options.items():
+        if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
+            raise HighsError(f"HiGHS does not take {name}={value}")
+    return highs
+
+
+def _spread(excess: Costs, slacks: list[Costs]) -> float:
+    largest = max([float(excess.max(initial=0.0)), *(float(s[np.isfinite(s)].max(initial=0.0)) for s in slacks)])
+    return SPAN / max(largest, 1.0)
+
+
+def _pass(highs: Any, core: Core, costs: Costs, tables: list[Costs]) -> None:
+    """Columns x, then y. Rows: one per node (its x add up to 1), then one per label of either end of each edge (y
+    less x is 0)."""
+    nodes, labels = len(core.nodes), len(core.costs)
+    ends = core.sizes[core.first] + core.sizes[core.second]
+    tops = nodes + np.concatenate([[0], np.cumsum(ends)]).astype(np.int64)
+    x_rows: list[Indices] = [np.repeat(np.arange(nodes), core.sizes)]
+    x_columns: list[Indices] = [np.arange(labels)]
+    y_rows: list[Indices] = []
+    y_costs: list[Costs] = []
+    for edge, table in enumerate(tables):
+        a, b, top = int(core.first[edge]), int(core.second[edge]), int(tops[edge])
+        x_columns += [np.arange(core.offsets[a], core.offsets[a + 1]), np.arange(core.offsets[b], core.offsets[b + 1])]
+        x_rows.append(np.arange(top, top + sum(table.shape)))
+        i, j = np.nonzero(np.isfinite(table))
+        y_rows.append(np.stack([top + i, top + len(table) + j], axis=1).ravel())
+        y_costs.append(table[i, j])
+    rows, columns = np.concatenate(x_rows), np.concatenate(x_columns)
+    order = np.lexsort((rows, columns))
+    pairs = sum(map(len, y_costs))
+    starts = np.concatenate(
+        [[0], np.cumsum(np.bincount(columns, minlength=labels)), len(rows) + 2 * np.arange(1, pairs + 1)]
+    )
+    right = np.concatenate([np.ones(nodes), np.zeros(int(tops[-1]) - nodes)])
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = labels + pairs, len(right)
+    lp.col_cost_ = np.concatenate([costs, *y_costs])
+    lp.col_lower_ = np.zeros(labels + pairs)
+    lp.col_upper_ = np.concatenate([np.ones(labels), np.full(pairs, highspy.kHighsInf)])
+    lp.row_lower_ = lp.row_upper_ = right
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.start_ = starts.astype(np.int32)
+    lp.a_matrix_.index_ = np.concatenate([rows[order], *y_rows]).astype(np.int32)
+    lp.a_matrix_.value_ = np.concatenate([np.where(rows[order] < nodes, 1.0, -1.0), np.ones(2 * pairs)])
+    if highs.passModel(lp) == highspy.HighsStatus.kError:
+        raise HighsError("HiGHS refused the program")
+
+
+def _weights(core: Core, choices: Indices) -> NDArray[np.float64]:
+    weights = np.zeros(len(core.costs))
+    weights[core.offsets[:-1] + choices] = 1.0
+    return weights
+
+
+def _largest(core: Core, values: Costs) -> Indices:
+    """The label of greatest weight at every position."""
+    return np.array(
+        [np.argmax(values[a:b]) for a, b in zip(core.offsets, core.offsets[1:], strict=False)], dtype=np.int64
+    )

@@ -1,0 +1,201 @@
+"""Memory over time: moments that can bind, choices that can fit, and profiles of assignments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.solve.core import Indices
+from shardplan.solve.graph import Contradiction, Graph, Use
+from shardplan.solve.problem import Bytes, Costs
+from shardplan.solve.tables import open_rows
+
+
+def tighten(graph: Graph, limit: int) -> bool:
+    """Drop moments that cannot bind and choices that cannot fit, until nothing changes; whether anything did."""
+    changed = False
+    while True:
+        moments = len(graph.base_steps)
+        drop_moments(graph, limit)
+        changed |= len(graph.base_steps) != moments
+        if not _drop_choices(graph, limit):
+            return changed
+        changed = True
+
+
+def drop_moments(graph: Graph, limit: int) -> None:
+    """Keep only moments at which a maximal set of nodes is live and at which some assignment exceeds the limit."""
+    starts, ends, largest = _flat(graph)
+    base = graph.base
+    if len(base) and base.max() > limit:
+        raise Contradiction
+    peak = base + np.cumsum(_steps(starts, ends, largest, len(base)))[:-1]
+    kept = np.flatnonzero(peak > limit)
+    while len(kept):
+        low, high = np.searchsorted(kept, starts), np.searchsorted(kept, ends)
+        live = low < high
+        begins = np.bincount(low[live], minlength=len(kept) + 1)[1:-1] > 0  # at the second of two neighbouring moments
+        finishes = np.bincount(high[live], minlength=len(kept) + 1)[1:-1] > 0
+        rise = np.diff(base[kept])
+        covered = np.zeros(len(kept), dtype=bool)
+        covered[:-1] = ~finishes & (rise >= 0)
+        if not covered.any():
+            covered[1:] = ~begins & (rise <= 0)
+        if not covered.any():
+            break
+        kept = kept[~covered]
+    _remap(graph, base, kept)
+
+
+def _flat(graph: Graph) -> tuple[Indices, Indices, Bytes]:
+    """Start, end and largest amount of every use."""
+    arrays = graph.tables.arrays
+    largest: dict[int, int] = {}
+    uses = [use for node in graph.alive for use in graph.uses[node]]
+    for use in uses:
+        if use.amount not in largest:
+            largest[use.amount] = int(arrays[use.amount].max())
+    flat = np.array([(use.start, use.end, largest[use.amount]) for use in uses], dtype=np.int64).reshape(-1, 3)
+    return flat[:, 0], flat[:, 1], flat[:, 2]
+
+
+def _steps(starts: Indices, ends: Indices, amounts: Bytes, moments: int) -> Bytes:
+    steps = np.zeros(moments + 1, dtype=np.int64)
+    np.add.at(steps, starts, amounts)
+    np.subtract.at(steps, ends, amounts)
+    return steps
+
+
+def _remap(graph: Graph, base: Bytes, kept: Indices) -> None:
+    """Renumber moments so that only `kept` remain; uses that cover none of them vanish."""
+    new = np.searchsorted(kept, np.arange(len(base) + 1)).tolist()
+    for node in graph.alive:
+        uses = graph.uses[node]
+        if uses:
+            moved = (Use(new[use.start], new[use.end], use.amount) for use in uses)
+            graph.uses[node] = _merged([use for use in moved if use.start < use.end])
+            graph.touched[node] = None
+    graph.base_steps = np.diff(base[kept], prepend=0, append=0)
+    graph.base_steps[-1] = 0
+
+
+def _merged(uses: list[Use]) -> tuple[Use, ...]:
+    """Uses of one amount that follow each other as one."""
+    merged: list[Use] = []
+    for use in sorted(uses):
+        before = merged[-1] if merged else None
+        if before is not None and before.end == use.start and before.amount == use.amount:
+            merged[-1] = Use(before.start, use.end, use.amount)
+        else:
+            merged.append(use)
+    return tuple(merged)
+
+
+def _drop_choices(graph: Graph, limit: int) -> bool:
+    """Remove choices that exceed the limit even where every other node uses its least; whether there were any."""
+    room = RangeMinimum(limit - graph.base)
+    arrays = graph.tables.arrays
+    dropped = False
+    for node in list(graph.alive):
+        uses = graph.uses[node]
+        if not uses:
+            continue
+        fits = np.ones(graph.sizes[node], dtype=bool)
+        for use in uses:
+            fits &= arrays[use.amount] <= room(use.start, use.end)
+        if len(uses) > 1:
+            fits &= _joint_fits(uses, arrays, limit - graph.base, fits)
+        if not fits.all():
+            graph.keep(node, open_rows(fits))
+            dropped = True
+    return dropped
+
+
+def _joint_fits(
+    uses: Sequence[Use], arrays: Sequence[Costs], room: Bytes, fits: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Choices whose uses fit together, where several uses of one node overlap."""
+    low, high = min(use.start for use in uses), max(use.end for use in uses)
+    marks = np.unique([mark for use in uses for mark in (use.start, use.end)])
+    if len(marks) == 2 * len(uses) and all(a.end <= b.start for a, b in pairwise(uses)):
+        return fits
+    spare = np.minimum.reduceat(room[low:high], marks[:-1] - low)
+    for place, mark in enumerate(marks[:-1].tolist()):
+        total = sum(arrays[use.amount] for use in uses if use.start <= mark < use.end)
+        fits = fits & (total <= spare[place])
+    return fits
+
+
+class RangeMinimum:
+    """Least entry of any interval in constant time, from a table of minima over powers of two."""
+
+    def __init__(self, values: Bytes) -> None:
+        self.rows = [values]
+        width = 1
+        while 2 * width <= len(values):
+            last = self.rows[-1]
+            self.rows.append(np.minimum(last[:-width], last[width:]))
+            width *= 2
+
+    def __call__(self, start: int, end: int) -> int:
+        """Minimum of `values[start:end]`, start < end."""
+        row = (end - start).bit_length() - 1
+        return int(min(self.rows[row][start], self.rows[row][end - (1 << row)]))
+
+
+class Profiles:
+    """Uses of a core in flat arrays: profiles of assignments, whole or fractional, and rows of moments."""
+
+    def __init__(self, uses: Sequence[Sequence[Use]], offsets: Indices, arrays: Sequence[Costs], base: Bytes) -> None:
+        flat = [(p, use) for p, row in enumerate(uses) for use in row]
+        self.base = base
+        self.owner = np.array([p for p, _ in flat], dtype=np.int64)
+        self.start = np.array([use.start for _, use in flat], dtype=np.int64)
+        self.end = np.array([use.end for _, use in flat], dtype=np.int64)
+        amounts = [arrays[use.amount] for _, use in flat]
+        self.offsets = np.cumsum([0, *map(len, amounts)], dtype=np.int64)
+        self.amounts = np.concatenate(amounts) if amounts else np.zeros(0)
+        self.labels = offsets[self.owner]  # flat number of the owner's first label
+
+    def of(self, choices: Indices) -> Bytes:
+        """Bytes per moment of one label per position."""
+        amounts = self.amounts[self.offsets[:-1] + choices[self.owner]].astype(np.int64)
+        return np.asarray(self.base + np.cumsum(_steps(self.start, self.end, amounts, len(self.base)))[:-1])
+
+    def of_weights(self, weights: Costs) -> Costs:
+        """Bytes per moment of weights over all labels (an LP's point)."""
+        if not len(self.owner):
+            return self.base.astype(np.float64)
+        owner = np.repeat(np.arange(len(self.owner)), np.diff(self.offsets))
+        label = self.labels[owner] + np.arange(len(self.amounts)) - self.offsets[:-1][owner]
+        amounts = np.add.reduceat(self.amounts * weights[label], self.offsets[:-1])
+        steps = np.zeros(len(self.base) + 1)
+        np.add.at(steps, self.start, amounts)
+        np.subtract.at(steps, self.end, amounts)
+        return np.asarray(self.base + np.cumsum(steps)[:-1])
+
+    def row(self, moment: int) -> tuple[Indices, Costs]:
+        """Labels that use memory at a moment, and how much."""
+        covers = np.flatnonzero((self.start <= moment) & (moment < self.end))
+        parts = [(self.labels[u], self.amounts[self.offsets[u] : self.offsets[u + 1]]) for u in covers.tolist()]
+        if not parts:
+            return np.zeros(0, dtype=np.int64), np.zeros(0)
+        labels = np.concatenate([start + np.arange(len(amounts)) for start, amounts in parts])
+        amounts = np.concatenate([amounts for _, amounts in parts])
+        unique, inverse = np.unique(labels, return_inverse=True)
+        return unique, np.bincount(inverse, weights=amounts).astype(np.float64)
+
+
+def peaks(excess: Costs, count: int, separation: int) -> list[int]:
+    """Up to `count` moments of largest positive excess, at least `separation` apart, largest first."""
+    chosen: list[int] = []
+    order = np.argsort(-excess, kind="stable")
+    for moment in order[: 64 * count].tolist():
+        if excess[moment] <= 0 or len(chosen) == count:
+            break
+        if all(abs(moment - other) >= separation for other in chosen):
+            chosen.append(moment)
+    return chosen

@@ -1,0 +1,32 @@
+"""The (min, +) product of two cost tables, in blocks that stay in cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardplan.solve.problem import Costs
+
+SMALL = 1 << 15
+BLOCK = 1 << 15
+
+
+def min_plus(left: Costs, right: Costs) -> Costs:
+    """`out[i, j] = min over k of left[i, k] + right[k, j]`: (n, k), (k, m) -> (n, m)."""
+    rows, inner = left.shape
+    columns = right.shape[1]
+    if rows * inner * columns <= SMALL:
+        return np.asarray((left[:, :, None] + right[None, :, :]).min(axis=1))
+    if columns < rows:  # long rows make long vector operations
+        return np.ascontiguousarray(min_plus(right.T, left.T).T)
+    out = np.empty((rows, columns))
+    step = max(1, BLOCK // columns)
+    scratch = np.empty((min(step, rows), columns))
+    for start in range(0, rows, step):
+        block = np.ascontiguousarray(left[start : start + step].T)[:, :, None]
+        best = out[start : start + step]
+        trial = scratch[: len(best)]
+        np.add(block[0], right[0], out=best)
+        for k in range(1, inner):
+            np.add(block[k], right[k], out=trial)
+            np.minimum(best, trial, out=best)
+    return out

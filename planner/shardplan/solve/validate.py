@@ -1,0 +1,72 @@
+"""What a problem must satisfy before any arithmetic is done on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.solve.problem import Costs, Problem
+
+REPORTED = 20
+
+
+def validate(problem: Problem) -> None:
+    """Raise `ShardplanError` with what is wrong with a problem: shapes, unknown nodes, numbers that are no costs."""
+    found = [item for _, item in zip(range(REPORTED), _faults(problem), strict=False)]
+    if found:
+        raise ShardplanError(*found)
+
+
+def _faults(problem: Problem) -> Iterator[Diagnostic]:
+    checked: dict[int, str] = {}
+
+    def costs(where: str, table: Costs) -> Iterator[Diagnostic]:
+        if id(table) not in checked:
+            checked[id(table)] = _bad_numbers(table)
+        if checked[id(table)]:
+            yield error(
+                "bad-problem", f"{where}: {checked[id(table)]}", hint="costs are integers, or inf where not allowed"
+            )
+
+    sizes = [len(vector) for vector in problem.costs]
+    for node, vector in enumerate(problem.costs):
+        if vector.ndim != 1 or not len(vector):
+            yield error("bad-problem", f"node {node}: costs have shape {vector.shape}, not one per choice")
+        else:
+            yield from costs(f"node {node}", vector)
+    for number, edge in enumerate(problem.edges):
+        where = f"edge {number} ({edge.u}, {edge.v})"
+        if edge.u == edge.v or not (0 <= edge.u < len(sizes) and 0 <= edge.v < len(sizes)):
+            yield error("bad-problem", f"{where}: joins two different nodes of 0 to {len(sizes) - 1}")
+        elif edge.table.shape != (sizes[edge.u], sizes[edge.v]):
+            want = (sizes[edge.u], sizes[edge.v])
+            yield error("bad-problem", f"{where}: table has shape {edge.table.shape}, its nodes have {want} choices")
+        else:
+            yield from costs(where, edge.table)
+    yield from _bad_usages(problem, sizes)
+
+
+def _bad_numbers(table: Costs) -> str:
+    finite = table[np.isfinite(table)]
+    if np.isnan(table).any():
+        return "a cost is not a number"
+    if np.isneginf(table).any():
+        return "a cost is minus infinity"
+    if (finite != np.floor(finite)).any():
+        return "a cost is not an integer"
+    return ""
+
+
+def _bad_usages(problem: Problem, sizes: list[int]) -> Iterator[Diagnostic]:
+    for number, usage in enumerate(problem.usages):
+        where = f"usage {number} (node {usage.node})"
+        if not 0 <= usage.node < len(sizes):
+            yield error("bad-problem", f"{where}: nodes are 0 to {len(sizes) - 1}")
+        elif usage.amount.shape != (sizes[usage.node],):
+            yield error("bad-problem", f"{where}: {usage.amount.shape} amounts for {sizes[usage.node]} choices")
+        elif usage.start < 0 or usage.end < usage.start:
+            yield error("bad-problem", f"{where}: interval [{usage.start}, {usage.end}) is not one")
+        elif (usage.amount < 0).any():
+            yield error("bad-problem", f"{where}: an amount is negative")
