@@ -82,7 +82,7 @@ class Space:
 
     @classmethod
     def of(cls, mesh: Mesh, alphabet: Iterable[Placement]) -> Space:
-        """The space of all layouts of `mesh` whose placements are `R` or in `alphabet`.
+        """The space of all layouts of `mesh` whose placements are `R` or in `alphabet`; its order does not matter.
 
         `ValueError` for `R/P`, which is a dual pair and no plain placement, and for two kinds of partial values, which
         cannot stand in one layout (a sum of maxima is not the maximum of sums).
@@ -93,7 +93,8 @@ class Space:
             raise ValueError("R/P is a pair of forward and gradient; a plain layout has S, R and P only")
         if len(partials) > 1:
             raise ValueError(f"one layout cannot hold both {partials[0]} and {partials[1]}")
-        return cls(mesh.shape, tuple(p for p in placements if p.is_shard), partials[0] if partials else None)
+        shards = sorted((p for p in placements if p.is_shard), key=lambda p: (p.dim, p.segments))
+        return cls(mesh.shape, tuple(shards), partials[0] if partials else None)
 
     @property
     def frame(self) -> Frame:

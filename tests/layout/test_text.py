@@ -1,0 +1,199 @@
+"""The four text forms of a layout: what they print, what they parse, and what they say to a mistake."""
+
+import pytest
+
+from shardplan.errors import ShardplanError
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import RP, P, R, S
+from shardplan.layout.text import (
+    from_compact,
+    from_dim_axes,
+    from_scheme,
+    from_text,
+    to_compact,
+    to_dim_axes,
+    to_scheme,
+    to_text,
+)
+
+MESH = Mesh.of(machine=4, gpu=4)
+LINE = Mesh.of(gpu=8)
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (Layout.of(S(0), RP), "S(0)@machine, R/P@gpu"),
+        (Layout.of(R, R), "R"),
+        (Layout.of(R, S(1)), "S(1)@gpu"),
+        (Layout.of(S(0), S(0)), "S(0)@machine,gpu"),
+        (Layout.of(S(0), S(0), order=(1, 0)), "S(0)@gpu,machine"),
+        (Layout.of(S(1, (768, 768, 768)), P("max")), "S(1;3x768)@machine, P(max)@gpu"),
+        (Layout.of(P(), P()), "P@machine,gpu"),
+        (Layout.of(S(1, (512, 256, 256)), S(0)), "S(1;512,2x256)@machine, S(0)@gpu"),
+    ],
+)
+def test_named(layout, text):
+    assert to_text(layout, MESH) == text
+    assert from_text(text, MESH) == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        (" S(0) @ machine,gpu ", "S(0)@machine,gpu"),
+        ("S(0)@gpu, S(0)@machine", "S(0)@gpu,machine"),
+        ("R@machine, P(sum)@gpu", "P@gpu"),
+        ("S(1;768,768,768)@gpu", "S(1;3x768)@gpu"),
+    ],
+)
+def test_named_accepts_other_spellings(text, same):
+    assert to_text(from_text(text, MESH), MESH) == same
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "S(0)@gup",
+            (
+                "error[layout-text]: layout 'S(0)@gup': the mesh has no axis 'gup'\n"
+                "  the mesh axes are machine, gpu\nhint: did you mean 'gpu'?"
+            ),
+        ),
+        (
+            "S(0)",
+            (
+                "error[layout-text]: layout 'S(0)': 'S(0)' names no mesh axis\n"
+                "  the mesh axes are machine, gpu\nhint: write for example S(0)@machine"
+            ),
+        ),
+        (
+            "S(0)@gpu, R/P@gpu",
+            (
+                "error[layout-text]: layout 'S(0)@gpu, R/P@gpu': mesh axis 'gpu' is used twice\n"
+                "  the mesh axes are machine, gpu"
+            ),
+        ),
+        (
+            "Q@gpu",
+            (
+                "error[layout-text]: layout 'Q@gpu': 'Q' is not a placement\n"
+                "hint: placements are S(0), S(1;3x768), R, R/P, P and P(max)"
+            ),
+        ),
+        (
+            "P(mx)@gpu",
+            "error[layout-text]: layout 'P(mx)@gpu': 'mx' is not a reduction\nhint: did you mean 'max'?",
+        ),
+        (
+            "P(xor)@gpu",
+            (
+                "error[layout-text]: layout 'P(xor)@gpu': 'xor' is not a reduction\n"
+                "hint: reductions are sum, max, min, prod"
+            ),
+        ),
+        (
+            "S(0;3x)@gpu",
+            (
+                "error[layout-text]: layout 'S(0;3x)@gpu': '3x' is not a segment size\n"
+                "hint: write S(1;512,256) or S(1;3x768)"
+            ),
+        ),
+    ],
+)
+def test_named_mistakes(text, said):
+    with pytest.raises(ShardplanError) as caught:
+        from_text(text, MESH)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (Layout.of(S(0), R), "S(0)R"),
+        (Layout.of(S(0), S(0)), "S(0)S(0)"),
+        (Layout.of(RP, R), "R/PR"),
+        (Layout.of(R, P()), "RP"),
+        (Layout.of(P("max"), S(1, (4, 4))), "P(max)S(1;2x4)"),
+    ],
+)
+def test_compact(layout, text):
+    assert to_compact(layout) == text
+    assert from_compact(text, MESH) == layout
+
+
+def test_compact_says_mesh_order_only():
+    with pytest.raises(ValueError, match="is not the mesh order"):
+        to_compact(Layout.of(S(0), S(0), order=(1, 0)))
+    with pytest.raises(ShardplanError) as caught:
+        from_compact("S(0)", MESH)
+    assert str(caught.value) == (
+        "error[layout-text]: layout 'S(0)': 1 placements for 2 mesh axes\n  the mesh axes are machine, gpu"
+    )
+    with pytest.raises(ShardplanError) as caught:
+        from_compact("S(0)X", MESH)
+    assert "'X' does not begin with a placement" in str(caught.value)
+
+
+def test_dim_axes():
+    layout = Layout.of(S(0), S(0), order=(1, 0))
+    assert to_dim_axes(layout, MESH, 2) == [["gpu", "machine"], []]
+    assert from_dim_axes([["gpu", "machine"], []], MESH) == layout
+    assert from_dim_axes([[], ["gpu"]], MESH, partial=["machine"]) == Layout.of(P(), S(1))
+    assert to_dim_axes(Layout.of(P(), S(1)), MESH, 2) == [[], ["gpu"]]
+    assert to_dim_axes(Layout.of(R, R), MESH, 0) == []
+
+
+def test_dim_axes_mistakes():
+    with pytest.raises(ShardplanError) as caught:
+        from_dim_axes([["machine"], ["machine"]], MESH)
+    assert str(caught.value) == (
+        "error[layout-text]: layout '[['machine'], ['machine']]': mesh axis 'machine' is used twice\n"
+        "  the mesh axes are machine, gpu"
+    )
+    with pytest.raises(ValueError, match="pair of forward and gradient"):
+        to_dim_axes(Layout.of(RP, R), MESH, 2)
+    with pytest.raises(ValueError, match=r"S\(1;2x4\) is a segmented shard"):
+        to_dim_axes(Layout.of(S(1, (4, 4)), R), MESH, 2)
+    with pytest.raises(ValueError, match=r"S\(2\) shards a dim"):
+        to_dim_axes(Layout.of(S(2), R), MESH, 2)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout", "rank", "alpa", "ort"),
+    [
+        (LINE, Layout.of(S(1)), 2, "RS", "RS[0]"),
+        (LINE, Layout.of(R), 3, "RRR", "RRR"),
+        (MESH, Layout.of(S(0), R), 2, "S0R", "S[0]R"),
+        (MESH, Layout.of(S(0), S(0)), 2, "S01R", "S[0,1]R"),
+        (MESH, Layout.of(S(1), S(1), order=(1, 0)), 2, "RS10", "RS[1,0]"),
+        (MESH, Layout.of(R, S(1)), 2, "RS1", "RS[1]"),
+    ],
+)
+def test_scheme(mesh, layout, rank, alpa, ort):
+    assert to_scheme(layout, mesh, rank) == alpa
+    assert to_scheme(layout, mesh, rank, style="ort") == ort
+    assert from_scheme(alpa, mesh) == from_scheme(ort, mesh) == layout
+
+
+def test_scheme_mistakes():
+    with pytest.raises(ShardplanError) as caught:
+        from_scheme("SR", MESH)
+    assert str(caught.value) == (
+        "error[layout-text]: layout 'SR': 'S' does not say which of the 2 mesh axes\n"
+        "  the mesh axes are machine, gpu\nhint: write S0 or S[0] for the first axis"
+    )
+    with pytest.raises(ShardplanError) as caught:
+        from_scheme("S2R", MESH)
+    assert str(caught.value) == (
+        "error[layout-text]: layout 'S2R': mesh axis 2 does not exist\n"
+        "  the mesh axes are machine, gpu\nhint: axes are numbered from 0 to 1"
+    )
+    with pytest.raises(ShardplanError, match="'XR' does not begin with R, S, S0 or"):
+        from_scheme("XR", MESH)
+    with pytest.raises(ShardplanError, match="mesh axis 'machine' is used twice"):
+        from_scheme("S0S0", MESH)
+    with pytest.raises(ValueError, match="writes S and R only"):
+        to_scheme(Layout.of(P(), R), MESH, 1)
