@@ -65,7 +65,7 @@ def _build_device(resolved: Mapping[str, Any]) -> Device:
         allow_tf32=resolved["allow_tf32"],
         gemm=GemmEfficiency(**resolved["gemm"]),
         memory_efficiency=resolved["mem_efficiency"],
-        launch_s=resolved["launch_us"] * 1e-6,
+        launch_s=resolved["launch_us"] / 1e6,
     )
 
 
@@ -79,8 +79,8 @@ def _build_level(resolved: Mapping[str, Any]) -> Level:
         node_bytes_per_s=resolved["node_gbit"] * 1e9 / 8,
         eta={kind: eta for kind, eta in resolved["eta"].items() if not isinstance(eta, dict)},
         eta_by_ranks={kind: _by_count(eta) for kind, eta in resolved["eta"].items() if isinstance(eta, dict)},
-        base_s=resolved["base_us"] * 1e-6,
-        step_s=resolved["step_us"] * 1e-6,
+        base_s=resolved["base_us"] / 1e6,
+        step_s=resolved["step_us"] / 1e6,
         ramp_bytes=resolved["ramp_mb"] * 1e6,
         nvls=resolved["nvls"],
         wrap=resolved["wrap"],
@@ -100,5 +100,5 @@ def _build_overlap(resolved: Mapping[str, Any]) -> Overlap:
 
 
 def _build_curve(resolved: Mapping[str, Any]) -> Curve:
-    points = tuple((float(payload), micros * 1e-6) for payload, micros in resolved["points"])
+    points = tuple((float(payload), micros / 1e6) for payload, micros in resolved["points"])
     return Curve(resolved["collective"], resolved["group"]["nodes"], resolved["group"]["per_node"], points)

@@ -1,0 +1,118 @@
+"""Seconds of local work: a roofline with matrix-unit saturation.
+
+    seconds = launches * launch + max( FLOP / (peak[dtype] e f),  bytes / (hbm e_mem) )
+    f       = k/(k+k0) n/(n+n0) m/(m+m0)        matrix products only, local sizes
+
+Cost model of the documentation, section 3; the constants of the shipped profiles are fits to measured GEMM sweeps.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from shardplan.cluster.types import Cluster
+from shardplan.cost.types import Floats
+from shardplan.errors import Diagnostic, warning
+
+_FALLBACK: Final[dict[str, tuple[str, ...]]] = {
+    "fp64": ("fp64", "fp32", "tf32", "bf16", "fp16"),
+    "fp32": ("fp32", "tf32", "bf16", "fp16"),
+    "bf16": ("bf16", "fp16", "tf32", "fp32"),
+    "fp16": ("fp16", "bf16", "tf32", "fp32"),
+    "fp8": ("fp8", "bf16", "fp16", "tf32", "fp32"),
+    "int8": ("int8", "bf16", "fp16", "tf32", "fp32"),
+    "fp4": ("fp4", "fp8", "bf16", "fp16", "tf32", "fp32"),
+    "int4": ("int4", "int8", "bf16", "fp16", "tf32", "fp32"),
+}
+"""Which peak stands in for a missing one: the next wider one that the matrix units have."""
+
+_PROFILE_DTYPE: Final[dict[str, str]] = {
+    "double": "fp64", "complex128": "fp64", "float": "fp32", "complex64": "fp32", "float16": "fp16",
+    "bfloat16": "bf16", "float4e2m1": "fp4", "int8": "int8", "uint8": "int8", "int4": "int4", "uint4": "int4",
+    "int2": "int4", "uint2": "int4",
+}  # fmt: skip
+
+_NARROW_EFFICIENCY: Final[dict[str, float]] = {"fp8": 0.50, "int8": 0.50, "fp4": 0.42, "int4": 0.42}
+"""Matrix products in narrow types reach at most this share of their peak (medians of measured large ones)."""
+
+_MATRIX_COSTS: Final = frozenset({"gemm", "conv", "attention"})
+_ATTENTION_EFFICIENCY: Final = 0.6
+"""Of what plain matrix products reach: the two products inside attention are narrow and wait for the softmax."""
+
+
+class ComputeModel:
+    """Prices the local work of operators on the device of a cluster. `warnings`: peaks that were missing."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.device = cluster.device
+        self._rates: dict[str, float] = {}
+        self._warnings: dict[str, Diagnostic] = {}
+
+    @property
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        """One warning for every dtype that was priced at the peak of another, so far."""
+        return tuple(self._warnings[dtype] for dtype in sorted(self._warnings))
+
+    def seconds(  # noqa: PLR0917 - m, n, k follow each other
+        self,
+        cost: str,
+        dtype: str,
+        flops: Floats,
+        moved_bytes: Floats,
+        m: Floats | None = None,
+        n: Floats | None = None,
+        k: Floats | None = None,
+        *,
+        launches: float = 1,
+    ) -> Floats:
+        """Seconds on one device, element by element.
+
+        `cost`: kind of work as in `Rule.cost` (`view` and `free` take no time); `dtype`: ONNX name, lower case;
+        `flops`, `moved_bytes`: of this device; `m`, `n`, `k`: local sizes of the matrix product, if there is one (rows,
+        columns, summed); `launches`: kernels started, 0 for work fused into a neighbour.
+        """
+        moved = np.asarray(moved_bytes, dtype=np.float64)
+        if cost in ("view", "free"):
+            return np.zeros(np.broadcast_shapes(moved.shape, np.shape(flops)))
+        busy = moved / (self.device.hbm_bytes_per_s * self.device.memory_efficiency)
+        if cost in _MATRIX_COSTS:
+            rate = self.matrix_flops_per_s(dtype) * (_ATTENTION_EFFICIENCY if cost == "attention" else 1.0)
+            busy = np.maximum(busy, np.asarray(flops, dtype=np.float64) / (rate * self._saturation(m, n, k)))
+        return np.asarray(busy + launches * self.device.launch_s)
+
+    def matrix_flops_per_s(self, dtype: str) -> float:
+        """What large matrix products of the ONNX type `dtype` reach, in FLOP/s; notes a warning for a missing peak."""
+        if dtype not in self._rates:
+            wanted = _profile_dtype(dtype)
+            used = self._available(wanted)
+            efficiency = min(self.device.gemm.e, _NARROW_EFFICIENCY.get(used, 1.0))
+            self._rates[dtype] = self.device.peak_flops[used] * efficiency
+            if used != wanted and not (wanted == "fp32" and used == "tf32"):
+                self._warnings[dtype] = warning(
+                    "missing-peak",
+                    f"profile '{self.cluster.name}' has no {wanted} peak; {used} is used",
+                    hint=f"add {wanted} to device.peak_tflops",
+                )
+        return self._rates[dtype]
+
+    def _available(self, wanted: str) -> str:
+        peaks = self.device.peak_flops
+        order = _FALLBACK[wanted]
+        if wanted == "fp32" and self.device.allow_tf32:
+            order = ("tf32", *order)
+        return next((dtype for dtype in order if dtype in peaks), min(peaks, key=lambda dtype: (peaks[dtype], dtype)))
+
+    def _saturation(self, m: Floats | None, n: Floats | None, k: Floats | None) -> Floats | float:
+        gemm = self.device.gemm
+        share: Floats | float = 1.0
+        for size, half in ((m, gemm.m0), (n, gemm.n0), (k, gemm.k0)):
+            if size is not None:
+                share = share * (np.asarray(size) / (np.asarray(size) + half))
+        return share
+
+
+def _profile_dtype(dtype: str) -> str:
+    return "fp8" if dtype.startswith("float8") else _PROFILE_DTYPE.get(dtype, "fp32")

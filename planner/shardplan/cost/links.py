@@ -1,0 +1,202 @@
+"""Bandwidth and latency of one collective run as a single flat algorithm over a group of devices.
+
+Formulas: cost model of the documentation, sections 2.2 to 2.4. A group has s_l ranks on every level l of links, so
+r = s_0 ranks on each machine and k = s_1 machines in the common two-level case. In SPMD programs all sibling groups run
+at the same moment: of the network cards of a machine a group gets the share r/g, g being the devices of the mesh there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardplan.cluster.types import Cluster, Level
+from shardplan.cost.envelope import Price
+from shardplan.layout.collective import CollectiveKind
+
+_NVLS_RANKS = 6
+"""In-switch reduction is used from so many ranks up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Devices that differ in some mesh axes. Per level, innermost first: `ranks` of the group, `devices` of the mesh,
+    and `stride`: how many sibling groups interleave with this one on the same line of devices."""
+
+    levels: tuple[Level, ...]
+    ranks: tuple[int, ...]
+    devices: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, cluster: Cluster, axes: tuple[int, ...]) -> Group:
+        """The group over `axes` (mesh-axis positions) of the mesh of `cluster`."""
+        ranks, devices, stride = ([1] * len(cluster.levels) for _ in range(3))
+        for axis, size in enumerate(cluster.mesh.shape):
+            level = cluster.axis_levels[axis]
+            devices[level] *= size
+            if axis in axes:
+                ranks[level] *= size
+            elif any(outer in axes and cluster.axis_levels[outer] == level for outer in range(axis)):
+                stride[level] *= size
+        return cls(cluster.levels, tuple(ranks), tuple(devices), tuple(stride))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.ranks)
+
+    @property
+    def machines(self) -> int:
+        """Units of the innermost level that the group spans."""
+        return math.prod(self.ranks[1:])
+
+    @property
+    def crossed(self) -> tuple[int, ...]:
+        """Levels over which the group communicates, innermost first."""
+        return tuple(level for level, ranks in enumerate(self.ranks) if ranks > 1)
+
+    def spans(self) -> tuple[int, ...]:
+        """Per level, the number of units of the level below that the group spans: what makes it a far one."""
+        return tuple(math.prod(self.ranks[level:]) for level in range(1, len(self.ranks)))
+
+
+def flat_price(group: Group, kind: CollectiveKind) -> Price:
+    """Price of `kind` over `group` as one flat algorithm: a ring or tree, direct exchanges, or direct sends."""
+    inverse = _inverse_bandwidth(group, kind)
+    ramp = group.levels[group.crossed[-1]].ramp_bytes
+    return _latency(group, kind), inverse, inverse * math.sqrt(ramp)
+
+
+def _inverse_bandwidth(group: Group, kind: CollectiveKind) -> float:
+    """Seconds per payload byte."""
+    if kind == "all_to_all":
+        return max(_exchange(group, level) for level in group.crossed)
+    if kind == "permute":
+        return max(_send(group, level) for level in group.crossed)
+    wire = (2 if kind == "all_reduce" else 1) * (group.size - 1) / group.size
+    return wire / _bandwidth(group, kind)
+
+
+def _bandwidth(group: Group, kind: CollectiveKind) -> float:
+    """Bus bandwidth of a ring-like collective: the least over the links crossed. Lines of a torus work side by side."""
+    crossed = group.crossed
+    torus = [level for level in crossed if group.levels[level].topology == "torus"]
+    plain = [level for level in crossed if level not in torus and not group.levels[level].node_bytes_per_s]
+    found = [_cards(group, level, kind) for level in crossed if group.levels[level].node_bytes_per_s]
+    if torus:
+        found.append(sum(_line(group, level, kind) for level in torus))
+    if plain:
+        found.append(_fabric(group.levels[plain[-1]], kind, math.prod(group.ranks[level] for level in plain)))
+    return min(found)
+
+
+def _fabric(level: Level, kind: CollectiveKind, ranks: int) -> float:
+    """Bus bandwidth where every device has its own link into the level."""
+    if kind in level.busbw:
+        return interpolate(level.busbw[kind], ranks)
+    efficiency = _efficiency(level, kind, ranks)
+    if level.topology == "full_mesh":
+        return efficiency * (ranks - 1) * level.pair_bytes_per_s
+    return efficiency * level.link_bytes_per_s
+
+
+def _line(group: Group, level: int, kind: CollectiveKind) -> float:
+    """Bus bandwidth of a line or, when the group is the whole of a wrapped torus axis, a ring of devices."""
+    link, ranks = group.levels[level], group.ranks[level]
+    if kind in link.busbw:
+        return interpolate(link.busbw[kind], ranks)
+    whole = group.devices[level] == ranks == _units(group, level)
+    directions = 2 if link.wrap and whole and ranks > 2 else 1
+    return _efficiency(link, kind, ranks) * link.link_bytes_per_s * directions / group.stride[level]
+
+
+def _units(group: Group, level: int) -> int:
+    inner = group.levels[level - 1].devices if level else 1
+    return group.levels[level].devices // max(inner, 1)
+
+
+def _cards(group: Group, level: int, kind: CollectiveKind) -> float:
+    """Bus bandwidth over the network cards of the units below `level`."""
+    link, ranks, devices = group.levels[level], math.prod(group.ranks[:level]), math.prod(group.devices[:level])
+    share = ranks / devices if link.share is None else link.share
+    rate = min(link.node_bytes_per_s * share, ranks * link.link_bytes_per_s)
+    loss = interpolate(link.scale_loss, math.prod(group.ranks[level:])) if link.scale_loss else 1.0
+    return _card_efficiency(group, level, kind) * loss * rate
+
+
+def _card_rate(group: Group, level: int, kind: CollectiveKind) -> float:
+    """What one device gets of the cards when every device sends on its own: cards are not pooled."""
+    return _cards(group, level, kind) / math.prod(group.ranks[:level])
+
+
+def _card_efficiency(group: Group, level: int, kind: CollectiveKind) -> float:
+    link = group.levels[level]
+    partial = math.prod(group.ranks[:level]) < math.prod(group.devices[:level])
+    return link.eta["partial"] if partial and "partial" in link.eta else _efficiency(link, kind, group.size)
+
+
+def _exchange(group: Group, level: int) -> float:
+    """All-to-all: seconds per byte of the send buffer on `level`, every device sending to every other directly."""
+    link, ranks = group.levels[level], group.ranks[level]
+    inside = math.prod(group.ranks[:level])
+    if link.node_bytes_per_s:
+        return (group.size - inside) / group.size / _card_rate(group, level, "all_to_all")
+    if link.topology == "torus":
+        return ranks / 4 / _line(group, level, "all_to_all")
+    reached = inside * ranks
+    return (reached - 1) / group.size / _fabric(link, "all_to_all", reached)
+
+
+def _send(group: Group, level: int) -> float:
+    """Permute: seconds per byte sent over `level`, every device sending to one other."""
+    link = group.levels[level]
+    if link.node_bytes_per_s:
+        return 1 / _card_rate(group, level, "permute")
+    if link.topology == "torus":
+        rate = _efficiency(link, "permute", 2) * link.link_bytes_per_s / group.stride[level]
+        return max(1.0, group.ranks[level] / 4) / rate
+    return 1 / _fabric(link, "permute", 2)
+
+
+def _efficiency(level: Level, kind: CollectiveKind, ranks: int) -> float:
+    """Share of the link that `kind` over so many ranks reaches."""
+    switched = kind == "all_reduce" and level.nvls and ranks >= _NVLS_RANKS
+    for key in ("nvls", kind, "default") if switched else (kind, "default"):
+        if key in level.eta:
+            return level.eta[key]
+        if key in level.eta_by_ranks:
+            return interpolate(level.eta_by_ranks[key], ranks)
+    return 1.0
+
+
+def _latency(group: Group, kind: CollectiveKind) -> float:
+    """Start-up, and one step per message: around a ring, or for an all-reduce up and down a tree if that is shorter."""
+    levels, crossed = group.levels, group.crossed
+    base = max(levels[level].base_s for level in crossed)
+    if kind == "permute":
+        return base + max(levels[level].step_s for level in crossed)
+    spans = [math.prod(group.ranks[level:]) for level in range(len(levels) + 1)]
+    ring = sum((spans[level] - spans[level + 1]) * levels[level].step_s for level in crossed)
+    if kind != "all_reduce":
+        return base + ring
+    tree = sum(_tree_steps(level, group.ranks[level]) * levels[level].step_s for level in crossed)
+    return base + 2 * min(ring, tree)
+
+
+def _tree_steps(level: int, ranks: int) -> int:
+    """A chain inside a machine, a binary tree over machines."""
+    return ranks - 1 if level == 0 else math.ceil(math.log2(ranks))
+
+
+def interpolate(table: Mapping[int, float], count: int) -> float:
+    """Value at `count`, linear in its logarithm between the entries and constant beyond them."""
+    counts = sorted(table)
+    if count <= counts[0]:
+        return table[counts[0]]
+    for low, high in itertools.pairwise(counts):
+        if count <= high:
+            weight = math.log(count / low) / math.log(high / low)
+            return table[low] * (1 - weight) + table[high] * weight
+    return table[counts[-1]]

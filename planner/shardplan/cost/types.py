@@ -1,0 +1,40 @@
+"""What the rest of the program asks of a cost model, so that named models of other systems can stand in for ours."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.layout.collective import CollectiveKind
+
+Floats = NDArray[np.float64]
+
+
+class CollectivePricer(Protocol):
+    """Prices single collectives. `axes`: mesh axes of the group, in any order; payload as in `Collective.share`."""
+
+    def seconds(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: float) -> float:
+        """Seconds of one collective while all sibling groups run the same one."""
+
+    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
+        """`seconds` of many payloads at once, same shape."""
+
+
+class ComputePricer(Protocol):
+    """Prices the local work of operators."""
+
+    def seconds(  # noqa: PLR0917 - m, n, k follow each other
+        self,
+        cost: str,
+        dtype: str,
+        flops: Floats,
+        moved_bytes: Floats,
+        m: Floats | None = None,
+        n: Floats | None = None,
+        k: Floats | None = None,
+        *,
+        launches: float = 1,
+    ) -> Floats:
+        """Seconds on one device; see `ComputeModel.seconds`."""
