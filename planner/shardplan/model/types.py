@@ -9,6 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from shardplan.errors import Diagnostic
+
 Role = Literal["input", "parameter", "constant", "activation"]
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray
 
@@ -42,7 +44,8 @@ class Parameter:
 
     `name`: checkpoint name; `tensor`: value name in the planned graph; `onnx`: initializer name in the file;
     `perm`: checkpoint dims in graph order, i.e. graph tensor = checkpoint tensor transposed by `perm` (identity when
-    empty); `aliases`: other checkpoint or initializer names of the same data; `trainable`: takes a gradient in training.
+    empty); `aliases`: other checkpoint or initializer names of the same data; `trainable`: takes a gradient in training;
+    `onnx_perm`: the same for the initializer, whose dims order may be either the checkpoint's or the graph's.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Parameter:
     perm: tuple[int, ...] = ()
     aliases: tuple[str, ...] = ()
     trainable: bool = True
+    onnx_perm: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Operator:
     """One node: inputs and outputs are value names, `""` where an optional one is absent.
 
     `version`: opset version of `domain` that the file imports. `module`: dotted module path from export metadata
-    (`model.layers.0.self_attn.q_proj`), `""` when unknown.
+    (`model.layers.0.self_attn.q_proj`), `""` when unknown. A node with nested graphs (If, Loop, Scan) is one operator:
+    its last inputs are the outer values that those graphs read, as many as its attribute `captured` says.
     """
 
     name: str
@@ -88,7 +93,8 @@ class Block:
 @dataclass(frozen=True)
 class Model:
     """A graph with static shapes. `operators` are in execution order; `constants` holds the small known values
-    (shapes, axes, scalars) that rules need to read; large constant tensors have role `constant` and no value here."""
+    (shapes, axes, scalars) that rules need to read; large constant tensors have role `constant` and no value here.
+    `warnings`: what a user should know about how the file was read."""
 
     name: str
     operators: tuple[Operator, ...]
@@ -101,6 +107,7 @@ class Model:
     dims: Mapping[str, int] = field(default_factory=dict)
     opset: int = 0
     producer: str = ""
+    warnings: tuple[Diagnostic, ...] = ()
 
     def tensor(self, name: str) -> Tensor:
         return self.tensors[name]
