@@ -4,7 +4,7 @@ One file holds the tables of one family of operators; `equation` is the language
 of a table into a `Rule`, `table` finds the line, and `segments` follows segmented shards through a model.
 """
 
-from shardplan.rules.segments import expand, rules_for, segment_variants
+from shardplan.rules.segments import expand, model_rules, segment_variants
 from shardplan.rules.table import FAMILIES, family_of, rule_for, signature
 
-__all__ = ["FAMILIES", "expand", "family_of", "rule_for", "rules_for", "segment_variants", "signature"]
+__all__ = ["FAMILIES", "expand", "family_of", "model_rules", "rule_for", "segment_variants", "signature"]
