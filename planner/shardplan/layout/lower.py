@@ -50,8 +50,10 @@ def lower(
     Layouts on the way use the placements of source and target and those in `shards` (shard placements, and `P` if
     partial values may arise on the way), and satisfy `legal`, which is not asked about the two ends. To emit what a
     `transition_table` priced, give its alphabet as `shards`. Among equally cheap sequences the one with fewer steps is
-    taken, then the one whose steps before the last cost less, then the first in the order of `transitions`. Raises `ValueError` if no sequence exists, which is so only if
-    partial maxima, minima or products are wanted on axes where there are none.
+    taken, then the one whose steps before the last cost less, then the first in the order of `transitions`.
+
+    Raises `ValueError` if no sequence exists, which is so only if partial maxima, minima or products are wanted on axes
+    where there are none, and if a price is negative or not a number.
     """
     start, goal = source.forward, target.forward
     if start == goal:
