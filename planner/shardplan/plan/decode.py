@@ -234,6 +234,8 @@ class _Decoder:
             reads=row.items("reads", self._optional_layout),
             makes=row.items("makes", self._optional_layout),
             compute_ns=row.integer("compute_ns"),
+            inputs=row.texts("inputs"),
+            outputs=row.texts("outputs"),
         )
 
     def _optional_layout(self, value: object) -> Layout | None:

@@ -89,6 +89,13 @@ def summary_record(summary: Summary) -> Record:
     }
 
 
+def infeasible_summary(memory_limit_bytes: int) -> Record:
+    """The keys of `summary_record` when it is proven that nothing fits: all null but the outcome and the limit."""
+    keys = ("objective", "step_us", "bound_us", "gap", "compute_us", "communication_us", "memory_bytes")
+    known: Record = {"memory_limit_bytes": memory_limit_bytes, "memory": None}
+    return {"outcome": "infeasible", **dict.fromkeys(keys), **known}
+
+
 class _Encoder:
     """Rows of the decision sections for one mesh."""
 
@@ -141,7 +148,9 @@ class _Encoder:
             "module": operator.module,
             "equation": operator.equation,
             "split": dict(zip(self._names, operator.split, strict=True)),
+            "inputs": operator.inputs,
             "reads": [layout and self._text(layout) for layout in operator.reads],
+            "outputs": operator.outputs,
             "makes": [layout and self._text(layout) for layout in operator.makes],
             "compute_ns": operator.compute_ns,
         }

@@ -19,8 +19,8 @@ Phase = Literal["forward", "backward"]
 class TensorDecision:
     """Layout in which a tensor is kept, and in which it is served to its readers (the same where nothing is gathered).
 
-    `perm` etc. are set for parameters only: checkpoint dims in graph order as in `model.Parameter`; `layout` and `shape`
-    here are in graph orientation, the file writes parameters in checkpoint orientation.
+    `perm` etc. are set for parameters only: checkpoint dims in graph order as in `model.Parameter`; `layout` and
+    `shape` here are in graph orientation, the file writes parameters in checkpoint orientation.
     `saved`: kept for backward. `bytes_per_device`: of the kept layout.
     """
 
@@ -42,7 +42,8 @@ class TensorDecision:
 @dataclass(frozen=True, slots=True)
 class OperatorDecision:
     """`split[axis]`: the factor that mesh axis splits, or `"-"` (replicated), `"~"` (replicated, partial gradients),
-    `"+0"` (partial sums of operands 0 ... pass through). `reads`, `makes`: layouts of operands and results."""
+    `"+0"` (partial sums of operands 0 ... pass through). `reads`, `makes`: layouts of operands and results, whose names
+    are `inputs` and `outputs` (`""` where an optional operand is absent)."""
 
     name: str
     op_type: str
@@ -52,6 +53,8 @@ class OperatorDecision:
     reads: tuple[Layout | None, ...]
     makes: tuple[Layout | None, ...]
     compute_ns: int
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`objective_ns`: what was minimised; `step_ns` = compute + exposed communication; `bound_ns`: proven lower bound."""
+    """`objective_ns`: what was minimised; `step_ns` = compute + exposed communication; `bound_ns`: proven lower bound
+    of the objective; `hidden_ns`: communication taken to hide behind compute."""
 
     outcome: Literal["optimal", "feasible", "interrupted"]
     objective_ns: int
