@@ -84,6 +84,7 @@ def _build_level(resolved: Mapping[str, Any]) -> Level:
         ramp_bytes=resolved["ramp_mb"] * 1e6,
         nvls=resolved["nvls"],
         wrap=resolved["wrap"],
+        wrap_multiple=resolved["wrap_multiple"],
         pair_bytes_per_s=resolved["pair_gbps"] * 1e9,
         share=None if share == "auto" else share,
         busbw={kind: _by_count(table, 1e9) for kind, table in resolved["busbw_gbps"].items()},

@@ -21,7 +21,8 @@ Placed = list[tuple[int, int]]
 
 
 def make_cluster(profile: Profile, mesh_text: str | None = None) -> Cluster:
-    """Lays a mesh over `profile`; without `mesh_text`, the mesh of the profile itself.
+    """Lays a mesh over `profile`; without `mesh_text`, the mesh of the profile itself
+    (its axes of size 1 left out).
 
     `4x4`: sizes, outermost first; as many as the profile has axes go to its axes in order, fewer to the innermost ones;
     if there are more, the trailing ones are cut out of the machine as long as they fit in it. `machine=4,gpu=4`: by the
@@ -29,7 +30,7 @@ def make_cluster(profile: Profile, mesh_text: str | None = None) -> Cluster:
     Raises `ShardplanError` for other texts and for more devices per machine than there are.
     """
     if mesh_text is None:
-        placed = [(axis.level, axis.size) for axis in profile.axes]
+        placed = [(axis.level, axis.size) for axis in profile.axes if axis.size > 1 or len(profile.axes) == 1]
     elif "=" in mesh_text:
         placed = _named(profile, mesh_text)
     else:
@@ -183,11 +184,10 @@ def _cluster(profile: Profile, placed: Placed) -> Cluster:
 
 
 def _uneven(profile: Profile, placed: Placed) -> list[Diagnostic]:
-    found = []
-    for depth in sorted({at for at, _ in placed}):
-        size = math.prod(size for at, size in placed if at == depth)
-        capacity = _capacity(profile, depth)
-        if capacity is not None and capacity % size:
-            summary = f"axis '{_base_names(profile)[depth]}' uses {size} of {capacity} devices; the others stay idle"
-            found.append(warning("uneven-mesh", summary))
-    return found
+    """A warning when the machines cannot be filled by groups of the size asked for."""
+    size = math.prod(size for at, size in placed if at == 0)
+    capacity = _capacity(profile, 0)
+    if capacity is None or capacity % size == 0:
+        return []
+    summary = f"axis '{_base_names(profile)[0]}' uses {size} of {capacity} devices; the others stay idle"
+    return [warning("uneven-mesh", summary)]

@@ -143,6 +143,7 @@ def _resolve_level(name: str, given: Plain, joined: int, inner: Plain | None) ->
         "ramp_mb": given.get("ramp_mb", _NIC_RAMP_MB if by_nics else _INNER_RAMP_MB),
         "nvls": given.get("nvls", False),
         "wrap": given.get("wrap", False),
+        "wrap_multiple": given.get("wrap_multiple", 0),
         "busbw_gbps": busbw,
         "share": given.get("share", "auto"),
         "scale_loss": given.get("scale_loss", {}),

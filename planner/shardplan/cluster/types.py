@@ -66,6 +66,7 @@ class Level:
     ramp_bytes: float = 0.0
     nvls: bool = False
     wrap: bool = False
+    wrap_multiple: int = 0
     pair_bytes_per_s: float = 0.0
     share: float | None = None
     busbw: Mapping[str, Mapping[int, float]] = field(default_factory=dict)

@@ -107,14 +107,17 @@ def _line(group: Group, level: int, kind: CollectiveKind) -> float:
     link, ranks = group.levels[level], group.ranks[level]
     if kind in link.busbw:
         return interpolate(link.busbw[kind], ranks)
-    whole = group.devices[level] == ranks == _units(group, level)
-    directions = 2 if link.wrap and whole and ranks > 2 else 1
+    directions = 2 if ranks > 2 and _is_ring(group, level) else 1
     return _efficiency(link, kind, ranks) * link.link_bytes_per_s * directions / group.stride[level]
 
 
-def _units(group: Group, level: int) -> int:
-    inner = group.levels[level - 1].devices if level else 1
-    return group.levels[level].devices // max(inner, 1)
+def _is_ring(group: Group, level: int) -> bool:
+    """Whether the ends of the line are joined: it is a whole torus axis, or a slice of a size that is closed."""
+    link, ranks = group.levels[level], group.ranks[level]
+    if not link.wrap or ranks != group.devices[level]:
+        return False
+    whole = link.devices // max(group.levels[level - 1].devices if level else 1, 1)
+    return ranks == whole or (link.wrap_multiple > 0 and ranks % link.wrap_multiple == 0)
 
 
 def _cards(group: Group, level: int, kind: CollectiveKind) -> float:
