@@ -9,6 +9,7 @@ import pytest
 from example_plans import example_plan, example_summary
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from shardplan.errors import ShardplanError
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh

@@ -1,4 +1,4 @@
-"""A hand-made plan of a two-layer transformer on 4 x 4 devices, as the planner would write it, for tests of what reads plans.
+"""A hand-made plan of a two-layer transformer on 4 x 4 devices, as the planner would write it, to test readers with.
 
 Batch is split over `machine`; attention and MLP weights are column- and row-sharded over `gpu`; the residual stream is
 split by sequence between them; the norms are replicated and the embedding is stored cut over both axes.
@@ -104,7 +104,9 @@ def _parameter(name: str, shape: tuple[int, ...], layout: Layout, **fields: obje
 def _parameters() -> list[TensorDecision]:
     embedding = Layout.of(S(0), S(0), order=(GPU, MACHINE))
     rows = [
-        _parameter("embed.weight", (VOCABULARY, HIDDEN), embedding, served=Layout.of(RP, S(0)), aliases=("head.weight",))
+        _parameter(
+            "embed.weight", (VOCABULARY, HIDDEN), embedding, served=Layout.of(RP, S(0)), aliases=("head.weight",)
+        )
     ]
     for layer in range(2):
         name = f"layers.{layer}"
@@ -118,7 +120,9 @@ def _parameters() -> list[TensorDecision]:
                 perm=(1, 0),
             ),
             _parameter(f"{name}.attention.out.weight", (HIDDEN, HIDDEN), Layout.of(R, S(0)), perm=(1, 0)),
-            _parameter(f"{name}.mlp.up.weight", (HIDDEN, 4 * HIDDEN), Layout.of(S(0), S(1)), served=Layout.of(RP, S(1))),
+            _parameter(
+                f"{name}.mlp.up.weight", (HIDDEN, 4 * HIDDEN), Layout.of(S(0), S(1)), served=Layout.of(RP, S(1))
+            ),
             _parameter(f"{name}.mlp.down.weight", (4 * HIDDEN, HIDDEN), Layout.of(R, S(0))),
         ]
     return rows
@@ -162,11 +166,32 @@ def _operators() -> list[OperatorDecision]:
         module = f"layers/{layer}"
         column = (GATHERED, weight)
         rows += [
-            operator(f"{module}/norm/RMSNormalization", "RMSNormalization", "b s !d, d -> b s d", ("b", "s"), (TOKENS,), TOKENS),
+            operator(
+                f"{module}/norm/RMSNormalization",
+                "RMSNormalization",
+                "b s !d, d -> b s d",
+                ("b", "s"),
+                (TOKENS,),
+                TOKENS,
+            ),
             operator(f"{module}/attention/qkv/MatMul", "MatMul", "b s k, k n -> b s n", ("b", "n"), column, sharded),
-            operator(f"{module}/attention/out/MatMul", "MatMul", "b s k, k n -> b s n", ("b", "k"), (sharded,), Layout.of(S(0), P())),
+            operator(
+                f"{module}/attention/out/MatMul",
+                "MatMul",
+                "b s k, k n -> b s n",
+                ("b", "k"),
+                (sharded,),
+                Layout.of(S(0), P()),
+            ),
             operator(f"{module}/mlp/up/MatMul", "MatMul", "b s k, k n -> b s n", ("b", "n"), column, sharded),
-            operator(f"{module}/mlp/down/MatMul", "MatMul", "b s k, k n -> b s n", ("b", "k"), (sharded, None), Layout.of(S(0), P())),
+            operator(
+                f"{module}/mlp/down/MatMul",
+                "MatMul",
+                "b s k, k n -> b s n",
+                ("b", "k"),
+                (sharded, None),
+                Layout.of(S(0), P()),
+            ),
         ]
     rows.append(operator("loss/ReduceMean", "ReduceMean", "b s v -> ", ("b", "s"), (TOKENS,), Layout.of(P(), P())))
     return rows

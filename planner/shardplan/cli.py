@@ -1,0 +1,132 @@
+"""The command line: `shardplan VERB …`. What is imported here and in `verbs` decides how fast `--help` answers, so
+everything heavy is imported inside the verb that needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from shardplan import __version__
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.verbs.inspect import inspect
+from shardplan.verbs.profiles import profiles
+from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
+from shardplan.verbs.show import show
+from shardplan.verbs.solve import solve
+
+
+class _PipeClosedError(Exception):
+    """Our own word for a broken pipe: click would turn it into exit code 1, which here means "the answer is no"."""
+
+
+class _Verbs(click.Group):
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise _PipeClosedError from None
+        return result
+
+
+@dataclass
+class _Run:
+    """One call of the command; the verb leaves its session here for whoever has to report a failure."""
+
+    session: Session | None = None
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="shardplan", message="%(prog)s %(version)s")
+def cli() -> None:
+    r"""Plan how a neural network is split over a device mesh: from an ONNX graph to a plan file with a proof of how
+    good it is.
+
+    \b
+      shardplan solve model.onnx --mesh 4x4     write plans/model.4x4.plan.json
+      shardplan show plans/model.4x4.plan.json  read it
+
+    Exit codes: 0 done, 1 the answer is no, 2 could not answer, 3 proven infeasible, 4 a limit ended the search,
+    70 a defect of shardplan, 130 interrupted.
+    """
+
+
+for _verb in (solve, show, inspect, profiles):
+    cli.add_command(_verb)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; never raises."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    run = _Run()
+    try:
+        return int(cli.main(given, prog_name="shardplan", standalone_mode=False, obj=run) or 0)
+    except (_PipeClosedError, BrokenPipeError):
+        return _stop_writing()
+    except click.UsageError as problem:
+        return _refuse_usage(problem, given)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail(run, given, [error("interrupted", "interrupted before there was a result")], EXIT_INTERRUPTED)
+    except Exception as problem:  # noqa: BLE001 - the last resort: a person gets a sentence, not a traceback
+        return _report(run, given, problem)
+
+
+def _report(run: _Run, given: list[str], problem: Exception) -> int:
+    if isinstance(problem, ShardplanError):
+        return _fail(run, given, problem.diagnostics, problem.exit_code)
+    if isinstance(problem, click.ClickException):
+        return _fail(run, given, [error("bad-argument", problem.format_message())], EXIT_USAGE)
+    return _report_defect(run, given, problem)
+
+
+def _fail(run: _Run, given: list[str], diagnostics: Sequence[Diagnostic], code: int) -> int:
+    session = run.session or Session(_guess_verb(given), as_json=_asks_json(given))
+    try:
+        for diagnostic in diagnostics:
+            session.say(diagnostic)
+        if session.as_json:
+            session.write_document(session.failure)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _stop_writing()
+    return code
+
+
+def _refuse_usage(problem: click.UsageError, given: list[str]) -> int:
+    """Click's own words on standard error: the usage line, the fault and the nearest option."""
+    with contextlib.suppress(BrokenPipeError):
+        problem.show()
+        if _asks_json(given):
+            fault = error("usage", problem.format_message())
+            Session(_guess_verb(given), diagnostics=[fault]).write_document(None)
+            sys.stdout.flush()
+    return EXIT_USAGE
+
+
+def _report_defect(run: _Run, given: list[str], problem: Exception) -> int:
+    verbose = run.session.verbose if run.session else bool({"-v", "--verbose"} & set(given))
+    summary = f"shardplan failed where it should not: {type(problem).__name__}: {problem}"
+    hint = "this is a defect of shardplan; please report it as CONTRIBUTING.md says, with what -v prints"
+    if verbose:
+        click.echo("".join(traceback.format_exception(problem)), err=True)
+    return _fail(run, given, [error("internal", summary, hint=hint)], EXIT_DEFECT)
+
+
+def _stop_writing() -> int:
+    """Nobody reads on: send what is still buffered nowhere, so that Python's exit does not fail over it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_PIPE
+
+
+def _asks_json(given: list[str]) -> bool:
+    return "--json" in given
+
+
+def _guess_verb(given: list[str]) -> str:
+    return next((word for word in given if word in cli.commands), "")

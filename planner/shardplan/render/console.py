@@ -1,0 +1,55 @@
+"""Where tables go: a terminal gets colour and its own width, a pipe gets plain aligned lines of full width."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import IO, Literal
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+Color = Literal["auto", "always", "never"]
+PIPE_WIDTH = 10_000
+"""Wider than any line of ours: rich cuts long names to the width it is told, and a script needs them whole."""
+
+
+def make_console(color: Color = "auto", file: IO[str] | None = None) -> Console:
+    """A console on `file` (standard output); `NO_COLOR` counts as `never` unless colour is asked for."""
+    stream = file or sys.stdout
+    terminal = stream.isatty()
+    plain = color == "never" or (color == "auto" and ("NO_COLOR" in os.environ or not terminal))
+    return Console(
+        file=stream,
+        width=None if terminal else PIPE_WIDTH,
+        force_terminal=not plain,
+        color_system=None if plain else ("auto" if terminal else "standard"),
+        no_color=plain,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def emit(console: Console, *renderables: RenderableType) -> None:
+    """Print each, without the blanks that pad a table's last column."""
+    with console.capture() as captured:
+        for renderable in renderables:
+            console.print(renderable)
+    text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    console.file.write(text)
+
+
+def table(*columns: str) -> Table:
+    """An open table. A column whose name begins with `>` holds numbers, aligned right; one with `*` is folded where a
+    terminal is too narrow, the others keep their width."""
+    made = Table(box=None, pad_edge=False, header_style="dim")
+    made.padding = (0, 2, 0, 0)
+    for column in columns:
+        name = column.lstrip(">*")
+        if column.startswith("*"):
+            made.add_column(name, overflow="fold")
+        else:
+            made.add_column(name, justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return made

@@ -1,0 +1,135 @@
+"""What `show` lists: parameters and moves, those of identical layers folded into one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.text import to_text
+from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
+from shardplan.plan.types import Move, Plan, TensorDecision
+from shardplan.render.folding import folded, pattern
+from shardplan.render.recipes import Recognizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters alike in name (but for layer numbers), shape and layout, in checkpoint orientation.
+
+    `bytes_per_device`: of all of them together. `recipe`: one name for each mesh axis.
+    """
+
+    name: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    recipe: tuple[str, ...]
+    bytes_per_device: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveGroup:
+    """Moves alike in tensor name (but for layer numbers), layouts, phase and collectives.
+
+    `count`: moves per step; `time_ns`: of all of them; `charged_ns`: what is not hidden behind compute.
+    """
+
+    tensor: str
+    count: int
+    source: str
+    target: str
+    phase: str
+    collectives: str
+    payload_bytes: int
+    time_ns: int
+    charged_ns: int
+
+
+def parameter_groups(plan: Plan) -> list[ParameterGroup]:
+    """Groups in the order in which their first member stands in the plan."""
+    recognizer = Recognizer(plan)
+    parameters = [tensor for tensor in plan.tensors if tensor.role == "parameter"]
+    names = [tensor.checkpoint for tensor in parameters]
+    recipes = {tensor.name: recognizer.recipe(tensor) for tensor in parameters}
+
+    def alike(tensor: TensorDecision) -> Hashable:
+        return (
+            pattern(tensor.checkpoint),
+            tensor.shape,
+            tensor.dtype,
+            tensor.layout,
+            tensor.perm,
+            recipes[tensor.name],
+        )
+
+    return [
+        ParameterGroup(
+            name=folded([tensor.checkpoint for tensor in group], names),
+            count=len(group),
+            shape=checkpoint_shape(group[0].shape, group[0].perm),
+            dtype=group[0].dtype,
+            layout=to_text(checkpoint_layout(group[0].layout, group[0].perm), plan.mesh),
+            recipe=recipes[group[0].name],
+            bytes_per_device=sum(tensor.bytes_per_device for tensor in group),
+        )
+        for group in _together(parameters, alike)
+    ]
+
+
+def move_groups(plan: Plan) -> list[MoveGroup]:
+    """Groups of moves that cost time, dearest first."""
+    checkpoint = {tensor.name: tensor.checkpoint for tensor in plan.tensors if tensor.checkpoint}
+    named = [(checkpoint.get(move.tensor, move.tensor), move) for move in plan.moves if move.time_ns]
+    names = [name for name, _ in named]
+
+    def alike(item: tuple[str, Move]) -> Hashable:
+        name, move = item
+        return (
+            pattern(name),
+            move.source,
+            move.target,
+            move.phase,
+            move.regather,
+            move.hidden,
+            _described(move, plan.mesh),
+        )
+
+    groups = [_move_group(group, names, plan.mesh) for group in _together(named, alike)]
+    return sorted(groups, key=lambda group: -group.charged_ns)
+
+
+def _move_group(group: list[tuple[str, Move]], names: list[str], mesh: Mesh) -> MoveGroup:
+    moves = [move for _, move in group]
+    first = moves[0]
+    return MoveGroup(
+        tensor=folded(list(dict.fromkeys(name for name, _ in group)), names),
+        count=sum(move.count for move in moves),
+        source=to_text(first.source, mesh),
+        target=to_text(first.target, mesh),
+        phase="gather again" if first.regather else first.phase,
+        collectives=_described(first, mesh),
+        payload_bytes=sum(step.payload_bytes for step in first.steps),
+        time_ns=sum(move.time_ns for move in moves),
+        charged_ns=round(sum(move.time_ns * (1 - move.hidden) for move in moves)),
+    )
+
+
+def _described(move: Move, mesh: Mesh) -> str:
+    """`all-gather@gpu, all-reduce@machine`; what costs nothing is left out."""
+    return ", ".join(
+        f"{step.collective.kind.replace('_', '-')}@{','.join(mesh.names[axis] for axis in step.collective.axes)}"
+        for step in move.steps
+        if not step.collective.is_free
+    )
+
+
+def _together(items: Iterable[T], alike: Callable[[T], Hashable]) -> list[list[T]]:
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(alike(item), []).append(item)
+    return list(groups.values())

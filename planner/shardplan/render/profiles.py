@@ -1,0 +1,54 @@
+"""`profiles`: the shipped clusters as a table, one of them in full."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+
+from shardplan.cluster.build import Profile
+from shardplan.render.console import emit, table
+from shardplan.render.units import decimal_size, rate
+
+
+def profile_row(profile: Profile) -> dict[str, object]:
+    """What the list says of one profile."""
+    status = profile.provenance.get("status", "")
+    return {
+        "name": profile.name,
+        "device": profile.device.kind,
+        "memory_bytes": profile.device.memory_bytes,
+        "usable_bytes": profile.device.usable_bytes,
+        "peak_flops": dict(profile.device.peak_flops),
+        "mesh": {axis.name: axis.size for axis in profile.axes},
+        "links": {level.name: level.link_bytes_per_s for level in profile.levels},
+        "status": status,
+    }
+
+
+def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
+    """One line per profile."""
+    rows = table("name", "device", ">memory", ">bf16", "mesh", "*links per device", "numbers")
+    for profile in profiles:
+        links = ", ".join(f"{level.name} {rate(level.link_bytes_per_s)}" for level in reversed(profile.levels))
+        rows.add_row(
+            profile.name,
+            profile.device.kind,
+            decimal_size(profile.device.memory_bytes),
+            _tflops(profile.device.peak_flops),
+            " x ".join(f"{axis.name}={axis.size}" for axis in profile.axes),
+            links,
+            str(profile.provenance.get("status", "")),
+        )
+    emit(console, rows)
+
+
+def _tflops(peaks: Mapping[str, float]) -> str:
+    peak = peaks.get("bf16") or peaks.get("fp16") or max(peaks.values(), default=0.0)
+    return f"{peak / 1e12:,.0f} TFLOP/s"
+
+
+def show_profile(console: Console, profile: Profile) -> None:
+    """Every value of a profile, defaults included, as the plan file carries it."""
+    emit(console, json.dumps(profile.resolved, indent=2, ensure_ascii=False, default=dict))

@@ -1,0 +1,73 @@
+"""One line on standard error that is rewritten while the solver works; nothing where that is no terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import TracebackType
+from typing import IO, Protocol
+
+from shardplan.render.units import duration, percent
+
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_INTERVAL_S = 0.1
+_CLEAR = "\r\x1b[2K"
+_OBJECTIVE_PER_NS = 1000.0
+"""The solver counts picoseconds."""
+
+
+class Standing(Protocol):
+    """How far a solve is; `best` is infinite until a plan is known."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def best(self) -> float: ...
+    @property
+    def bound(self) -> float: ...
+
+
+class ProgressLine:
+    """Context manager; `update` is what the solver calls, as often as it likes."""
+
+    def __init__(self, stream: IO[str], *, enabled: bool = True) -> None:
+        self._stream = stream
+        self._enabled = enabled and stream.isatty()
+        self._shown_at = -math.inf
+        self._frame = 0
+        self._drawn = False
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._drawn:
+            self._stream.write(_CLEAR)
+            self._stream.flush()
+
+    def update(self, standing: Standing) -> None:
+        """Redraw, at most ten times a second."""
+        now = time.monotonic()
+        if not self._enabled or now - self._shown_at < _INTERVAL_S:
+            return
+        self._shown_at = now
+        self._frame = (self._frame + 1) % len(_FRAMES)
+        self._stream.write(f"{_CLEAR}solving {_FRAMES[self._frame]} {progress_text(standing)}")
+        self._stream.flush()
+        self._drawn = True
+
+
+def progress_text(standing: Standing) -> str:
+    """`12 s  best 39.1 ms  bound 37.8 ms  gap 3.3 %  Ctrl-C keeps the best`."""
+    parts = [f"{standing.seconds:.0f} s"]
+    known = math.isfinite(standing.best)
+    if known:
+        parts.append(f"best {duration(standing.best / _OBJECTIVE_PER_NS)}")
+    if math.isfinite(standing.bound) and standing.bound > 0:
+        parts.append(f"bound {duration(standing.bound / _OBJECTIVE_PER_NS)}")
+        if known and standing.best > 0:
+            parts.append(f"gap {percent(1 - standing.bound / standing.best)}")
+    parts.append("Ctrl-C keeps the best" if known else "Ctrl-C stops")
+    return "  ".join(parts)

@@ -1,0 +1,126 @@
+"""What `solve` prints: what was read before the solver works, what came of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shardplan.plan.types import Memory, Summary
+from shardplan.render.console import emit
+from shardplan.render.units import count, duration, durations_in_one_unit, percent, rate, size, sizes_in_one_unit
+
+if TYPE_CHECKING:
+    from shardplan.cluster.types import Cluster
+    from shardplan.graph.options import PlanOptions
+    from shardplan.model.types import Model
+
+
+def facts(*rows: tuple[str, str]) -> Table:
+    """Labelled lines; an empty label continues the row above."""
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for label, text in rows:
+        made.add_row(f"{label:8}", Text(text))
+    return made
+
+
+def describe_request(
+    console: Console, model: Model, cluster: Cluster, options: PlanOptions, defaults: Collection[str]
+) -> None:
+    """Model, mode and cluster; `defaults` names those of `cluster`, `mesh`, `mode` that the user did not choose."""
+    emit(
+        console,
+        facts(
+            ("model", model_line(model)),
+            ("mode", _mode_line(options, chosen="mode" not in defaults)),
+            ("cluster", _cluster_line(cluster, defaults)),
+        ),
+    )
+
+
+def model_line(model: Model) -> str:
+    """`gpt2_small: 410 operators, 124 M parameters (475 MiB), 12 identical blocks`."""
+    weights = [model.tensors[parameter.tensor] for parameter in model.parameters]
+    elements, stored = sum(w.elements for w in weights), sum(w.size_bytes for w in weights)
+    copies = max((len(block.copies) for block in model.blocks), default=0)
+    blocks = f", {copies} identical blocks" if copies else ""
+    operators = f"{len(model.operators):,} operators"
+    return f"{model.name}: {operators}, {count(elements)} parameters ({size(stored)}){blocks}"
+
+
+def _mode_line(options: PlanOptions, *, chosen: bool) -> str:
+    other = "" if chosen else " (the default; --mode inference for the other)"
+    if not options.training:
+        return options.mode
+    parts = [f"{options.mode}{other}", f"optimizer {options.optimizer}"]
+    if options.microbatches > 1:
+        parts.append(f"{options.microbatches} microbatches")
+    if options.remat != "none":
+        parts.append(f"{options.remat} rematerialisation")
+    return ", ".join(parts)
+
+
+def _cluster_line(cluster: Cluster, defaults: Collection[str]) -> str:
+    name = f"{cluster.name} (the default)" if "cluster" in defaults else cluster.name
+    axes = []
+    for axis, level in zip(cluster.mesh.axes, cluster.axis_levels, strict=True):
+        link = cluster.levels[level]
+        axes.append(f"{axis.name}={axis.size} ({link.name}, {rate(link.link_bytes_per_s)})")
+    of_profile = " of the profile" if "mesh" in defaults else ""
+    return f"{name}, mesh{of_profile} {' x '.join(axes)}, {size(cluster.device.usable_bytes)} usable per device"
+
+
+def describe_outcome(console: Console, summary: Summary, path: str, *, written: bool) -> None:
+    """Time, proof, memory, the file, and what to do next."""
+    emit(
+        console,
+        facts(
+            ("plan", time_line(summary)),
+            ("", proof_line(summary)),
+            ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
+            ("wrote" if written else "same as", path),
+            ("next", f"shardplan show {path}"),
+        ),
+    )
+
+
+def time_line(summary: Summary) -> str:
+    """`step 38.2 ms = compute 31.0 + communication 7.2`."""
+    (compute, communication), _ = durations_in_one_unit([summary.compute_ns, summary.communication_ns], summary.step_ns)
+    hidden = f" ({duration(summary.hidden_ns)} more is hidden behind compute)" if summary.hidden_ns else ""
+    return f"step {duration(summary.step_ns)} = compute {compute} + communication {communication}{hidden}"
+
+
+def proof_line(summary: Summary) -> str:
+    """How good the plan is known to be."""
+    if summary.outcome == "optimal":
+        return "optimal: no plan of this model on this mesh is predicted to be faster"
+    stopped = "the search was interrupted; " if summary.outcome == "interrupted" else ""
+    return f"{stopped}within {percent(summary.gap)} of the best possible (bound {duration(summary.bound_ns)})"
+
+
+def memory_line(memory: Memory, limit_bytes: int) -> str:
+    """`28.1 of 70.8 GiB per device: parameters 1.4 + gradients 1.3 + …`."""
+    parts = memory_parts(memory)
+    used = [(name, number) for name, number in parts.items() if number]
+    (total, limit, *amounts), unit = sizes_in_one_unit(
+        [memory.total, limit_bytes, *(number for _, number in used)], limit_bytes
+    )
+    terms = " + ".join(f"{name} {amount}" for (name, _), amount in zip(used, amounts, strict=True))
+    return f"{total} of {limit} {unit} per device: {terms}"
+
+
+def memory_parts(memory: Memory) -> dict[str, int]:
+    """Category -> bytes, in the order in which they are always shown."""
+    return {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "activations": memory.activations,
+        "temporaries": memory.temporaries,
+    }

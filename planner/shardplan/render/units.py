@@ -1,0 +1,86 @@
+"""Numbers as people read them: three digits and a unit."""
+
+from __future__ import annotations
+
+import math
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
+_COUNT_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
+def digits(value: float) -> str:
+    """`value` (not negative) with three significant digits and at most three decimals: `38.2`, `1.05`, `1,240`, `0`."""
+    decimals = 2 - math.floor(math.log10(value)) if 0 < value < 999.5 else 0
+    text = f"{value:,.{min(max(decimals, 0), 3)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text and float(text) == round(value) == value else text
+
+
+def size(number_of_bytes: float) -> str:
+    """`41.3 GiB`."""
+    unit = _byte_unit(number_of_bytes)
+    return f"{digits(number_of_bytes / unit[0])} {unit[1]}"
+
+
+def sizes_in_one_unit(values: list[int], reference: int) -> tuple[list[str], str]:
+    """Each of `values` in the unit that suits `reference`, and that unit: `(["12.3", "0.4"], "GiB")`."""
+    scale, unit = _byte_unit(reference)
+    return [digits(value / scale) if value >= scale / 200 or not value else "<0.01" for value in values], unit
+
+
+def duration(nanoseconds: float) -> str:
+    """`38.2 ms`."""
+    scale, unit = _time_unit(nanoseconds)
+    return f"{digits(nanoseconds / scale)} {unit}"
+
+
+def durations_in_one_unit(values: list[int], reference: int) -> tuple[list[str], str]:
+    """Each of `values` (nanoseconds) in the unit that suits `reference`, and that unit."""
+    scale, unit = _time_unit(reference)
+    return [digits(value / scale) for value in values], unit
+
+
+def count(number: float) -> str:
+    """`8.03 B`, `124 M`, `1,395`."""
+    for scale, unit in _COUNT_UNITS[:3]:
+        if number >= scale * 0.9995:
+            return f"{digits(number / scale)} {unit}"
+    return f"{number:,.0f}"
+
+
+def decimal_size(number_of_bytes: float) -> str:
+    """`80 GB`: memories are sold in powers of ten."""
+    scale, unit = next(
+        ((s, u) for s, u in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")) if number_of_bytes >= s), (1.0, "B")
+    )
+    return f"{digits(number_of_bytes / scale)} {unit}"
+
+
+def rate(bytes_per_second: float) -> str:
+    """`450 GB/s`: links are sold in powers of ten."""
+    for scale, unit in ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s")):
+        if bytes_per_second >= scale * 0.9995:
+            return f"{digits(bytes_per_second / scale)} {unit}"
+    return f"{digits(bytes_per_second)} B/s"
+
+
+def percent(share: float) -> str:
+    """`12.1 %`; what is there but rounds to nothing is `<0.1 %`."""
+    if 0 < share < 0.0005:
+        return "<0.1 %"
+    return f"{100 * share:.1f} %"
+
+
+def _byte_unit(value: float) -> tuple[float, str]:
+    step = 0
+    while value >= 1023.5 and step < len(_BYTE_UNITS) - 1:
+        value /= 1024
+        step += 1
+    return 1024.0**step, _BYTE_UNITS[step]
+
+
+def _time_unit(nanoseconds: float) -> tuple[float, str]:
+    for scale, unit in _TIME_UNITS:
+        if nanoseconds >= scale * 0.9995:
+            return scale, unit
+    return _TIME_UNITS[-1]

@@ -1,0 +1,69 @@
+"""Command-line words that several verbs read: `--dim NAME=N`, sizes, profiles; with all faults collected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import click
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.verbs.session import option
+
+T = TypeVar("T")
+
+dim_option = option(
+    "-d", "--dim", "dims", metavar="NAME=N", multiple=True, help="Size of a symbolic dim of the model; may be repeated."
+)
+model_argument = click.argument("model", type=click.Path(path_type=str))
+
+
+class Attempts:
+    """Runs the readings of several inputs and keeps what is wrong with each, to be raised together."""
+
+    def __init__(self) -> None:
+        self.problems: list[Diagnostic] = []
+
+    def __call__(self, read: Callable[[], T]) -> T | None:
+        """What `read` returns, or None when it raises a `ShardplanError`, which is kept."""
+        try:
+            return read()
+        except ShardplanError as problem:
+            self.problems += problem.diagnostics
+            return None
+
+    def finish(self) -> None:
+        """Raise everything that went wrong, if anything did."""
+        if self.problems:
+            raise ShardplanError(*self.problems)
+
+
+def parse_dims(texts: Iterable[str]) -> dict[str, int]:
+    """`["batch=8"]` -> `{"batch": 8}`. A name may be an expression (`s43*s53=4096`)."""
+    dims: dict[str, int] = {}
+    problems = []
+    for text in texts:
+        name, equals, number = (part.strip() for part in text.rpartition("="))
+        if not (equals and name and number.isascii() and number.isdigit() and int(number) > 0):
+            hint = "write a name and a positive size, such as --dim batch=8"
+            problems.append(error("bad-dim", f"--dim '{text}' is not NAME=N", hint=hint))
+        elif dims.setdefault(name, int(number)) != int(number):
+            problems.append(error("bad-dim", f"--dim gives '{name}' two sizes, {dims[name]} and {number}"))
+    if problems:
+        raise ShardplanError(*problems)
+    return dims
+
+
+def parse_memory_limit(text: str | None) -> int | None:
+    """Bytes of `40 GiB`, `40GB` or a plain number of bytes; None for None."""
+    if text is None:
+        return None
+    from shardplan.cluster.quantity import SIZE, parse_quantity  # noqa: PLC0415
+
+    try:
+        limit = int(parse_quantity(text, SIZE))
+    except ValueError as problem:
+        raise ShardplanError(error("bad-quantity", f"--memory-limit: {problem}")) from None
+    if limit <= 0:
+        raise ShardplanError(error("bad-quantity", f"--memory-limit '{text}' leaves no memory"))
+    return limit

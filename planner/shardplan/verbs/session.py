@@ -1,0 +1,145 @@
+"""What every verb shares: its output options, where warnings and results go, and the exit codes.
+
+| code | meaning                                                                 |
+|------|-------------------------------------------------------------------------|
+| 0    | done, same, fresh                                                       |
+| 1    | the answer is "no"                                                      |
+| 2    | could not answer: bad arguments, unreadable or invalid input            |
+| 3    | proven infeasible                                                       |
+| 4    | a limit ended the search (no plan, or not optimal where that was asked) |
+| 70   | our defect                                                              |
+| 130  | interrupted                                                             |
+| 141  | whoever read our output stopped reading                                 |
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from shardplan.errors import Diagnostic
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_DONE, EXIT_USAGE, EXIT_LIMIT, EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE = 0, 2, 4, 70, 130, 141
+_SOURCES = {
+    ParameterSource.COMMANDLINE: "command line",
+    ParameterSource.ENVIRONMENT: "environment",
+    ParameterSource.DEFAULT_MAP: "configuration",
+    ParameterSource.DEFAULT: "default",
+}
+_COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+@dataclass
+class Session:
+    """One run of one verb. Results go to standard output, everything else to standard error."""
+
+    command: str
+    as_json: bool = False
+    color: Literal["auto", "always", "never"] = "auto"
+    quiet: bool = False
+    verbose: bool = False
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    failure: Mapping[str, object] | None = None
+    """The `result` of the JSON document if the verb fails from here on."""
+
+    def say(self, diagnostic: Diagnostic) -> None:
+        """Print a diagnostic and keep it for the JSON document; `--quiet` prints errors only."""
+        self.diagnostics.append(diagnostic)
+        if diagnostic.severity == "error" or not self.quiet:
+            click.echo(self._styled(diagnostic), err=True, color=self._wants_color(sys.stderr.isatty()))
+
+    def paint(self, draw: Callable[[Console], None]) -> None:
+        """Let `draw` print a part of the result on standard output, unless that belongs to a document."""
+        if not self.as_json:
+            from shardplan.render.console import make_console  # noqa: PLC0415
+
+            draw(make_console(self.color))
+            sys.stdout.flush()
+
+    def write_document(self, result: Mapping[str, object] | None) -> None:
+        """Print the JSON document, with every diagnostic said so far."""
+        from shardplan.render.documents import document  # noqa: PLC0415
+
+        sys.stdout.write(document(self.command, result, self.diagnostics))
+
+    def finish(self, result: Mapping[str, object], draw: Callable[[Console], None]) -> int:
+        """Print the whole result, as a document or as `draw` paints it."""
+        if self.as_json:
+            self.write_document(result)
+        else:
+            self.paint(draw)
+        return EXIT_DONE
+
+    def show_values(self, context: click.Context) -> None:
+        """Print every option's effective value and where it comes from."""
+        names = [parameter.name for parameter in context.command.params if parameter.name in context.params]
+        width = max(map(len, names), default=0)
+        for name in names:
+            source = context.get_parameter_source(name)
+            where = _SOURCES.get(source, "default") if source else "default"
+            value = context.params[name]
+            shown = ", ".join(value) if isinstance(value, tuple) else "-" if value is None else str(value)
+            click.echo(f"{name.replace('_', '-'):{width}}  {shown or '-'}  ({where})", err=True)
+
+    def _styled(self, diagnostic: Diagnostic) -> str:
+        label = f"{diagnostic.severity}[{diagnostic.code}]"
+        painted = click.style(label, fg=_COLORS[diagnostic.severity], bold=True)
+        return str(diagnostic).replace(label, painted, 1)
+
+    def _wants_color(self, terminal: bool) -> bool:
+        if self.color == "auto":
+            return terminal and "NO_COLOR" not in os.environ
+        return self.color == "always"
+
+
+def option(*names: str, **settings: Any) -> Callable[[Verb], Verb]:
+    """`click.option` that can also be set as `SHARDPLAN_<NAME>`, and says so in the help."""
+    longest = max((name for name in names if name.startswith("--")), key=len).partition("/")[0]
+    variable = "SHARDPLAN_" + longest.removeprefix("--").replace("-", "_").upper()
+    return click.option(*names, envvar=variable, show_envvar=True, **settings)
+
+
+def verb(function: Callable[..., int]) -> Callable[..., int]:
+    """Add the output options of every verb and hand it a `Session` in their place."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+    @option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        show_default=True,
+        help="When to colour; NO_COLOR is honoured.",
+    )
+    @click.option("-q", "--quiet", is_flag=True, help="Print no warnings and no progress.")
+    @click.option("-v", "--verbose", is_flag=True, help="Print each option's value and source, and tracebacks.")
+    @click.pass_context
+    @functools.wraps(function)
+    def with_session(
+        context: click.Context,
+        /,
+        *arguments: object,
+        as_json: bool,
+        color: Any,
+        quiet: bool,
+        verbose: bool,
+        **options: object,
+    ) -> int:
+        command = context.command_path.partition(" ")[2].removesuffix(" list")
+        session = Session(command, as_json, color, quiet, verbose)
+        context.find_root().obj.session = session
+        if verbose:
+            session.show_values(context)
+        return function(session, *arguments, **options)
+
+    return with_session

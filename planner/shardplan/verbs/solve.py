@@ -1,0 +1,184 @@
+"""`shardplan solve MODEL --mesh 4x4`: the fastest plan, its proof, and a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardplan.errors import InfeasibleError, warning
+from shardplan.verbs.inputs import Attempts, dim_option, model_argument, parse_dims, parse_memory_limit
+from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
+
+if TYPE_CHECKING:
+    from shardplan.cluster.types import Cluster
+    from shardplan.graph.options import PlanOptions
+    from shardplan.layout.mesh import Mesh
+    from shardplan.model.types import Model
+    from shardplan.plan.types import Plan
+
+DEFAULT_CLUSTER = "h100-dgx"
+STANDARD_OUTPUT = "-"
+
+
+@click.command(short_help="Find the fastest plan that fits, and write it.")
+@model_argument
+@option("-m", "--mesh", metavar="SIZES", help="4x4 or machine=4,gpu=4, outermost first.  [default: the profile's]")
+@option("-c", "--cluster", metavar="NAME|FILE", help=f"A shipped profile or a YAML file.  [default: {DEFAULT_CLUSTER}]")
+@option("--mode", type=click.Choice(["training", "inference"]), help="What a step is.  [default: training]")
+@dim_option
+@option(
+    "--optimizer",
+    type=click.Choice(["adam-mixed", "adam-fp32", "sgd", "none"]),
+    default="adam-mixed",
+    show_default=True,
+    help="Whose state is kept, in training.",
+)
+@option(
+    "--microbatches",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Equal parts in which the batch runs.",
+)
+@option(
+    "--remat",
+    type=click.Choice(["none", "selective", "full"]),
+    default="none",
+    show_default=True,
+    help="Which activations are computed again in backward instead of kept.",
+)
+@option("--memory-limit", metavar="SIZE", help="What a device may use, such as '40 GiB'.  [default: the profile's]")
+@option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Where the plan goes; - is standard output.  [default: plans/<model>.<mesh>.plan.json]",
+)
+@option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop then, with the best plan so far.",
+)
+@option("--seed", type=int, default=0, show_default=True, help="Of the search, where a model is too large for proof.")
+@option(
+    "--presolve/--no-presolve", default=True, show_default=True, help="Exact reductions before the integer program."
+)
+@option("--strict", is_flag=True, help="An operator without a sharding rule is an error.")
+@option("--require-optimal", is_flag=True, help="Exit with 4 unless the plan is proven optimal.")
+@verb
+def solve(session: Session, /, **given: Any) -> int:
+    """Find the fastest plan for MODEL (an ONNX file) that fits in memory, and write it to a file."""
+    from shardplan.render.progress import ProgressLine  # noqa: PLC0415
+    from shardplan.render.solved import describe_request  # noqa: PLC0415
+
+    if session.as_json and given["output"] == STANDARD_OUTPUT:
+        raise click.UsageError("--json and --output - both want standard output")
+    request = _read_request(given)
+    for diagnostic in (*request.model.warnings, *request.cluster.warnings):
+        session.say(diagnostic)
+    if request.output != STANDARD_OUTPUT:
+        session.paint(lambda c: describe_request(c, request.model, request.cluster, request.options, request.defaults))
+    with ProgressLine(sys.stderr, enabled=not session.quiet) as progress:
+        plan = _plan(session, request, progress.update)
+    return _deliver(session, request, plan, require_optimal=given["require_optimal"])
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What was asked for, read and checked. `defaults`: names of the options that the user left open."""
+
+    model: Model
+    cluster: Cluster
+    options: PlanOptions
+    output: str
+    defaults: frozenset[str]
+
+
+def _read_request(given: Mapping[str, Any]) -> _Request:
+    """Read every input; all that is wrong with any of them is raised together."""
+    from shardplan.cluster.mesh import make_cluster  # noqa: PLC0415
+    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
+    from shardplan.graph.options import PlanOptions  # noqa: PLC0415
+    from shardplan.model.read import read_model  # noqa: PLC0415
+    from shardplan.plan.file import check_output  # noqa: PLC0415
+
+    attempt = Attempts()
+    dims = attempt(lambda: parse_dims(given["dims"]))
+    limit = attempt(lambda: parse_memory_limit(given["memory_limit"]))
+    cluster = attempt(lambda: make_cluster(load_profile(given["cluster"] or DEFAULT_CLUSTER), given["mesh"]))
+    output = given["output"] or (default_output(given["model"], cluster.mesh) if cluster else STANDARD_OUTPUT)
+    if output != STANDARD_OUTPUT:
+        attempt(lambda: check_output(output))
+    model = attempt(lambda: read_model(given["model"], dims)) if dims is not None else None
+    attempt.finish()
+    assert model is not None
+    assert cluster is not None
+    options = PlanOptions(
+        mode=given["mode"] or "training",
+        optimizer=given["optimizer"],
+        microbatches=given["microbatches"],
+        remat=given["remat"],
+        memory_limit_bytes=limit,
+        time_limit=given["time_limit"],
+        seed=given["seed"],
+        presolve=given["presolve"],
+        strict=given["strict"],
+    )
+    defaults = frozenset(name for name in ("cluster", "mesh", "mode") if given[name] is None)
+    return _Request(model, cluster, options, output, defaults)
+
+
+def default_output(model_path: str, mesh: Mesh) -> str:
+    """`plans/<model>.<mesh>.plan.json` below the working directory."""
+    sizes = "x".join(str(size) for size in mesh.shape)
+    return str(Path("plans", f"{Path(model_path).stem}.{sizes}.plan.json"))
+
+
+def _plan(session: Session, request: _Request, on_progress: Any) -> Plan:
+    from shardplan.planning import plan_model  # noqa: PLC0415
+
+    try:
+        return plan_model(request.model, request.cluster, request.options, on_progress=on_progress)
+    except InfeasibleError:
+        from shardplan.plan.encode import infeasible_summary  # noqa: PLC0415
+
+        limit = request.options.memory_limit_bytes or request.cluster.device.usable_bytes
+        session.failure = {"plan": None, "summary": infeasible_summary(limit)}
+        raise
+
+
+def _deliver(session: Session, request: _Request, plan: Plan, *, require_optimal: bool) -> int:
+    """Write the plan, say how it stands, and choose the exit code."""
+    from shardplan.plan.encode import dumps, summary_record  # noqa: PLC0415
+    from shardplan.plan.file import write_text  # noqa: PLC0415
+    from shardplan.render.solved import describe_outcome  # noqa: PLC0415
+
+    text = dumps(plan)
+    if request.output == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+    else:
+        written = write_text(text, request.output)
+        session.paint(lambda console: describe_outcome(console, plan.summary, request.output, written=written))
+    code = _judge(session, plan, require_optimal=require_optimal)
+    if session.as_json:
+        session.write_document({"plan": request.output, "summary": summary_record(plan.summary)})
+    return code
+
+
+def _judge(session: Session, plan: Plan, *, require_optimal: bool) -> int:
+    """The exit code of a plan that was found, with a warning where it may not be the best one."""
+    summary = plan.summary
+    if summary.outcome == "optimal":
+        return EXIT_DONE
+    within = f"it is within {100 * summary.gap:.2f} % of the best possible"
+    if summary.outcome == "interrupted":
+        session.say(warning("interrupted", f"interrupted: the plan is the best found so far; {within}"))
+        return EXIT_INTERRUPTED
+    session.say(warning("not-optimal", f"the plan is not proven optimal; {within}"))
+    return EXIT_LIMIT if require_optimal else EXIT_DONE
