@@ -182,7 +182,9 @@ def _unknown_names(
         else:
             allowed = "all shapes of the model are fixed; it has no symbolic dims"
         hint = did_you_mean(name, {*needed, *stored})
-        problems.append(error("unknown-dim", f"--dim {name}={dims[name]}: no dim is called '{name}'", detail=allowed, hint=hint))
+        problems.append(
+            error("unknown-dim", f"--dim {name}={dims[name]}: no dim is called '{name}'", detail=allowed, hint=hint)
+        )
     return problems
 
 

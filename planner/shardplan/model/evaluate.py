@@ -23,7 +23,15 @@ LIMIT_ELEMENTS = 1 << 16
 
 NEVER = frozenset(
     {
-        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"),
+        *(
+            "RandomNormal",
+            "RandomNormalLike",
+            "RandomUniform",
+            "RandomUniformLike",
+            "Multinomial",
+            "Bernoulli",
+            "Dropout",
+        ),
         *("If", "Loop", "Scan", "SequenceMap", "Optional", "OptionalGetElement", "OptionalHasElement"),
     }
 )

@@ -159,7 +159,10 @@ class _Pass:
         try:
             schema = defs.get_schema(node.op_type, version, node.domain)
         except defs.SchemaError:
-            return None, f"operator set {node.domain or 'ai.onnx'} {version} has no operator '{node.op_type}' known here"
+            return (
+                None,
+                f"operator set {node.domain or 'ai.onnx'} {version} has no operator '{node.op_type}' known here",
+            )
         try:
             if node.captured or any(entry.type == onnx.AttributeProto.GRAPH for entry in node.proto.attribute):
                 found = self._nested(node)
@@ -230,9 +233,7 @@ class _Pass:
         self.out.warnings[-1] = warning("stale-shape", summary, detail=self._stale_detail)
 
     def _contradiction(self, node: Node, reason: str) -> Diagnostic:
-        shapes = [
-            f"{name}: {_show(self.out.typed[name].shape)}" for name in dict.fromkeys(filter(None, node.inputs))
-        ]
+        shapes = [f"{name}: {_show(self.out.typed[name].shape)}" for name in dict.fromkeys(filter(None, node.inputs))]
         flags = " ".join(f"--dim {name}={size}" for name, size in sorted(self.binding.sizes.items()))
         return error(
             "incompatible-dims",
@@ -249,7 +250,9 @@ class _Pass:
         known = self.out.known
         if node.op_type in NEVER or not all(name in known for name in node.reads) or node.captured:
             return
-        if node.op_type == "Constant" and any(entry.type == onnx.AttributeProto.TENSOR for entry in node.proto.attribute):
+        if node.op_type == "Constant" and any(
+            entry.type == onnx.AttributeProto.TENSOR for entry in node.proto.attribute
+        ):
             for entry in node.proto.attribute:
                 if entry.name == "value":
                     self._read_constant(node.outputs[0], entry.t)
@@ -273,6 +276,15 @@ class _Pass:
         value = np.array(part if node.op_type == "Shape" else math.prod(entry or 0 for entry in shape), np.int64)
         value.flags.writeable = False
         self.out.known[node.outputs[0]] = value
+
+
+def is_optional_output(node: onnx.NodeProto, opset: int, place: int) -> bool:
+    """Whether ONNX lets `node` leave its output at `place` away."""
+    try:
+        outputs = defs.get_schema(node.op_type, opset, node.domain).outputs
+    except defs.SchemaError:
+        return False
+    return place < len(outputs) and outputs[place].option == defs.OpSchema.FormalParameterOption.Optional
 
 
 def _elements(typed: Typed) -> int:
@@ -301,7 +313,9 @@ def _typed(proto: onnx.TypeProto | None) -> Typed:
     tensor = proto.tensor_type
     if not tensor.HasField("shape"):
         return Typed(tensor.elem_type, None)
-    return Typed(tensor.elem_type, tuple([dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]))
+    return Typed(
+        tensor.elem_type, tuple([dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim])
+    )
 
 
 def _plain(text: str) -> str:

@@ -13,7 +13,7 @@ from shardplan.model.attributes import attributes_of
 from shardplan.model.blocks import find_blocks
 from shardplan.model.dims import Binding, bind
 from shardplan.model.draft import CAPTURED, Draft, Node, draft_graph
-from shardplan.model.infer import Inferred, Typed, infer
+from shardplan.model.infer import Inferred, Typed, infer, is_optional_output
 from shardplan.model.load import load_proto
 from shardplan.model.names import Use, identity_of, other_names
 from shardplan.model.types import DTYPE_BITS, AttributeValue, Model, Operator, Parameter, Role, Tensor
@@ -93,6 +93,17 @@ class _Builder:
         self._fold_transposes()
         self.nodes = _needed(self.nodes, self.draft.outputs)
         self._collect_uses()
+        self._drop_unread_outputs()
+
+    def _drop_unread_outputs(self) -> None:
+        """Optional results that nobody reads (the mask of Dropout, the indices of MaxPool) are not made."""
+        for node in self.nodes:
+            for place, name in enumerate(node.outputs):
+                if place and name and name not in self.uses and name not in self.draft.outputs:
+                    if is_optional_output(node.proto, self.draft.opsets[node.domain], place):
+                        node.outputs[place] = ""
+            while node.outputs and not node.outputs[-1]:
+                node.outputs.pop()
 
     def _resolve_identities(self) -> None:
         stored = {*self.draft.initializers, *self.roots}
@@ -253,7 +264,9 @@ class _Builder:
             return error("unknown-type", text)
         shape = "unknown" if typed.shape is None else str(["?" if size is None else size for size in typed.shape])
         detail = self.inferred.reasons.get(node.name, "") if node else ""
-        unread = [name for name in node.inputs if name in self.draft.initializers and self._is_unread(name)] if node else []
+        unread = (
+            [name for name in node.inputs if name in self.draft.initializers and self._is_unread(name)] if node else []
+        )
         if unread:
             detail = f"it depends on the data of '{unread[0]}', which is not in the file"
         hint = "store the shape in the file (value_info), or export the model with static shapes"

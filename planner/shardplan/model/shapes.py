@@ -83,7 +83,7 @@ def _packed_attention(attributes: Mapping[str, Any], inputs: Shapes) -> _Result:
 
 
 def _multi_head_attention(attributes: Mapping[str, Any], inputs: Shapes) -> _Result:
-    """query [B,S,H] or packed [B,S,heads,3,D]; key, value [B,L,H] or [B,heads,L,D]; past key, value inputs 6, 7."""
+    """Query [B,S,H] or packed [B,S,heads,3,D]; key, value [B,L,H] or [B,heads,L,D]; past key, value inputs 6, 7."""
     query, key, value = _known(inputs[0]), _at(inputs, 1), _at(inputs, 2)
     heads = attributes["num_heads"]
     if len(query) == 5:
@@ -100,7 +100,7 @@ def _multi_head_attention(attributes: Mapping[str, Any], inputs: Shapes) -> _Res
 
 
 def _group_query_attention(attributes: Mapping[str, Any], inputs: Shapes) -> _Result:
-    """query [B,S,H] (packed with key and value when these are absent), past key, value [B,kv,P,D] as inputs 3, 4.
+    """Query [B,S,H] (packed with key and value when these are absent), past key, value [B,kv,P,D] as inputs 3, 4.
 
     A past buffer is shared with the present one: both have the longest length.
     """

@@ -66,7 +66,14 @@ SLOTS: dict[str, dict[int, str]] = {
     "com.microsoft.SkipLayerNormalization": {2: "weight", 3: "bias", 4: "bias"},
     "com.microsoft.SkipSimplifiedLayerNormalization": {2: "weight", 3: "bias"},
     "com.microsoft.EmbedLayerNormalization": dict.fromkeys((2, 3, 4, 5), "weight") | {6: "bias"},
-    "com.microsoft.MoE": {2: "fc1.weight", 3: "fc1.bias", 4: "fc2.weight", 5: "fc2.bias", 6: "fc3.weight", 7: "fc3.bias"},
+    "com.microsoft.MoE": {
+        2: "fc1.weight",
+        3: "fc1.bias",
+        4: "fc2.weight",
+        5: "fc2.bias",
+        6: "fc3.weight",
+        7: "fc3.bias",
+    },
 }
 """Slots that read weights -> what torch calls the tensor there."""
 
@@ -94,7 +101,19 @@ _NEVER: dict[str, frozenset[int]] = {
     **dict.fromkeys(("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Mod"), frozenset({0, 1})),
 }
 _FIRST_ONLY = frozenset(
-    ("Gather", "GatherND", "GatherElements", "Slice", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Tile", "Pad", "Split")
+    (
+        "Gather",
+        "GatherND",
+        "GatherElements",
+        "Slice",
+        "Reshape",
+        "Expand",
+        "Unsqueeze",
+        "Squeeze",
+        "Tile",
+        "Pad",
+        "Split",
+    )
 )
 """Where only the first input is data, the rest places and sizes."""
 
@@ -134,8 +153,10 @@ def find_weights(draft: Draft) -> Weights:
     made_by = set()
     for node in draft.nodes:
         root = _constant_root(node, draft)
-        if root is not None and wanted.get(node.outputs[0], 0) and _is_weight(
-            draft, node.outputs[0], root, wanted[node.outputs[0]]
+        if (
+            root is not None
+            and wanted.get(node.outputs[0], 0)
+            and _is_weight(draft, node.outputs[0], root, wanted[node.outputs[0]])
         ):
             made_by.add(node.name)
             trained[node.outputs[0]] = _takes_gradient(node.outputs[0], root.data_type, wanted[node.outputs[0]])
