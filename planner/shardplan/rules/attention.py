@@ -13,9 +13,9 @@ FLASH_BACKWARD = 2.5
 def attention(signature: Signature) -> Row | None:
     """`Attention`: batch; heads (of queries and keys together); queries and keys where no position matters.
 
-    `b` batch, `h` key heads, `g` query heads per key head, `s` queries, `t` keys, `d` and `e` head sizes. Operands with
-    three dims hold the heads in the last one. Splitting the keys merges results and softmax statistics inside; splitting
-    `e` repeats the scores on every device. Where the mask follows from positions (causal, window, cache length) the
+    `b` batch, `h` key heads, `g` query heads per key head, `s` queries, `t` keys, `d` and `e` head sizes. Operands
+    with three dims hold the heads in the last one. Splitting the keys merges results and softmax statistics inside;
+    splitting `e` repeats the scores on every device. Where the mask follows from positions (causal, window, cache length) the
     keys are whole, and the queries too unless the mask is an operand.
     """
     is_packed = signature.rank() == 3
@@ -32,9 +32,9 @@ def attention(signature: Signature) -> Row | None:
     queries = f"b {s} (h g !d)" if is_packed else f"b (h g) {s} !d"
     keys, values = (f"b {t} (h {d})" if is_packed else f"b h {t} {d}" for d in ("!d", "e"))
     made = f"b {s} (h g e)" if is_packed else f"b (h g) {s} e"
-    mask = "b (h g) {s} {total}".format(s=s, total=total)
+    mask = f"b (h g) {s} {total}"
     operands = [queries, keys, values, _mask(signature, mask), "b h !p !d", "b h !p e", "b"]
-    results = [made, f"b h {total} !d", f"b h {total} e", mask]
+    results = [made, f"=b h {total} !d", f"=b h {total} e", f"={mask}"]
     flops = _flops(signature, heads, key_heads, is_packed=is_packed, is_causal=is_causal)
     rows = signature.result().elements * 8 // max(1, signature.result().shape[-1]) * (heads if is_packed else 1)
     return Row(

@@ -35,10 +35,9 @@ def einsum(signature: Signature) -> Row | None:
         once = sorted({letter for letter in inputs if letter.isalpha() and inputs.count(letter) == 1})
         made = ("..." if "..." in inputs else "") + "".join(once)
     linear = tuple((position,) for position in range(len(terms)))
-    cost = "gemm" if len(terms) == 2 else "pointwise"
     saves = " ".join(str(position) for position in range(len(terms))) if len(terms) > 1 else ""
     equation = f"{', '.join(_spaced(term) for term in terms)} -> {_spaced(made)}"
-    return Row(equation, cost=cost, linear=linear, saves=saves)
+    return Row(equation, cost="gemm" if len(terms) == 2 else "pointwise", linear=linear, saves=saves)
 
 
 def _spaced(term: str) -> str:

@@ -12,6 +12,7 @@ that the operands have and a result does not is summed. The rest of the grammar:
 | `q|k|v`    | one dim that is the concatenation of others                                                    |
 | `_`, `_*`  | a dim, or any number of dims, without a factor                                                   |
 | `+n`       | an addend of the result: where the result is partial it must be added once, so it is partial too |
+| `=b h`     | a result that does not depend on the factors it lacks: replicated, not summed                  |
 | `...`      | the operand (result) before it, again for all that follow                                       |
 | `!k`       | whole: may not be split                                                                        |
 | `~k`       | statistics: may be split at the price of all-reducing them inside the operator                  |
@@ -49,10 +50,10 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The dims of one operand or result."""
+    """The dims of one operand or result; `prefix` is `+`, `=` or nothing."""
 
     dims: tuple[Dim, ...]
-    is_addend: bool = False
+    prefix: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ def parse(text: str) -> Equation:
 
 
 def _pattern(text: str, marks: dict[str, str]) -> Pattern:
-    is_addend = text.startswith("+")
-    return Pattern(tuple(_dim(token, marks) for token in TOKEN.findall(text.removeprefix("+"))), is_addend)
+    prefix = text[:1] if text[:1] in {"+", "="} else ""
+    return Pattern(tuple(_dim(token, marks) for token in TOKEN.findall(text.removeprefix(prefix))), prefix)
 
 
 def _dim(token: str, marks: dict[str, str]) -> Dim:
@@ -164,7 +165,7 @@ def _measure(equation: Equation, pattern: Pattern, rank: int, lengths: dict[str,
 def _unstarred(pattern: Pattern, rank: int | None, names: Mapping[str, list[str]]) -> Pattern:
     dims: list[Dim] = []
     if rank is None:
-        return Pattern((), pattern.is_addend)
+        return Pattern((), pattern.prefix)
     stars = sum(dim.star for dim in pattern.dims)
     free = rank - (len(pattern.dims) - stars)
     for dim in pattern.dims:
@@ -178,7 +179,7 @@ def _unstarred(pattern: Pattern, rank: int | None, names: Mapping[str, list[str]
             dims += [Dim((name,)) for name in all_names[len(all_names) - count :]]
     if len(dims) != rank:
         raise EquationError(f"rank {rank} where the rule has {len(dims)} dims")
-    return Pattern(tuple(dims), pattern.is_addend)
+    return Pattern(tuple(dims), pattern.prefix)
 
 
 Shapes = Sequence[tuple[int, ...] | None]
@@ -187,7 +188,7 @@ Shapes = Sequence[tuple[int, ...] | None]
 def bind(equation: Equation, shapes: Shapes, known: Mapping[str, int]) -> dict[str, int]:
     """Sizes of all factors, from the shapes of operands and results in order; `known` sizes are believed.
 
-    Raises `EquationError` where two dims of one factor differ (size 1 excepted: it broadcasts) or a product is left open.
+    `EquationError` where two dims of one factor differ (size 1 excepted: it broadcasts) or a product is left open.
     """
     sizes = dict(known)
     dims = list(_sized(equation, shapes))
@@ -208,7 +209,7 @@ def _sized(equation: Equation, shapes: Shapes) -> Iterator[tuple[Dim, int]]:
 
 def _settle(equation: Equation, sizes: dict[str, int], factor: str, size: int) -> None:
     before = sizes.setdefault(factor, size)
-    if before == size or size == 1:
+    if size in {1, before}:
         return
     if before == 1 or equation.marks.get(factor) == "^":
         sizes[factor] = size  # the result, which comes last, counts steps of a window

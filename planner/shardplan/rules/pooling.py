@@ -26,7 +26,7 @@ def pool(signature: Signature) -> Row | None:
 
 
 def resize(signature: Signature) -> Row:
-    """`Resize`, `Upsample`: dims of scale 1 split; a dim enlarged by whole steps to the nearest element splits as well."""
+    """`Resize`, `Upsample`: dims of scale 1 split, and those enlarged by a whole factor to the nearest element."""
     before, after = signature.shape(), signature.result().shape
     is_nearest = signature.text("mode", "nearest") == "nearest" and _repeats(signature)
     dims, made = [], []

@@ -22,12 +22,13 @@ class Row:
 
     `linear`: sets of operand positions, jointly linear each. `saves`: what backward reads, operands `"0 1"`, results
     `"r0"`. `work`: operations per element of the largest operand or result, for `pointwise` and `memory`; `flops` and
-    `backward_flops` (default: twice `flops` for products, else once) override it. `sizes`: factors that the shapes leave open.
-    `limits`: what the number of shards must divide, where that is not the factor's size; a `^` factor without a limit is
-    whole. `statistics`: values per row that `~` factors all-reduce in forward and in backward. `inner`: collectives
-    of other factors. `gemm`: which factors are rows, columns, sum and batch of the matrix product, found from the
-    equation if it has two operands. `segmented`: offer segmented shards of minor factors (else only where neighbours follow).
-    `idle`: factors whose split leaves every device all the work. `extra`: options that no equation tells.
+    `backward_flops` (default: twice `flops` for products, else once) override it. `sizes`: factors that the shapes
+    leave open. `limits`: what the number of shards must divide, where that is not the factor's size; a `^` factor
+    without a limit is whole. `statistics`: values per row that `~` factors all-reduce in forward and in backward.
+    `inner`: collectives of other factors. `gemm`: which factors are rows, columns, sum and batch of the matrix product,
+    found from the equation if it has two operands. `segmented`: offer segmented shards of minor factors (else only
+    where neighbours follow). `idle`: factors whose split leaves every device all the work. `extra`: options that no
+    equation tells.
     """
 
     equation: str
@@ -172,13 +173,13 @@ def _option(
     combined = R if inside else P("sum" if how == "mean" else how)
     count = len(signature.operands)
     results = tuple(
-        R if made is None else place.get(factor, combined)
-        for made, place in zip(signature.results, places[count:], strict=True)
+        R if made is None else place.get(factor) or (RP if pattern.prefix == "=" else combined)
+        for made, place, pattern in zip(signature.results, places[count:], equation.results, strict=True)
     )
     is_partial = any(placement.kind == "P" for placement in results)
     operands = tuple(
-        R if operand is None else place.get(factor) or _absent(pattern, is_partial=is_partial)
-        for operand, place, pattern in zip(signature.operands, places, equation.operands, strict=False)
+        R if operand is None else place.get(factor) or (P() if pattern.prefix == "+" and is_partial else RP)
+        for operand, place, pattern in zip(signature.operands, places[:count], equation.operands, strict=True)
     )
     inner = line.inner.get(factor, ())
     if mark == "~" and not inner:
@@ -193,11 +194,6 @@ def _option(
         ordered=mark in {"^", "@"},
         averaged=how == "mean",
     )
-
-
-def _absent(pattern: Pattern, *, is_partial: bool) -> Placement:
-    """Of an operand without the factor: replicated with partial gradients; an addend of partial sums is partial."""
-    return P() if pattern.is_addend and is_partial else RP
 
 
 def _statistics(

@@ -22,8 +22,8 @@ FARTHEST = 4
 def seeds(model: Model, rules: Sequence[Rule]) -> Iterator[tuple[Place, Segments]]:
     """The segmentations from which the others follow, in graph order.
 
-    - `Split`, and several `Slice`s of one dim: the pieces, unless those of an activation only come back together (rotary
-      halves, rolls);
+    - `Split`, and several `Slice`s of one dim: the pieces, unless those of an activation only come together again
+      (rotary halves, rolls);
     - `Concat`: the parts, unless they are such pieces or copies;
     - merges of leading dims `(b s)`, and middle factors of a packed dim `(3 heads size)`: the minor factor;
     - operators that ask for segments themselves (the gates of an LSTM).

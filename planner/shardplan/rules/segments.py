@@ -122,8 +122,8 @@ def _prune(
 class _Cut:
     """One way to split an operator by segments: the segments of each dim that it shards (empty: a plain shard).
 
-    `segments`: those of the factor, `size`: what the number of shards must divide; `source`: the option that it is a form
-    of, None for a join. `is_known`: the rule offers it as it is."""
+    `segments`: those of the factor, `size`: what the number of shards must divide; `source`: the option that it is a
+    form of, None for a join. `is_known`: the rule offers it as it is."""
 
     factor: str
     segments: Segments

@@ -149,4 +149,5 @@ def _frozen(value: object) -> Hashable:
         return value.decode("utf-8", "replace")
     if isinstance(value, list):
         return tuple(value)
-    return cast("Hashable", value)
+    assert isinstance(value, Hashable)
+    return value

@@ -41,7 +41,8 @@ class Option:
     does not contain the factor is `R/P`; a result that does not is `P`; the addend of a partial sum (a bias) is `P`.
     Absent optional operands have the placement `R`. `works`: False when every device still does the whole work.
     `variant`: the segments, as text, when this is the segmented form of a factor (`3x768`). Two axes may split one
-    factor in its plain and in a segmented form only when the plain shards are whole segments; never in two segmented forms.
+    factor in its plain and in a segmented form only when the plain shards are whole segments; never in two
+    segmented forms.
     `ordered`: the position along the dim means something to the operator (halo, index space), so each shard must be
     contiguous. `averaged`: the result is a mean over the factor; a local mean counts 1/shards of it.
     """

@@ -1,4 +1,4 @@
-"""What convolution and pooling share: windows that slide over the space dims, and the borders they need from neighbours."""
+"""What convolution and pooling share: windows that slide over space, and the borders they need from neighbours."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def limits(found: Sequence[Window]) -> dict[str, int]:
 def halos(signature: Signature, found: Sequence[Window]) -> dict[str, tuple[InnerCollective, ...]]:
     """The exchange of borders: each device receives `halo` rows in forward and returns their gradients in backward."""
     data = signature.operand(0)
-    exchanges = {}
+    exchanges: dict[str, tuple[InnerCollective, ...]] = {}
     for window in found:
         payload = math.ceil(data.elements // max(1, window.size) * window.halo * data.item_bytes)
         if payload:
