@@ -6,6 +6,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardplan.errors import ShardplanError
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import check, is_legal, local_shape, tile
 from shardplan.layout.mesh import Axis, Mesh
@@ -43,6 +44,24 @@ def placed(draw, placements, sizes=SIZES):
 def test_named_text_round_trips(case):
     mesh, layout = case
     assert from_text(to_text(layout, mesh), mesh) == layout
+
+
+PIECES = ["S", "R", "P", "R/P", "(", ")", "[", "]", "0", "1", "9", ";", "x", ",", " ", "@", "gpu", "max", "²"]
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from([from_text, from_compact, from_scheme]), st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+)
+def test_any_text_is_a_layout_or_a_diagnostic(parse, text):
+    mesh = Mesh.of(machine=2, gpu=2)
+    try:
+        layout = parse(text, mesh)
+    except ShardplanError as caught:
+        codes = [diagnostic.code for diagnostic in caught.diagnostics]
+    else:
+        codes = ["layout-text"] if from_text(to_text(layout, mesh), mesh) == layout else []
+    assert codes == ["layout-text"]
 
 
 @given(placed(ANY))

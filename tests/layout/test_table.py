@@ -1,11 +1,15 @@
 """The table of all transitions against the plain enumeration, its size, its speed and its caching."""
 
+import subprocess
+import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import shardplan
 from shardplan.layout.layout import Layout
 from shardplan.layout.lower import by_bytes, lower
 from shardplan.layout.mesh import Mesh
@@ -80,6 +84,15 @@ def test_no_masks_for_maxima():
         return {collective.kind for collective in table.collectives}
 
     assert kinds(P()) - kinds(P("max")) == {"mask"}
+
+
+def test_only_the_table_needs_numpy():
+    code = (
+        "import sys, shardplan.layout.lower, shardplan.layout.text, shardplan.layout.legal; "
+        "sys.exit('numpy' in sys.modules or 'shardplan.model' in sys.modules)"
+    )
+    environment = {"PYTHONPATH": str(Path(shardplan.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
 
 
 def test_size_and_speed_of_three_axes_and_four_dims():

@@ -77,6 +77,13 @@ def test_named_accepts_other_spellings(text, same):
             ),
         ),
         (
+            "",
+            (
+                "error[layout-text]: layout '': there is nothing in it\n"
+                "  the mesh axes are machine, gpu\nhint: write for example S(0)@machine"
+            ),
+        ),
+        (
             "Q@gpu",
             (
                 "error[layout-text]: layout 'Q@gpu': 'Q' is not a placement\n"

@@ -22,9 +22,9 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, Placement, R, S
 
 REDUCTIONS = ("sum", "max", "min", "prod")
-_PLACEMENT = re.compile(r"S\((\d+)(?:;([\dx,\s]*))?\)|(R/P)|(R)|P(?:\((\w+)\))?")
-_SEGMENT = re.compile(r"(?:(\d+)x)?(\d+)")
-_SCHEME = re.compile(r"(R)|S(?:(\d+)|\[(\d+(?:,\d+)*)\])?")
+_PLACEMENT = re.compile(r"S\((\d{1,9})(?:;([\dx,\s]*))?\)|(R/P)|(R)|P(?:\((\w+)\))?")
+_SEGMENT = re.compile(r"(?:(\d{1,5})x)?(\d{1,15})")
+_SCHEME = re.compile(r"(R)|S(?:(\d+)|\[(\d{1,3}(?:,\d{1,3})*)\])?")
 
 
 def to_text(layout: Layout, mesh: Mesh) -> str:
@@ -49,7 +49,9 @@ def from_text(text: str, mesh: Mesh) -> Layout:
             current = _placement(head, text)
         if current is None:
             hint = f"write for example S(0)@{mesh.names[0]}" if len(mesh) else ""
-            _fail(text, f"'{chunk.strip()}' names no mesh axis", mesh, hint)
+            _fail(
+                text, f"'{chunk.strip()}' names no mesh axis" if text.strip() else "there is nothing in it", mesh, hint
+            )
         axis = _axis(name, text, mesh)
         if axis in placements:
             _fail(text, f"mesh axis '{name}' is used twice", mesh)

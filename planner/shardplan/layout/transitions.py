@@ -15,7 +15,8 @@ A layout is then one ordered list of axes per pseudo-dim (major first), a set of
 | all_gather     | a suffix of the lists becomes R                                                                 |
 
 A group may hold several axes: that is one fused collective. An all-to-all exchanges equal pieces between all members
-of its group, so a list that loses axes in it gains none. A permute sends whole local tensors: if source and target
+of its group, so a list that loses axes in it gains none (between a plain and a segmented shard of one dim the pieces
+differ, but no device sends more than the payload). A permute sends whole local tensors: if source and target
 have equally many tiles of every kind, every tile has equally many copies in both, so a one-to-one sending exists.
 It stays within the axes whose digit of the tile number changes, because the other digits count the same on both sides.
 
