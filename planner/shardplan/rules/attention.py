@@ -15,8 +15,8 @@ def attention(signature: Signature) -> Row | None:
 
     `b` batch, `h` key heads, `g` query heads per key head, `s` queries, `t` keys, `d` and `e` head sizes. Operands
     with three dims hold the heads in the last one. Splitting the keys merges results and softmax statistics inside;
-    splitting `e` repeats the scores on every device. Where the mask follows from positions (causal, window, cache length) the
-    keys are whole, and the queries too unless the mask is an operand.
+    splitting `e` repeats the scores on every device. Where the mask follows from positions (causal, window, cache
+    length) queries and keys are whole; a mask that is an operand is split with them.
     """
     is_packed = signature.rank() == 3
     heads = signature.integer("q_num_heads") if is_packed else signature.shape()[1]
@@ -78,8 +78,8 @@ def rotary(signature: Signature) -> Row:
     cache = "_ _" if signature.has(3) else "b s _"
     operands = [data, cache, cache, "b s"]
     sizes = {"h": heads} if signature.rank() == 3 and heads else {}
-    return Row(f"{', '.join(operands[: len(signature.operands)])} -> {data}", linear=((0,),), saves="1 2 3", sizes=sizes,
-               work=3)  # fmt: skip
+    given = ", ".join(operands[: len(signature.operands)])
+    return Row(f"{given} -> {data}", linear=((0,),), saves="1 2 3", sizes=sizes, work=3)
 
 
 def linear_attention(signature: Signature) -> Row | None:

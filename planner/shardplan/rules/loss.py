@@ -12,7 +12,7 @@ def loss(signature: Signature) -> Row:
     """`NegativeLogLikelihoodLoss`, `SoftmaxCrossEntropyLoss`: samples are independent; classes are looked up.
 
     Sums and unweighted means over the samples are partial. A weighted mean, or one that ignores a class, divides by
-    a sum over all samples, which is merged inside. Cross entropy split over its classes also merges the softmax statistics.
+    a sum over all samples, which is merged inside. Cross entropy split by classes also merges the softmax statistics.
     """
     rank = signature.rank()
     samples = ["n", *letters("y", rank - 2)] if rank > 1 else []

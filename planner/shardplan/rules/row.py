@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardplan.layout.placement import RP, P, Placement, R, S
-from shardplan.rules.equation import Equation, Pattern, bind, parse, spread
+from shardplan.rules.equation import Equation, Pattern, Shapes, bind, parse, spread
 from shardplan.rules.signature import Signature
 from shardplan.rules.types import Cost, Gemm, InnerCollective, Join, Option, Rule, Slot
 
@@ -71,7 +71,19 @@ def by(kinds: str, function: Callable[[Signature], Row | None], *, since: int = 
     return Entry(tuple(kinds.split()), function, since, tuple(reads))
 
 
-Places = list[dict[str, Placement]]
+Places = Sequence[Mapping[str, Placement]]
+"""For each operand and result: factor -> the shard that splitting the factor makes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A row that has met the shapes of a signature."""
+
+    line: Row
+    signature: Signature
+    equation: Equation
+    sizes: Mapping[str, int]
+    places: Places
 
 
 def make_rule(line: Row, signature: Signature) -> Rule:
@@ -81,13 +93,10 @@ def make_rule(line: Row, signature: Signature) -> Rule:
     ranks = [None if shape is None else len(shape) for shape in shapes]
     equation = spread(parse(line.equation), ranks[:count], ranks[count:])
     sizes = bind(equation, shapes, line.sizes)
-    places = _places(equation, shapes, sizes)
+    bound = _Bound(line, signature, equation, sizes, _places(equation, shapes, sizes))
     joins, joined = _joins(equation, shapes, sizes, count)
-    options = [
-        _option(line, signature, equation, places, factor, sizes)
-        for factor in dict.fromkeys(factor for place in places for factor in place)
-        if factor not in joined and _may_split(line, equation, places, factor, sizes)
-    ]
+    factors = dict.fromkeys(factor for place in bound.places for factor in place)
+    options = [_option(bound, factor) for factor in factors if factor not in joined and _may_split(bound, factor)]
     plain = [option for option in options if line.segmented or not _is_segmented(option)]
     saved_operands, saved_results = _saved(line, signature)
     flops, backward_flops = _flops(line, signature, sizes)
@@ -108,9 +117,8 @@ def make_rule(line: Row, signature: Signature) -> Rule:
     )
 
 
-def _places(equation: Equation, shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[str, int]) -> Places:
-    """For each operand and result: factor -> the shard that splitting the factor makes of it."""
-    places: Places = []
+def _places(equation: Equation, shapes: Shapes, sizes: Mapping[str, int]) -> Places:
+    places: list[dict[str, Placement]] = []
     for pattern, shape in zip((*equation.operands, *equation.results), shapes, strict=True):
         place: dict[str, Placement] = {}
         for dim, size in enumerate(shape or ()):
@@ -134,7 +142,7 @@ def _compound(factors: tuple[str, ...], dim: int, size: int, sizes: Mapping[str,
 
 
 def _joins(
-    equation: Equation, shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[str, int], count: int
+    equation: Equation, shapes: Shapes, sizes: Mapping[str, int], count: int
 ) -> tuple[tuple[Join, ...], frozenset[str]]:
     """The concatenated dims, and the factors that are parts of one."""
     slots: dict[str, Slot] = {}
@@ -157,52 +165,45 @@ def _joins(
     return tuple(joins), frozenset(part for _, parts in wholes for part in parts)
 
 
-def _may_split(line: Row, equation: Equation, places: Places, factor: str, sizes: Mapping[str, int]) -> bool:
-    mark = equation.marks.get(factor)
-    if mark == "!" or (mark == "^" and factor not in line.limits):
+def _may_split(bound: _Bound, factor: str) -> bool:
+    mark, limits = bound.equation.marks.get(factor), bound.line.limits
+    if mark == "!" or (mark == "^" and factor not in limits):
         return False
-    is_diagonal = any(place.get(factor) == R for place in places)
-    return not is_diagonal and line.limits.get(factor, sizes[factor]) > 1
+    is_diagonal = any(place.get(factor) == R for place in bound.places)
+    return not is_diagonal and limits.get(factor, bound.sizes[factor]) > 1
 
 
-def _option(
-    line: Row, signature: Signature, equation: Equation, places: Places, factor: str, sizes: Mapping[str, int]
-) -> Option:
+def _option(bound: _Bound, factor: str) -> Option:
+    line, signature, equation = bound.line, bound.signature, bound.equation
     mark, how = equation.marks.get(factor, ""), equation.reductions.get(factor, "sum")
-    inside = mark == "~" or how == "merge"
-    combined = R if inside else P("sum" if how == "mean" else how)
+    combined = R if mark == "~" or how == "merge" else P("sum" if how == "mean" else how)
     count = len(signature.operands)
     results = tuple(
         R if made is None else place.get(factor) or (RP if pattern.prefix == "=" else combined)
-        for made, place, pattern in zip(signature.results, places[count:], equation.results, strict=True)
+        for made, place, pattern in zip(signature.results, bound.places[count:], equation.results, strict=True)
     )
     is_partial = any(placement.kind == "P" for placement in results)
     operands = tuple(
         R if operand is None else place.get(factor) or (P() if pattern.prefix == "+" and is_partial else RP)
-        for operand, place, pattern in zip(signature.operands, places[:count], equation.operands, strict=True)
+        for operand, place, pattern in zip(signature.operands, bound.places[:count], equation.operands, strict=True)
     )
-    inner = line.inner.get(factor, ())
-    if mark == "~" and not inner:
-        inner = _statistics(line, signature, equation, sizes)
     return Option(
         factor,
-        line.limits.get(factor, sizes[factor]),
+        line.limits.get(factor, bound.sizes[factor]),
         operands,
         results,
-        inner,
+        line.inner.get(factor) or (_statistics(bound) if mark == "~" else ()),
         works=factor not in line.idle,
         ordered=mark in {"^", "@"},
         averaged=how == "mean",
     )
 
 
-def _statistics(
-    line: Row, signature: Signature, equation: Equation, sizes: Mapping[str, int]
-) -> tuple[InnerCollective, ...]:
+def _statistics(bound: _Bound) -> tuple[InnerCollective, ...]:
     """All-reduces of `line.statistics` values for each row, a row being what the `~` factors of operand 0 run over."""
-    shared = [factor for factor, mark in equation.marks.items() if mark == "~"]
-    rows = signature.operand(0).elements // max(1, math.prod(sizes[factor] for factor in shared))
-    forward, backward = (count * rows * STATISTIC_BYTES for count in line.statistics)
+    shared = math.prod(bound.sizes[factor] for factor, mark in bound.equation.marks.items() if mark == "~")
+    rows = bound.signature.operand(0).elements // max(1, shared)
+    forward, backward = (count * rows * STATISTIC_BYTES for count in bound.line.statistics)
     both = (InnerCollective("all_reduce", forward), InnerCollective("all_reduce", backward, "backward"))
     return tuple(collective for collective in both if collective.payload_bytes)
 

@@ -1,7 +1,7 @@
 """Segmented shards through a model: which fused dims are worth cutting inside their pieces, and the options for that.
 
-A packed q, k, v of 3 x 768 columns cannot be cut plainly by heads: a device would get columns of q only. Cut inside each
-piece it can, and the matrix product that makes it does not care in which order its columns stand. So a segmentation
+A packed q, k, v of 3 x 768 columns cannot be cut plainly by heads: a device would get columns of q only. Cut inside
+each piece it can, and the matrix product that makes it does not care how its columns are ordered. So a segmentation
 starts at an operator that cuts, joins or merges a dim (`seeds`), flows through every operator for which the dim is a
 factor without order, and is offered where the maker and a reader of a tensor can both follow. Parameters are put in
 order once, when they are loaded.
@@ -166,7 +166,9 @@ def _instances(rule: Rule, operator: Operator, model: Model, slot: Slot, segment
             if any(shards.values()):
                 if shards[slot] == segments:
                     yield _Cut(option.factor, segments, option.size, tuple(shards.items()), option, is_known)
-            elif (cut := _scaled(option, shards, operator, model, slot, segments)) is not None:
+                continue
+            sizes = {s: model.tensors[place_of(operator, s)[0]].shape[s.dim] for s in shards}
+            if (cut := _scaled(option, sizes, slot, segments)) is not None:
                 yield cut
     for join in rule.joins:
         if (parted := _along_join(join, slot, segments)) is not None:
@@ -174,24 +176,22 @@ def _instances(rule: Rule, operator: Operator, model: Model, slot: Slot, segment
             yield _Cut(join.factor, whole, math.gcd(*whole), parted)
 
 
-def _scaled(
-    option: Option, shards: Mapping[Slot, Segments], operator: Operator, model: Model, slot: Slot, segments: Segments
-) -> _Cut | None:
-    """The segmented form of a plain option. A dim of `size` units of c elements is cut in multiples of c."""
-    scale = {s: model.tensors[place_of(operator, s)[0]].shape[s.dim] // option.size for s in shards}
+def _scaled(option: Option, sizes: Mapping[Slot, int], slot: Slot, segments: Segments) -> _Cut | None:
+    """The segmented form of a plain option. A dim of `option.size` units of c elements is cut in multiples of c."""
+    scale = {s: size // option.size for s, size in sizes.items()}
     if not scale[slot] or any(size % scale[slot] for size in segments):
         return None
     units = tuple(size // scale[slot] for size in segments)
     if sum(units) != option.size or math.gcd(*units) == 1:
         return None
-    cut = tuple((s, tuple(unit * scale[s] for unit in units)) for s in shards)
+    cut = tuple((s, tuple(unit * scale[s] for unit in units)) for s in sizes)
     return _Cut(option.factor, units, math.gcd(*units), cut, option)
 
 
 def _along_join(join: Join, slot: Slot, segments: Segments) -> tuple[tuple[Slot, Segments], ...] | None:
     """The segments of the whole and of the parts of a join, when those of one are given.
 
-    The whole must be cut at least where its parts meet. From a part we conclude that all parts of its size are cut alike.
+    The whole must be cut at least where its parts meet. From one part we conclude that all of its size are cut alike.
     """
     if slot == join.whole:
         if not refines(segments, join.sizes):

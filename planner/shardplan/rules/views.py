@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from shardplan.rules.equation import letters
 from shardplan.rules.row import Entry, Row, by, row
@@ -15,74 +16,73 @@ def reshape(signature: Signature) -> Row:
     Both shapes are walked from the left. Where one dim divides the other it is a factor of it; where neither does,
     their common divisor is a factor of both and what is left of the two is whole. Dims of size 1 have no factor.
     """
-    before, after = signature.shape(), signature.result().shape
-    dims = match_factors(before, after)
+    old, new, sizes = match_factors(signature.shape(), signature.result().shape)
     rest = ", _*" * (len(signature.operands) - 1)
-    return Row(f"{_text(dims[0])}{rest} -> {_text(dims[1])}", cost="view", linear=((0,),), sizes=dims[2])
+    return Row(f"{old}{rest} -> {new}", cost="view", linear=((0,),), sizes=sizes)
 
 
-Dims = list[list[str]]
+@dataclass
+class _Side:
+    """One of two shapes that are walked together: its dims so far, in factors, and what is left of the current dim."""
+
+    shape: tuple[int, ...]
+    dims: list[list[str]]
+    left: int = 1
+
+    def advance(self) -> None:
+        """Go on to the next dim larger than 1, when the current one is used up."""
+        while self.left == 1 and len(self.dims) < len(self.shape):
+            self.left = self.shape[len(self.dims)]
+            self.dims.append([])
+
+    def take(self, name: str, size: int) -> None:
+        """The next factor of the current dim."""
+        self.dims[-1].append(name)
+        self.left //= size
 
 
-def match_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int]]:
-    """Factors of every dim of two shapes with equally many elements, major first, and the sizes of the factors."""
-    left: Dims = [[] for _ in before]
-    right: Dims = [[] for _ in after]
+def match_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[str, str, dict[str, int]]:
+    """The dims of two shapes with equally many elements as text over common factors, and the sizes of the factors."""
+    left, right = _Side(before, []), _Side(after, [])
     sizes: dict[str, int] = {}
     if math.prod(before) == 0:
-        return left, right, sizes
-    i = j = 0
-    x = y = 1
+        return " ".join("_" * len(before)), " ".join("_" * len(after)), sizes
     while True:
-        while x == 1 and i < len(before):
-            x, i = before[i], i + 1
-        while y == 1 and j < len(after):
-            y, j = after[j], j + 1
-        if x == 1 and y == 1:
-            return left, right, sizes
-        common = math.gcd(x, y)
+        left.advance()
+        right.advance()
+        if left.left == right.left == 1:
+            return _text(left.dims), _text(right.dims), sizes
+        common = math.gcd(left.left, right.left)
         if common > 1:
-            name = _letter(len(sizes))
-            sizes[name] = common
-            left[i - 1].append(name)
-            right[j - 1].append(name)
-        if common in {x, y}:
-            x, y = x // common, y // common
-            continue
-        i, j = _skip(before, after, i, j, (x // common, y // common), (left, right), sizes)
-        x = y = 1
+            name = _new(sizes, common)
+            left.take(name, common)
+            right.take(name, common)
+        if left.left > 1 and right.left > 1:
+            _pass_over(left, right, sizes)
 
 
-def _skip(
-    before: tuple[int, ...], after: tuple[int, ...], i: int, j: int, rest: tuple[int, int], dims: tuple[Dims, Dims],
-    sizes: dict[str, int],
-) -> tuple[int, int]:  # fmt: skip
-    """Pass over dims that have nothing in common, up to where both shapes have covered equally many elements."""
-    x, y = rest
-    _whole(dims[0][i - 1], x, sizes)
-    _whole(dims[1][j - 1], y, sizes)
-    while x != y:
-        if x < y:
-            _whole(dims[0][i], before[i], sizes)
-            x, i = x * before[i], i + 1
-        else:
-            _whole(dims[1][j], after[j], sizes)
-            y, j = y * after[j], j + 1
-    return i, j
+def _pass_over(left: _Side, right: _Side, sizes: dict[str, int]) -> None:
+    """Take what has nothing in common as whole, up to where both shapes have covered equally many elements."""
+    covered = [1, 1]
+    while covered[0] != covered[1] or covered[0] == 1:
+        which = 0 if covered[0] <= covered[1] else 1
+        side = (left, right)[which]
+        side.advance()
+        covered[which] *= side.left
+        side.take(f"!{_new(sizes, side.left)}", side.left)
 
 
-def _whole(dim: list[str], size: int, sizes: dict[str, int]) -> None:
-    if size > 1:
-        name = _letter(len(sizes))
-        sizes[name] = size
-        dim.append(f"!{name}")
+def _new(sizes: dict[str, int], size: int) -> str:
+    name = _letter(len(sizes))
+    sizes[name] = size
+    return name
 
 
 def _letter(index: int) -> str:
     return chr(ord("a") + index) if index < 26 else f"f{index}"
 
 
-def _text(dims: Dims) -> str:
+def _text(dims: list[list[str]]) -> str:
     words = ("_" if not names else names[0] if len(names) == 1 else f"({' '.join(names)})" for names in dims)
     return " ".join(words)
 
