@@ -35,6 +35,10 @@ def make_cluster(profile: Profile, mesh_text: str | None = None) -> Cluster:
         placed = _named(profile, mesh_text)
     else:
         placed = _positional(profile, _sizes(mesh_text))
+    if any(size < 1 for _, size in placed):
+        raise ShardplanError(
+            error("bad-mesh", f"mesh '{mesh_text}' has an axis of size 0", hint="a size is at least 1")
+        )
     faults = _too_large(profile, placed)
     if faults:
         raise ShardplanError(*faults)
@@ -57,10 +61,7 @@ def cluster_digest(cluster: Cluster) -> str:
 def _sizes(text: str) -> list[int]:
     if not _SIZES.match(text.strip()):
         raise ShardplanError(error("bad-mesh", f"mesh '{text}' cannot be read", hint=_EXPECTED))
-    sizes = [int(part) for part in re.split("[xX×]", text.strip())]
-    if 0 in sizes:
-        raise ShardplanError(error("bad-mesh", f"mesh '{text}' has an axis of size 0", hint="a size is at least 1"))
-    return sizes
+    return [int(part) for part in re.split("[xX×]", text.strip())]
 
 
 def _base_names(profile: Profile) -> dict[int, str]:
@@ -97,37 +98,43 @@ def _positional(profile: Profile, sizes: list[int]) -> Placed:
 
 
 def _named(profile: Profile, text: str) -> Placed:
-    bases = _base_names(profile)
     faults: list[Diagnostic] = []
-    entries: list[tuple[int, int, int]] = []
-    seen: set[str] = set()
+    placed: dict[tuple[int, int], int] = {}
     for part in text.split(","):
         match = _NAMED.match(part)
-        if match is None or not int(match[2]):
+        if match is None:
             raise ShardplanError(error("bad-mesh", f"mesh '{text}' cannot be read at '{part.strip()}'", hint=_EXPECTED))
-        name, size = match[1], int(match[2])
-        found = _level_named(profile, bases, name)
+        found = _level_named(profile, match[1])
         if found is None:
-            allowed = sorted({*bases.values(), *(level.name for level in profile.levels)})
-            hint = did_you_mean(name, allowed) or f"axes of profile '{profile.name}': {', '.join(bases.values())}"
-            faults.append(error("unknown-axis", f"mesh '{text}': there is no axis '{name}'", hint=hint))
-        elif f"{bases[found[0]]}{found[1]}" in seen:
-            hint = f"cut one level into several axes as {bases[found[0]]}0=…,{bases[found[0]]}1=…"
-            faults.append(error("bad-mesh", f"mesh '{text}' names axis '{bases[found[0]]}' twice", hint=hint))
+            faults.append(_unknown_axis(profile, text, match[1]))
+        elif any(depth == found[0] and (number == found[1] or -1 in (number, found[1])) for depth, number in placed):
+            base = _base_names(profile)[found[0]]
+            hint = f"cut one level into several axes as {base}0=…,{base}1=…"
+            faults.append(error("bad-mesh", f"mesh '{text}' names axis '{base}' twice", hint=hint))
         else:
-            seen.add(f"{bases[found[0]]}{found[1]}")
-            entries.append((-found[0], found[1], size))
+            placed[found] = int(match[2])
     if faults:
         raise ShardplanError(*faults)
-    return [(-depth, size) for depth, _, size in sorted(entries)]
+    return [(depth, placed[depth, number]) for depth, number in sorted(placed, key=lambda key: (-key[0], key[1]))]
 
 
-def _level_named(profile: Profile, bases: dict[int, str], name: str) -> tuple[int, int] | None:
-    """(level, number) for `gpu`, `up` (number -1), `gpu0`, `up0`; None where no level has the name."""
-    for number, base in ((-1, name), (int(re.sub(r"^.*\D", "", name) or -1), name.rstrip("0123456789"))):
+def _unknown_axis(profile: Profile, text: str, name: str) -> Diagnostic:
+    bases = _base_names(profile)
+    outermost_first = ", ".join(bases[depth] for depth in sorted(bases, reverse=True))
+    near = did_you_mean(name, {*bases.values(), *(level.name for level in profile.levels)})
+    hint = near or f"axes of profile '{profile.name}': {outermost_first}"
+    return error("unknown-axis", f"mesh '{text}': there is no axis '{name}'", hint=hint)
+
+
+def _level_named(profile: Profile, name: str) -> tuple[int, int] | None:
+    """(level, number) for `gpu0` and `up0`, number -1 for `gpu` and `up`; None where no level has the name."""
+    bases = _base_names(profile)
+    stem = name.rstrip("0123456789")
+    number = int(name[len(stem) :]) if stem != name else -1
+    for wanted, at in ((name, -1), (stem, number)):
         for depth, level in enumerate(profile.levels):
-            if base in (bases[depth], level.name):
-                return depth, number
+            if wanted in (bases[depth], level.name):
+                return depth, at
     return None
 
 

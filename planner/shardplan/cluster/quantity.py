@@ -9,20 +9,28 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 _NUMBER = re.compile(r"^([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*)$")
-_PREFIX = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_PREFIX = {"k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15}
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
 
-BYTES: dict[str, float] = {"B": 1.0} | {f"{prefix}B": factor for prefix, factor in {**_PREFIX, **_BINARY}.items()}
-RATES: dict[str, float] = (
+BYTES: dict[str, Decimal] = (
+    {"B": Decimal(1)}
+    | {f"{prefix}B": Decimal(10) ** power for prefix, power in _PREFIX.items()}
+    | {f"{prefix}B": Decimal(2) ** power for prefix, power in _BINARY.items()}
+)
+RATES: dict[str, Decimal] = (
     {f"{unit}{per}": factor for unit, factor in BYTES.items() for per in ("/s", "ps")}
-    | {f"{prefix}{bit}": factor / 8 for prefix, factor in _PREFIX.items() for bit in ("b/s", "bit/s", "bps")}
+    | {f"{p}{bit}": Decimal(10) ** power / 8 for p, power in _PREFIX.items() for bit in ("b/s", "bit/s", "bps")}
 )  # fmt: skip
-TIMES: dict[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
-FLOPS: dict[str, float] = {
-    f"{prefix}{word}": factor
-    for prefix, factor in _PREFIX.items()
+TIMES: dict[str, Decimal] = {
+    unit: Decimal(10) ** power
+    for unit, power in {"s": 0, "ms": -3, "us": -6, "\u00b5s": -6, "\u03bcs": -6, "ns": -9}.items()
+}
+FLOPS: dict[str, Decimal] = {
+    f"{prefix}{word}": Decimal(10) ** power
+    for prefix, power in _PREFIX.items()
     for word in ("FLOP/s", "FLOPS", "FLOPs", "OP/s", "OPS")
 }
 
@@ -33,7 +41,7 @@ class Dimension:
     which is also the unit of the parsed value; `example` is shown to the person who used another."""
 
     name: str
-    units: Mapping[str, float]
+    units: Mapping[str, Decimal]
     bare: str
     example: str
 
@@ -52,13 +60,13 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     match = _NUMBER.match(text.strip())
     if match is None:
         raise ValueError(f"expected {dimension.name} such as {dimension.example}, found '{text}'")
-    number, unit = float(match[1]), match[2].strip()
+    number, unit = Decimal(match[1]), match[2].strip()
     if unit:
         if unit not in dimension.units:
             wanted = f"the unit of {dimension.name} such as {dimension.example}" if dimension.units else "no unit"
             raise ValueError(f"expected {wanted}, found '{unit}' in '{text}'")
-        scale = dimension.units[unit] / dimension.units[dimension.bare]
-        number = number * scale if scale >= 1 else number / (dimension.units[dimension.bare] / dimension.units[unit])
-    if not math.isfinite(number):
+        number = number * dimension.units[unit] / dimension.units[dimension.bare]
+    value = float(number)
+    if not math.isfinite(value):
         raise ValueError(f"expected {dimension.name} such as {dimension.example}, found '{text}'")
-    return number
+    return value

@@ -209,7 +209,7 @@ class Reader:
 
 
 def _is_null(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("", "~", "null")
+    return isinstance(node, yaml.ScalarNode) and not node.style and node.value in ("", "~", "null")
 
 
 def _parse(text: str, kind: Number | Text | Flag) -> float | int | str | bool:
@@ -236,6 +236,8 @@ def _parse(text: str, kind: Number | Text | Flag) -> float | int | str | bool:
 
 
 def _range(kind: Number) -> str:
+    if kind.minimum == kind.maximum:
+        return f"{kind.minimum:g}"
     least = f"{'more than' if kind.open else 'at least'} {kind.minimum:g}"
     return least if kind.maximum == float("inf") else f"{least} and at most {kind.maximum:g}"
 

@@ -20,6 +20,8 @@ Envelope = tuple[Price, ...]
 
 _FEW = 6
 _ROUNDING = 1e-12
+_FARTHEST = 1e10
+"""sqrt of the largest payload considered, 1e20 bytes."""
 
 
 def then(first: Iterable[Price], second: Iterable[Price]) -> list[Price]:
@@ -56,12 +58,12 @@ def _lowest(prices: Sequence[Price]) -> Envelope:
 
 
 def _meetings(a: Floats, b: Floats, c: Floats) -> Floats:
-    """Sorted u >= 0 where any of `a + c u + b u^2` is zero; begins with 0."""
+    """Sorted u in [0, 1e10] where any of `a + c u + b u^2` is zero; begins with 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         root = np.sqrt(c * c - 4 * a * b)
         half = -0.5 * (c + np.copysign(root, c))
         found = np.concatenate([[0.0], half / b, a / half])
-    return np.unique(found[np.isfinite(found) & (found >= 0)])
+    return np.unique(found[(found >= 0) & (found <= _FARTHEST)])
 
 
 def price_at(prices: Envelope, payload_bytes: float) -> float:
