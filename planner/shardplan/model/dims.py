@@ -190,7 +190,7 @@ def _unknown_names(
 
 def _unbound(unbound: list[str], uses: Mapping[str, list[str]]) -> Diagnostic:
     lines = [f"{name}: in input {', '.join(repr(entry) for entry in uses[name][:4])}" for name in unbound]
-    flags = " ".join(f"--dim {name}=N" if " " not in name else f"--dim '{name}=N'" for name in unbound)
+    flags = " ".join(flag(name, "N") for name in unbound)
     several = "dims have" if len(unbound) > 1 else "dim has"
     return error(
         "unbound-dim",
@@ -198,6 +198,11 @@ def _unbound(unbound: list[str], uses: Mapping[str, list[str]]) -> Diagnostic:
         detail="\n".join(lines),
         hint=f"give {flags}",
     )
+
+
+def flag(name: str, size: int | str) -> str:
+    """The command line flag that binds `name`, quoted for a shell where needed."""
+    return f"--dim {name}={size}" if name.isidentifier() else f"--dim '{name}={size}'"
 
 
 def _negative(draft: Draft, binding: Binding) -> list[Diagnostic]:

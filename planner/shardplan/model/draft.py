@@ -76,7 +76,7 @@ def draft_graph(proto: onnx.ModelProto) -> Draft:
     """
     graph = proto.graph
     initializers, problems = _initializers(graph)
-    nodes = _nodes(graph.node)
+    nodes = draft_nodes(graph.node)
     opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in proto.opset_import}
     inputs = {value.name: value for value in graph.input if value.name not in initializers}
     outputs = [value.name for value in graph.output]
@@ -130,7 +130,7 @@ def _initializers(graph: onnx.GraphProto) -> tuple[dict[str, onnx.TensorProto], 
     return found, problems
 
 
-def _nodes(protos: Iterable[onnx.NodeProto]) -> list[Node]:
+def draft_nodes(protos: Iterable[onnx.NodeProto]) -> list[Node]:
     """Nodes with unique names: `MatMul_12` (its place in the file) where the file gives none, `name_2` for a repeat."""
     nodes = []
     taken: set[str] = set()
@@ -174,7 +174,7 @@ def _module(proto: onnx.NodeProto) -> str:
         if entry.key == _SCOPES:
             scopes = names_in(entry.value)
             return scopes[-2] if len(scopes) > 1 else ""
-    folders = proto.name.rpartition("/")[0].strip("/")
+    folders = str(proto.name).rpartition("/")[0].strip("/")
     return folders.replace("/", ".")
 
 

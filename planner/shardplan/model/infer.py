@@ -1,51 +1,40 @@
 """One pass over the graph in execution order: the shape of every value, and the values of shape arithmetic.
 
-Each node is inferred by ONNX's own function from the shapes and known values of its inputs, then by `shapes`, then from
-what the file stores for the value; nodes whose inputs are all known are computed (`evaluate`). A node is inferred once
-per distinct signature, so repeated layers cost nothing.
+Each node is typed by `node_types` from the shapes and small known values of its inputs, completed by what the file
+stores, and computed (`evaluate`) when all its inputs are known. A node is typed once per distinct signature, so
+repeated layers cost nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import defs, helper, numpy_helper, shape_inference
 
 from shardplan.errors import Diagnostic, error, warning
 from shardplan.model.attributes import array_of, attributes_of, has_data
-from shardplan.model.dims import Binding, is_static
+from shardplan.model.branches import spliced, taken_branch
+from shardplan.model.dims import Binding, flag
 from shardplan.model.draft import Draft, Node
 from shardplan.model.evaluate import LIMIT_ELEMENTS, NEVER, value_of
-from shardplan.model.shapes import shapes_of
+from shardplan.model.node_types import UNKNOWN, NodeTyper, Outcome, Typed, show
+from shardplan.model.shapes import Shape
 from shardplan.model.weights import Weights
 
 Array = np.ndarray[Any, Any]
-Shape = tuple[int | None, ...]
 _DATA_LIMIT_ELEMENTS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """Element type (TensorProto number, 0 unknown) and shape (None: rank unknown); `kind`: `tensor`, `sequence` ..."""
-
-    elem_type: int
-    shape: Shape | None
-    kind: str = "tensor"
-
-    @property
-    def is_static(self) -> bool:
-        return self.elem_type != 0 and is_static(self.shape)
+"""Contents above this many elements decide no shape, and are not handed to shape functions."""
 
 
 @dataclass(slots=True)
 class Inferred:
-    """`typed`: every value. `known`: values of small constants, weights excluded. `reasons`: node name -> why ONNX could
-    not infer it. `problems`, `warnings`: contradictions, and stored shapes that no longer hold."""
+    """`typed`: every value. `known`: values of small constants, weights excluded. `reasons`: node name -> why its
+    outputs are not known. `problems`, `warnings`: contradictions, and stored shapes that no longer hold."""
 
     typed: dict[str, Typed]
     known: dict[str, Array]
@@ -55,7 +44,7 @@ class Inferred:
 
 
 def infer(draft: Draft, binding: Binding, weights: Weights) -> Inferred:
-    """Infer every value of `draft` under `binding`."""
+    """Infer every value of `draft` under `binding`; `If` nodes with a known condition are replaced in `draft`."""
     inferred = Inferred({}, {})
     for name, stored in draft.inputs.items():
         inferred.typed[name] = Typed(stored.elem_type, binding.shape_of(name, stored))
@@ -64,25 +53,39 @@ def infer(draft: Draft, binding: Binding, weights: Weights) -> Inferred:
 
 
 class _Pass:
-    """The state of one pass: what is known so far, and results by signature."""
+    """The state of one pass: what is known so far, and outcomes by signature."""
 
     def __init__(self, draft: Draft, binding: Binding, weights: Weights, inferred: Inferred) -> None:
         self.draft = draft
         self.binding = binding
         self.weights = weights
         self.out = inferred
-        self.opsets = [helper.make_opsetid(domain, version) for domain, version in sorted(draft.opsets.items())]
-        self.by_signature: dict[Hashable, tuple[list[Typed] | None, str]] = {}
+        self.typer = NodeTyper(draft)
+        self.outcomes: dict[Hashable, Outcome] = {}
         self.data_keys: dict[str, Hashable] = {}
         self.stale = 0
+        self.first_stale = ""
 
     def run(self) -> None:
+        self._read_initializers()
+        waiting = deque(self.draft.nodes)
+        self.draft.nodes = []
+        while waiting:
+            node = waiting.popleft()
+            branch = taken_branch(node, self.out.known)
+            if branch is None:
+                self._visit(node)
+                self.draft.nodes.append(node)
+            else:
+                waiting.extendleft(reversed(spliced(self.draft, node, branch)))
+                self._read_initializers()
+
+    def _read_initializers(self) -> None:
         for name, tensor in self.draft.initializers.items():
-            self.out.typed[name] = Typed(tensor.data_type, tuple(tensor.dims))
-            if name not in self.weights.trained:
-                self._read_constant(name, tensor)
-        for node in self.draft.nodes:
-            self._visit(node)
+            if name not in self.out.typed:
+                self.out.typed[name] = Typed(tensor.data_type, tuple(tensor.dims))
+                if name not in self.weights.trained:
+                    self._read_constant(name, tensor)
 
     def _read_constant(self, name: str, tensor: onnx.TensorProto) -> None:
         if math.prod(tensor.dims) > LIMIT_ELEMENTS or not has_data(tensor):
@@ -94,29 +97,34 @@ class _Pass:
             self.out.problems.append(error("bad-tensor", text, detail=str(problem)))
 
     def _visit(self, node: Node) -> None:
-        results, reason = self._types(node)
-        for place, name in enumerate(node.outputs):
+        outcome = self._outcome(node)
+        for name, found in zip(node.outputs, outcome.types, strict=False):
             if name:
-                found = results[place] if results and place < len(results) else Typed(0, None)
                 self.out.typed[name] = self._with_stored(node, name, found)
-        if reason and not all(self.out.typed[name].is_static for name in node.outputs if name):
-            self.out.reasons[node.name] = reason
+        for name in node.outputs[len(outcome.types) :]:
+            self.out.typed[name] = self._with_stored(node, name, UNKNOWN)
+        if outcome.reason:
+            self.out.reasons[node.name] = outcome.reason
         if node.name not in self.weights.made_by:
             self._compute(node)
 
-    def _types(self, node: Node) -> tuple[list[Typed] | None, str]:
-        attributes = tuple([entry.SerializeToString() for entry in node.proto.attribute])
-        inputs = tuple([self.out.typed[name] if name else None for name in node.inputs])
-        data = tuple([self._data_key(name) for name in node.inputs])
-        signature = (node.op_type, node.domain, attributes, inputs, data, len(node.outputs), tuple(node.captured))
-        if signature not in self.by_signature:
-            self.by_signature[signature] = self._infer(node)
-        results, reason = self.by_signature[signature]
-        if reason.startswith("!"):
-            reason = reason[1:]
-            if self.binding.sizes or not self._stored_are_static(node):
-                self.out.problems.append(self._contradiction(node, reason))
-        return results, reason
+    def _outcome(self, node: Node) -> Outcome:
+        signature = (
+            node.op_type,
+            node.domain,
+            tuple([entry.SerializeToString() for entry in node.proto.attribute]),
+            tuple([self.out.typed[name] if name else None for name in node.inputs]),
+            tuple([self._data_key(name) for name in node.inputs]),
+            len(node.outputs),
+            tuple(node.captured),
+        )
+        outcome = self.outcomes.get(signature)
+        if outcome is None:
+            data = {name: self.out.known[name] for name in node.reads if self._data_key(name) is not None}
+            outcome = self.outcomes[signature] = self.typer.infer(node, self.out.typed, data)
+            if outcome.problem:
+                self.out.problems.append(self._contradiction(node, outcome))
+        return outcome
 
     def _data_key(self, name: str) -> Hashable:
         """The content of a small known value, as a key; None when unknown."""
@@ -124,140 +132,64 @@ class _Pass:
         if value is None or value.size > _DATA_LIMIT_ELEMENTS:
             return None
         if name not in self.data_keys:
-            content = tuple(value.tolist()) if value.dtype == object else value.tobytes()
+            content = tuple(value.reshape(-1).tolist()) if value.dtype == object else value.tobytes()
             self.data_keys[name] = (value.shape, str(value.dtype), content)
         return self.data_keys[name]
-
-    def _infer(self, node: Node) -> tuple[list[Typed] | None, str]:
-        """Types of the outputs and, where ONNX fails, why; a reason that starts with `!` is a contradiction."""
-        kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        results, reason = self._by_onnx(node)
-        if results is not None and all(entry.shape is not None for entry in results) and results:
-            return results, reason
-        inputs = [self.out.typed[name] if name else None for name in node.inputs]
-        own = shapes_of(kind, attributes_of(node.proto), [None if entry is None else entry.shape for entry in inputs])
-        if own is None:
-            return results, reason
-        elem_type = next((entry.elem_type for entry in inputs if entry is not None), 0)
-        own += [None] * (len(node.outputs) - len(own))
-        return [Typed(self._elem_type(node, place, elem_type), own[place]) for place in range(len(node.outputs))], ""
-
-    def _elem_type(self, node: Node, place: int, first: int) -> int:
-        """The stored element type, else that of the first input; embedding-like operators take that of their tables."""
-        stored = self.draft.stored.get(node.outputs[place])
-        if stored is not None and stored.elem_type:
-            return stored.elem_type
-        floats = [
-            self.out.typed[name].elem_type
-            for name in node.inputs
-            if name and self.out.typed[name].elem_type in _FLOATING
-        ]
-        return first if first in _FLOATING or not floats else floats[-1]
-
-    def _by_onnx(self, node: Node) -> tuple[list[Typed] | None, str]:
-        version = self.draft.opsets[node.domain]
-        try:
-            schema = defs.get_schema(node.op_type, version, node.domain)
-        except defs.SchemaError:
-            return (
-                None,
-                f"operator set {node.domain or 'ai.onnx'} {version} has no operator '{node.op_type}' known here",
-            )
-        try:
-            if node.captured or any(entry.type == onnx.AttributeProto.GRAPH for entry in node.proto.attribute):
-                found = self._nested(node)
-            else:
-                found = shape_inference.infer_node_outputs(
-                    schema,
-                    node.proto,
-                    {name: _type_proto(self.out.typed[name]) for name in node.inputs if name},
-                    {name: self._tensor(name) for name in node.inputs if self.data_keys.get(name) is not None},
-                    opset_imports=self.opsets,
-                    ir_version=self.draft.ir_version,
-                )
-        except Exception as problem:  # noqa: BLE001 - onnx raises several C++ types for one thing: this node cannot be
-            return None, "!" + _plain(str(problem))
-        return [_typed(found.get(name)) for name in node.outputs], ""
-
-    def _tensor(self, name: str) -> onnx.TensorProto:
-        return numpy_helper.from_array(self.out.known[name], name)
-
-    def _nested(self, node: Node) -> Mapping[str, onnx.TypeProto]:
-        """Infer a node with nested graphs as a model of its own, outer values as its inputs."""
-        graph = onnx.GraphProto(name="nested", node=[node.proto])
-        for name in dict.fromkeys(node.reads):
-            if name in self.out.known:
-                graph.initializer.append(self._tensor(name))
-            else:
-                graph.input.append(onnx.ValueInfoProto(name=name, type=_type_proto(self.out.typed[name])))
-        graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.outputs if name)
-        model = onnx.ModelProto(ir_version=max(self.draft.ir_version, 4), opset_import=self.opsets, graph=graph)
-        done = shape_inference.infer_shapes(model, strict_mode=False, data_prop=True).graph
-        return {value.name: value.type for value in [*done.output, *done.value_info]}
-
-    def _stored_are_static(self, node: Node) -> bool:
-        return all(
-            name in self.draft.stored and is_static(self.binding.shape_of(name, self.draft.stored[name]))
-            for name in node.outputs
-            if name
-        )
 
     def _with_stored(self, node: Node, name: str, found: Typed) -> Typed:
         """What was inferred, completed by what the file stores."""
         stored = self.draft.stored.get(name)
         if stored is None or found.kind != "tensor":
             return found
-        shape = self.binding.shape_of(name, stored)
+        kept = self.binding.shape_of(name, stored)
         elem_type = found.elem_type or stored.elem_type
         if found.shape is None:
-            return Typed(elem_type, shape)
-        if shape is None or shape == found.shape:
-            return found if found.elem_type else Typed(elem_type, found.shape)
-        if len(shape) == len(found.shape):
-            merged = tuple(size if size is not None else kept for size, kept in zip(found.shape, shape, strict=True))
-            if all(kept is None or kept == size for size, kept in zip(merged, shape, strict=True)):
-                return Typed(elem_type, merged)
-            shape_now: Shape = merged
-        else:
-            shape_now = found.shape
-        self._note_stale(node, name, shape, shape_now)
-        return Typed(elem_type, shape_now)
+            return Typed(elem_type, kept)
+        if kept is None or kept == found.shape:
+            return Typed(elem_type, found.shape)
+        merged = found.shape
+        if len(kept) == len(merged):
+            merged = tuple([old if new is None else new for new, old in zip(merged, kept, strict=True)])
+        agree = len(kept) == len(merged) and all(old in (None, new) for new, old in zip(merged, kept, strict=True))
+        if not agree:
+            self._note_stale(node, name, kept, merged)
+        return Typed(elem_type, merged)
 
     def _note_stale(self, node: Node, name: str, stored: Shape, found: Shape) -> None:
         """One warning for all: a file whose input sizes were edited disagrees everywhere."""
         self.stale += 1
-        summary = f"the file stores shapes that do not follow from its inputs ({self.stale} values); they are ignored"
         if self.stale == 1:
-            self._stale_detail = f"'{name}' of {node.label}: stored {_show(stored)}, inferred {_show(found)}"
-            self.out.warnings.append(warning("stale-shape", summary))
-        self.out.warnings[-1] = warning("stale-shape", summary, detail=self._stale_detail)
+            self.first_stale = f"'{name}' of {node.label}: stored {show(stored)}, inferred {show(found)}"
+        count = "1 stored shape does" if self.stale == 1 else f"{self.stale} stored shapes do"
+        summary = f"{count} not follow from the model's inputs, and {'is' if self.stale == 1 else 'are'} ignored"
+        self.out.warnings[:] = [warning("stale-shape", summary, detail=self.first_stale)]
 
-    def _contradiction(self, node: Node, reason: str) -> Diagnostic:
-        shapes = [f"{name}: {_show(self.out.typed[name].shape)}" for name in dict.fromkeys(filter(None, node.inputs))]
-        flags = " ".join(f"--dim {name}={size}" for name, size in sorted(self.binding.sizes.items()))
-        return error(
-            "incompatible-dims",
-            f"Incompatible dimensions at {node.label}",
-            detail="\n".join([*shapes, reason]),
-            hint=f"check {flags}" if flags else "",
-        )
+    def _contradiction(self, node: Node, outcome: Outcome) -> Diagnostic:
+        names = dict.fromkeys(filter(None, node.inputs))
+        lines = [f"{name}: {show(self.out.typed[name].shape)}" for name in names]
+        if outcome.problem == "invalid-node":
+            return error("invalid-node", f"{node.label} is not valid ONNX", detail="\n".join([*lines, outcome.reason]))
+        if outcome.reason != "Incompatible dimensions":
+            lines.append(outcome.reason)
+        flags = " ".join(flag(name, size) for name, size in sorted(self.binding.sizes.items()))
+        hint = f"check {flags}" if flags else ""
+        return error(outcome.problem, f"Incompatible dimensions at {node.label}", detail="\n".join(lines), hint=hint)
 
     def _compute(self, node: Node) -> None:
-        outputs = [self.out.typed[name] for name in node.outputs if name]
+        known = self.out.known
         if node.op_type in ("Shape", "Size") and not node.domain:
             self._compute_shape(node)
             return
-        known = self.out.known
-        if node.op_type in NEVER or not all(name in known for name in node.reads) or node.captured:
+        if node.op_type in NEVER or node.captured or not all(name in known for name in node.reads):
             return
-        if node.op_type == "Constant" and any(
-            entry.type == onnx.AttributeProto.TENSOR for entry in node.proto.attribute
-        ):
-            for entry in node.proto.attribute:
-                if entry.name == "value":
-                    self._read_constant(node.outputs[0], entry.t)
+        stored = next(
+            (entry.t for entry in node.proto.attribute if entry.name == "value" and entry.HasField("t")), None
+        )
+        if node.op_type == "Constant" and stored is not None:
+            self._read_constant(node.outputs[0], stored)
             return
-        if any(not typed.is_static or _elements(typed) > LIMIT_ELEMENTS for typed in outputs):
+        outputs = [self.out.typed[name] for name in node.outputs if name]
+        if any(not typed.is_static or typed.elements > LIMIT_ELEMENTS for typed in outputs):
             return
         inputs = [known[name] if name else None for name in node.inputs]
         values = value_of(node.proto, attributes_of(node.proto), inputs, self.draft.opsets[node.domain])
@@ -269,65 +201,10 @@ class _Pass:
         shape = self.out.typed[node.inputs[0]].shape
         if shape is None:
             return
-        attributes = attributes_of(node.proto)
-        part = shape[attributes.get("start", 0) : attributes.get("end")]  # type: ignore[misc]
-        if None in part or (node.op_type == "Size" and None in shape):
+        bounds = {entry.name: int(entry.i) for entry in node.proto.attribute}
+        part = shape[bounds.get("start") : bounds.get("end")]
+        if None in part:
             return
-        value = np.array(part if node.op_type == "Shape" else math.prod(entry or 0 for entry in shape), np.int64)
+        value = np.array(part if node.op_type == "Shape" else math.prod(entry or 0 for entry in part), np.int64)
         value.flags.writeable = False
         self.out.known[node.outputs[0]] = value
-
-
-def is_optional_output(node: onnx.NodeProto, opset: int, place: int) -> bool:
-    """Whether ONNX lets `node` leave its output at `place` away."""
-    try:
-        outputs = defs.get_schema(node.op_type, opset, node.domain).outputs
-    except defs.SchemaError:
-        return False
-    return place < len(outputs) and outputs[place].option == defs.OpSchema.FormalParameterOption.Optional
-
-
-def _elements(typed: Typed) -> int:
-    return math.prod(size or 0 for size in typed.shape or ())
-
-
-def _type_proto(typed: Typed) -> onnx.TypeProto:
-    proto = onnx.TypeProto()
-    tensor = proto.tensor_type
-    tensor.elem_type = typed.elem_type
-    if typed.shape is not None:
-        tensor.shape.SetInParent()
-        for size in typed.shape:
-            dim = tensor.shape.dim.add()
-            if size is not None:
-                dim.dim_value = size
-    return proto
-
-
-def _typed(proto: onnx.TypeProto | None) -> Typed:
-    if proto is None or proto.WhichOneof("value") is None:
-        return Typed(0, None)
-    kind = str(proto.WhichOneof("value")).removesuffix("_type")
-    if kind != "tensor":
-        return Typed(0, None, kind)
-    tensor = proto.tensor_type
-    if not tensor.HasField("shape"):
-        return Typed(tensor.elem_type, None)
-    return Typed(
-        tensor.elem_type, tuple([dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim])
-    )
-
-
-def _plain(text: str) -> str:
-    """ONNX's message without its bracketed tags and source positions."""
-    lines = [line.split("] ", 1)[-1] if line.startswith("[") else line for line in text.strip().splitlines()]
-    return " ".join(line.strip() for line in lines if line.strip())[:500]
-
-
-def _show(shape: Shape | None) -> str:
-    return "unknown" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
-
-
-_FLOATING = frozenset(
-    {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-)

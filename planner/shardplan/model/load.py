@@ -6,7 +6,7 @@ import mmap
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.model.wire import WireError, without_payloads
@@ -20,11 +20,11 @@ def load_proto(path: Path) -> onnx.ModelProto:
 
     Raises `ShardplanError` when the file cannot be read or is not an ONNX model.
     """
-    proto = _parse(path, _read(path))
+    proto = _parse(_read(path))
     if not proto.HasField("graph") or not (proto.opset_import or proto.graph.node):
-        raise ShardplanError(_not_onnx(path, "it holds no graph"))
+        raise ShardplanError(_not_onnx("it holds no graph"))
     if proto.functions:
-        proto = _inlined(path, proto)
+        proto = _inlined(proto)
     return proto
 
 
@@ -34,57 +34,57 @@ def _read(path: Path) -> bytes:
         size_bytes = path.stat().st_size
         with path.open("rb") as file:
             if size_bytes == 0:
-                raise ShardplanError(_not_onnx(path, "the file is empty"))
+                raise ShardplanError(_not_onnx("the file is empty"))
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                return _strip(path, view)
+                return _strip(view)
     except FileNotFoundError:
-        raise ShardplanError(error("no-such-file", f"there is no file '{path}'", hint=_siblings(path))) from None
+        raise ShardplanError(error("no-such-file", "there is no such file", hint=_siblings(path))) from None
     except IsADirectoryError:
         hint = "name the .onnx file inside it"
-        raise ShardplanError(error("not-a-file", f"'{path}' is a directory", hint=hint)) from None
+        raise ShardplanError(error("not-a-file", "this is a directory", hint=hint)) from None
     except OSError as problem:
         reason = problem.strerror or str(problem)
-        raise ShardplanError(error("unreadable-file", f"cannot read '{path}': {reason}")) from None
+        raise ShardplanError(error("unreadable-file", f"cannot read the file: {reason}")) from None
 
 
-def _strip(path: Path, view: memoryview) -> bytes:
+def _strip(view: memoryview) -> bytes:
     head = bytes(view[:64])
     if head.startswith(_LFS_POINTER):
         found = "it is a Git LFS pointer, not the file itself"
-        raise ShardplanError(_not_onnx(path, found, hint="fetch it with `git lfs pull`"))
+        raise ShardplanError(_not_onnx(found, hint="fetch it with `git lfs pull`"))
     try:
         return without_payloads(view)
     except WireError as problem:
         if head[0] == _IR_VERSION_KEY and problem.end == len(view):
-            raise ShardplanError(_truncated(path, len(view), problem.needed)) from None
-        raise ShardplanError(_not_onnx(path, "its bytes are no ONNX protobuf message")) from None
+            raise ShardplanError(_truncated(len(view), problem.needed)) from None
+        raise ShardplanError(_not_onnx("its bytes are no ONNX protobuf message")) from None
 
 
-def _parse(path: Path, data: bytes) -> onnx.ModelProto:
+def _parse(data: bytes) -> onnx.ModelProto:
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
     except (DecodeError, UnicodeDecodeError, ValueError):
-        raise ShardplanError(_not_onnx(path, "its bytes are no ONNX protobuf message")) from None
+        raise ShardplanError(_not_onnx("its bytes are no ONNX protobuf message")) from None
     return proto
 
 
-def _inlined(path: Path, proto: onnx.ModelProto) -> onnx.ModelProto:
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     from onnx import inliner  # noqa: PLC0415 - few models need it
 
     try:
         return inliner.inline_local_functions(proto)
     except Exception as problem:  # noqa: BLE001 - onnx raises RuntimeError and its own types, all meaning a bad function
-        text = f"a local function of '{path}' cannot be inlined"
+        text = "a local function cannot be inlined"
         raise ShardplanError(error("bad-function", text, detail=str(problem).strip())) from None
 
 
-def _not_onnx(path: Path, found: str, hint: str = "") -> Diagnostic:
-    return error("not-onnx", f"'{path}' is not an ONNX model: {found}", hint=hint)
+def _not_onnx(found: str, hint: str = "") -> Diagnostic:
+    return error("not-onnx", f"this is not an ONNX model: {found}", hint=hint)
 
 
-def _truncated(path: Path, size_bytes: int, needed_bytes: int) -> Diagnostic:
-    summary = f"'{path}' is truncated: it has {size_bytes} bytes and its contents go on to byte {needed_bytes}"
+def _truncated(size_bytes: int, needed_bytes: int) -> Diagnostic:
+    summary = f"the file is truncated: it has {size_bytes} bytes and its contents go on to byte {needed_bytes}"
     return error("truncated-file", summary, hint="copy or download the file again")
 
 

@@ -44,8 +44,8 @@ class Parameter:
 
     `name`: checkpoint name; `tensor`: value name in the planned graph; `onnx`: initializer name in the file;
     `perm`: checkpoint dims in graph order, i.e. graph tensor = checkpoint tensor transposed by `perm` (identity when
-    empty); `aliases`: other checkpoint or initializer names of the same data; `trainable`: takes a gradient in training;
-    `onnx_perm`: the same for the initializer, whose dims order may be either the checkpoint's or the graph's.
+    empty); `aliases`: other names of the same data, in the checkpoint or the file; `trainable`: takes a gradient in
+    training; `onnx_perm`: as `perm`, for the initializer, which is stored in the checkpoint's or the graph's order.
     """
 
     name: str

@@ -190,6 +190,8 @@ def _wanted(draft: Draft, live: set[str]) -> dict[str, int]:
             else:
                 said = TRAINED | (STRONG if slot in slots else WEAK)
             wanted[name] = wanted.get(name, 0) | said
+        for name in node.captured:
+            wanted[name] = wanted.get(name, 0) | TRAINED | WEAK
     return wanted
 
 
@@ -227,15 +229,13 @@ def _is_weight(draft: Draft, name: str, tensor: onnx.TensorProto, wanted: int) -
     checkpoint = _CHECKPOINT.match(name) is not None and not is_made_up(name)
     single = math.prod(tensor.dims) <= 1
     sources = draft.folded_from.get(name)
-    if sources is not None:
-        return bool(wanted) and not single and _from_checkpoint(sources, wanted)
-    if checkpoint:
+    if checkpoint and sources is None:
         return True
     if single or not wanted:
         return False
-    if is_made_up(name) and not wanted & STRONG:
-        return False
-    return not (wanted & WEAK and not wanted & STRONG and _is_mask(tensor))
+    if sources is not None:
+        return _from_checkpoint(sources, wanted)
+    return bool(wanted & STRONG) or not (is_made_up(name) or _is_mask(tensor))
 
 
 def _from_checkpoint(sources: tuple[str, ...], wanted: int) -> bool:

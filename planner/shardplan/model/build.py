@@ -1,0 +1,287 @@
+"""From an inferred draft to a `Model`: constants leave the nodes, weights absorb what only renames or reorders them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from shardplan.errors import Diagnostic, ShardplanError, error, warning
+from shardplan.model.attributes import attributes_of
+from shardplan.model.blocks import find_blocks
+from shardplan.model.dims import Binding, flag, names_of
+from shardplan.model.draft import CAPTURED, Draft, Node
+from shardplan.model.infer import Inferred
+from shardplan.model.names import Use, identity_of, other_names
+from shardplan.model.node_types import Typed, is_optional_output, show
+from shardplan.model.types import DTYPE_BITS, AttributeValue, Model, Operator, Parameter, Role, Tensor
+from shardplan.model.weights import Weights
+
+
+def build_model(name: str, draft: Draft, binding: Binding, weights: Weights, inferred: Inferred) -> Model:
+    """The model called `name`. Raises `ShardplanError` with every value whose shape or type cannot be planned."""
+    builder = _Builder(draft, weights, inferred)
+    builder.simplify()
+    return builder.model(name, binding)
+
+
+def needed_nodes(nodes: list[Node], outputs: list[str]) -> list[Node]:
+    """Nodes that some graph output depends on."""
+    wanted = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.outputs):
+            kept.append(node)
+            wanted.update(node.reads)
+    return kept[::-1]
+
+
+@dataclass(slots=True)
+class _Root:
+    """A weight on its way to a `Parameter`: initializer, graph value, and the dims order between the two."""
+
+    onnx: str
+    tensor: str
+    perm: tuple[int, ...] = ()
+    same: list[str] = field(default_factory=list)
+
+
+class _Builder:
+    """Turns an inferred draft into a model: constants vanish from the nodes, weights absorb what only reorders them."""
+
+    def __init__(self, draft: Draft, weights: Weights, inferred: Inferred) -> None:
+        self.draft = draft
+        self.weights = weights
+        self.inferred = inferred
+        self.nodes = draft.nodes
+        self.roots: dict[str, _Root] = {name: _Root(name, name) for name in weights.trained}
+        self.uses: dict[str, list[Use]] = {}
+
+    def simplify(self) -> None:
+        """Drop computed nodes, resolve `Identity` of stored values, fold `Transpose` of weights, drop dead nodes."""
+        known, made_by = self.inferred.known, self.weights.made_by
+        self.nodes = [
+            node
+            for node in self.nodes
+            if node.name not in made_by and not all(name in known for name in node.outputs if name)
+        ]
+        self._resolve_identities()
+        self._fold_transposes()
+        self.nodes = needed_nodes(self.nodes, self.draft.outputs)
+        self._collect_uses()
+        self._drop_unread_outputs()
+
+    def _drop_unread_outputs(self) -> None:
+        """Optional results that nobody reads (the mask of Dropout, the indices of MaxPool) are not made."""
+        for node in self.nodes:
+            for place, name in enumerate(node.outputs):
+                is_unread = place and name and name not in self.uses and name not in self.draft.outputs
+                if is_unread and is_optional_output(node.proto, self.draft.opsets[node.domain], place):
+                    node.outputs[place] = ""
+            while node.outputs and not node.outputs[-1]:
+                node.outputs.pop()
+
+    def _resolve_identities(self) -> None:
+        stored = {*self.draft.initializers, *self.roots}
+        same: dict[str, str] = {}
+        kept = []
+        for node in self.nodes:
+            node.inputs = [same.get(name, name) for name in node.inputs]
+            node.captured = [same.get(name, name) for name in node.captured]
+            is_copy = node.op_type == "Identity" and not node.domain and node.inputs[0] in stored
+            if is_copy and node.outputs[0] not in self.draft.outputs:
+                same[node.outputs[0]] = node.inputs[0]
+                if node.inputs[0] in self.roots:
+                    self.roots[node.inputs[0]].same.append(node.outputs[0])
+            else:
+                kept.append(node)
+        self.nodes = kept
+
+    def _collect_uses(self) -> None:
+        self.uses = {}
+        for node in self.nodes:
+            for slot, name in enumerate(node.inputs):
+                self.uses.setdefault(name, []).append((node, slot))
+            for name in node.captured:
+                self.uses.setdefault(name, []).append((node, -1))
+
+    def _fold_transposes(self) -> None:
+        """A weight read by equal transpositions only is planned as its transposed value."""
+        self._collect_uses()
+        gone: set[str] = set()
+        renamed: dict[str, str] = {}
+        for root in self.roots.values():
+            readers = [node for node, _ in self.uses.get(root.tensor, [])]
+            perms = {self._perm(node, len(self._shape(root.tensor))) for node in readers}
+            fixed = {root.tensor, *(node.outputs[0] for node in readers)} & set(self.draft.outputs)
+            if len(perms) != 1 or None in perms or fixed:
+                continue
+            root.tensor, root.perm = readers[0].outputs[0], perms.pop() or ()
+            gone.update(node.name for node in readers)
+            renamed.update({node.outputs[0]: root.tensor for node in readers})
+        self.nodes = [node for node in self.nodes if node.name not in gone]
+        for node in self.nodes:
+            node.inputs = [renamed.get(name, name) for name in node.inputs]
+            node.captured = [renamed.get(name, name) for name in node.captured]
+
+    def _perm(self, node: Node, rank: int) -> tuple[int, ...] | None:
+        if node.op_type != "Transpose" or node.domain or node.captured:
+            return None
+        perm = attributes_of(node.proto).get("perm")
+        return perm if isinstance(perm, tuple) and perm else tuple(range(rank))[::-1]  # type: ignore[return-value]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(size or 0 for size in self.inferred.typed[name].shape or ())
+
+    def model(self, name: str, binding: Binding) -> Model:
+        """The finished model. Raises `ShardplanError` with every value whose shape or type cannot be planned."""
+        values = list(
+            dict.fromkeys(
+                [
+                    *self.draft.inputs,
+                    *(value for node in self.nodes for value in (*node.reads, *node.outputs) if value),
+                    *self.draft.outputs,
+                ]
+            )
+        )
+        problems = self._unresolved(values)
+        if problems:
+            raise ShardplanError(*problems)
+        parameters = self._parameters(values)
+        roles = self._roles(parameters)
+        tensors = {value: self._tensor(value, roles[value]) for value in values}
+        operators = tuple([self._operator(node) for node in self.nodes])
+        constants = {value: self.inferred.known[value] for value in values if value in self.inferred.known}
+        return Model(
+            name=name,
+            operators=operators,
+            tensors=tensors,
+            parameters=parameters,
+            inputs=tuple(self.draft.inputs),
+            outputs=tuple(self.draft.outputs),
+            constants=constants,
+            blocks=find_blocks(operators, tensors, constants),
+            dims=dict(sorted(binding.sizes.items())),
+            opset=self.draft.opsets.get("", 0),
+            producer=self.draft.producer,
+            warnings=tuple(self.inferred.warnings + self._kept_whole()),
+        )
+
+    def _roles(self, parameters: tuple[Parameter, ...]) -> dict[str, Role]:
+        roles: dict[str, Role] = dict.fromkeys(self.inferred.typed, "activation")
+        roles.update(dict.fromkeys(self.draft.initializers, "constant"))
+        roles.update(dict.fromkeys(self.inferred.known, "constant"))
+        roles.update(dict.fromkeys(self.draft.inputs, "input"))
+        roles.update({parameter.tensor: "parameter" for parameter in parameters})
+        return roles
+
+    def _tensor(self, name: str, role: Role) -> Tensor:
+        return Tensor(name, self._shape(name), _dtype(self.inferred.typed[name].elem_type), role)
+
+    def _operator(self, node: Node) -> Operator:
+        attributes: dict[str, AttributeValue] = attributes_of(node.proto)
+        if node.captured:
+            attributes[CAPTURED] = len(node.captured)
+        return Operator(
+            name=node.name,
+            op_type=node.op_type,
+            inputs=(*node.inputs, *node.captured),
+            outputs=tuple(node.outputs),
+            attributes=attributes,
+            domain=node.domain,
+            version=self.draft.opsets[node.domain],
+            module=node.module,
+        )
+
+    def _parameters(self, values: list[str]) -> tuple[Parameter, ...]:
+        """Weights in the order in which the graph reads them, each under a name of its own."""
+        by_tensor = {root.tensor: root for root in self.roots.values()}
+        roots = [by_tensor[value] for value in values if value in by_tensor]
+        taken = {root.onnx for root in roots}
+        parameters = []
+        for root in roots:
+            uses = self.uses.get(root.tensor, [])
+            identity = identity_of(self.draft, root.onnx, len(self._shape(root.tensor)), uses)
+            if identity.name != root.onnx and identity.name in taken:
+                identity = replace(identity, name=root.onnx, perm=())
+            taken.add(identity.name)
+            others = [*root.same, *other_names(identity.name, uses)]
+            parameters.append(
+                Parameter(
+                    name=identity.name,
+                    tensor=root.tensor,
+                    onnx=root.onnx,
+                    perm=_composed(identity.perm, root.perm),
+                    aliases=tuple(dict.fromkeys(entry for entry in others if entry not in taken)),
+                    trainable=self.weights.trained[root.onnx],
+                    onnx_perm=root.perm,
+                )
+            )
+        return tuple(parameters)
+
+    def _unresolved(self, values: list[str]) -> list[Diagnostic]:
+        """Values without a static shape or with a type that cannot be planned; only where the trouble starts."""
+        typed = self.inferred.typed
+        bad = {value for value in values if not _is_usable(typed[value])}
+        makers = {name: node for node in self.nodes for name in node.outputs}
+        problems = []
+        for value in values:
+            node = makers.get(value)
+            if value in bad and (node is None or bad.isdisjoint(node.reads)):
+                problems.append(self._unresolved_value(value, typed[value], node))
+        return problems
+
+    def _unresolved_value(self, value: str, typed: Typed, node: Node | None) -> Diagnostic:
+        where = node.label if node else "the graph's inputs"
+        if typed.kind != "tensor":
+            return error("not-a-tensor", f"'{value}' of {where} is a {typed.kind}; only tensors can be planned")
+        if typed.is_static:
+            text = f"'{value}' of {where} has element type {typed.elem_type}, which cannot be planned"
+            return error("unknown-type", text)
+        detail = self.inferred.reasons.get(node.name, "") if node else ""
+        unread = (
+            [name for name in node.inputs if name in self.draft.initializers and self._is_unread(name)] if node else []
+        )
+        if unread:
+            detail = f"it depends on the data of '{unread[0]}', which is not in the file"
+        open_dims = self.draft.stored[value].shape if value in self.draft.stored else None
+        names = dict.fromkeys(name for dim in open_dims or () if isinstance(dim, str) for name in names_of(dim))
+        hint = "store the shape in the file (value_info), or export the model with static shapes"
+        if names:
+            hint = "give " + " ".join(flag(name, "N") for name in names)
+        return error(
+            "unresolved-shape", f"the shape of '{value}' of {where} is {show(typed.shape)}", detail=detail, hint=hint
+        )
+
+    def _is_unread(self, name: str) -> bool:
+        tensor = self.draft.initializers[name]
+        return name not in self.inferred.known and tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+
+    def _kept_whole(self) -> list[Diagnostic]:
+        names = [node.name for node in self.nodes if any(entry.type == _GRAPH for entry in node.proto.attribute)]
+        if not names:
+            return []
+        text = f"{len(names)} control-flow node{'s are' if len(names) > 1 else ' is'} planned as one piece, not split"
+        return [warning("control-flow", text, detail=", ".join(names[:8]))]
+
+
+_GRAPH = onnx.AttributeProto.GRAPH
+
+
+def _is_usable(typed: Typed) -> bool:
+    return typed.kind == "tensor" and typed.is_static and _dtype(typed.elem_type) in DTYPE_BITS
+
+
+def _dtype(elem_type: int) -> str:
+    return _DTYPES.get(elem_type, "")
+
+
+_DTYPES: dict[int, str] = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+
+
+def _composed(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    """The perm of transposing by `first`, then by `second`; empty when it changes nothing."""
+    if not first or not second:
+        return first or second
+    perm = tuple(first[axis] for axis in second)
+    return () if perm == tuple(range(len(perm))) else perm
