@@ -1,106 +1,25 @@
-"""Prove an option of a rule by doing what it says: shard the operands, run every device, put the results together.
+"""Prove an option of a rule by doing what it says: shard the operands, run every device, combine the results.
 
-`Case` is one operator with data; `prove` runs one option on a mesh of one axis and compares with the unsharded operator.
-Where a device must run something other than the plain operator on its shards (shape operands, head counts, masked
-lookups, borders, statistics), `LOCAL` and `TOGETHER` say what.
+`prove` runs one option on a mesh of one axis and compares with the unsharded operator; `laws` makes tests of a table
+of cases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import numpy as np
-from onnx import TensorProto, helper
-from onnx.reference import ReferenceEvaluator
+import pytest
+from rule_cases import Case
+from rule_devices import LOCAL, TOGETHER, Device, nothing
 
-from shardplan.layout.placement import Placement
-from shardplan.model.types import Model, Operator, Tensor
-from shardplan.rules import expand, rule_for
-from shardplan.rules.types import Option, Rule
-
-NAMES = {
-    np.dtype(np.float32): "float", np.dtype(np.float64): "double", np.dtype(np.int64): "int64",
-    np.dtype(np.int32): "int32", np.dtype(np.bool_): "bool", np.dtype(np.uint8): "uint8", np.dtype(np.int8): "int8",
-}  # fmt: skip
-OUTPUTS = "uvwxyz"
-
-
-@dataclass(frozen=True)
-class Case:
-    """One operator: its operands (None: absent), attributes, and which operands are known constants.
-
-    `oracle`: computes the results where the reference evaluator is wrong or does not know the version."""
-
-    kind: str
-    operands: tuple[np.ndarray | None, ...]
-    attributes: dict = field(default_factory=dict)
-    constants: tuple[int, ...] = ()
-    outputs: int = 1
-    opset: int = 23
-    oracle: Callable[..., list[np.ndarray]] | None = None
-
-    def run(self, operands=None, attributes=None) -> list[np.ndarray]:
-        """The results of the operator on these operands (default: its own)."""
-        operands = self.operands if operands is None else operands
-        attributes = self.attributes if attributes is None else attributes
-        if self.oracle:
-            return self.oracle(*operands, **attributes)
-        names = [f"i{position}" if array is not None else "" for position, array in enumerate(operands)]
-        outputs = list(OUTPUTS[: self.outputs])
-        node = helper.make_node(self.kind, names, outputs, **attributes)
-        inputs = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            for name, array in zip(names, operands, strict=True)
-            if array is not None
-        ]
-        made = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in outputs]
-        graph = helper.make_graph([node], "case", inputs, made)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)])
-        feed = {name: array for name, array in zip(names, operands, strict=True) if array is not None}
-        with np.errstate(all="ignore"):
-            return ReferenceEvaluator(model).run(None, feed)
-
-    def model(self) -> Model:
-        """The operator alone as a model."""
-        results = self.run()
-        tensors, constants, inputs = {}, {}, []
-        for position, array in enumerate(self.operands):
-            inputs.append("" if array is None else f"i{position}")
-            if array is not None:
-                role = "constant" if position in self.constants else "parameter"
-                tensors[f"i{position}"] = Tensor(f"i{position}", array.shape, NAMES[array.dtype], role)
-                if position in self.constants:
-                    constants[f"i{position}"] = array
-        for name, array in zip(OUTPUTS, results, strict=False):
-            tensors[name] = Tensor(name, array.shape, NAMES[array.dtype], "activation")
-        attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in self.attributes.items()}
-        operator = Operator(
-            "node", self.kind, tuple(inputs), tuple(OUTPUTS[: self.outputs]), attributes, "", self.opset
-        )
-        return Model("case", (operator,), tensors, (), (), (), constants)
-
-    def rule(self) -> Rule:
-        """The rule, with the options that its joins would have."""
-        model = self.model()
-        operator = model.operators[0]
-        rule = rule_for(operator, model)
-        variants = {}
-        for join in rule.joins:
-            names = operator.outputs if join.whole.is_result else operator.inputs
-            variants[names[join.whole.position], join.whole.dim] = (join.sizes,)
-        return expand(rule, operator, model, variants)
-
-    def options(self) -> dict[str, Option]:
-        rule = self.rule()
-        return {option.label: option for option in (*rule.options, *rule.latent)}
+from shardplan.layout.placement import P, Placement, R
+from shardplan.rules.types import Option
 
 
 def pieces(placement: Placement, size: int) -> tuple[int, ...]:
     return placement.segments or (size,)
 
 
-def shard(array: np.ndarray, placement: Placement, ways: int, rank: int, rng: np.random.Generator) -> np.ndarray:
+def shard(array: np.ndarray, placement: Placement, ways: int, rank: int) -> np.ndarray:
     """What device `rank` holds: its slice of every segment, everything, or an addend of a sum."""
     if placement.kind == "S":
         ends = np.cumsum(pieces(placement, array.shape[placement.dim]))[:-1]
@@ -128,49 +47,18 @@ def combine(parts: list[np.ndarray], placement: Placement, size: int) -> np.ndar
     return parts[0]
 
 
-def local_shape(shape: tuple[int, ...], placement: Placement, ways: int) -> tuple[int, ...]:
-    return tuple(s // ways if placement.kind == "S" and placement.dim == dim else s for dim, s in enumerate(shape))
-
-
-@dataclass
-class Device:
-    """What one device runs: operands and attributes, which `LOCAL` adapts to the shards."""
-
-    case: Case
-    option: Option
-    ways: int
-    rank: int
-    operands: list
-    attributes: dict
-    whole: list[np.ndarray]
-
-    def local(self, result: int = 0) -> tuple[int, ...]:
-        return local_shape(self.whole[result].shape, self.option.results[result], self.ways)
-
-    def is_split(self, is_result: bool, position: int, dim: int) -> bool:
-        placement = (self.option.results if is_result else self.option.operands)[position]
-        return placement.kind == "S" and placement.dim == dim
-
-    def run(self) -> list[np.ndarray]:
-        return self.case.run(self.operands, self.attributes)
-
-
 def prove(case: Case, option: Option, ways: int = 2, tolerance: float = 1e-4) -> None:
     """`AssertionError` unless the option, carried out by `ways` devices, gives the results of the whole operator."""
     assert option.size % ways == 0
     whole = case.run()
-    rng = np.random.default_rng(3)
-    devices = [
-        Device(
-            case, option, ways, rank,
-            [None if a is None else shard(a, p, ways, rank, rng) for a, p in zip(case.operands, option.operands, strict=True)],
-            dict(case.attributes), whole,
-        )
-        for rank in range(ways)
-    ]  # fmt: skip
+    devices = []
+    for rank in range(ways):
+        held = zip(case.operands, option.operands, strict=True)
+        operands = [None if array is None else shard(array, placement, ways, rank) for array, placement in held]
+        devices.append(Device(case, option, ways, rank, operands, dict(case.attributes), whole))
     for device in devices:
         LOCAL.get(case.kind, nothing)(device)
-    if option.inner or needs_all(option):
+    if option.inner or option.ordered:
         results = TOGETHER[case.kind](devices)
     else:
         results = [device.run() for device in devices]
@@ -186,304 +74,50 @@ def prove(case: Case, option: Option, ways: int = 2, tolerance: float = 1e-4) ->
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
-def needs_all(option: Option) -> bool:
-    """Whether devices must exchange something inside: borders and masked lookups are set up for all together."""
-    return option.ordered
-
-
 def prove_linear(case: Case, group: tuple[int, ...], ways: int = 2) -> None:
     """`AssertionError` unless sums of the operands in `group` pass through as sums of the results."""
-    from shardplan.layout.placement import P, R
-
     operands = tuple(P() if position in group else R for position in range(len(case.operands)))
     option = Option("", ways, operands, (P(),) * case.outputs)
     prove(case, option, ways, tolerance=2e-3)
 
 
-def nothing(device: Device) -> None:
-    """Most operators run as they are on their shards."""
+def laws(cases: dict[str, tuple[Case, str]]):
+    """Four tests of `{name: (case, the factors it must offer)}`: what is offered, in
+    which placements, that options and partial sums give the whole."""
+    every = pytest.mark.parametrize("name", cases)
 
+    @every
+    def test_options(name):
+        case, factors = cases[name]
+        labels = [label if "|" in label else label.split(";")[0] for label in case.options()]
+        assert sorted(labels) == sorted(factors.split())
 
-def reshape(device: Device) -> None:
-    device.operands[1] = np.array(device.local(), dtype=np.int64)
+    @every
+    def test_placements(name):
+        """Without collectives inside, a result is a shard, a sum, or a copy whose gradients are summed (design 4.1)."""
+        case = cases[name][0]
+        floats = [array.dtype.kind == "f" for array in case.run()]
+        for option in case.options().values():
+            assert all((p.kind == "R") == (a is None) for a, p in zip(case.operands, option.operands, strict=True))
+            for placement, is_float in zip(option.results, floats, strict=True):
+                assert placement.kind != "R" or option.inner or not is_float
 
+    @every
+    def test_every_option_gives_the_result_of_the_whole(name):
+        for option in cases[name][0].options().values():
+            possible = [ways for ways in (2, 3) if option.size % ways == 0]
+            assert possible, f"no test of {option.label}, which is {option.size} long"
+            for ways in possible:
+                prove(cases[name][0], option, ways)
 
-def split(device: Device) -> None:
-    if len(device.operands) > 1:
-        axis = device.attributes.get("axis", 0)
-        sizes = [device.local(i)[axis] for i in range(device.case.outputs)]
-        device.operands[1] = np.array(sizes, dtype=np.int64)
+    @every
+    def test_partial_sums_pass_through(name):
+        for group in cases[name][0].rule().linear:
+            prove_linear(cases[name][0], group)
 
-
-def slice_(device: Device) -> None:
-    """Bounds of a cut dim lie at 1/ways of the distance, since every part of it is cut alike; steps stay."""
-    starts, ends = (np.array(device.operands[i]) for i in (1, 2))
-    for i, axis in enumerate(device.operands[3] if len(device.operands) > 3 else range(len(starts))):
-        size = device.case.operands[0].shape[axis]
-        if device.is_split(False, 0, axis % device.case.operands[0].ndim):
-            step = device.operands[4][i] if len(device.operands) > 4 else 1
-            start, stop = (bound + size if bound < 0 else min(bound, size) for bound in (starts[i], ends[i]))
-            starts[i], ends[i] = (start, stop) if step > 1 else (start // device.ways, stop // device.ways)
-    device.operands[1], device.operands[2] = starts, ends
-
-
-def tile(device: Device) -> None:
-    repeats = np.array(device.operands[1])
-    placement = device.option.results[0]
-    if placement.kind == "S" and device.option.operands[0].kind != "S":
-        repeats[placement.dim] //= device.ways
-    device.operands[1] = repeats
-
-
-def heads(*names: str):
-    def localise(device: Device) -> None:
-        if device.option.factor in {"h", "g"} and device.case.operands[0].ndim == 3:
-            for name in names:
-                if name in device.attributes and not (name == "kv_num_heads" and device.option.factor == "g"):
-                    device.attributes[name] //= device.ways
-
-    return localise
-
-
-def groups(name: str):
-    def localise(device: Device) -> None:
-        if device.option.factor == "g":
-            device.attributes[name] //= device.ways
-
-    return localise
-
-
-def resize(device: Device) -> None:
-    if len(device.operands) > 3 and device.operands[3] is not None:
-        device.operands[3] = np.array(device.local(), dtype=np.int64)
-
-
-def hidden(device: Device) -> None:
-    if device.option.factor == "h":
-        device.attributes["hidden_size"] //= device.ways
-
-
-LOCAL = {
-    "Reshape": reshape, "Expand": reshape, "Split": split, "Slice": slice_, "Tile": tile, "Resize": resize,
-    "Attention": heads("q_num_heads", "kv_num_heads"), "RotaryEmbedding": heads("num_heads"),
-    "LinearAttention": heads("q_num_heads", "kv_num_heads"), "GroupNormalization": groups("num_groups"),
-    "Conv": groups("group"), "ConvTranspose": groups("group"),
-}  # fmt: skip
-
-
-def all_reduce(values: list[np.ndarray], combining=np.add) -> np.ndarray:
-    return combining.reduce(values)
-
-
-def split_dims(device: Device) -> int:
-    return device.option.operands[0].dim
-
-
-def softmax(devices: list[Device]) -> list[list[np.ndarray]]:
-    first = devices[0]
-    rank = first.case.operands[0].ndim
-    axis = first.attributes.get("axis", -1 if first.case.opset >= 13 else 1) % rank
-    axes = (axis,) if first.case.opset >= 13 else tuple(range(axis, rank))
-    data = [device.operands[0] for device in devices]
-    top = all_reduce([x.max(axis=axes, keepdims=True) for x in data], np.maximum)
-    total = all_reduce([np.exp(x - top).sum(axis=axes, keepdims=True) for x in data])
-    if first.case.kind == "LogSoftmax":
-        return [[x - top - np.log(total)] for x in data]
-    return [[np.exp(x - top) / total] for x in data]
-
-
-def normalise(axes_of, *, centre: bool = True):
-    """Normalisation over dims of which one is split: mean and mean square are all-reduced."""
-
-    def together(devices: list[Device]) -> list[list[np.ndarray]]:
-        first = devices[0]
-        axes, view = axes_of(first)
-        epsilon = first.attributes.get("epsilon", 1e-5)
-        data = [view(device.operands[0]) for device in devices]
-        mean = all_reduce([x.mean(axis=axes, keepdims=True) for x in data]) / len(data) * centre
-        square = all_reduce([((x - mean) ** 2).mean(axis=axes, keepdims=True) for x in data]) / len(data)
-        made = []
-        for x, device in zip(data, devices, strict=True):
-            y = ((x - mean) / np.sqrt(square + epsilon)).reshape(device.operands[0].shape)
-            scale, bias = ([*device.operands[1:3], None])[:2]
-            channels = (slice(None), *[None] * (y.ndim - 2)) if first.case.kind in PER_CHANNEL else ()
-            y = y * scale[channels] + (0 if bias is None else bias[channels])
-            extra = [mean, 1 / np.sqrt(square + epsilon)] if first.case.kind == "LayerNormalization" else []
-            made.append([y.astype(np.float32), *extra][: first.case.outputs])
-        return made
-
-    return together
-
-
-PER_CHANNEL = {"InstanceNormalization", "GroupNormalization"}
-
-
-def from_axis(device: Device):
-    rank = device.case.operands[0].ndim
-    return tuple(range(device.attributes.get("axis", -1) % rank, rank)), lambda x: x
-
-
-def over_space(device: Device):
-    return tuple(range(2, device.case.operands[0].ndim)), lambda x: x
-
-
-def over_groups(device: Device):
-    count = device.attributes["num_groups"]
-    return (2,), lambda x: x.reshape(x.shape[0], count, -1)
-
-
-def batch_norm(devices: list[Device]) -> list[list[np.ndarray]]:
-    """Training form: statistics of the whole batch, and running averages."""
-    axes = (0, *range(2, devices[0].operands[0].ndim))
-    data = [device.operands[0] for device in devices]
-    mean = all_reduce([x.mean(axis=axes) for x in data]) / len(data)
-    shape = (-1, *[1] * (data[0].ndim - 2))
-    square = all_reduce([((x - mean.reshape(shape)) ** 2).mean(axis=axes) for x in data]) / len(data)
-    made = []
-    for x, device in zip(data, devices, strict=True):
-        _, scale, bias, old_mean, old_square = device.operands
-        keep = device.attributes.get("momentum", 0.9)
-        y = (x - mean.reshape(shape)) / np.sqrt(square.reshape(shape) + 1e-5) * scale.reshape(shape)
-        made.append(
-            [y + bias.reshape(shape), old_mean * keep + mean * (1 - keep), old_square * keep + square * (1 - keep)]
-        )
-    return made
-
-
-def merged_reduction(devices: list[Device]) -> list[list[np.ndarray]]:
-    kind = devices[0].case.kind
-    before = {"ReduceL2": np.square, "ReduceLogSum": np.asarray, "ReduceLogSumExp": np.exp}[kind]
-    after = {"ReduceL2": np.sqrt, "ReduceLogSum": np.log, "ReduceLogSumExp": np.log}[kind]
-    inverse = {"ReduceL2": np.square, "ReduceLogSum": np.exp, "ReduceLogSumExp": np.exp}[kind]
-    del before
-    made = after(all_reduce([inverse(device.run()[0]) for device in devices]))
-    return [[made]] * len(devices)
-
-
-def arg_max(devices: list[Device]) -> list[list[np.ndarray]]:
-    """The best pair of value and index."""
-    first = devices[0]
-    axis = first.attributes.get("axis", 0)
-    best = np.argmax if first.case.kind == "ArgMax" else np.argmin
-    length = first.operands[0].shape[axis]
-    index = [best(d.operands[0], axis=axis) + d.rank * length for d in devices]
-    whole = np.concatenate([d.operands[0] for d in devices], axis=axis)
-    values = np.stack([np.take_along_axis(whole, np.expand_dims(i, axis), axis).squeeze(axis) for i in index])
-    found = np.take_along_axis(np.stack(index), best(values, axis=0)[None], 0)[0]
-    if first.attributes.get("keepdims", 1):
-        found = np.expand_dims(found, axis)
-    return [[found]] * len(devices)
-
-
-def attention(devices: list[Device]) -> list[list[np.ndarray]]:
-    """Keys split: every device attends to its keys, results are weighted by the sums of exponentials."""
-    first = devices[0]
-    is_packed = first.operands[0].ndim == 3
-    q_heads = first.attributes["q_num_heads"] if is_packed else first.operands[0].shape[1]
-    logits, partial = [], []
-    for device in devices:
-        q, k, v = device.operands[:3]
-        if is_packed:
-            counts = q_heads, *[first.attributes["kv_num_heads"]] * 2
-            q, k, v = (x.reshape(*x.shape[:2], n, -1).swapaxes(1, 2) for x, n in zip((q, k, v), counts, strict=True))
-        k, v = (np.repeat(x, q_heads // x.shape[1], axis=1) for x in (k, v))
-        scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
-        if len(device.operands) > 3:
-            scores = np.where(device.operands[3], scores, -1e30)
-        logits.append(scores)
-        partial.append(v)
-    top = all_reduce([s.max(axis=-1, keepdims=True) for s in logits], np.maximum)
-    total = all_reduce([np.exp(s - top).sum(axis=-1, keepdims=True) for s in logits])
-    made = all_reduce([np.exp(s - top) @ v for s, v in zip(logits, partial, strict=True)]) / total
-    if is_packed:
-        made = made.swapaxes(1, 2).reshape(*first.operands[0].shape[:2], -1)
-    return [[made.astype(np.float32)]] * len(devices)
-
-
-def masked(lookup):
-    """A lookup in the part of the table that a device holds; zero where the index lies elsewhere."""
-
-    def together(devices: list[Device]) -> list[list[np.ndarray]]:
-        made = []
-        for device in devices:
-            axis = device.attributes.get("axis", 0)
-            length = device.operands[0].shape[axis]
-            size = device.case.operands[0].shape[axis]
-            index = (
-                np.where(device.operands[1] < 0, device.operands[1] + size, device.operands[1]) - device.rank * length
-            )
-            inside = (index >= 0) & (index < length)
-            device.operands[1] = np.where(inside, index, 0)
-            found = device.run()[0]
-            made.append([np.where(lookup(inside, found, axis), found, 0).astype(found.dtype)])
-        return made
-
-    return together
-
-
-def inside_gather(inside, found, axis):
-    shape = (*[1] * axis, *inside.shape, *[1] * (found.ndim - inside.ndim - axis))
-    return inside.reshape(shape)
-
-
-def one_hot(devices: list[Device]) -> list[list[np.ndarray]]:
-    made = []
-    for device in devices:
-        axis = device.attributes.get("axis", -1) % device.whole[0].ndim
-        length = device.local()[axis]
-        size = length * device.ways
-        index = np.where(device.operands[0] < 0, device.operands[0] + size, device.operands[0])
-        classes = np.arange(length) + device.rank * length
-        shape = [1] * device.whole[0].ndim
-        shape[axis] = length
-        hit = np.expand_dims(index, axis) == classes.reshape(shape)
-        off, on = device.operands[2]
-        made.append([np.where(hit, on, off)])
-    return made
-
-
-def borders(devices: list[Device]) -> list[list[np.ndarray]]:
-    """Each device gets the rows around its shard that its windows reach; at the ends there is padding."""
-    first = devices[0]
-    dim = first.option.operands[0].dim
-    whole = first.case.operands[0]
-    space = whole.ndim - 2
-    attributes = dict(first.attributes)
-    pads = list(attributes.get("pads", [0] * 2 * space))
-    kernel = attributes.get("kernel_shape", first.case.operands[1].shape[2:] if first.case.kind == "Conv" else None)
-    strides = attributes.get("strides", [1] * space)
-    reach = (kernel[dim - 2] - 1) * attributes.get("dilations", [1] * space)[dim - 2] + 1
-    before = pads[dim - 2]
-    made_rows = first.whole[0].shape[dim] // first.ways
-    made = []
-    for device in devices:
-        start = device.rank * made_rows * strides[dim - 2] - before
-        stop = start + (made_rows - 1) * strides[dim - 2] + reach
-        chunk = np.take(whole, range(max(0, start), min(whole.shape[dim], stop)), axis=dim)
-        local = whole.shape[dim] // device.ways
-        held = range(device.rank * local, (device.rank + 1) * local)
-        received = [row for row in range(max(0, start), min(whole.shape[dim], stop)) if row not in held]
-        rows = whole.size // whole.shape[dim] * whole.itemsize
-        assert all(c.payload_bytes >= len(received) * rows for c in device.option.inner if c.phase == "forward")
-        assert bool(device.option.inner) or not received
-        own = list(pads)
-        own[dim - 2], own[dim - 2 + space] = max(0, -start), max(0, stop - whole.shape[dim])
-        device.operands[0] = chunk
-        device.attributes["pads"] = own
-        made.append(device.run())
-    return made
-
-
-def softmax_loss(devices: list[Device]) -> list[list[np.ndarray]]:
-    raise NotImplementedError
-
-
-TOGETHER = {
-    "Softmax": softmax, "LogSoftmax": softmax, "LayerNormalization": normalise(from_axis),
-    "RMSNormalization": normalise(from_axis, centre=False), "InstanceNormalization": normalise(over_space),
-    "GroupNormalization": normalise(over_groups), "BatchNormalization": batch_norm,
-    "ReduceL2": merged_reduction, "ReduceLogSum": merged_reduction, "ReduceLogSumExp": merged_reduction,
-    "ArgMax": arg_max, "ArgMin": arg_max, "Attention": attention, "Gather": masked(inside_gather),
-    "GatherElements": masked(lambda inside, *_: inside), "OneHot": one_hot,
-    "Conv": borders, "MaxPool": borders, "AveragePool": borders, "LpPool": borders,
-}  # fmt: skip
+    return (
+        test_options,
+        test_placements,
+        test_every_option_gives_the_result_of_the_whole,
+        test_partial_sums_pass_through,
+    )

@@ -12,12 +12,11 @@ from shardplan.rules.signature import Signature
 
 
 def softmax(signature: Signature) -> Row:
-    """`Softmax`, `LogSoftmax`: over one dim; before opset 13 over that dim and all after it."""
+    """`Softmax`, `LogSoftmax`, `Hardmax`: over one dim; before opset 13 over that dim and all after it."""
     rank = signature.rank()
     axis = signature.axis(1 if signature.version < 13 else -1)
     last = rank if signature.version < 13 else axis + 1
-    names = [f"~k{dim}" if axis <= dim < last else f"x{dim}" for dim in range(rank)]
-    dims = " ".join(names)
+    dims = _over(rank, set(range(axis, last)))
     return Row(f"{dims} -> {dims}", saves="r0", statistics=(2, 1), work=5)
 
 
@@ -55,11 +54,31 @@ def group_norm(signature: Signature) -> Row:
                statistics=(2, 2), work=6)  # fmt: skip
 
 
+def lp_norm(signature: Signature) -> Row:
+    """`LpNormalization`: each line along the axis by its norm."""
+    dims = _over(signature.rank(), {signature.axis(-1)})
+    return Row(f"{dims} -> {dims}", saves="0", statistics=(1, 1), work=3)
+
+
+def mean_variance(signature: Signature) -> Row:
+    """`MeanVarianceNormalization`: over the given dims together, by default all but the channels."""
+    rank = signature.rank()
+    dims = _over(rank, {axis % rank for axis in signature.integers("axes", (0, 2, 3)) or ()})
+    return Row(f"{dims} -> {dims}", saves="0", statistics=(2, 2), work=5)
+
+
+def _over(rank: int, axes: set[int]) -> str:
+    """Dims of which those in `axes` share statistics."""
+    return " ".join(f"~k{dim}" if dim in axes else f"x{dim}" for dim in range(rank))
+
+
 TABLE: tuple[Entry, ...] = (
-    by("Softmax LogSoftmax", softmax),
+    by("Softmax LogSoftmax Hardmax", softmax),
     by("LayerNormalization RMSNormalization", layer_norm),
     by("BatchNormalization", batch_norm),
     by("GroupNormalization", group_norm),
+    by("LpNormalization", lp_norm),
+    by("MeanVarianceNormalization", mean_variance),
     row("InstanceNormalization", "n c ~y*, c, c -> n c y*", saves="0 1", statistics=(2, 2), work=6),
     row("LRN", "n !c y* -> n c y*", saves="0 r0", work=8),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardplan.rules import windows
-from shardplan.rules.row import Entry, Row, by
+from shardplan.rules.row import Entry, Row, by, row
 from shardplan.rules.signature import Signature
 
 
@@ -59,6 +59,10 @@ def _repeats(signature: Signature) -> bool:
 
 
 TABLE: tuple[Entry, ...] = (
+    row("MaxRoiPool", "_ c _*, r _ -> r c _*", cost="memory", saves="0 1"),
+    row("RoiAlign", "_ c _*, r _, r -> r c _*", cost="memory", linear=((0,),), saves="1 2"),
+    row("GridSample", "n c _*, n o* _ -> n c o*", cost="memory", linear=((0,),), saves="0 1", work=8),
+    row("AffineGrid", "n _ _, _ -> n _*", linear=((0,),), work=4),
     by("MaxPool AveragePool LpPool", pool),
     by("Resize Upsample", resize),
 )

@@ -65,6 +65,12 @@ def arg_extremum(signature: Signature) -> Row:
     return Row(equation.replace(factors[0], f"@{factors[0]}", 1), inner=_merged(signature, factors, values=2))
 
 
+def global_norm(signature: Signature) -> Row:
+    """`GlobalLpPool`: sums of powers are merged inside, before the root."""
+    merged = _merged(signature, letters("k", signature.rank() - 2), values=1)
+    return Row("n c k* -> n c _* ; k:merge", saves="0 r0", inner=merged, work=4)
+
+
 def _merged(signature: Signature, factors: list[str], values: int) -> dict[str, tuple[InnerCollective, ...]]:
     """One all-reduce of `values` numbers per element of the result."""
     payload = values * signature.result().size_bytes
@@ -75,5 +81,6 @@ TABLE: tuple[Entry, ...] = (
     by(" ".join(COMBINED_BY), reduce, reads=(1,)),
     by("ArgMax ArgMin", arg_extremum),
     row("GlobalAveragePool", "n c k* -> n c _* ; k:mean", linear=((0,),)),
+    by("GlobalLpPool", global_norm),
     row("GlobalMaxPool", "n c k* -> n c _* ; k:max", saves="0 r0"),
 )

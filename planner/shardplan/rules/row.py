@@ -55,7 +55,7 @@ class Entry:
     operators `kinds` from opset version `since` on; `reads`: operands whose constant values the function looks at."""
 
     kinds: tuple[str, ...]
-    row: Row | Callable[[Signature], Row | None]
+    row: Row | Callable[[Signature], Row | None] | None
     since: int = 1
     reads: tuple[int, ...] = ()
 
@@ -69,6 +69,11 @@ def row(kinds: str, equation: str, **facts: object) -> Entry:
 def by(kinds: str, function: Callable[[Signature], Row | None], *, since: int = 1, reads: Sequence[int] = ()) -> Entry:
     """The table line of operators whose equation depends on their attributes."""
     return Entry(tuple(kinds.split()), function, since, tuple(reads))
+
+
+def replicated(kinds: str) -> Entry:
+    """The table line of operators whose result depends on data in a way that no split follows."""
+    return Entry(tuple(kinds.split()), None)
 
 
 Places = Sequence[Mapping[str, Placement]]

@@ -16,6 +16,7 @@ from shardplan.rules import (
     normalization,
     pointwise,
     pooling,
+    quantization,
     recurrent,
     reduction,
     views,
@@ -37,6 +38,7 @@ TABLES: Mapping[str, tuple[Entry, ...]] = {
     "recurrent": recurrent.TABLE,
     "views": views.TABLE,
     "gather": gather.TABLE,
+    "quantization": quantization.TABLE,
     "loss": loss.TABLE,
     "whole": whole.TABLE,
 }

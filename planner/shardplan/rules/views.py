@@ -226,6 +226,13 @@ def space_to_depth(signature: Signature) -> Row:
     return Row(f"n c (y !p) (x !q) -> n {channels} y x", cost="memory", linear=((0,),), sizes={"p": block, "q": block})
 
 
+def centre(signature: Signature) -> Row:
+    """`CenterCropPad`: dims that keep their size are untouched."""
+    both = zip(signature.shape(), signature.result().shape, strict=True)
+    dims = " ".join(f"x{dim}" if before == after else "_" for dim, (before, after) in enumerate(both))
+    return Row(f"{dims}, _ -> {dims}", cost="memory", linear=((0,),))
+
+
 TABLE: tuple[Entry, ...] = (
     by("Reshape Flatten Squeeze Unsqueeze", reshape),
     by("Transpose", transpose),
@@ -235,6 +242,7 @@ TABLE: tuple[Entry, ...] = (
     by("Concat", concat),
     by("Slice", slice_, reads=(1, 3, 4)),
     by("Pad", pad, reads=(1, 2, 3)),
+    by("CenterCropPad", centre),
     by("DepthToSpace", depth_to_space),
     by("SpaceToDepth", space_to_depth),
     row("Trilu", "b* !y !x, _* -> b* y x", linear=((0,),)),
