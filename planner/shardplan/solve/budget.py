@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Literal
 
+SMALL_GAP = 1e-3
+SMALL_EFFORT = 2e3
+LARGE_EFFORT = 2e4
+"""Work on a last proof when no limit is given: about two and about twenty seconds."""
+
 Phase = Literal["reduce", "bound", "search", "prove"]
 
 
@@ -51,6 +56,14 @@ class Budget:
     def spend(self, entries: float) -> None:
         """Account for so many table entries."""
         self.work += entries / 1e6
+
+    def effort(self, gap: float, cost: float) -> float:
+        """Work that a proof is worth: all that is allowed, or by default little when the gap is small already."""
+        if self.work_limit is not None:
+            return self.work_limit - self.work
+        if self.time_limit is not None:
+            return float("inf")
+        return SMALL_EFFORT if gap <= SMALL_GAP * abs(cost) else LARGE_EFFORT
 
     def expired(self) -> bool:
         """Whether to stop now."""

@@ -156,4 +156,4 @@ def _spans(starts: Indices, lengths: Indices) -> Indices:
     if not len(starts):
         return np.zeros(0, dtype=np.int64)
     ends = np.cumsum(lengths)
-    return np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+    return np.asarray(np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths), dtype=np.int64)

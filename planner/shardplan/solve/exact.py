@@ -116,7 +116,11 @@ def decode(graph: Graph, core: Core, dual: Dual, best: Incumbent, *, refine: boo
         if not best.closed and fixed and len(fixed) <= HUBS:
             found = condition(graph, {hub: int(choices[position[hub]]) for hub in fixed})
             if found is not None:
-                best.offer(found[0], lambda found=found: graph.restore(dict(zip(graph.alive, found[1], strict=True))))
+                _offer_all(graph, *found, best)
+
+
+def _offer_all(graph: Graph, cost: float, choices: tuple[int, ...], best: Incumbent) -> None:
+    best.offer(cost, lambda: graph.restore(dict(zip(graph.alive, choices, strict=True))))
 
 
 def offer(graph: Graph, core: Core, choices: Indices, best: Incumbent) -> None:

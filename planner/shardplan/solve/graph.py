@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardplan.solve.problem import Bytes, Problem
 from shardplan.solve.tables import NONE, Split, Tables, open_rows
@@ -28,10 +29,11 @@ class Use(NamedTuple):
 
 
 class Take(NamedTuple):
-    """`node` kept the choices `rows`."""
+    """`node` kept the choices `rows` of `size`."""
 
     node: int
     rows: tuple[int, ...]
+    size: int
 
 
 class Follow(NamedTuple):
@@ -64,6 +66,7 @@ class Graph:
         self.alive = dict.fromkeys(range(len(sizes)))
         self.const = 0.0
         self.base_steps = np.zeros(moments + 1, dtype=np.int64)
+        self.moments = np.arange(moments)
         self.trail: list[Take | Follow | Gone] = []
         self.touched: dict[int, None] = {}
 
@@ -78,6 +81,7 @@ class Graph:
         twin.alive = self.alive.copy()
         twin.const = self.const
         twin.base_steps = self.base_steps.copy()
+        twin.moments = self.moments
         twin.trail = self.trail.copy()
         twin.touched = self.touched.copy()
         return twin
@@ -127,9 +131,15 @@ class Graph:
         del self.neighbours[u][v]
         del self.neighbours[v][u]
 
+    def forbid(self, u: int, v: int, closed: NDArray[np.bool_]) -> None:
+        """Make the pairs of an edge infinite where `closed[i, j]`."""
+        table = np.where(closed, np.inf, self.tables.arrays[self.neighbours[u][v]])
+        self.unlink(u, v)
+        self.add_edge(u, v, self.tables.split(self.tables.add(table)))
+
     def add_use(self, node: int, start: int, end: int, amount: int) -> None:
         """Add memory to a node; what all its choices use goes to the base."""
-        least, rest = self.tables.vector(self.tables.arrays[amount])
+        least, rest = self.tables.normal(amount)
         self.base_steps[start] += int(least)
         self.base_steps[end] -= int(least)
         if rest != NONE:
@@ -139,7 +149,7 @@ class Graph:
         """Restrict a node to the choices `rows`."""
         if not rows:
             raise Contradiction
-        self.trail.append(Take(node, rows))
+        self.trail.append(Take(node, rows, self.sizes[node]))
         self._index(node, rows)
 
     def _index(self, node: int, rows: tuple[int, ...]) -> None:
@@ -149,7 +159,7 @@ class Graph:
         costs = self.costs[node]
         if costs != NONE:
             self.costs[node] = NONE
-            self.add_cost(node, *tables.vector(tables.arrays[tables.take(costs, rows)]))
+            self.add_cost(node, *tables.normal(tables.take(costs, rows)))
         uses, self.uses[node] = self.uses[node], ()
         for use in uses:
             self.add_use(node, use.start, use.end, tables.take(use.amount, rows))
@@ -201,12 +211,11 @@ class Graph:
         for step in reversed(self.trail):
             if isinstance(step, Gone):
                 key = (step.costs, *((m, choices[w]) for w, m in zip(step.neighbours, step.tables, strict=True)))
-                choice = best.get(key)
-                if choice is None:
+                if key not in best:
                     parts = [arrays[m ^ 1][choices[w]] for w, m in zip(step.neighbours, step.tables, strict=True)]
                     parts += [arrays[step.costs]] if step.costs != NONE else []
-                    choice = best[key] = int(np.argmin(sum(parts))) if parts else 0
-                choices[step.node] = choice
+                    best[key] = int(np.argmin(sum(parts))) if parts else 0
+                choices[step.node] = best[key]
             elif isinstance(step, Take):
                 choices[step.node] = step.rows[choices[step.node]]
             else:
@@ -222,20 +231,14 @@ def build(problem: Problem, tables: Tables, scale: float = 1.0) -> Graph:
     def number(array: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int:
         found = scaled.get(id(array))
         if found is None:
-            given = tables.intern(array)
-            found = (
-                given
-                if scale == 1.0
-                else tables.memo(("scale", given), lambda: tables.add(tables.arrays[given] * scale))
-            )
+            found = tables.intern(array)
+            if scale != 1.0:
+                found = tables.add(tables.arrays[found] * scale)
             scaled[id(array)] = found
         return found
 
     for node, costs in enumerate(problem.costs):
-        vector = number(costs)
-        graph.add_cost(
-            node, *tables.memo(("vector", vector), lambda vector=vector: tables.vector(tables.arrays[vector]))
-        )
+        graph.add_cost(node, *tables.normal(number(costs)))
     for edge in problem.edges:
         graph.add_edge(edge.u, edge.v, tables.split(number(edge.table)))
     if problem.limit is not None:

@@ -27,8 +27,12 @@ SPAN = 1e4
 """The program's costs are scaled so that the range of interest (target less bound) is about this long."""
 ROWS_AT_ONCE = 8
 LP_ROUNDS = 30
+SIMPLEX_CALL = 1 / 25_000
+MIP_CALL = 1 / 1_750
+"""Units of work per column that pass between two calls back from HiGHS, measured: its own clock would not be
+reproducible."""
 
-_Status = highspy.HighsModelStatus
+_Status: Any = highspy.HighsModelStatus
 _VERDICTS: dict[Any, Verdict] = {
     _Status.kOptimal: "optimal",
     _Status.kModelEmpty: "optimal",
@@ -60,8 +64,9 @@ class Answer:
 class Program:
     """The integer program of a core above a dual's bound.
 
-    `profiles` and `limit` bring memory; `prices` are multipliers per moment that are part of the dual's costs. A
-    priced moment has a slack column, which gives back what the price took where memory is left over.
+    `profiles` and `limit` bring memory; `prices` are multipliers per moment that are part of the dual's costs. A priced
+    moment has a slack column, which gives back what the price took where memory is left over. `effort` in units of
+    work and `gap` as a share of the range (target less bound) end the search early.
     """
 
     dual: Dual
@@ -70,9 +75,18 @@ class Program:
     profiles: Profiles | None = None
     limit: int = 0
     prices: dict[int, float] = field(default_factory=dict)
+    effort: float = np.inf
+    gap: float = 0.0
     highs: Any = None
     scale: float = 1.0
+    columns: int = 0
+    work: float = 0.0
     moments: set[int] = field(default_factory=set)
+
+    @property
+    def floor(self) -> float:
+        """What a solution costs apart from the program's objective."""
+        return self.dual.bound() - sum(price * self._row(moment)[2] for moment, price in self.prices.items())
 
     def solve(self, start: Indices | None = None) -> Answer:
         """LP with lazy memory rows, then the integer program with lazy memory rows."""
@@ -81,7 +95,7 @@ class Program:
         verdict, values = self._relax()
         if verdict == "infeasible":
             return Answer("infeasible", None, np.inf)
-        bound = self.dual.bound() + self._objective(values) if verdict == "optimal" else self.dual.bound()
+        bound = self.floor + (self._objective(values) if verdict == "optimal" else 0.0)
         if verdict != "optimal" or bound > self.target:
             return Answer(verdict, None, bound)
         if start is not None:
@@ -92,7 +106,7 @@ class Program:
             verdict, values = self._run()
             if verdict == "infeasible":
                 return Answer("infeasible", None, np.inf)
-            bound = max(bound, self.dual.bound() + float(self.highs.getInfo().mip_dual_bound) / self.scale)
+            bound = max(bound, self.floor + float(self.highs.getInfo().mip_dual_bound) / self.scale)
             if values is None:
                 return Answer("limit", None, bound)
             choices = _largest(core, values)
@@ -115,13 +129,13 @@ class Program:
         core, dual = self.dual.core, self.dual
         slacks = [dual.slack(edge) for edge in range(len(core.tables))]
         excess = dual.theta - np.repeat(dual.least(), core.sizes)
-        self.scale = (
-            SPAN / max(self.target - dual.bound(), 1.0) if np.isfinite(self.target) else _spread(excess, slacks)
-        )
-        self.highs = _highs()
-        self.highs.cbMipInterrupt.subscribe(self._watch)
-        self.highs.cbSimplexInterrupt.subscribe(self._watch)
+        self.scale = SPAN / max(self.target - self.floor, 1.0) if np.isfinite(self.target) else _spread(excess, slacks)
+        self.highs = quiet_highs()
+        self.highs.setOptionValue("mip_abs_gap", max(self.gap * SPAN, 1e-6))
+        self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL))
+        self.highs.cbSimplexInterrupt.subscribe(lambda event: self._watch(event, SIMPLEX_CALL))
         _pass(self.highs, core, excess * self.scale, [slack * self.scale for slack in slacks])
+        self.columns = self.highs.getNumCol()
         for moment in sorted(self.prices):
             self._add_row(moment)
 
@@ -129,18 +143,20 @@ class Program:
         highs = self.highs
         if np.isfinite(self.budget.seconds_left):
             highs.setOptionValue("time_limit", highs.getRunTime() + max(self.budget.seconds_left, 0.01))
+        before = self.work
         if highs.run() == highspy.HighsStatus.kError:
             raise HighsError(f"HiGHS failed: {highs.modelStatusToString(highs.getModelStatus())}")
         info = highs.getInfo()
-        self.budget.spend(max(info.simplex_iteration_count, 1) * highs.getNumRow() / 8)
+        self.budget.spend(1e6 * (self.work - before))
         status = highs.getModelStatus()
         if status not in _VERDICTS:
             raise HighsError(f"HiGHS stopped with {highs.modelStatusToString(status)}")
         found = info.primal_solution_status == highspy.kSolutionStatusFeasible
         return _VERDICTS[status], np.array(highs.getSolution().col_value) if found else None
 
-    def _watch(self, event: Any) -> None:
-        if self.budget.interrupted:
+    def _watch(self, event: Any, weight: float) -> None:
+        self.work += weight * self.columns
+        if self.budget.interrupted or self.work > self.effort:
             event.interrupt()
 
     def _add_moments(self, values: Costs) -> bool:
@@ -169,12 +185,9 @@ class Program:
 
     def _add_row(self, moment: int) -> None:
         """Usage at a moment, in units of what is free there: at most 1."""
-        assert self.profiles is not None
         self.moments.add(moment)
-        labels, amounts = self.profiles.row(moment)
-        step = float(np.gcd.reduce(amounts.astype(np.int64))) if len(amounts) else 1.0
-        room = float((self.limit - int(self.profiles.base[moment])) // max(int(step), 1)) * step
-        unit = max(room, step, 1.0)
+        labels, amounts, room = self._row(moment)
+        unit = max(room, 1.0)
         price = self.prices.get(moment, 0.0) * unit * self.scale
         if price:  # usage + slack = room
             column = self.highs.getNumCol()
@@ -182,6 +195,14 @@ class Program:
             labels, amounts = np.append(labels, column), np.append(amounts, unit)
         lower = room / unit if price else -highspy.kHighsInf
         self.highs.addRow(lower, room / unit, len(labels), labels.astype(np.int32), amounts / unit)
+
+    def _row(self, moment: int) -> tuple[Indices, Costs, float]:
+        """Labels that use memory at a moment, how much, and the room for them in whole steps of their common
+        divisor."""
+        assert self.profiles is not None
+        labels, amounts = self.profiles.row(moment)
+        step = max(int(np.gcd.reduce(amounts.astype(np.int64))), 1) if len(amounts) else 1
+        return labels, amounts, float((self.limit - int(self.profiles.base[moment])) // step * step)
 
     def _forbid(self, moment: int, choices: Indices) -> None:
         """At least one of the chosen labels that use memory at a moment must change."""
@@ -192,7 +213,8 @@ class Program:
         self.highs.addRow(-highspy.kHighsInf, len(cover) - 1.0, len(cover), cover, np.ones(len(cover)))
 
 
-def _highs() -> Any:
+def quiet_highs() -> Any:
+    """A solver with the options that make runs equal: one thread, a fixed seed, no gap."""
     highs = highspy.Highs()
     options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-6}
     for name, value in options.items():

@@ -79,7 +79,7 @@ def _remap(graph: Graph, base: Bytes, kept: Indices) -> None:
             graph.uses[node] = _merged([use for use in moved if use.start < use.end])
             graph.touched[node] = None
     graph.base_steps = np.diff(base[kept], prepend=0, append=0)
-    graph.base_steps[-1] = 0
+    graph.moments = graph.moments[kept]
 
 
 def _merged(uses: list[Use]) -> tuple[Use, ...]:

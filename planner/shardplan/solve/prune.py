@@ -31,23 +31,13 @@ def prune(graph: Graph, dual: Dual, target: float) -> int:
     room = target - bound
     removed = 0
     for edge, slack in enumerate(slacks):
-        removed += _prune_edge(graph, dual, edge, slack, excess, room)
+        rows, columns = (excess[core.offsets[p] : core.offsets[p + 1]] for p in (core.first[edge], core.second[edge]))
+        closed = (slack + rows[:, None] + columns[None, :] > room) & np.isfinite(slack)
+        if closed.any():
+            removed += int(closed.sum())
+            graph.forbid(core.nodes[core.first[edge]], core.nodes[core.second[edge]], closed)
     for position, node in enumerate(core.nodes):
         fits = total[core.offsets[position] : core.offsets[position + 1]] <= room
         if not fits.all():
             graph.keep(node, open_rows(fits))
     return removed
-
-
-def _prune_edge(graph: Graph, dual: Dual, edge: int, slack: np.ndarray, excess: np.ndarray, room: float) -> int:
-    core = dual.core
-    a, b = int(core.first[edge]), int(core.second[edge])
-    rows, columns = (excess[core.offsets[p] : core.offsets[p + 1]] for p in (a, b))
-    closed = (slack + rows[:, None] + columns[None, :] > room) & np.isfinite(slack)
-    if not closed.any():
-        return 0
-    u, v = core.nodes[a], core.nodes[b]
-    graph.unlink(u, v)
-    table = np.where(closed, np.inf, core.tables[edge])
-    graph.add_edge(u, v, graph.tables.split(graph.tables.add(table)))
-    return int(closed.sum())

@@ -10,9 +10,11 @@ from shardplan.solve.budget import Budget, Phase, Progress
 from shardplan.solve.core import core_of
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.exact import Incumbent, close, prove
+from shardplan.solve.fit import fit
 from shardplan.solve.graph import Contradiction, Graph, build
 from shardplan.solve.memory import tighten
 from shardplan.solve.problem import Outcome, Problem, Solution
+from shardplan.solve.shortfall import least_limit
 from shardplan.solve.tables import Tables
 from shardplan.solve.validate import validate
 
@@ -47,18 +49,22 @@ def solve(
             )
         try:
             graph = build(problem, Tables(), best.scale)
-            if problem.limit is not None:
-                graph.settle()
-                tighten(graph, problem.limit)
-            if presolve and not any(graph.uses):
+            if not presolve:
+                phase[0] = "prove"
+                _whole(graph, best, budget, problem.limit)
+            elif problem.limit is None:
                 phase[0] = "bound"
                 close(graph, best, budget)
             else:
-                phase[0] = "prove"
-                _whole(graph, best, budget, problem.limit)
+                phase[0] = "bound"
+                fit(graph, problem.limit, best, budget)
         except Contradiction:
             best.bound = np.inf
-        return _solution(problem, best, budget)
+        shortfall = 0
+        if best.bound == np.inf and problem.limit is not None:
+            needed = least_limit(problem, budget)
+            shortfall = 0 if needed is None else needed - problem.limit
+        return _solution(problem, best, budget, shortfall)
 
 
 def _scale(problem: Problem) -> float:
@@ -71,10 +77,13 @@ def _scale(problem: Problem) -> float:
 def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> None:
     """The integer program of everything."""
     graph.settle()
+    if limit is not None:
+        tighten(graph, limit)
+        graph.settle()
     prove(graph, core_of(graph), best, budget, limit)
 
 
-def _solution(problem: Problem, best: Incumbent, budget: Budget) -> Solution:
+def _solution(problem: Problem, best: Incumbent, budget: Budget, shortfall: int) -> Solution:
     outcome: Outcome
     cost, bound = best.cost / best.scale, best.bound / best.scale
     if best.choices is not None:
@@ -89,6 +98,7 @@ def _solution(problem: Problem, best: Incumbent, budget: Budget) -> Solution:
         choices=best.choices,
         cost=cost,
         bound=bound,
+        shortfall_bytes=shortfall,
         reproducible=not budget.timed_out and not budget.interrupted,
         seconds=budget.seconds,
     )

@@ -79,6 +79,15 @@ class Tables:
         rest = array - least if least else array
         return least, self.add(rest) if rest.any() else NONE
 
+    def normal(self, vector: int) -> tuple[float, int]:
+        """Normal form of a vector: (least entry, number of the rest)."""
+        return self.memo(("normal", vector), lambda: self.vector(self.arrays[vector]))
+
+    def at_price(self, amounts: int, price: float) -> tuple[float, int]:
+        """Vector `price * amounts`, rounded down, in normal form."""
+        key = ("price", amounts, price)
+        return self.memo(key, lambda: self.vector(np.floor(self.arrays[amounts] * price)))
+
     def split(self, matrix: int) -> Split:
         """Normal form of a matrix."""
         flip = matrix & 1

@@ -1,0 +1,170 @@
+"""Memory by prices: bytes at a moment cost something, and each price list gives a lower bound and an assignment.
+
+    L(price) = min over x of  cost(x) + sum_t price_t * (usage_t(x) - limit)      <=  optimum,  for every price >= 0
+
+L is concave, and every assignment seen is a plane above it: the next prices are the best point under all planes seen
+(cutting planes), pulled towards the best prices so far. Priced amounts are rounded down, so that costs stay integers
+and equal layers stay equal; the bound remains valid and loses less than a unit per usage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from shardplan.solve.budget import Budget
+from shardplan.solve.core import Indices, core_of
+from shardplan.solve.decode import condition, greedy, hubs
+from shardplan.solve.dual import Dual
+from shardplan.solve.eliminate import eliminate
+from shardplan.solve.graph import Graph
+from shardplan.solve.highs import quiet_highs
+from shardplan.solve.memory import Profiles, peaks
+from shardplan.solve.problem import Bytes
+
+SWEEPS = 40
+HUBS = 12
+MOMENTS = 24
+FRESH = 3
+PULL = 0.7
+
+Prices = dict[int, float]
+
+
+class DeadEnd(Exception):  # noqa: N818 - of a heuristic, not an error
+    """Greedy decoding met forbidden pairs on every road."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one price list gave: a bound, labels of the core, their cost, and their bytes above the limit per moment."""
+
+    prices: Prices
+    bound: float
+    choices: Indices
+    cost: float
+    excess: Bytes
+
+
+class Relaxation:
+    """L of a graph that no longer has moments or choices that cannot matter."""
+
+    def __init__(self, graph: Graph, limit: int, budget: Budget) -> None:
+        self.graph = graph
+        self.limit = limit
+        self.budget = budget
+        self.core = core_of(graph)
+        self.profiles = Profiles(self.core.uses, self.core.offsets, graph.tables.arrays, graph.base)
+        self.room = limit - graph.base
+        self.points: list[Point] = []
+        self.moments: list[int] = []
+        self.best: Point | None = None
+        self.reduction: tuple[Graph, Dual | None] | None = None
+
+    def at(self, prices: Prices) -> Point:
+        """L at a price list. Keeps the best point, and how its bound came about."""
+        prices = rounded(prices)
+        reduced = priced(self.graph, prices)
+        for node in reduced.alive:
+            reduced.uses[node] = ()
+        eliminate(reduced)
+        held = sum(price * float(self.room[moment]) for moment, price in prices.items())
+        dual, around = _settle(reduced, self.budget)
+        found = reduced.restore(around)
+        choices = np.array([found[node] for node in self.core.nodes], dtype=np.int64)
+        bound = (reduced.const if dual is None else dual.bound()) - held
+        point = Point(prices, bound, choices, self.core.cost(choices), self.profiles.of(choices) - self.limit)
+        self.points.append(point)
+        if self.best is None or point.bound > self.best.bound:
+            self.best, self.reduction = point, (reduced, dual)
+        return point
+
+    def propose(self) -> tuple[float, Prices]:
+        """A ceiling on L under all planes seen, and the prices to try next."""
+        assert self.best is not None
+        for moment in peaks(self.points[-1].excess.astype(np.float64), FRESH, 1):
+            if moment not in self.moments and len(self.moments) < MOMENTS:
+                self.moments.append(moment)
+        ceiling, prices = self._master()
+        if len(self.moments) > 1:
+            held = self.best.prices
+            keys = sorted(prices.keys() | held.keys())
+            prices = {k: PULL * prices.get(k, 0.0) + (1 - PULL) * held.get(k, 0.0) for k in keys}
+        return ceiling, prices
+
+    def _master(self) -> tuple[float, Prices]:
+        """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far."""
+        money, space = max(abs(self.points[0].cost), 1.0), float(max(self.limit, 1))
+        largest = max([4.0, *(2 * price * space / money for point in self.points for price in point.prices.values())])
+        highs = quiet_highs()
+        none, count = (np.zeros(0, np.int32), np.zeros(0)), len(self.moments)
+        highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
+        for _ in self.moments:
+            highs.addCol(0.0, 0.0, largest, 0, *none)
+        index = np.arange(count + 1, dtype=np.int32)
+        for point in self.points:
+            slopes = point.excess[self.moments].astype(np.float64) / space
+            row = np.concatenate([[1.0], -slopes])
+            highs.addRow(-highspy.kHighsInf, point.cost / money, count + 1, index, row)
+        highs.run()
+        values = np.array(highs.getSolution().col_value)
+        prices = {m: float(v) * money / space for m, v in zip(self.moments, values[1:], strict=True) if v > 0}
+        return float(values[0]) * money, prices
+
+
+def rounded(prices: Prices) -> Prices:
+    """Prices with few digits, so that sums of them are exact and equal sums are equal numbers."""
+    largest = max(prices.values(), default=0.0)
+    if largest <= 0:
+        return {}
+    step = float(2.0 ** (np.floor(np.log2(largest)) - 24))
+    steps = {moment: float(np.round(price / step)) for moment, price in sorted(prices.items())}
+    return {moment: count * step for moment, count in steps.items() if count > 0}
+
+
+def priced(graph: Graph, prices: Prices) -> Graph:
+    """A copy without a trail, in which choices cost what they use at the prices of the moments, rounded down."""
+    twin = graph.copy()
+    twin.trail = []
+    total = np.zeros(len(graph.base_steps))
+    for moment, price in prices.items():
+        total[moment + 1] = price
+    total = np.cumsum(total)  # exact: prices have few digits
+    for node in twin.alive:
+        for use in twin.uses[node]:
+            price = float(total[use.end] - total[use.start])
+            if price > 0:
+                twin.add_cost(node, *twin.tables.at_price(use.amount, price))
+    return twin
+
+
+def _settle(reduced: Graph, budget: Budget) -> tuple[Dual | None, dict[int, int]]:
+    """What elimination left: bound it by sweeps, and choose labels for it."""
+    if not reduced.alive:
+        return None, {}
+    core = core_of(reduced)
+    dual = Dual(core)
+    last = -np.inf
+    for _ in range(SWEEPS):
+        bound = dual.sweep()
+        budget.spend(2 * core.pairs)
+        if bound - last <= 1e-6 * abs(bound) or budget.expired():
+            break
+        last = bound
+    candidates: list[tuple[float, dict[int, int]]] = []
+    fixed = hubs(reduced)
+    for backward in (False, True):
+        choices = greedy(dual, backward=backward)
+        if choices is None:
+            continue
+        labels = dict(zip(core.nodes, choices.tolist(), strict=True))
+        candidates.append((core.cost(choices), labels))
+        if len(fixed) <= HUBS:
+            found = condition(reduced, {hub: labels[hub] for hub in fixed})
+            if found is not None:
+                candidates.append((found[0], dict(zip(reduced.alive, found[1], strict=True))))
+    if not candidates:
+        raise DeadEnd
+    return dual, min(candidates, key=lambda candidate: candidate[0])[1]
