@@ -42,19 +42,23 @@ class _Run:
     session: Session | None = None
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_HELP = """Plan how a neural network is split over a device mesh: from an ONNX graph to a plan file with a proof of how
+good it is.
+
+\b
+  shardplan solve model.onnx --mesh 4x4      writes plans/model.4x4.plan.json
+  shardplan show plans/model.4x4.plan.json   reads it
+
+\b
+Exit codes: 0 done, 1 the answer is no, 2 could not answer, 3 proven infeasible,
+4 a limit ended the search, 70 a defect of shardplan, 130 interrupted.
+"""
+
+
+@click.group(cls=_Verbs, help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="shardplan", message="%(prog)s %(version)s")
 def cli() -> None:
-    r"""Plan how a neural network is split over a device mesh: from an ONNX graph to a plan file with a proof of how
-    good it is.
-
-    \b
-      shardplan solve model.onnx --mesh 4x4     write plans/model.4x4.plan.json
-      shardplan show plans/model.4x4.plan.json  read it
-
-    Exit codes: 0 done, 1 the answer is no, 2 could not answer, 3 proven infeasible, 4 a limit ended the search,
-    70 a defect of shardplan, 130 interrupted.
-    """
+    """Gather the verbs; what a person reads is `_HELP`."""
 
 
 for _verb in (solve, show, inspect, profiles):

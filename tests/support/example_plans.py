@@ -153,48 +153,55 @@ def _activations() -> list[TensorDecision]:
     return rows
 
 
-def _operators() -> list[OperatorDecision]:
-    def operator(
-        name: str, op_type: str, equation: str, split: tuple[str, str], reads: tuple[Layout | None, ...], made: Layout
-    ) -> OperatorDecision:
-        module = name.rpartition("/")[0].replace("/", ".")
-        return OperatorDecision(name, op_type, module, equation, split, reads, (made,), compute_ns=1_234_567)
+ROW_RESULT = Layout.of(S(0), P())
+SHARDED = Layout.of(S(0), S(2))
+PRODUCT = "b s k, k n -> b s n"
 
-    sharded, weight = Layout.of(S(0), S(2)), Layout.of(RP, S(1))
-    rows = [operator("embed/Gather", "Gather", "v d, b s -> b s d", ("b", "s"), (GATHERED, TOKENS), TOKENS)]
+
+def _operator(
+    name: str, equation: str, split: tuple[str, str], reads: dict[str, Layout], made: tuple[str, Layout]
+) -> OperatorDecision:
+    """`reads`: name -> layout of each operand; `made`: name and layout of the result."""
+    module, _, op_type = name.rpartition("/")
+    return OperatorDecision(
+        name=name,
+        op_type=op_type,
+        module=module.replace("/", "."),
+        equation=equation,
+        split=split,
+        reads=tuple(reads.values()),
+        makes=(made[1],),
+        compute_ns=1_234_567,
+        inputs=tuple(reads),
+        outputs=(made[0],),
+    )
+
+
+def _operators() -> list[OperatorDecision]:
+    reads = {"embed.weight.value": Layout.of(RP, S(0)), "input_ids": Layout.of(S(0), R)}
+    rows = [_operator("embed/Gather", "v d, b s -> b s d", ("b", "v"), reads, ("x0", ROW_RESULT))]
     for layer in range(2):
-        module = f"layers/{layer}"
-        column = (GATHERED, weight)
-        rows += [
-            operator(
-                f"{module}/norm/RMSNormalization",
-                "RMSNormalization",
-                "b s !d, d -> b s d",
-                ("b", "s"),
-                (TOKENS,),
-                TOKENS,
-            ),
-            operator(f"{module}/attention/qkv/MatMul", "MatMul", "b s k, k n -> b s n", ("b", "n"), column, sharded),
-            operator(
-                f"{module}/attention/out/MatMul",
-                "MatMul",
-                "b s k, k n -> b s n",
-                ("b", "k"),
-                (sharded,),
-                Layout.of(S(0), P()),
-            ),
-            operator(f"{module}/mlp/up/MatMul", "MatMul", "b s k, k n -> b s n", ("b", "n"), column, sharded),
-            operator(
-                f"{module}/mlp/down/MatMul",
-                "MatMul",
-                "b s k, k n -> b s n",
-                ("b", "k"),
-                (sharded, None),
-                Layout.of(S(0), P()),
-            ),
-        ]
-    rows.append(operator("loss/ReduceMean", "ReduceMean", "b s v -> ", ("b", "s"), (TOKENS,), Layout.of(P(), P())))
+        rows += _layer(f"layers.{layer}", layer)
+    reads = {"x2": GATHERED, "embed.weight.value": Layout.of(RP, S(0))}
+    rows.append(_operator("head/MatMul", "b s k, n k -> b s n", ("b", "n"), reads, ("logits", SHARDED)))
     return rows
+
+
+def _layer(name: str, layer: int) -> list[OperatorDecision]:
+    def product(part: str, source: str, made: str, weight: Layout, result: Layout) -> OperatorDecision:
+        reads = {source: GATHERED if result == SHARDED else SHARDED, f"{name}.{part}.weight.value": weight}
+        split = ("b", "n" if result == SHARDED else "k")
+        return _operator(f"{name}.{part}".replace(".", "/") + "/MatMul", PRODUCT, split, reads, (made, result))
+
+    scale = {f"x{layer}": TOKENS, f"{name}.norm.weight.value": Layout.of(RP, RP)}
+    norm = f"{name}.norm".replace(".", "/") + "/RMSNormalization"
+    return [
+        _operator(norm, "b s !d, d -> b s d", ("b", "s"), scale, (f"norm_{layer}", TOKENS)),
+        product("attention.qkv", f"norm_{layer}", f"qkv_{layer}", Layout.of(RP, S(1, QKV)), SHARDED),
+        product("attention.out", f"heads_{layer}", f"attention_{layer}", Layout.of(RP, S(0)), ROW_RESULT),
+        product("mlp.up", f"attention_{layer}", f"up_{layer}", Layout.of(RP, S(1)), SHARDED),
+        product("mlp.down", f"up_{layer}", f"x{layer + 1}", Layout.of(RP, S(0)), ROW_RESULT),
+    ]
 
 
 def _step(kind: str, axes: tuple[int, ...], share: Fraction, payload_bytes: int, time_ns: int) -> CollectiveStep:

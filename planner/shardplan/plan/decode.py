@@ -171,6 +171,8 @@ class _Decoder:
             ),
             memory_limit_bytes=record.integer("memory_limit_bytes"),
             reproducible=details.flag("reproducible"),
+            overlap_weight=details.number("overlap_weight"),
+            step_bound_ns=details.nanoseconds("step_bound_us"),
         )
 
     def _parameter(self, row: Record) -> TensorDecision:

@@ -36,6 +36,8 @@ def dumps(plan: Plan) -> str:
     }
     details = {
         "hidden_us": plan.summary.hidden_ns / 1000,
+        "overlap_weight": plan.summary.overlap_weight,
+        "step_bound_us": plan.summary.step_bound_ns / 1000,
         "reproducible": plan.summary.reproducible,
         "warnings": list(plan.warnings),
     }

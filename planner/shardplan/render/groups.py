@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from shardplan.layout.mesh import Mesh
@@ -34,7 +34,8 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class MoveGroup:
-    """Moves alike in tensor name (but for layer numbers), layouts, phase and collectives.
+    """Moves alike in tensor name (but for layer numbers), layouts, phase and collectives; parameters in checkpoint
+    orientation.
 
     `count`: moves per step; `time_ns`: of all of them; `charged_ns`: what is not hidden behind compute.
     """
@@ -83,8 +84,8 @@ def parameter_groups(plan: Plan) -> list[ParameterGroup]:
 
 def move_groups(plan: Plan) -> list[MoveGroup]:
     """Groups of moves that cost time, dearest first."""
-    checkpoint = {tensor.name: tensor.checkpoint for tensor in plan.tensors if tensor.checkpoint}
-    named = [(checkpoint.get(move.tensor, move.tensor), move) for move in plan.moves if move.time_ns]
+    stored = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "parameter"}
+    named = [_as_stored(move, stored.get(move.tensor)) for move in plan.moves if move.time_ns]
     names = [name for name, _ in named]
 
     def alike(item: tuple[str, Move]) -> Hashable:
@@ -101,6 +102,14 @@ def move_groups(plan: Plan) -> list[MoveGroup]:
 
     groups = [_move_group(group, names, plan.mesh) for group in _together(named, alike)]
     return sorted(groups, key=lambda group: -group.charged_ns)
+
+
+def _as_stored(move: Move, parameter: TensorDecision | None) -> tuple[str, Move]:
+    """The move with the name people know its tensor by; a parameter's layouts as the checkpoint has its dims."""
+    if parameter is None:
+        return move.tensor, move
+    source, target = (checkpoint_layout(layout, parameter.perm) for layout in (move.source, move.target))
+    return parameter.checkpoint, replace(move, source=source, target=target)
 
 
 def _move_group(group: list[tuple[str, Move]], names: list[str], mesh: Mesh) -> MoveGroup:

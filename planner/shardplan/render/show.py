@@ -19,6 +19,10 @@ from shardplan.render.units import duration, percent, size
 DEAREST = 12
 """Rows of the tables that `--all` completes."""
 _BAR_CELLS = 30
+_WIDE = 140
+"""Columns from which the layouts of moves are shown too."""
+_LEAST_SHARE = 0.005
+"""Recipes for less than this share of the parameters are one entry, `other`."""
 
 
 def show_plan(console: Console, plan: Plan, *, everything: bool = False) -> None:
@@ -77,30 +81,50 @@ def _axes(plan: Plan) -> Table:
     recipes = {tensor.name: recognizer.recipe(tensor) for tensor in plan.tensors if tensor.role == "parameter"}
     rows = table("axis", ">size", "link", "*parameters are")
     for axis, link, shares in zip(plan.mesh.axes, plan.axis_links, axis_shares(plan, recipes), strict=True):
-        what = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
+        named = {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
+        rest = sum(shares.values()) - sum(named.values())
+        named |= {"other": rest} if len(named) < len(shares) else {}
+        what = ", ".join(f"{name} {percent(share)}" for name, share in named.items())
         rows.add_row(Text(axis.name, style="bold"), str(axis.size), link, what)
     return rows
 
 
 def _show_parameters(console: Console, groups: list[ParameterGroup], plan: Plan, *, everything: bool) -> None:
+    """Groups of parameters below the recipe that they follow."""
     if not groups:
         return
     largest = sorted(groups, key=lambda group: -group.bytes_per_device)[: None if everything else DEAREST]
     shown = [group for group in groups if group in largest]
-    rows = table("*parameter", ">", "shape", "dtype", "layout", ">per device", "*recipe")
-    for group in shown:
-        rows.add_row(
-            group.name,
-            f"×{group.count}" if group.count > 1 else "",
-            str(list(group.shape)),
-            group.dtype,
-            Text(group.layout, style="cyan"),
-            size(group.bytes_per_device),
-            recipe_text(group.recipe, plan.mesh.names),
-        )
-    emit(console, rows)
-    hidden = [group for group in groups if group not in shown]
-    _note_hidden(console, len(hidden), "groups of parameters", size(sum(group.bytes_per_device for group in hidden)))
+    widths = _name_and_other_widths(shown, console.width)
+    for recipe in dict.fromkeys(group.recipe for group in shown):
+        alike = [group for group in shown if group.recipe == recipe]
+        stored = size(sum(group.bytes_per_device for group in alike))
+        emit(console, Text.assemble((recipe_text(recipe, plan.mesh.names), "bold"), (f"  {stored} per device", "dim")))
+        emit(console, _parameter_rows(alike, widths))
+    rest = [group for group in groups if group not in shown]
+    _note_hidden(console, len(rest), "groups of parameters", size(sum(group.bytes_per_device for group in rest)))
+
+
+def _cells(group: ParameterGroup) -> tuple[str, ...]:
+    copies = f"×{group.count}" if group.count > 1 else ""
+    return (f"  {group.name}", copies, str(list(group.shape)), group.dtype, group.layout, size(group.bytes_per_device))
+
+
+def _name_and_other_widths(groups: list[ParameterGroup], console_width: int) -> list[int]:
+    """Widths that all the tables of parameters share; names give way where a terminal is too narrow."""
+    natural = [max(map(len, column)) for column in zip(*map(_cells, groups), strict=True)]
+    others = sum(natural[1:]) + 2 * len(natural[1:])
+    return [max(12, min(natural[0], console_width - others)), *natural[1:]]
+
+
+def _parameter_rows(groups: list[ParameterGroup], widths: list[int]) -> Table:
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    for width, justify in zip(widths, ("left", "right", "left", "left", "left", "right"), strict=True):
+        rows.add_column(width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for group in groups:
+        name, copies, shape, dtype, layout, stored = _cells(group)
+        rows.add_row(name, copies, shape, dtype, Text(layout, style="cyan"), stored)
+    return rows
 
 
 def _show_moves(console: Console, groups: list[MoveGroup], plan: Plan, *, everything: bool) -> None:
@@ -108,22 +132,26 @@ def _show_moves(console: Console, groups: list[MoveGroup], plan: Plan, *, everyt
         emit(console, "no tensor is moved between devices", "")
         return
     shown = groups if everything else groups[:DEAREST]
-    step = plan.summary.step_ns or 1
-    rows = table(">of step", ">time", ">", "move", ">bytes", "when", "*tensor", "*from → to")
+    wide = console.width >= _WIDE
+    rows = table(">of step", ">time", ">", "*move", ">bytes", "when", "*tensor", *(["*from → to"] if wide else []))
     for group in shown:
-        rows.add_row(
-            percent(group.charged_ns / step),
-            duration(group.charged_ns),
-            f"×{group.count}" if group.count > 1 else "",
-            Text(group.collectives, style="cyan"),
-            size(group.payload_bytes),
-            group.phase,
-            group.tensor,
-            f"{group.source} → {group.target}",
-        )
+        layouts = [f"{group.source} → {group.target}"] if wide else []
+        rows.add_row(*_move_cells(group, plan.summary.step_ns), *layouts)
     emit(console, rows)
     rest = groups[len(shown) :]
     _note_hidden(console, len(rest), "kinds of moves", duration(sum(group.charged_ns for group in rest)))
+
+
+def _move_cells(group: MoveGroup, step_ns: int) -> tuple[str | Text, ...]:
+    return (
+        percent(group.charged_ns / step_ns if step_ns else 0.0),
+        duration(group.charged_ns),
+        f"×{group.count}" if group.count > 1 else "",
+        Text(group.collectives, style="cyan"),
+        size(group.payload_bytes),
+        group.phase,
+        group.tensor,
+    )
 
 
 def _note_hidden(console: Console, number: int, what: str, amount: str) -> None:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from shardplan.model.types import Model
 
 
+_NOTHING = 0.0005
+"""A share that is shown as zero."""
+
+
 def facts(*rows: tuple[str, str]) -> Table:
     """Labelled lines; an empty label continues the row above."""
     made = Table.grid(padding=(0, 2, 0, 0))
@@ -49,7 +53,7 @@ def model_line(model: Model) -> str:
     elements, stored = sum(w.elements for w in weights), sum(w.size_bytes for w in weights)
     copies = max((len(block.copies) for block in model.blocks), default=0)
     blocks = f", {copies} identical blocks" if copies else ""
-    operators = f"{len(model.operators):,} operators"
+    operators = f"{len(model.operators):,} operator{'s' * (len(model.operators) != 1)}"
     return f"{model.name}: {operators}, {count(elements)} parameters ({size(stored)}){blocks}"
 
 
@@ -97,9 +101,13 @@ def time_line(summary: Summary) -> str:
 
 
 def proof_line(summary: Summary) -> str:
-    """How good the plan is known to be."""
-    if summary.outcome == "optimal":
+    """How good the plan is known to be: by the proven bound on the step where there is one, else by the objective's."""
+    bound_ns = summary.step_bound_ns or summary.step_ns
+    slack = 1 - bound_ns / summary.step_ns if summary.step_ns else 0.0
+    if summary.outcome == "optimal" and slack < _NOTHING:
         return "optimal: no plan of this model on this mesh is predicted to be faster"
+    if summary.outcome == "optimal":
+        return f"no plan can take less than {duration(bound_ns)}, {percent(slack)} less than this one"
     stopped = "the search was interrupted; " if summary.outcome == "interrupted" else ""
     return f"{stopped}within {percent(summary.gap)} of the best possible (bound {duration(summary.bound_ns)})"
 

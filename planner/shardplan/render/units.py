@@ -11,6 +11,8 @@ _COUNT_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 def digits(value: float) -> str:
     """`value` (not negative) with three significant digits and at most three decimals: `38.2`, `1.05`, `1,240`, `0`."""
+    if 0 < value < 0.0005:
+        return "<0.001"
     decimals = 2 - math.floor(math.log10(value)) if 0 < value < 999.5 else 0
     text = f"{value:,.{min(max(decimals, 0), 3)}f}"
     return text.rstrip("0").rstrip(".") if "." in text and float(text) == round(value) == value else text

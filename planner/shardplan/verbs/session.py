@@ -49,6 +49,8 @@ class Session:
     color: Literal["auto", "always", "never"] = "auto"
     quiet: bool = False
     verbose: bool = False
+    defaults: frozenset[str] = frozenset()
+    """Names of the options that the user left to their defaults."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
     failure: Mapping[str, object] | None = None
     """The `result` of the JSON document if the verb fails from here on."""
@@ -89,7 +91,7 @@ class Session:
             source = context.get_parameter_source(name)
             where = _SOURCES.get(source, "default") if source else "default"
             value = context.params[name]
-            shown = ", ".join(value) if isinstance(value, tuple) else "-" if value is None else str(value)
+            shown = ", ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
             click.echo(f"{name.replace('_', '-'):{width}}  {shown or '-'}  ({where})", err=True)
 
     def _styled(self, diagnostic: Diagnostic) -> str:
@@ -136,7 +138,9 @@ def verb(function: Callable[..., int]) -> Callable[..., int]:
         **options: object,
     ) -> int:
         command = context.command_path.partition(" ")[2].removesuffix(" list")
-        session = Session(command, as_json, color, quiet, verbose)
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        defaults = frozenset(name for name, source in sources.items() if source is ParameterSource.DEFAULT)
+        session = Session(command, as_json, color, quiet, verbose, defaults)
         context.find_root().obj.session = session
         if verbose:
             session.show_values(context)

@@ -21,15 +21,27 @@ if TYPE_CHECKING:
     from shardplan.model.types import Model
     from shardplan.plan.types import Plan
 
-DEFAULT_CLUSTER = "h100-dgx"
 STANDARD_OUTPUT = "-"
 
 
 @click.command(short_help="Find the fastest plan that fits, and write it.")
 @model_argument
 @option("-m", "--mesh", metavar="SIZES", help="4x4 or machine=4,gpu=4, outermost first.  [default: the profile's]")
-@option("-c", "--cluster", metavar="NAME|FILE", help=f"A shipped profile or a YAML file.  [default: {DEFAULT_CLUSTER}]")
-@option("--mode", type=click.Choice(["training", "inference"]), help="What a step is.  [default: training]")
+@option(
+    "-c",
+    "--cluster",
+    metavar="NAME|FILE",
+    default="h100-dgx",
+    show_default=True,
+    help="A shipped profile or a YAML file.",
+)
+@option(
+    "--mode",
+    type=click.Choice(["training", "inference"]),
+    default="training",
+    show_default=True,
+    help="What one step is.",
+)
 @dim_option
 @option(
     "--optimizer",
@@ -83,7 +95,7 @@ def solve(session: Session, /, **given: Any) -> int:
     for diagnostic in (*request.model.warnings, *request.cluster.warnings):
         session.say(diagnostic)
     if request.output != STANDARD_OUTPUT:
-        session.paint(lambda c: describe_request(c, request.model, request.cluster, request.options, request.defaults))
+        session.paint(lambda c: describe_request(c, request.model, request.cluster, request.options, session.defaults))
     with ProgressLine(sys.stderr, enabled=not session.quiet) as progress:
         plan = _plan(session, request, progress.update)
     return _deliver(session, request, plan, require_optimal=given["require_optimal"])
@@ -91,13 +103,12 @@ def solve(session: Session, /, **given: Any) -> int:
 
 @dataclass(frozen=True)
 class _Request:
-    """What was asked for, read and checked. `defaults`: names of the options that the user left open."""
+    """What was asked for, read and checked."""
 
     model: Model
     cluster: Cluster
     options: PlanOptions
     output: str
-    defaults: frozenset[str]
 
 
 def _read_request(given: Mapping[str, Any]) -> _Request:
@@ -111,7 +122,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     attempt = Attempts()
     dims = attempt(lambda: parse_dims(given["dims"]))
     limit = attempt(lambda: parse_memory_limit(given["memory_limit"]))
-    cluster = attempt(lambda: make_cluster(load_profile(given["cluster"] or DEFAULT_CLUSTER), given["mesh"]))
+    cluster = attempt(lambda: make_cluster(load_profile(given["cluster"]), given["mesh"]))
     output = given["output"] or (default_output(given["model"], cluster.mesh) if cluster else STANDARD_OUTPUT)
     if output != STANDARD_OUTPUT:
         attempt(lambda: check_output(output))
@@ -120,7 +131,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     assert model is not None
     assert cluster is not None
     options = PlanOptions(
-        mode=given["mode"] or "training",
+        mode=given["mode"],
         optimizer=given["optimizer"],
         microbatches=given["microbatches"],
         remat=given["remat"],
@@ -130,8 +141,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         presolve=given["presolve"],
         strict=given["strict"],
     )
-    defaults = frozenset(name for name in ("cluster", "mesh", "mode") if given[name] is None)
-    return _Request(model, cluster, options, output, defaults)
+    return _Request(model, cluster, options, output)
 
 
 def default_output(model_path: str, mesh: Mesh) -> str:

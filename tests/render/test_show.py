@@ -1,0 +1,98 @@
+"""`show`, drawn at fixed widths."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from example_plans import example_plan, example_summary
+
+from shardplan.plan.types import Plan
+from shardplan.render.console import PIPE_WIDTH, make_console
+from shardplan.render.show import show_document, show_plan
+
+GOLDEN = Path(__file__).with_name("golden")
+
+
+@pytest.mark.parametrize(("name", "width"), [("show_piped", PIPE_WIDTH), ("show_90_columns", 90)])
+def test_golden(drawn, name, width):
+    assert drawn(show_plan, example_plan(), width=width) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_on_a_narrow_terminal_nothing_is_cut(drawn):
+    text = drawn(show_plan, example_plan(), width=100)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "…" not in text
+
+
+def test_the_largest_are_shown_and_the_rest_counted(drawn, monkeypatch):
+    monkeypatch.setattr("shardplan.render.show.DEAREST", 2)
+    text = drawn(show_plan, example_plan())
+    assert "(4 more groups of parameters, 5.00 MiB; --all shows them)" in text
+    assert "(4 more kinds of moves, 627 us; --all shows them)" in text
+    assert "more groups" not in drawn(show_plan, example_plan(), everything=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "proof"),
+    [
+        ({}, "optimal: no plan of this model on this mesh is predicted to be faster"),
+        ({"step_bound_ns": 40_000_000}, "no plan can take less than 40 ms, 3.0 % less than this one"),
+        (
+            {"outcome": "feasible", "bound_ns": 40_000_000, "gap": 0.0299},
+            "within 3.0 % of the best possible (bound 40 ms)",
+        ),
+        (
+            {"outcome": "interrupted", "bound_ns": 40_000_000, "gap": 0.0299},
+            "the search was interrupted; within 3.0 % of the best possible (bound 40 ms)",
+        ),
+    ],
+)
+def test_proof(drawn, changes, proof):
+    text = drawn(show_plan, example_plan(summary=example_summary(**changes)))
+    assert text.splitlines()[2] == f"proof     {proof}"
+
+
+def test_a_plan_without_parameters_or_moves(drawn):
+    bare = example_plan(tensors=(), moves=(), operators=(), blocks=())
+    assert "no tensor is moved between devices" in drawn(show_plan, bare)
+
+
+def test_colour_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch):
+    def coloured(color: str, plan: Plan) -> bool:
+        file = io.StringIO()
+        show_plan(make_console(color, file), plan)  # type: ignore[arg-type]
+        return "\x1b[" in file.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plan = example_plan()
+    assert [coloured(color, plan) for color in ("auto", "always", "never")] == [False, True, False]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not coloured("auto", plan)
+
+
+def test_document_is_plain_data_and_complete():
+    document = json.loads(json.dumps(show_document(example_plan())))
+    assert document["mesh"] == {"machine": 4, "gpu": 4}
+    assert document["summary"]["step_us"] == 41234.567
+    qkv = next(group for group in document["parameters"] if group["name"] == "layers.*.attention.qkv.weight")
+    assert qkv == {
+        "name": "layers.*.attention.qkv.weight",
+        "count": 2,
+        "shape": [3072, 1024],
+        "dtype": "bfloat16",
+        "layout": "S(0;3x1024)@gpu",
+        "recipe": {"machine": "data parallel", "gpu": "Megatron column"},
+        "bytes_per_device": 3_145_728,
+    }
+    assert document["moves"][-1] == {
+        "tensor": "layers.*.attention.qkv.weight",
+        "count": 4,
+        "from": "S(0;3x1024)@gpu",
+        "to": "R/P@machine, S(0;3x1024)@gpu",
+        "phase": "backward",
+        "collectives": "all-reduce@machine",
+        "payload_bytes": 2_097_152,
+        "time_us": 684.0,
+        "charged_us": 68.4,
+    }

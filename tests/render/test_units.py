@@ -1,0 +1,53 @@
+"""Numbers as people read them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardplan.render.units import count, decimal_size, digits, duration, percent, rate, size, sizes_in_one_unit
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.0004, "<0.001"), (0.05, "0.050"), (0.5, "0.500"), (1, "1"), (1.05, "1.05"), (38.24, "38.2"),
+     (450, "450"), (999.4, "999"), (999.6, "1,000"), (1240, "1,240")],
+)  # fmt: skip
+def test_digits(value, text):
+    assert digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (size(0), "0 B"),
+        (size(1023), "1,023 B"),
+        (size(1024), "1 KiB"),
+        (size(80 * 2**30), "80 GiB"),
+        (size(2**60), "1,024 PiB"),
+        (duration(0), "0 ns"),
+        (duration(999), "999 ns"),
+        (duration(38_240_000), "38.2 ms"),
+        (duration(61e9), "61 s"),
+        (count(1395), "1,395"),
+        (count(8_030_261_248), "8.03 B"),
+        (rate(450e9), "450 GB/s"),
+        (rate(3.125e9), "3.12 GB/s"),
+        (decimal_size(80e9), "80 GB"),
+        (percent(0), "0.0 %"),
+        (percent(0.0001), "<0.1 %"),
+        (percent(0.1234), "12.3 %"),
+    ],
+)
+def test_amounts(text, expected):
+    assert text == expected
+
+
+def test_sizes_share_the_unit_of_the_largest():
+    assert sizes_in_one_unit([2**30, 0, 1], 80 * 2**30) == (["1", "0", "<0.01"], "GiB")
+
+
+@given(st.floats(0, 1e15))
+def test_digits_are_right_to_half_a_percent(value):
+    shown = float(digits(value).replace(",", "").removeprefix("<"))
+    assert abs(shown - value) <= max(0.005 * value, 0.001)
+    assert "e" not in digits(value)
