@@ -1,0 +1,274 @@
+"""Laws of the solver, checked against enumeration on small random problems."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardplan.solve import Edge, Problem, Progress, Usage, evaluate, solve
+from shardplan.solve.budget import Budget
+from shardplan.solve.core import core_of
+from shardplan.solve.dual import Dual
+from shardplan.solve.eliminate import eliminate
+from shardplan.solve.graph import Contradiction, Graph, build
+from shardplan.solve.lagrange import Relaxation
+from shardplan.solve.marginals import Marginals
+from shardplan.solve.memory import tighten
+from shardplan.solve.minplus import min_plus
+from shardplan.solve.prune import prune
+from shardplan.solve.tables import NONE, Tables
+
+laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def tables(rows: int, columns: int, forbidden: bool):
+    number = st.integers(-9, 30).map(float)
+    entry = st.one_of(number, number, number, st.just(math.inf)) if forbidden else number
+    return st.lists(entry, min_size=rows * columns, max_size=rows * columns).map(
+        lambda entries: np.array(entries).reshape(rows, columns)
+    )
+
+
+@st.composite
+def problems(draw, memory: bool = False, forbidden: bool = True, nodes: int = 6):
+    """Graphs with parallel edges, tables used twice, nodes of one choice, forbidden choices and pairs, overlapping usages."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=nodes))
+    costs = tuple(draw(tables(1, size, forbidden))[0] for size in sizes)
+    edges: list[Edge] = []
+    if len(sizes) > 1:
+        pairs = st.tuples(st.integers(0, len(sizes) - 1), st.integers(0, len(sizes) - 1)).filter(lambda p: p[0] != p[1])
+        for u, v in draw(st.lists(pairs, max_size=2 * len(sizes))):
+            shared = [edge.table for edge in edges if edge.table.shape == (sizes[u], sizes[v])]
+            reuse = bool(shared) and draw(st.booleans())
+            edges.append(Edge(u, v, shared[0] if reuse else draw(tables(sizes[u], sizes[v], forbidden))))
+    if not memory:
+        return Problem(costs, tuple(edges))
+    usages = []
+    for _ in range(draw(st.integers(1, 7))):
+        node, start, length = draw(st.tuples(st.integers(0, len(sizes) - 1), st.integers(0, 4), st.integers(0, 4)))
+        amount = draw(st.lists(st.integers(0, 12), min_size=sizes[node], max_size=sizes[node]))
+        usages.append(Usage(node, start, start + length, np.array(amount, dtype=np.int64)))
+    return Problem(costs, tuple(edges), tuple(usages), draw(st.integers(0, 40)))
+
+
+def assignments(problem: Problem):
+    return itertools.product(*(range(len(costs)) for costs in problem.costs))
+
+
+def optimum(problem: Problem) -> float:
+    priced = [evaluate(problem, choices) for choices in assignments(problem)]
+    return min((each.cost for each in priced if each.feasible), default=math.inf)
+
+
+def check(problem: Problem, **options: object) -> None:
+    best = optimum(problem)
+    solution = solve(problem, **options)
+    if best == math.inf:
+        assert (solution.outcome, solution.choices, solution.bound) == ("infeasible", None, math.inf)
+    else:
+        assert (solution.outcome, solution.cost, solution.bound) == ("optimal", best, best)
+        assert evaluate(problem, solution.choices).feasible
+
+
+@laws
+@given(problems(), st.booleans())
+def test_optimum_is_that_of_enumeration(problem: Problem, presolve: bool) -> None:
+    check(problem, presolve=presolve)
+
+
+@laws
+@given(problems(memory=True), st.booleans())
+def test_optimum_under_memory_is_that_of_enumeration(problem: Problem, presolve: bool) -> None:
+    check(problem, presolve=presolve)
+
+
+@laws
+@given(problems(memory=True))
+def test_least_limit_is_feasible_and_one_byte_less_is_proven_infeasible(problem: Problem) -> None:
+    free = replace(problem, limit=None)
+    peaks = [each.peak_bytes for choices in assignments(free) if (each := evaluate(free, choices)).feasible]
+    if not peaks or min(peaks) == 0:
+        return
+    assert solve(replace(problem, limit=min(peaks))).outcome == "optimal"
+    short = solve(replace(problem, limit=min(peaks) - 1))
+    assert (short.outcome, short.shortfall_bytes) == ("infeasible", 1)
+
+
+@laws
+@given(problems(memory=True))
+def test_bound_optimum_incumbent(problem: Problem) -> None:
+    seen: list[Progress] = []
+    solve(problem, on_progress=seen.append)
+    best = optimum(problem)
+    for report in seen:
+        assert report.bound <= best <= report.best
+    assert all(a.best >= b.best and a.bound <= b.bound for a, b in itertools.pairwise(seen))
+
+
+@laws
+@given(problems())
+def test_elimination_keeps_the_optimum_and_restores_full_assignments(problem: Problem) -> None:
+    best = optimum(problem)
+    try:
+        graph = build(problem, Tables())
+        eliminate(graph)
+    except Contradiction:
+        assert best == math.inf
+        return
+    core = core_of(graph)
+    cheapest = math.inf
+    for labels in itertools.product(*(range(size) for size in core.sizes)):
+        cost = core.cost(np.array(labels, dtype=np.int64))
+        choices = graph.restore(dict(zip(core.nodes, labels, strict=True)))
+        if math.isfinite(cost):
+            assert evaluate(problem, choices).cost == cost
+        cheapest = min(cheapest, cost)
+    assert cheapest == best
+
+
+@laws
+@given(problems(memory=True))
+def test_tightening_keeps_exactly_what_fits(problem: Problem) -> None:
+    best = optimum(problem)
+    assert problem.limit is not None
+    try:
+        graph = build(problem, Tables())
+        graph.settle()
+        tighten(graph, problem.limit)
+    except Contradiction:
+        assert best == math.inf
+        return
+    core = core_of(graph)
+    relaxation = Relaxation(graph, problem.limit, Budget())
+    cheapest = math.inf
+    for labels in itertools.product(*(range(size) for size in core.sizes)):
+        choices = np.array(labels, dtype=np.int64)
+        fits = relaxation.profiles.of(choices).max(initial=0) <= problem.limit
+        priced = evaluate(problem, graph.restore(dict(zip(core.nodes, labels, strict=True))))
+        assert priced.feasible == (fits and math.isfinite(core.cost(choices)))
+        cheapest = min(cheapest, priced.cost if priced.feasible else math.inf)
+    assert cheapest == best
+
+
+@laws
+@given(problems(memory=True, forbidden=False), st.integers(0, 8), st.integers(0, 5))
+def test_every_price_list_gives_a_lower_bound(problem: Problem, price: int, moment: int) -> None:
+    assert problem.limit is not None
+    best = optimum(problem)
+    try:
+        graph = build(problem, Tables())
+        graph.settle()
+        tighten(graph, problem.limit)
+    except Contradiction:
+        return
+    relaxation = Relaxation(graph, problem.limit, Budget())
+    prices = {moment: price / 4} if moment < len(relaxation.room) else {}
+    assert relaxation.at(prices).bound <= best
+
+
+@laws
+@given(problems(nodes=5, forbidden=False), st.integers(0, 12))
+def test_pruning_keeps_everything_up_to_its_target(problem: Problem, above: int) -> None:
+    graph = build(problem, Tables())
+    core = core_of(graph)
+    dual = Dual(core)
+    target = dual.sweep() + above
+    wanted = sorted(cost for choices in assignments(problem) if (cost := evaluate(problem, choices).cost) <= target)
+    try:
+        prune(graph, dual, target)
+        graph.settle()
+    except Contradiction:
+        assert not wanted
+        return
+    left = core_of(graph)
+    kept = [left.cost(np.array(x, dtype=np.int64)) for x in itertools.product(*map(range, left.sizes.tolist()))]
+    assert sorted(cost for cost in kept if cost <= target) == wanted
+
+
+@laws
+@given(problems(nodes=5, forbidden=False))
+def test_marginals_never_exceed_the_truth_and_meet_it_at_the_optimum(problem: Problem) -> None:
+    graph = build(problem, Tables())
+    reduced: Graph = graph.copy()
+    reduced.trail = []
+    eliminate(reduced)
+    dual = None
+    if reduced.alive:
+        dual = Dual(core_of(reduced))
+        dual.sweep()
+    bound = reduced.const if dual is None else dual.bound()
+    known = Marginals(reduced, dual, math.inf)
+    truth: dict[tuple[int, ...], float] = {}
+    for choices in assignments(problem):
+        cost = evaluate(problem, choices).cost
+        for node, i in enumerate(choices):
+            truth[node, i] = min(truth.get((node, i), math.inf), cost)
+            for other in known.pair.get(node, {}):
+                key = (node, i, other, choices[other])
+                truth[key] = min(truth.get(key, math.inf), cost)
+    for key, cost in truth.items():
+        excess = known.node[key[0]][key[1]] if len(key) == 2 else known.pair[key[0]][key[2]][key[1], key[3]]
+        assert bound + excess <= cost
+        if dual is None and len(key) == 2 and not any(len(step.neighbours) == 2 for step in reduced.trail):
+            assert bound + excess == cost  # exact on forests
+
+
+@laws
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_min_plus_is_its_definition(rows: int, inner: int, columns: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    left, right = random.integers(-50, 50, (rows, inner)) * 1.0, random.integers(-50, 50, (inner, columns)) * 1.0
+    left[random.random(left.shape) < 0.1] = math.inf
+    expected = (left[:, :, None] + right[None]).min(axis=1)
+    np.testing.assert_array_equal(min_plus(left, right), expected)
+
+
+@laws
+@given(tables(3, 4, forbidden=True))
+def test_normal_form_adds_up_to_the_table(table: np.ndarray) -> None:
+    store = Tables()
+    for number, shown in ((store.add(table), table), (store.add(table) ^ 1, table.T)):
+        const, row, column, rest = store.split(number)
+        rebuilt = np.full(shown.shape, const)
+        rebuilt = rebuilt if rest == NONE else rebuilt + store.arrays[rest]
+        rebuilt = rebuilt if row == NONE else rebuilt + store.arrays[row][:, None]
+        rebuilt = rebuilt if column == NONE else rebuilt + store.arrays[column][None, :]
+        np.testing.assert_array_equal(rebuilt, shown)
+
+
+@laws
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.data())
+def test_joins_do_not_depend_on_the_side_they_are_seen_from(n: int, k: int, m: int, data: st.DataObject) -> None:
+    store = Tables()
+    left, right = (
+        store.add(data.draw(tables(n, k, forbidden=False))),
+        store.add(data.draw(tables(k, m, forbidden=False))),
+    )
+    _, costs = store.vector(data.draw(tables(1, k, forbidden=False))[0])
+    there, back = store.join(left, costs, right), store.join(right ^ 1, costs, left ^ 1)
+    if there.rest != NONE:
+        assert there.rest == back.rest ^ 1
+    assert there.const == back.const
+
+
+@laws
+@given(problems(memory=True), st.integers(0, 3))
+def test_equal_runs_are_equal(problem: Problem, work: int) -> None:
+    first, second = (replace(solve(problem, work_limit=work, seed=1), seconds=0.0) for _ in range(2))
+    assert first == second
+    assert first.reproducible
+    if first.choices is not None:
+        assert evaluate(problem, first.choices).feasible
+
+
+@pytest.mark.parametrize("choices", [(0,), (0, 2), (-1, 0)])
+def test_evaluator_refuses_what_is_no_assignment(choices: tuple[int, ...]) -> None:
+    problem = Problem((np.zeros(1), np.zeros(2)), ())
+    with pytest.raises(ValueError, match="choices"):
+        evaluate(problem, choices)
