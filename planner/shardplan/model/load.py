@@ -55,7 +55,7 @@ def _strip(view: memoryview) -> bytes:
     try:
         return without_payloads(view)
     except WireError as problem:
-        if head[0] == _IR_VERSION_KEY and problem.end == len(view):
+        if head[0] == _IR_VERSION_KEY and problem.needed > problem.end == len(view):
             raise ShardplanError(_truncated(len(view), problem.needed)) from None
         raise ShardplanError(_not_onnx("its bytes are no ONNX protobuf message")) from None
 
