@@ -35,7 +35,7 @@ CASES = {
     ),
     "GroupNormalization": (
         Case("GroupNormalization", (f(2, 12, 4, 6), f(12), f(12)), {"num_groups": 6}, opset=21),
-        "n g y0 y1",
+        "n g c y0 y1",
     ),
     "InstanceNormalization": (Case("InstanceNormalization", (f(2, 4, 6), f(4), f(4))), "n c y"),
     "LRN": (Case("LRN", (f(2, 6, 4, 4),), {"size": 3}, oracle=local_response), "n y0 y1"),

@@ -47,10 +47,10 @@ def batch_norm(signature: Signature) -> Row:
 def group_norm(signature: Signature) -> Row:
     """`GroupNormalization`: groups are independent; scale and bias are per channel (per group before opset 21)."""
     groups = signature.integer("num_groups", 1)
-    scale = "(g !c)" if signature.shape(1)[0] != groups or signature.version >= 21 else "g"
+    scale = "(g ~c)" if signature.shape(1)[0] != groups or signature.version >= 21 else "g"
     rank = signature.rank()
     space = " ".join(f"~{name}" for name in letters("y", rank - 2))
-    return Row(f"n (g !c) {space}, {scale}, {scale} -> n (g !c) {space}", sizes={"g": groups}, saves="0 1",
+    return Row(f"n (g ~c) {space}, {scale}, {scale} -> n (g ~c) {space}", sizes={"g": groups}, saves="0 1",
                statistics=(2, 2), work=6)  # fmt: skip
 
 
