@@ -1,0 +1,46 @@
+"""`show`, `inspect` and `profiles` as a person sees them."""
+
+from pathlib import Path
+
+from example_plans import example_plan
+
+from shardplan.cluster.profile import list_profiles
+from shardplan.plan.file import write_plan
+
+GOLDEN = Path(__file__).resolve().parents[1] / "render" / "golden"
+
+
+def test_show_is_what_the_golden_file_says(shardplan, folder):
+    write_plan(example_plan(), "two.plan.json")
+    run = shardplan("show", "two.plan.json")
+    assert (run.code, run.err) == (0, "")
+    assert run.out == (GOLDEN / "show_piped.txt").read_text(encoding="utf-8")
+
+
+def test_show_in_colour(shardplan, folder):
+    write_plan(example_plan(), "two.plan.json")
+    assert "\x1b[" in shardplan("show", "two.plan.json", "--color", "always").out
+
+
+def test_inspect(shardplan, mlp):
+    run = shardplan("inspect", "mlp.onnx", "--dim", "batch=64")
+    lines = [" ".join(line.split()) for line in run.out.splitlines()]
+    assert lines[0] == "model mlp: 3 operators, 32,768 parameters (128 KiB)"
+    assert lines[2:4] == ["reads x float[64, 64]", "returns y float[64, 64]"]
+    assert lines[6] == "contraction 2 99.6 % 69.2 % MatMul ×2"
+    assert lines[-1] == "every operator has a sharding rule"
+
+
+def test_profiles_lists_all_that_are_shipped(shardplan):
+    run = shardplan("profiles")
+    assert [line.split()[0] for line in run.out.splitlines()] == ["name", *list_profiles()]
+
+
+def test_profiles_show_writes_out_the_defaults(shardplan):
+    run = shardplan("profiles", "show", "h100-dgx")
+    assert '"usable_fraction"' in run.out
+
+
+def test_profiles_check(shardplan, folder):
+    Path("mine.yaml").write_text("schema: 1\nextends: builtin:h100-dgx\nname: mine\n")
+    assert shardplan("profiles", "check", "mine.yaml").out == "mine.yaml is valid\n"

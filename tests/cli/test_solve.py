@@ -1,0 +1,98 @@
+"""`shardplan solve` from end to end on a small model."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from shardplan.plan.file import dumps, read_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAN = Path("plans/mlp.2x2.plan.json")
+SOLVE = ("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
+
+
+def test_first_use(shardplan, mlp):
+    run = shardplan(*SOLVE)
+    lines = run.out.splitlines()
+    assert lines[:3] == [
+        "model     mlp: 3 operators, 32,768 parameters (128 KiB)",
+        "mode      training (the default; --mode inference for the other), optimizer adam-mixed",
+        (
+            "cluster   h100-dgx (the default), mesh machine=2 (net, 50 GB/s) x gpu=2 (up, 450 GB/s), "
+            "67.1 GiB usable per device"
+        ),
+    ]
+    assert lines[3].startswith("plan      step ")
+    assert lines[-2:] == ["wrote     plans/mlp.2x2.plan.json", "next      shardplan show plans/mlp.2x2.plan.json"]
+
+
+def test_what_was_chosen_is_not_called_a_default(shardplan, mlp):
+    run = shardplan(*SOLVE, "--mode", "inference", "--cluster", "a100-dgx")
+    assert "mode      inference\n" in run.out
+    assert "cluster   a100-dgx, mesh" in run.out
+
+
+def test_the_profile_gives_the_mesh_when_none_is_asked_for(shardplan, mlp):
+    run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--json")
+    assert json.loads(run.out)["result"]["plan"] == "plans/mlp.4x8.plan.json"
+    named = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "gpu=2,machine=2", "--json")
+    assert json.loads(named.out)["result"]["plan"] == str(PLAN)
+
+
+def test_solving_again_changes_nothing(shardplan, mlp):
+    shardplan(*SOLVE)
+    before = PLAN.stat()
+    run = shardplan(*SOLVE)
+    assert "same as   plans/mlp.2x2.plan.json\n" in run.out
+    assert (PLAN.stat().st_ino, PLAN.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_the_plan_satisfies_the_schema_and_reads_back(shardplan, mlp):
+    shardplan(*SOLVE)
+    text = PLAN.read_text(encoding="utf-8")
+    schema = json.loads((files("shardplan.plan") / "schema.json").read_text(encoding="utf-8"))
+    Draft202012Validator(schema).validate(json.loads(text))
+    assert dumps(read_plan(PLAN)) == text
+    assert str(mlp.parent) not in text
+
+
+def test_the_bytes_do_not_depend_on_the_process(mlp):
+    texts = []
+    for seed in ("1", "77"):
+        command = [sys.executable, str(ROOT / "cli.py"), *SOLVE, "--output", "-"]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        texts.append(run.stdout)
+    assert texts[0] == texts[1]
+    assert json.loads(texts[0])["format_version"] == "1.0"
+
+
+def test_output_goes_where_it_is_told(shardplan, mlp):
+    run = shardplan(*SOLVE, "--output", "deep/er/mine.json")
+    assert run.code == 0
+    assert read_plan("deep/er/mine.json").model["name"] == "mlp"
+    assert not Path("plans").exists()
+
+
+def test_infeasible_names_the_shortfall(shardplan, mlp):
+    run = shardplan(*SOLVE, "--memory-limit", "1 KiB")
+    assert run.code == 3
+    assert run.err.startswith("error[infeasible]: ")
+    assert not Path("plans").exists()
+
+
+def test_quiet_prints_results_and_errors_only(shardplan, mlp):
+    assert shardplan(*SOLVE, "--quiet").err == ""
+
+
+@pytest.mark.parametrize("presolve", ["--presolve", "--no-presolve"])
+def test_the_optimum_does_not_depend_on_the_presolve(shardplan, mlp, presolve):
+    summary = json.loads(shardplan(*SOLVE, presolve, "--json").out)["result"]["summary"]
+    reference = json.loads(shardplan(*SOLVE, "--json").out)["result"]["summary"]
+    assert (summary["outcome"], summary["step_us"]) == ("optimal", reference["step_us"])
