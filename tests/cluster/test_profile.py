@@ -152,6 +152,7 @@ def test_missing_keys_are_told_where_they_belong(write):
     [
         ("", "mine.yaml: error[yaml-syntax]: the file is empty"),
         ("a: [1", "mine.yaml:2:1: error[yaml-syntax]: not valid YAML: did not find expected ',' or ']'"),
+        ("[" * 100_000, "mine.yaml:1:33: error[yaml-syntax]: nested more than 32 levels deep"),
         ("- a", "mine.yaml:1:1: error[bad-value]: profile: expected a mapping, found a list"),
         ("schema: 2", "mine.yaml:1:9: error[bad-value]: schema: expected 1, found '2'"),
         (
@@ -262,6 +263,20 @@ def test_an_unknown_name_offers_the_nearest():
             ),
         ),
         (
+            "link_gbps: 300",
+            "link_gbps: 300, nics: 2, wrap: true, pair_gbps: 3",
+            (
+                "mine.yaml:6:30: warning[ignored-key]: levels.up: 'nics' has no effect without node_gbit\n"
+                "mine.yaml:6:39: warning[ignored-key]: levels.up: 'wrap' has no effect without topology torus\n"
+                "mine.yaml:6:56: warning[ignored-key]: levels.up: 'pair_gbps' has no effect without topology full_mesh"
+            ),
+        ),
+        (
+            "nics: 4}",
+            "nics: 4, nvls: true}",
+            "mine.yaml:7:40: warning[ignored-key]: levels.net: 'nvls' has no effect beside node_gbit",
+        ),
+        (
             "nics: 4}",
             "nics: 4}\n      pod: {link_gbps: 1}",
             "mine.yaml:8:8: warning[unused-level]: no mesh axis lies on level 'pod'",
@@ -284,6 +299,11 @@ def test_what_looks_wrong_is_a_warning(write, old, new, message):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        (
+            "nics: 4}",
+            "nics: 4}\n      pod: {link_gbps: 1, devices: 20}",
+            "mine.yaml:8:32: error[bad-value]: levels.pod: its 20 devices are no multiple of the 16 of level 'net'",
+        ),
         (
             "level: up}",
             "level: upp}",

@@ -33,7 +33,7 @@ def test_gradients_travel_as_they_are_kept():
 
 def test_the_step_is_memory_traffic():
     device = load_profile("generic").device
-    seconds = optimizer_seconds("adam-mixed", np.array([1e9, 2e9]), device)
+    seconds = optimizer_seconds("adam-mixed", np.array([1e9, 2e9]), device, "bfloat16")
     assert seconds.tolist() == pytest.approx([0.028, 0.056])
     assert optimizer_seconds("sgd", np.array([1e9]), device, "float").tolist() == pytest.approx([0.020])
 

@@ -28,6 +28,13 @@ DATASHEET: Final[dict[str, tuple[float, float]]] = {
 }
 """Device kind -> memory in bytes and dense 16-bit peak in TFLOP/s, of the shipped profiles."""
 
+_USED_WITH: Final[dict[str, str]] = {
+    "nics": "node_gbit", "share": "node_gbit", "scale_loss": "node_gbit",
+    "pair_gbps": "topology full_mesh", "wrap": "topology torus", "wrap_multiple": "topology torus",
+}  # fmt: skip
+"""Keys of a level that have an effect only beside another."""
+_NOT_WITH_CARDS: Final = ("topology", "busbw_gbps", "nvls")
+
 _FASTEST_LINK_GBPS: Final = 2000.0
 _SPARSE_RATIO: Final = 1.9
 _MEMORY_RATIO: Final = 1.05
@@ -35,7 +42,12 @@ _MEMORY_RATIO: Final = 1.05
 
 def lint_profile(tree: Record, resolved: Plain) -> tuple[tuple[Diagnostic, ...], tuple[Diagnostic, ...]]:
     """(warnings, errors) about a profile; `tree` gives the places, `resolved` the values."""
-    found = [*_levels_of_axes(tree, resolved), *_bandwidths(tree, resolved), *_device(tree, resolved["device"])]
+    found = [
+        *_levels_of_axes(tree, resolved),
+        *_level_keys(tree, resolved),
+        *_bandwidths(tree, resolved),
+        *_device(tree, resolved["device"]),
+    ]
     found += [*_curves(tree, resolved), *_provenance(tree, resolved)]
     return tuple(d for d in found if d.severity == "warning"), tuple(d for d in found if d.severity == "error")
 
@@ -68,6 +80,28 @@ def _levels_of_axes(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
     for name in names:
         if name not in {axis["level"] for axis in axes}:
             yield warning("unused-level", f"no mesh axis lies on level '{name}'", **_where(tree, "levels", name))
+
+
+def _level_keys(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
+    """Keys that a level of this kind does not use, and units that do not nest."""
+    for level in resolved["levels"]:
+        cards = bool(level["node_gbit"])
+        has = {"node_gbit": cards, "topology full_mesh": level["topology"] == "full_mesh" and not cards}
+        has["topology torus"] = level["topology"] == "torus" and not cards
+        written = tree.get("levels", level["name"])
+        for key in written.entries if isinstance(written, Record) else ():
+            missing = not has.get(_USED_WITH.get(key, ""), True)
+            if missing or (cards and key in _NOT_WITH_CARDS):
+                reason = f"without {_USED_WITH[key]}" if missing else "beside node_gbit"
+                summary = f"levels.{level['name']}: '{key}' has no effect {reason}"
+                yield warning("ignored-key", summary, **_where(tree, "levels", level["name"], key))
+    for inner, outer in itertools.pairwise(resolved["levels"]):
+        if outer["devices"] and outer["devices"] % inner["devices"]:
+            summary = (
+                f"levels.{outer['name']}: its {outer['devices']} devices are no multiple "
+                f"of the {inner['devices']} of level '{inner['name']}'"
+            )
+            yield error("bad-value", summary, **_where(tree, "levels", outer["name"], "devices"))
 
 
 def _reach_gbps(level: Plain, inner_devices: int) -> float:

@@ -30,7 +30,7 @@ def make_cluster(profile: Profile, mesh_text: str | None = None) -> Cluster:
     Raises `ShardplanError` for other texts and for more devices per machine than there are.
     """
     if mesh_text is None:
-        placed = [(axis.level, axis.size) for axis in profile.axes if axis.size > 1 or len(profile.axes) == 1]
+        placed = [(axis.level, axis.size) for axis in profile.axes if axis.size > 1] or [(profile.axes[-1].level, 1)]
     elif "=" in mesh_text:
         placed = _named(profile, mesh_text)
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import yaml
 
@@ -15,6 +16,7 @@ from shardplan.cluster.quantity import PLAIN, Dimension, parse_quantity
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DEEPEST = 32
 _KINDS = {yaml.ScalarNode: "a value", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}
 
 
@@ -30,6 +32,13 @@ class Mark:
     def where(self) -> dict[str, object]:
         """The location fields of a `Diagnostic`."""
         return {"file": self.file, "line": self.line, "column": self.column}
+
+
+class _HasPosition(Protocol):
+    """The marks of PyYAML and of libyaml, which are different classes; lines and columns count from 0."""
+
+    line: int
+    column: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +258,10 @@ def read_yaml(text: str, file: str, schema: Section) -> tuple[Record, list[Diagn
     """
     reader = Reader(file)
     try:
+        _check_depth(text, file)
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as fault:
-        mark = fault.problem_mark or fault.context_mark
-        place = Mark(file, mark.line + 1, mark.column + 1).where if mark else {"file": file}
+        place = _place(file, fault.problem_mark or fault.context_mark)
         raise ShardplanError(error("yaml-syntax", f"not valid YAML: {fault.problem}", **place)) from None
     except yaml.YAMLError as fault:
         raise ShardplanError(error("yaml-syntax", f"not valid YAML: {str(fault).splitlines()[0]}", file=file)) from None
@@ -261,6 +270,20 @@ def read_yaml(text: str, file: str, schema: Section) -> tuple[Record, list[Diagn
     tree = reader.read(node, schema, "")
     record = tree if isinstance(tree, Record) else Record({}, Mark(file, 1, 1))
     return record, reader.faults
+
+
+def _check_depth(text: str, file: str) -> None:
+    """The composer recurses and would crash on thousands of open brackets; the parser of events does not."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            place = _place(file, event.start_mark)
+            raise ShardplanError(error("yaml-syntax", f"nested more than {_DEEPEST} levels deep", **place))
+
+
+def _place(file: str, mark: _HasPosition | None) -> dict[str, object]:
+    return Mark(file, mark.line + 1, mark.column + 1).where if mark else {"file": file}
 
 
 def merge(base: Tree, over: Tree) -> Tree:

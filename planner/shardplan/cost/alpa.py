@@ -3,9 +3,9 @@
     AG = int(a + b (n-1)/n B) + 0.1          AR = int(a + 2 b (n-1)/n B) + 0.01
     RS = int(a + b (n-1)/n B) + 0.001        A2A = int(a + b (n-1)/n B p) + 0.001,  p = 1.5
 
-B is the payload of one device; a and b are given per mesh axis; the decimals are tie-breaks. Computation costs nothing. (Alpa, OSDI 2022,
-playground/auto_sharding_solver.) Alpa knows no collective over two axes at once: such a one is priced as the cheapest
-order of single ones. It has no permute either: ours is a send of everything.
+B is the payload of one device; a and b are given per mesh axis; the decimals are tie-breaks. Computation costs nothing.
+(Alpa, OSDI 2022, playground/auto_sharding_solver.) Alpa knows no collective over two axes at once: such a one is priced
+as the cheapest order of single ones. It has no permute either: ours is a send of everything.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def state_bytes(optimizer: str, dtype: str) -> StateBytes:
     return StateBytes(weight, gradient, state, traffic)
 
 
-def optimizer_seconds(optimizer: str, elements: Floats, device: Device, dtype: str = "bfloat16") -> Floats:
+def optimizer_seconds(optimizer: str, elements: Floats, device: Device, dtype: str) -> Floats:
     """Seconds of the optimizer step on so many local elements of a weight of type `dtype`: its memory traffic."""
     per_element = state_bytes(optimizer, dtype).step_traffic
     return np.asarray(elements) * per_element / (device.hbm_bytes_per_s * device.memory_efficiency)
