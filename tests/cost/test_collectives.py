@@ -115,7 +115,7 @@ def test_measured_bandwidths_within_a_machine(profile):
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     for kind, published in zip(kinds, SINGLE_MACHINE[profile], strict=True):
         found = [bus_gbps(profile, str(devices), kind, (0,), GIB // 2) for devices in (2, 4, 8)]
-        assert found == pytest.approx(published, rel=0.21)
+        assert found == pytest.approx(published, rel=0.13)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
     seconds = launches * launch + max( FLOP / (peak[dtype] e f),  bytes / (hbm e_mem) )
     f       = k/(k+k0) n/(n+n0) m/(m+m0)        matrix products only, local sizes
 
-Cost model of the documentation, section 3; the constants of the shipped profiles are fits to measured GEMM sweeps.
+See docs/cost-model.md; the constants of the shipped profiles are fits to measured GEMM sweeps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bandwidth and latency of one collective run as a single flat algorithm over a group of devices.
 
-Formulas: cost model of the documentation, sections 2.2 to 2.4. A group has s_l ranks on every level l of links, so
-r = s_0 ranks on each machine and k = s_1 machines in the common two-level case. In SPMD programs all sibling groups run
-at the same moment: of the network cards of a machine a group gets the share r/g, g being the devices of the mesh there.
+Formulas: docs/cost-model.md. A group has s_l ranks on every level l of links, in the common two-level case r = s_0
+ranks on each of k = s_1 machines. In SPMD programs all sibling groups run at the same moment: of the network cards of a
+machine a group gets the share r/g, g being the devices of the mesh on that machine.
 """
 
 from __future__ import annotations
