@@ -47,6 +47,7 @@ MB = 1e6
         ("all_reduce", (1, 0), 160 * MB, 20 + 300 * MB / 40e9 * 1e6),
         # direct exchange: 12 of 16 parts leave the machine, over one's own card
         ("all_to_all", (0, 1), 160 * MB, 20 + 120 * MB / 10e9 * 1e6),
+        ("permute", (0, 1), 100 * MB, 20 + 10000),
         ("slice", (0, 1), 160 * MB, 0),
         ("mask", (0,), 160 * MB, 0),
         ("all_reduce", (1,), 0, 0),
@@ -133,6 +134,12 @@ def test_measured_latencies(profile, gather, reduce):
 def inverse_bandwidth(priced, kind, axes):
     """Seconds per byte of very large payloads."""
     return min(b for _, b, _ in priced.prices(kind, axes))
+
+
+def test_small_reductions_between_machines_go_over_a_tree():
+    priced = model("h100-dgx", "8x8")
+    latency = min(a for a, _, _ in priced.prices("all_reduce", (0, 1))) * 1e6
+    assert latency == pytest.approx(4.5 + 2 * (7 * 0.8 + 3 * 10))
 
 
 def test_a_ring_of_a_torus_has_two_ways_round():
