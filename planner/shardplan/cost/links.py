@@ -65,8 +65,17 @@ class Group:
 def flat_price(group: Group, kind: CollectiveKind) -> Price:
     """Price of `kind` over `group` as one flat algorithm: a ring or tree, direct exchanges, or direct sends."""
     inverse = _inverse_bandwidth(group, kind)
-    ramp = group.levels[group.crossed[-1]].ramp_bytes
-    return _latency(group, kind), inverse, inverse * math.sqrt(ramp)
+    return _latency(group, kind), inverse, inverse * math.sqrt(_ramp_bytes(group))
+
+
+def _ramp_bytes(group: Group) -> float:
+    """Payload at which the ramp doubles the transfer time. Network ramps are measured on whole machines: what counts is
+    the message each card gets, so a group with a share of the cards ramps up on that share of the payload."""
+    outermost = group.crossed[-1]
+    link = group.levels[outermost]
+    if not link.node_bytes_per_s:
+        return link.ramp_bytes
+    return link.ramp_bytes * math.prod(group.ranks[:outermost]) / math.prod(group.devices[:outermost])
 
 
 def _inverse_bandwidth(group: Group, kind: CollectiveKind) -> float:

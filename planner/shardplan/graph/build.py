@@ -9,7 +9,7 @@ Equal operators and tensors share their spaces, and equal edges their table obje
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
@@ -22,8 +22,8 @@ from shardplan.graph.fusion import Fusion, fuse
 from shardplan.graph.operators import OperatorPricer, OperatorSpace
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute, recompute
-from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
-from shardplan.graph.traffic import Traffic, tensor_kinds
+from shardplan.graph.tensors import PICOSECONDS, MovePrices, TensorKind, TensorSpace
+from shardplan.graph.traffic import tensor_kinds
 from shardplan.layout.collective import Collective
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
@@ -46,24 +46,35 @@ class CostGraph:
     flow: Flow
     fusion: Fusion
     recompute: Recompute
-    collectives: CollectiveModel
     prices: MovePrices
+    pricer: OperatorPricer
     operators: Sequence[OperatorSpace]
     kept: Mapping[str, TensorSpace]
-    served: Mapping[str, TensorSpace] = field(default_factory=dict)
+    served: Mapping[str, TensorSpace]
+    trainable: frozenset[str]
+
+    def tie_picoseconds(self, name: str, choice: Mapping[Node, int]) -> float:
+        """What the objective charges for the splits of a kept tensor, to break ties."""
+        return _TIE_PICOSECONDS * float(self.kept[name].splits[choice["kept", name]])
 
     def source_of_reads(self, tensor: str) -> Node:
         """The node from which readers take a tensor: its served node where it has one, else its kept node."""
         return ("served" if tensor in self.served else "kept", tensor)
 
 
-def build_cost_graph(model: Model, rules: Sequence[Rule], cluster: Cluster, options: PlanOptions) -> CostGraph:
-    """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`."""
+def build_cost_graph(
+    model: Model, rules: Sequence[Rule], cluster: Cluster, options: PlanOptions, overlap_weight: float = 1.0
+) -> CostGraph:
+    """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
+
+    `overlap_weight`: how much of what can hide behind compute the objective takes to be hidden, s of
+    `shardplan.graph.overlap`.
+    """
     flow = trace(model, rules, training=options.training)
     fusion = fuse(model, rules, flow)
     again = recompute(model, rules, flow, fusion, options)
     collectives = CollectiveModel(cluster)
-    prices = MovePrices(cluster.mesh, _seconds(collectives), cluster.overlap)
+    prices = MovePrices(cluster.mesh, _seconds(collectives), cluster.overlap, overlap_weight)
     traffic = tensor_kinds(model, rules, flow, cluster.mesh, options)
     spaces: dict[TensorKind, TensorSpace] = {}
     kept = {name: _space(spaces, kind, prices) for name, kind in traffic.kept.items()}
@@ -81,9 +92,10 @@ def build_cost_graph(model: Model, rules: Sequence[Rule], cluster: Cluster, opti
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
     ]
     built = CostGraph(
-        nx.MultiGraph(), model, cluster, options, rules, flow, fusion, again, collectives, prices, operators, kept, served
-    )
-    _add_nodes(built, traffic, pricer)
+        nx.MultiGraph(), model, cluster, options, rules, flow, fusion, again, prices, pricer, operators, kept, served,
+        traffic.trainable,
+    )  # fmt: skip
+    _add_nodes(built)
     _add_edges(built)
     return built
 
@@ -101,20 +113,18 @@ def _space(spaces: dict[TensorKind, TensorSpace], kind: TensorKind, prices: Move
     return spaces[kind]
 
 
-def _read_space(
-    kept: Mapping[str, TensorSpace], served: Mapping[str, TensorSpace], name: str
-) -> TensorSpace | None:
+def _read_space(kept: Mapping[str, TensorSpace], served: Mapping[str, TensorSpace], name: str) -> TensorSpace | None:
     return served.get(name) or kept.get(name)
 
 
 def _compute_dtype(model: Model, index: int) -> str:
-    """dtype an operator computes in: that of its first float operand, else of its first result."""
+    """Dtype an operator computes in: that of its first float operand, else of its first result."""
     operator = model.operators[index]
     names = [name for name in (*operator.inputs, *operator.outputs) if name]
     return next((model.tensor(n).dtype for n in names if model.tensor(n).is_float), model.tensor(names[0]).dtype)
 
 
-def _add_nodes(built: CostGraph, traffic: Traffic, pricer: OperatorPricer) -> None:
+def _add_nodes(built: CostGraph) -> None:
     """Nodes in graph order: what an operator reads, itself, what it makes."""
     graph, added = built.graph, set[str]()
     tie_costs: dict[int, np.ndarray] = {}
@@ -127,8 +137,9 @@ def _add_nodes(built: CostGraph, traffic: Traffic, pricer: OperatorPricer) -> No
         if id(space) not in tie_costs:
             tie_costs[id(space)] = space.splits * _TIE_PICOSECONDS
         cost = tie_costs[id(space)]
-        if name in traffic.trainable:
-            cost = pricer.optimizer_picoseconds(space) + cost
+        if name in built.trainable:
+            seconds = built.pricer.optimizer_seconds(space, built.model.tensor(name).dtype)
+            cost = np.rint(seconds * PICOSECONDS) + cost
         graph.add_node(("kept", name), cost=cost, space=space)
         if name in built.served:
             serving = built.served[name]

@@ -50,7 +50,7 @@ class OperatorPricer:
         self.options = options
         self.compute = ComputeModel(cluster)
         self._spaces: dict[tuple[object, ...], OperatorSpace] = {}
-        self._optimizer: dict[int, NDArray[np.float64]] = {}
+        self._optimizer: dict[tuple[int, str], Seconds] = {}
 
     def space(
         self,
@@ -68,14 +68,13 @@ class OperatorPricer:
             self._spaces[key] = self._price(rule, operands, results, charged, dtype, forwards)
         return self._spaces[key]
 
-    def optimizer_picoseconds(self, kept: TensorSpace) -> NDArray[np.float64]:
+    def optimizer_seconds(self, kept: TensorSpace, dtype: str) -> Seconds:
         """Time of the optimizer step on a parameter, per kept layout."""
-        if id(kept) not in self._optimizer:
-            shares = kept.state_bytes[kept.forward] / kept.kind.size_bytes
-            elements = float(np.prod(kept.kind.shape)) * shares
-            seconds = optimizer_seconds(self.options.optimizer, elements, self.cluster.device)
-            self._optimizer[id(kept)] = np.rint(seconds * PICOSECONDS)
-        return self._optimizer[id(kept)]
+        key = (id(kept), dtype)
+        if key not in self._optimizer:
+            elements = np.prod(kept.kind.shape, dtype=np.float64) / kept.space.tiles.prod(axis=1)[kept.forward]
+            self._optimizer[key] = optimizer_seconds(self.options.optimizer, elements, self.cluster.device, dtype)
+        return self._optimizer[key]
 
     def _price(
         self,
@@ -102,9 +101,7 @@ class OperatorPricer:
         held = _held_bytes(strategies, rule, micro)
         return OperatorSpace(strategies, picoseconds[keep], compute_s[keep], inner_s[keep], held, 2 * held)
 
-    def _kernel(
-        self, strategies: StrategySpace, flops: float, charged: Charged, dtype: str, *, passes: int
-    ) -> Seconds:
+    def _kernel(self, strategies: StrategySpace, flops: float, charged: Charged, dtype: str, *, passes: int) -> Seconds:
         """Seconds of one microbatch; backward makes two passes over the bytes."""
         rule, micro = strategies.rule, self.options.microbatches
         moved = np.zeros(len(strategies))

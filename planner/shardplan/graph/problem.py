@@ -24,4 +24,3 @@ def to_problem(built: CostGraph, memory: Memory, limit_bytes: int | None) -> Pro
         usages=tuple(Usage(number[h.node], h.start, h.end, h.amount) for h in memory.holdings),
         limit=limit_bytes,
     )
-

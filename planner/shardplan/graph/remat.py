@@ -43,9 +43,7 @@ class Recompute:
         return 2 if name in self.served else 1
 
 
-def recompute(
-    model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions
-) -> Recompute:
+def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> Recompute:
     """What runs again under `options.remat`, and what is left to save."""
     again: set[int] = set()
     window: dict[int, tuple[int, int]] = {}

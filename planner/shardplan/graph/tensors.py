@@ -118,9 +118,7 @@ class TensorSpace:
         others = [count] if self.kind.stored else [count, count + 2, count + 1]
         if not self.kind.stored and not self.kind.has_gradient:
             others = [count, count + 1]
-        alphabets = [
-            [count] if size == 1 else others[:1] + list(range(count)) + others[1:] for size in mesh.shape
-        ]
+        alphabets = [[count] if size == 1 else others[:1] + list(range(count)) + others[1:] for size in mesh.shape]
         codes = np.array(list(itertools.product(*alphabets)), dtype=np.int64).reshape(-1, len(mesh))
         state = self.forward_state(codes)
         return codes[(state >= 0) & self.legal[state]]
@@ -140,13 +138,17 @@ class TensorSpace:
 class MovePrices:
     """Charged prices of moves on one cluster; kinds that differ only in their choices share one matrix.
 
-    `seconds(collective, size_bytes)`: real time of a collective on a tensor of so many bytes.
+    `seconds(collective, size_bytes)`: real time of a collective on a tensor of so many bytes. `weight`: share of what can
+    hide that the objective takes to be hidden (see `shardplan.graph.overlap`).
     """
 
-    def __init__(self, mesh: Mesh, seconds: Callable[[Collective, float], float], overlap: Overlap) -> None:
+    def __init__(
+        self, mesh: Mesh, seconds: Callable[[Collective, float], float], overlap: Overlap, weight: float
+    ) -> None:
         self.mesh = mesh
         self.seconds = seconds
         self.overlap = overlap
+        self.weight = weight
         self._matrices: dict[tuple[object, ...], Seconds] = {}
 
     def of(self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase) -> Seconds:
@@ -160,15 +162,15 @@ class MovePrices:
         return self._matrices[key]
 
     def charged(self, kind: TensorKind, phase: Phase) -> Callable[[Collective, float], float]:
-        """Time of a collective less what hides behind compute: what the objective charges."""
+        """Time of a collective less what the objective takes to be hidden."""
 
         def price(collective: Collective, size_bytes: float) -> float:
-            return self.seconds(collective, size_bytes) * (1.0 - self.hidden(kind, phase, collective))
+            return self.seconds(collective, size_bytes) * (1.0 - self.weight * self.hidden(kind, phase, collective))
 
         return price
 
     def hidden(self, kind: TensorKind, phase: Phase, collective: Collective) -> float:
-        """Share of a collective's time that hides behind compute."""
+        """Share of a collective's time that can hide behind compute, if there is enough of it."""
         if kind.traffic == "weight":
             share = self.overlap.weight_gather if phase == "forward" else self.overlap.grad_reduce
         else:

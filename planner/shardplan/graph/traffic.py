@@ -24,9 +24,7 @@ class Traffic:
     trainable: frozenset[str]
 
 
-def tensor_kinds(
-    model: Model, rules: Sequence[Rule], flow: Flow, mesh: Mesh, options: PlanOptions
-) -> Traffic:
+def tensor_kinds(model: Model, rules: Sequence[Rule], flow: Flow, mesh: Mesh, options: PlanOptions) -> Traffic:
     """The kinds of all planned tensors of `model` on `mesh`."""
     shards = _shards_in_use(model, rules)
     trainable = frozenset(p.tensor for p in model.parameters if p.tensor in flow.needs_grad)

@@ -71,7 +71,7 @@ class Move:
     """A change of layout. `source` -> `target` of `tensor`; `reader`: the operator it is for ("" when it serves all
     readers or stores the producer's result). In phase `backward` it is the gradient that moves, from the reader back,
     or (`regather`) the saved value that is gathered again for the reader's backward.
-    `count`: times per step (microbatches); `hidden`: the share of its time taken to hide behind compute."""
+    `count`: times per step (microbatches); `hidden`: the share of its time that can hide behind compute."""
 
     tensor: str
     source: Layout
@@ -105,8 +105,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`objective_ns`: what was minimised; `step_ns` = compute + exposed communication; `bound_ns`: proven lower bound
-    of the objective; `hidden_ns`: communication taken to hide behind compute."""
+    """`objective_ns`: what was minimised, and `bound_ns` its proven lower bound: compute and communication of a step, of
+    which `overlap_weight` tells how much of what can hide behind compute is taken to (see `shardplan.graph.overlap`).
+    `step_ns` = `compute_ns` + `communication_ns`; the latter is what stays exposed when no more hides than there is
+    compute, `hidden_ns` the rest. `step_bound_ns`: proven lower bound on the step of any plan."""
 
     outcome: Literal["optimal", "feasible", "interrupted"]
     objective_ns: int
@@ -119,6 +121,8 @@ class Summary:
     memory: Memory
     memory_limit_bytes: int
     reproducible: bool = True
+    overlap_weight: float = 1.0
+    step_bound_ns: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,139 @@
+"""The plans that people write by hand, as restrictions of the choices: what is left open is solved.
+
+Each recipe gives, for some nodes of a cost graph, which of their choices it allows. They serve as yardsticks: the optimum
+is never dearer than any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.problem import node_order
+from shardplan.graph.tensors import TensorSpace
+from shardplan.layout.placement import R, S
+from shardplan.solve.problem import Problem
+
+Allowed = Mapping[Node, NDArray[np.bool_]]
+_NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+
+
+def restrict(problem: Problem, built: CostGraph, allowed: Allowed) -> Problem:
+    """`problem` with every choice that is not allowed made impossible."""
+    costs = [
+        np.where(allowed[node], cost, np.inf) if node in allowed else cost
+        for node, cost in zip(node_order(built), problem.costs, strict=True)
+    ]
+    return replace(problem, costs=tuple(costs))
+
+
+def data_parallel(built: CostGraph) -> Allowed:
+    """The batch over as many devices as divide it; every weight whole everywhere."""
+    weights = {("kept", name): _whole(built.kept[name]) for name in _parameters(built)}
+    return {**_inputs_by_batch(built, axes=range(len(built.cluster.mesh))), **weights, **_weights_read_whole(built)}
+
+
+def zero_3(built: CostGraph) -> Allowed:
+    """As data parallel, with every weight stored in as many pieces as possible and gathered for use."""
+    weights = {("kept", name): _most_pieces(built.kept[name]) for name in _parameters(built)}
+    return {**_inputs_by_batch(built, axes=range(len(built.cluster.mesh))), **weights, **_weights_read_whole(built)}
+
+
+def megatron(built: CostGraph) -> Allowed:
+    """Tensor parallelism on the last axis, data parallelism on the others; between blocks activations are replicated."""
+    return _megatron(built, sequence=False)
+
+
+def megatron_sequence(built: CostGraph) -> Allowed:
+    """As Megatron, with activations between blocks sharded by sequence on the last axis."""
+    return _megatron(built, sequence=True)
+
+
+RECIPES: Mapping[str, Callable[[CostGraph], Allowed]] = {
+    "data parallel": data_parallel,
+    "ZeRO-3": zero_3,
+    "Megatron": megatron,
+    "Megatron + sequence": megatron_sequence,
+}
+
+
+def _megatron(built: CostGraph, *, sequence: bool) -> Allowed:
+    last = len(built.cluster.mesh) - 1
+    allowed = dict(_inputs_by_batch(built, axes=range(last)))
+    for name in _parameters(built):
+        space = built.kept[name]
+        sharded = space.codes < len(space.kind.shards)
+        mask = ~sharded[:, :last].any(axis=1)
+        if len(space.kind.shape) > 1 and (mask & sharded[:, last]).any():
+            mask &= sharded[:, last]
+        allowed["kept", name] = mask
+    for name in _between_blocks(built):
+        space = built.kept[name]
+        wanted = space.code(S(1)) if sequence and len(space.kind.shape) > 2 else space.code(R)
+        if wanted is not None:
+            mask = space.codes[:, last] == wanted
+            if mask.any():
+                allowed["kept", name] = mask
+    return allowed
+
+
+def _parameters(built: CostGraph) -> Iterator[str]:
+    return (parameter.tensor for parameter in built.model.parameters if parameter.tensor in built.kept)
+
+
+def _between_blocks(built: CostGraph) -> list[str]:
+    """Activations that a normalisation reads: the residual stream of a transformer."""
+    return [
+        operator.inputs[0]
+        for operator in built.model.operators
+        if operator.op_type in _NORMALISATIONS and operator.inputs[0] in built.flow.makers
+    ]
+
+
+def _inputs_by_batch(built: CostGraph, axes: range) -> dict[Node, NDArray[np.bool_]]:
+    """Inputs sharded on dim 0 alone, over `axes`, in as many pieces as divide it."""
+    allowed: dict[Node, NDArray[np.bool_]] = {}
+    for name in built.model.inputs:
+        if name not in built.kept:
+            continue
+        space = built.kept[name]
+        batch, whole = space.code(S(0)), space.code(R)
+        by_batch = np.ones(len(space), dtype=np.bool_)
+        for axis in range(space.codes.shape[1]):
+            codes = space.codes[:, axis]
+            by_batch &= (codes == whole) | ((codes == batch) if axis in axes and batch is not None else False)
+        allowed["kept", name] = by_batch & (_pieces(space) == _pieces(space)[by_batch].max())
+    return allowed
+
+
+def _weights_read_whole(built: CostGraph) -> dict[Node, NDArray[np.bool_]]:
+    """Operators read no shard of a weight."""
+    weights = set(_parameters(built))
+    allowed: dict[Node, NDArray[np.bool_]] = {}
+    for operator, space in zip(built.model.operators, built.operators, strict=True):
+        mask = np.ones(len(space), dtype=np.bool_)
+        for position, name in enumerate(operator.inputs):
+            if name in weights:
+                codes = space.strategies.layout_codes("operands", position)
+                mask &= (codes >= len(built.kept[name].kind.shards)).all(axis=1)
+        if not mask.all():
+            allowed["operator", operator.name] = mask
+    return allowed
+
+
+def _whole(space: TensorSpace) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = _pieces(space) == 1
+    return mask
+
+
+def _most_pieces(space: TensorSpace) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = _pieces(space) == _pieces(space).max()
+    return mask
+
+
+def _pieces(space: TensorSpace) -> NDArray[np.int64]:
+    return space.space.tiles.prod(axis=1)[space.forward]

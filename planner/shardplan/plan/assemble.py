@@ -1,0 +1,220 @@
+"""Cost graph + assignment -> plan: decisions, moves, times and memory.
+
+Everything is priced again from the lowered moves, with arithmetic of its own: a plan whose price is not the solver's is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+
+from shardplan.cluster.mesh import cluster_digest
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.memory import Category, Holding
+from shardplan.graph.memory import Memory as MemoryRows
+from shardplan.graph.problem import node_order
+from shardplan.graph.tensors import PICOSECONDS
+from shardplan.model.digest import structure_digest
+from shardplan.model.types import Parameter
+from shardplan.plan.emit import Emitter
+from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
+from shardplan.solve.problem import Solution
+
+_NANOSECONDS = 1e9
+_TOLERANCE = 1e-7
+"""Relative; beside the roundings of single prices to nanoseconds."""
+
+
+class PriceMismatchError(RuntimeError):
+    """The plan's own price differs from the solver's: a defect of shardplan, never of its input."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """An assignment with its moves and times. Seconds per step: `compute_s`; `exposed_s`, communication that cannot hide;
+    `hideable_s`, that can, of which `at_best_s` does if there is compute enough."""
+
+    built: CostGraph
+    solution: Solution
+    choice: Mapping[Node, int]
+    moves: tuple[Move, ...]
+    compute_s: float
+    exposed_s: float
+    hideable_s: float
+    at_best_s: float
+
+    @property
+    def at_best_step_s(self) -> float:
+        """The step if all communication hides that can."""
+        return self.compute_s + self.exposed_s + self.hideable_s - self.at_best_s
+
+    @property
+    def step_s(self) -> float:
+        """The step when no more hides than there is compute: the formula of `shardplan.graph.overlap`."""
+        return max(self.at_best_step_s, self.exposed_s + self.hideable_s)
+
+
+def price(built: CostGraph, solution: Solution) -> Priced:
+    """Lower and price an assignment. Raises `PriceMismatchError` when that gives another objective than the solver's."""
+    assert solution.choices is not None
+    choice = dict(zip(node_order(built), solution.choices, strict=True))
+    moves = Emitter(built, choice).moves()
+    compute_s, exposed_s = _work_seconds(built, choice)
+    exposed_s += sum(move.time_ns for move in moves if not move.hidden) / _NANOSECONDS
+    hideable_s = sum(move.time_ns for move in moves if move.hidden) / _NANOSECONDS
+    at_best_s = sum(move.time_ns * move.hidden for move in moves) / _NANOSECONDS
+    priced = Priced(built, solution, choice, moves, compute_s, exposed_s, hideable_s, at_best_s)
+    _check_price(priced)
+    return priced
+
+
+def _check_price(priced: Priced) -> None:
+    weight = priced.built.prices.weight
+    ties_s = sum(priced.built.tie_picoseconds(name, priced.choice) for name in priced.built.kept) / PICOSECONDS
+    ours_s = priced.compute_s + priced.exposed_s + priced.hideable_s - weight * priced.at_best_s + ties_s
+    theirs_s = priced.solution.cost / PICOSECONDS
+    roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in priced.moves) + 1e-6
+    if abs(ours_s - theirs_s) > _TOLERANCE * theirs_s + roundings_s:
+        message = f"the lowered plan costs {ours_s:.9f} s but the solver's assignment {theirs_s:.9f} s"
+        raise PriceMismatchError(message)
+
+
+def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s: float) -> Plan:
+    """The plan of a priced assignment; `step_bound_s`: proven lower bound on the step of any plan."""
+    built, choice = priced.built, priced.choice
+    emitter = Emitter(built, choice)
+    return Plan(
+        model=_model_section(built),
+        cluster={
+            "name": built.cluster.name,
+            "digest": cluster_digest(built.cluster),
+            "profile": built.cluster.resolved,
+        },
+        mesh=built.cluster.mesh,
+        axis_links=tuple(built.cluster.levels[level].name for level in built.cluster.axis_levels),
+        summary=_summary(priced, memory, limit_bytes, step_bound_s),
+        tensors=_tensors(built, choice, emitter),
+        operators=tuple(_operator(built, choice, index) for index in range(len(built.operators))),
+        moves=priced.moves,
+        warnings=tuple(str(diagnostic) for diagnostic in built.model.warnings),
+        blocks=tuple((block.names, block.copies) for block in built.model.blocks),
+    )
+
+
+def _model_section(built: CostGraph) -> Mapping[str, object]:
+    model, options = built.model, built.options
+    return {
+        "name": model.name,
+        "digest": structure_digest(model),
+        "mode": options.mode,
+        "dims": dict(sorted(model.dims.items())),
+        "optimizer": options.optimizer if options.training else "none",
+        "remat": options.remat,
+        "microbatches": options.microbatches,
+        "operators": len(model.operators),
+        "parameters": len(model.parameters),
+        "parameter_elements": sum(model.tensor(parameter.tensor).elements for parameter in model.parameters),
+    }
+
+
+def _tensors(built: CostGraph, choice: Mapping[Node, int], emitter: Emitter) -> tuple[TensorDecision, ...]:
+    parameters = {parameter.tensor: parameter for parameter in built.model.parameters}
+    outputs = frozenset(built.model.outputs)
+    return tuple(_tensor(built, choice, emitter, name, parameters, outputs) for name in built.flow.planned)
+
+
+def _tensor(
+    built: CostGraph,
+    choice: Mapping[Node, int],
+    emitter: Emitter,
+    name: str,
+    parameters: Mapping[str, Parameter],
+    outputs: frozenset[str],
+) -> TensorDecision:
+    tensor, kept = built.model.tensor(name), built.kept[name]
+    parameter = parameters.get(name)
+    return TensorDecision(
+        name=name,
+        role="output" if name in outputs and tensor.role == "activation" else tensor.role,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        layout=emitter.kept_layout(name),
+        served=emitter.served_layout(name),
+        bytes_per_device=int(kept.state_bytes[kept.forward[choice["kept", name]]]),
+        saved=name in built.recompute.saved,
+        checkpoint=parameter.name if parameter else "",
+        onnx=parameter.onnx if parameter else "",
+        perm=parameter.perm if parameter else (),
+        aliases=parameter.aliases if parameter else (),
+        trainable=parameter is not None and name in built.flow.needs_grad,
+    )
+
+
+def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> OperatorDecision:
+    operator, space = built.model.operators[index], built.operators[index]
+    strategy = choice["operator", operator.name]
+    return OperatorDecision(
+        name=operator.name,
+        op_type=operator.kind,
+        module=operator.module,
+        equation=built.rules[index].equation,
+        split=space.strategies.labels(strategy),
+        reads=tuple(space.strategies.layout("operands", i, strategy) for i in range(len(operator.inputs))),
+        makes=tuple(space.strategies.layout("results", i, strategy) for i in range(len(operator.outputs))),
+        compute_ns=round(float(space.compute_s[strategy]) * _NANOSECONDS),
+        inputs=operator.inputs,
+        outputs=operator.outputs,
+    )
+
+
+def _summary(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s: float) -> Summary:
+    solution = priced.solution
+    compute_ns, step_ns = round(priced.compute_s * _NANOSECONDS), round(priced.step_s * _NANOSECONDS)
+    communication_s = priced.exposed_s + priced.hideable_s
+    assert solution.outcome in ("optimal", "feasible", "interrupted")
+    return Summary(
+        outcome=cast("Literal['optimal', 'feasible', 'interrupted']", solution.outcome),
+        objective_ns=round(solution.cost / PICOSECONDS * _NANOSECONDS),
+        bound_ns=round(min(solution.bound, solution.cost) / PICOSECONDS * _NANOSECONDS),
+        gap=solution.gap,
+        step_ns=step_ns,
+        compute_ns=compute_ns,
+        communication_ns=step_ns - compute_ns,
+        hidden_ns=max(0, round(communication_s * _NANOSECONDS) - (step_ns - compute_ns)),
+        memory=peak_memory(memory.holdings, memory.moments, priced.choice),
+        memory_limit_bytes=limit_bytes,
+        reproducible=solution.reproducible,
+        overlap_weight=priced.built.prices.weight,
+        step_bound_ns=min(step_ns, round(step_bound_s * _NANOSECONDS)),
+    )
+
+
+def _work_seconds(built: CostGraph, choice: Mapping[Node, int]) -> tuple[float, float]:
+    """Compute (operators and optimizer step) and collectives inside operators, seconds per step."""
+    compute_s = inner_s = 0.0
+    for operator, space in zip(built.model.operators, built.operators, strict=True):
+        strategy = choice["operator", operator.name]
+        compute_s += float(space.compute_s[strategy])
+        inner_s += float(space.inner_s[strategy])
+    for name in sorted(built.trainable):
+        seconds = built.pricer.optimizer_seconds(built.kept[name], built.model.tensor(name).dtype)
+        compute_s += float(seconds[choice["kept", name]])
+    return compute_s, inner_s
+
+
+def peak_memory(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> Memory:
+    """Bytes by category at the moment when their sum is largest (the first such moment)."""
+    categories: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+    change = np.zeros((len(categories), moments + 1), dtype=np.int64)
+    for holding in holdings:
+        amount = int(holding.amount[choice[holding.node]])
+        row = categories.index(holding.category)
+        change[row, holding.start] += amount
+        change[row, holding.end] -= amount
+    held = change.cumsum(axis=1)[:, :-1]
+    moment = int(held.sum(axis=0).argmax()) if moments else 0
+    return Memory(*(int(value) for value in held[:, moment]))

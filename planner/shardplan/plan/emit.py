@@ -1,0 +1,164 @@
+"""The moves that an assignment causes, lowered to collectives, in the order in which a step runs them.
+
+Moves are lowered by `shardplan.layout.lower` at the prices that the cost graph used, over the same layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+import numpy as np
+
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.edges import gradient_count
+from shardplan.graph.tensors import Phase, TensorSpace
+from shardplan.layout.collective import Collective
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import is_legal
+from shardplan.layout.lower import Step, lower
+from shardplan.layout.placement import P
+from shardplan.plan.types import CollectiveStep, Move
+
+_NANOSECONDS = 1e9
+
+
+class Emitter:
+    """Lowers the moves of one assignment; equal moves of equal tensors are lowered once."""
+
+    def __init__(self, built: CostGraph, choice: Mapping[Node, int]) -> None:
+        self.built = built
+        self.choice = choice
+        self._lowered: dict[tuple[object, ...], tuple[tuple[Step, ...], tuple[CollectiveStep, ...], float]] = {}
+
+    def moves(self) -> tuple[Move, ...]:
+        """All moves that emit anything: forward ones in operator order, then backward ones in reverse."""
+        forward: list[Move] = []
+        backward: list[Move] = []
+        for index, operator in enumerate(self.built.model.operators):
+            for position, name in enumerate(operator.inputs):
+                if name in self.built.served and self.built.flow.readers[name][0] == (index, position):
+                    self._collect(forward, backward, self._serving(name))
+                if name in self.built.kept:
+                    self._collect(forward, backward, self._reading(index, position, name))
+            for position, name in enumerate(operator.outputs):
+                if name in self.built.kept:
+                    self._collect(forward, backward, self._storing(index, position, name))
+        return (*forward, *reversed(backward))
+
+    @staticmethod
+    def _collect(forward: list[Move], backward: list[Move], moves: Iterator[Move]) -> None:
+        for move in moves:
+            if move.steps:
+                (forward if move.phase == "forward" else backward).append(move)
+
+    def kept_layout(self, name: str) -> Layout:
+        return self.built.kept[name].layout(self.choice["kept", name])
+
+    def served_layout(self, name: str) -> Layout:
+        """The layout readers take the tensor in: the kept one where nothing is served."""
+        if name not in self.built.served:
+            return self.kept_layout(name)
+        return self.built.served[name].layout(self.choice["served", name])
+
+    def _storing(self, index: int, position: int, name: str) -> Iterator[Move]:
+        space, strategy = self.built.operators[index].strategies, self._strategy(index)
+        made = space.layout("results", position, strategy)
+        assert made is not None
+        kept, micro = self.kept_layout(name), self.built.options.microbatches
+        forwards = self.built.recompute.forwards(index)
+        yield self._move(name, made, kept, "", "forward", count=micro * forwards)
+        if self.built.kept[name].kind.has_gradient:
+            yield self._move(name, kept, made, "", "backward", count=micro)
+
+    def _serving(self, name: str) -> Iterator[Move]:
+        kept, served = self.built.kept[name], self.built.served[name]
+        codes = kept.codes[self.choice["kept", name]], served.codes[self.choice["served", name]]
+        again = self.built.recompute.serves(name) > 1
+        yield from self._bringing(name, self.kept_layout(name), self.served_layout(name), "", codes, again=again)
+
+    def _reading(self, index: int, position: int, name: str) -> Iterator[Move]:
+        operator, space = self.built.model.operators[index], self.built.operators[index].strategies
+        read = space.layout("operands", position, self._strategy(index))
+        assert read is not None
+        node = self.built.source_of_reads(name)
+        source = self.built.graph.nodes[node]["space"]
+        codes = source.codes[self.choice[node]], space.layout_codes("operands", position)[self._strategy(index)]
+        again = self.built.recompute.reads(index, position, name) > 1
+        yield from self._bringing(name, self.served_layout(name), read, operator.name, codes, again=again)
+
+    def _bringing(
+        self,
+        name: str,
+        source: Layout,
+        target: Layout,
+        reader: str,
+        codes: tuple[np.ndarray, np.ndarray],
+        *,
+        again: bool,
+    ) -> Iterator[Move]:
+        """A value is brought to where it is read, perhaps again for backward, and its gradient comes back."""
+        space, micro = self.built.kept[name], self.built.options.microbatches
+        yield self._move(name, source, target, reader, "forward", count=micro)
+        if space.kind.has_gradient:
+            count = int(gradient_count(space, codes[0][None], codes[1][None])[0, 0])
+            yield self._move(name, target, source, reader, "backward", count=count)
+        if again:
+            yield self._move(name, source, target, reader, "backward", count=micro, regather=True)
+
+    def _strategy(self, index: int) -> int:
+        return self.choice["operator", self.built.model.operators[index].name]
+
+    def _move(
+        self,
+        name: str,
+        source: Layout,
+        target: Layout,
+        reader: str,
+        phase: Phase,
+        *,
+        count: int,
+        regather: bool = False,
+    ) -> Move:
+        """The gradient moves when the phase is backward, unless the value is gathered again."""
+        space = self.built.kept[name]
+        value = phase == "forward" or regather
+        start, goal = (source.forward, target.forward) if value else (source.gradient, target.gradient)
+        priced: Phase = "forward" if value else "backward"
+        steps, hidden = self._lower(space, start, goal, priced)
+        return Move(name, start, goal, reader, phase, steps, regather=regather, count=count, hidden=hidden)
+
+    def _lower(
+        self, space: TensorSpace, source: Layout, target: Layout, priced: Phase
+    ) -> tuple[tuple[CollectiveStep, ...], float]:
+        key = (id(space), source, target, priced)
+        if key not in self._lowered:
+            self._lowered[key] = self._lower_anew(space, source, target, priced)
+        return self._lowered[key]
+
+    def _lower_anew(
+        self, space: TensorSpace, source: Layout, target: Layout, priced: Phase
+    ) -> tuple[tuple[CollectiveStep, ...], float]:
+        if source == target:
+            return (), 0.0
+        kind, prices, mesh = space.kind, self.built.prices, self.built.cluster.mesh
+        size_bytes = kind.size_bytes if priced == "forward" else kind.gradient_bytes
+        charged = prices.charged(kind, priced)
+
+        def price(collective: Collective) -> float:
+            return charged(collective, float(size_bytes))
+
+        def legal(layout: Layout) -> bool:
+            return is_legal(layout, mesh, kind.shape)
+
+        steps = lower(mesh, source, target, price, shards=(*kind.shards, P()), legal=legal)
+        seconds = [prices.seconds(step.collective, float(size_bytes)) for step in steps]
+        hides = [prices.hidden(kind, priced, step.collective) for step in steps]
+        emitted = [_emitted(step.collective, size_bytes, time) for step, time in zip(steps, seconds, strict=True)]
+        hideable = sum(time * share for time, share in zip(seconds, hides, strict=True))
+        return tuple(emitted), hideable / sum(seconds) if sum(seconds) else 0.0
+
+
+def _emitted(collective: Collective, size_bytes: int, seconds: float) -> CollectiveStep:
+    payload = collective.share * Fraction(size_bytes)
+    return CollectiveStep(collective, -(-payload.numerator // payload.denominator), round(seconds * _NANOSECONDS))

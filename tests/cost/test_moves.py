@@ -1,0 +1,62 @@
+"""The matrix of move prices agrees with lowering one move at a time."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from shardplan.cost.moves import move_space
+from shardplan.layout.legal import is_legal
+from shardplan.layout.lower import lower
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import P, S
+
+SLOW_AXIS = 0
+
+
+def seconds(collective, size_bytes):
+    """A made-up machine: axis 0 is ten times slower than the others, latency grows with the group."""
+    if collective.is_free:
+        return 0.0
+    slow = 10.0 if SLOW_AXIS in collective.axes else 1.0
+    rounds = 2.0 if collective.kind == "all_reduce" else 1.0
+    return 3e-6 * len(collective.axes) * rounds + slow * rounds * float(collective.share) * size_bytes / 1e11
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shards", "shape", "size_bytes"),
+    [
+        (Mesh.of(machine=2, gpu=4), (S(0), S(1)), (8, 16), 1 << 20),
+        (Mesh.of(machine=4, gpu=2), (S(0), S(1), S(1, (4, 4))), (8, 8), 1 << 26),
+        (Mesh.of(a=2, b=2, c=2), (S(0), S(1)), (8, 4), 1 << 10),
+    ],
+)
+def test_price_matrix_is_the_price_of_the_lowered_moves(mesh, shards, shape, size_bytes):
+    space = move_space(mesh, len(shards))
+    legal = space.legal(shape, shards)
+    prices = space.prices(legal, size_bytes, seconds)
+    layouts = [space.layout(state, shards) for state in range(len(space.states))]
+    assert [is_legal(layout, mesh, shape) for layout in layouts] == legal.tolist()
+    states = np.flatnonzero(legal)
+    pairs = list(itertools.product(states.tolist(), repeat=2))
+    for source, target in pairs[:: max(1, len(pairs) // 400)]:
+        steps = lower(
+            mesh,
+            layouts[source],
+            layouts[target],
+            lambda collective: seconds(collective, size_bytes),
+            shards=(*shards, P()),
+            legal=lambda layout: is_legal(layout, mesh, shape),
+        )
+        total = sum(seconds(step.collective, size_bytes) for step in steps)
+        assert prices[source, target] == pytest.approx(total, abs=1e-15)
+
+
+def test_illegal_layouts_are_out_of_reach():
+    space = move_space(Mesh.of(a=4), 1)
+    legal = space.legal((6,), (S(0),))
+    prices = space.prices(legal, 1024, seconds)
+    sharded = int(space.state_of(np.array([0])))
+    assert not legal[sharded]
+    assert np.isinf(prices[sharded]).all()
+    assert np.isinf(prices[:, sharded]).all()
