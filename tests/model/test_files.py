@@ -1,5 +1,6 @@
 """Files that are no models: exact texts, and never anything but a `ShardplanError`."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -52,9 +53,7 @@ def test_missing_directory():
 
 def test_directory():
     Path("m.onnx").mkdir()
-    assert error_of("m.onnx") == (
-        "m.onnx: error[not-a-file]: this is a directory\nhint: name the .onnx file inside it"
-    )
+    assert error_of("m.onnx") == ("m.onnx: error[not-a-file]: this is a directory\nhint: name the .onnx file inside it")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -103,10 +102,8 @@ def test_no_damage_to_a_file_escapes_as_another_exception(data):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     content = content[: data.draw(st.integers(0, len(content)))]
     Path("m.onnx").write_bytes(content)
-    try:
+    with contextlib.suppress(ShardplanError):
         read_model("m.onnx", {"n": 2})
-    except ShardplanError:
-        pass
 
 
 def test_stripping_keeps_everything_but_big_payloads():
@@ -151,7 +148,9 @@ def test_a_file_beyond_two_gigabytes_is_read_without_its_weights():
         '<ir_version: 10, opset_import: ["" : 21]> g (float[2, 4] x) => (float[2, 201326592] y) { y = MatMul(x, w) }'
     )
     head = model.SerializeToString()
-    tensor = onnx.TensorProto(name="w", dims=[4, size_bytes // 16], data_type=onnx.TensorProto.FLOAT).SerializeToString()
+    tensor = onnx.TensorProto(
+        name="w", dims=[4, size_bytes // 16], data_type=onnx.TensorProto.FLOAT
+    ).SerializeToString()
     tensor += field(9, size_bytes)
     graph = model.graph.SerializeToString()
     assert head.endswith(field(7, len(graph)) + graph) or graph in head

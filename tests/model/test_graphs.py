@@ -235,8 +235,8 @@ def test_stored_shapes_that_no_longer_hold_are_ignored_with_a_warning(read):
     model = read("g (float[8] x) => (float[4] y) { y = Relu(x) }")
     assert model.tensors["y"].shape == (8,)
     assert [str(entry) for entry in model.warnings] == [
-        "warning[stale-shape]: 1 stored shape does not follow from the model's inputs, and is ignored\n"
-        "  'y' of node 'Relu_0' (Relu): stored [4], inferred [8]"
+        ("warning[stale-shape]: 1 stored shape does not follow from the model's inputs, and is ignored\n"
+        "  'y' of node 'Relu_0' (Relu): stored [4], inferred [8]")
     ]
 
 

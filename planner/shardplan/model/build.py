@@ -6,15 +6,16 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
-from shardplan.errors import Diagnostic, ShardplanError, error, warning
+from shardplan.errors import Diagnostic, ShardplanError, warning
 from shardplan.model.attributes import attributes_of
 from shardplan.model.blocks import find_blocks
-from shardplan.model.dims import Binding, flag, names_of
+from shardplan.model.dims import Binding
 from shardplan.model.draft import CAPTURED, Draft, Node
 from shardplan.model.infer import Inferred
 from shardplan.model.names import Use, identity_of, other_names
-from shardplan.model.node_types import Typed, is_optional_output, show
-from shardplan.model.types import DTYPE_BITS, AttributeValue, Model, Operator, Parameter, Role, Tensor
+from shardplan.model.node_types import is_optional_output
+from shardplan.model.types import AttributeValue, Model, Operator, Parameter, Role, Tensor
+from shardplan.model.unresolved import dtype_of, unresolved_values
 from shardplan.model.weights import Weights
 
 
@@ -144,7 +145,7 @@ class _Builder:
                 ]
             )
         )
-        problems = self._unresolved(values)
+        problems = unresolved_values(self.draft, self.inferred, self.nodes, values)
         if problems:
             raise ShardplanError(*problems)
         parameters = self._parameters(values)
@@ -176,7 +177,7 @@ class _Builder:
         return roles
 
     def _tensor(self, name: str, role: Role) -> Tensor:
-        return Tensor(name, self._shape(name), _dtype(self.inferred.typed[name].elem_type), role)
+        return Tensor(name, self._shape(name), dtype_of(self.inferred.typed[name].elem_type), role)
 
     def _operator(self, node: Node) -> Operator:
         attributes: dict[str, AttributeValue] = attributes_of(node.proto)
@@ -219,44 +220,6 @@ class _Builder:
             )
         return tuple(parameters)
 
-    def _unresolved(self, values: list[str]) -> list[Diagnostic]:
-        """Values without a static shape or with a type that cannot be planned; only where the trouble starts."""
-        typed = self.inferred.typed
-        bad = {value for value in values if not _is_usable(typed[value])}
-        makers = {name: node for node in self.nodes for name in node.outputs}
-        problems = []
-        for value in values:
-            node = makers.get(value)
-            if value in bad and (node is None or bad.isdisjoint(node.reads)):
-                problems.append(self._unresolved_value(value, typed[value], node))
-        return problems
-
-    def _unresolved_value(self, value: str, typed: Typed, node: Node | None) -> Diagnostic:
-        where = node.label if node else "the graph's inputs"
-        if typed.kind != "tensor":
-            return error("not-a-tensor", f"'{value}' of {where} is a {typed.kind}; only tensors can be planned")
-        if typed.is_static:
-            text = f"'{value}' of {where} has element type {typed.elem_type}, which cannot be planned"
-            return error("unknown-type", text)
-        detail = self.inferred.reasons.get(node.name, "") if node else ""
-        unread = (
-            [name for name in node.inputs if name in self.draft.initializers and self._is_unread(name)] if node else []
-        )
-        if unread:
-            detail = f"it depends on the data of '{unread[0]}', which is not in the file"
-        open_dims = self.draft.stored[value].shape if value in self.draft.stored else None
-        names = dict.fromkeys(name for dim in open_dims or () if isinstance(dim, str) for name in names_of(dim))
-        hint = "store the shape in the file (value_info), or export the model with static shapes"
-        if names:
-            hint = "give " + " ".join(flag(name, "N") for name in names)
-        return error(
-            "unresolved-shape", f"the shape of '{value}' of {where} is {show(typed.shape)}", detail=detail, hint=hint
-        )
-
-    def _is_unread(self, name: str) -> bool:
-        tensor = self.draft.initializers[name]
-        return name not in self.inferred.known and tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
-
     def _kept_whole(self) -> list[Diagnostic]:
         names = [node.name for node in self.nodes if any(entry.type == _GRAPH for entry in node.proto.attribute)]
         if not names:
@@ -266,17 +229,6 @@ class _Builder:
 
 
 _GRAPH = onnx.AttributeProto.GRAPH
-
-
-def _is_usable(typed: Typed) -> bool:
-    return typed.kind == "tensor" and typed.is_static and _dtype(typed.elem_type) in DTYPE_BITS
-
-
-def _dtype(elem_type: int) -> str:
-    return _DTYPES.get(elem_type, "")
-
-
-_DTYPES: dict[int, str] = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
 
 
 def _composed(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
     "cleandiv": operator.floordiv,
     "ceildiv": lambda above, below: -(-above // below),
 }
-_Tree = ast.expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def names_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _parse(text: str) -> _Tree | None:
+def _parse(text: str) -> ast.expr | None:
     if len(text) > _LONGEST_EXPRESSION:
         return None
     try:
@@ -84,7 +82,7 @@ def _parse(text: str) -> _Tree | None:
         return None
 
 
-def _is_arithmetic(tree: _Tree) -> bool:
+def _is_arithmetic(tree: ast.expr) -> bool:
     if isinstance(tree, ast.Name):
         return True
     if isinstance(tree, ast.Constant):
@@ -98,7 +96,7 @@ def _is_arithmetic(tree: _Tree) -> bool:
     return False
 
 
-def _evaluate(tree: _Tree, sizes: Mapping[str, int]) -> int:
+def _evaluate(tree: ast.expr, sizes: Mapping[str, int]) -> int:
     if isinstance(tree, ast.Name):
         return sizes[tree.id]
     if isinstance(tree, ast.Constant):
@@ -117,50 +115,35 @@ def bind(draft: Draft, dims: Mapping[str, int]) -> Binding:
 
     Raises `ShardplanError`: names the model does not have, sizes below one, input dims left without a size.
     """
-    needed = _open_dims(draft)
-    problems = _bad_sizes(dims) + _unknown_names(dims, needed, _names(draft.stored.values()), _has_symbols(draft))
+    needed = _open_dims(draft, Binding({}))
+    stored = _names([*draft.inputs.values(), *draft.stored.values()])
+    problems = _bad_sizes(dims) + _unknown_names(dims, list(needed), stored)
     binding = Binding(dict(dims))
-    unbound = [name for name in needed if name not in dims]
-    unbound = [name for name in unbound if not _is_covered(name, draft, binding)]
-    if unbound and not problems:
-        problems.append(_unbound(unbound, needed))
-    problems += _negative(draft, binding) if not problems else []
+    if not problems:
+        unbound = {name: uses for name, uses in _open_dims(draft, binding).items() if name not in dims}
+        problems = ([_unbound(unbound)] if unbound else []) or _impossible(draft, binding)
     if problems:
         raise ShardplanError(*problems)
     return binding
 
 
-def _open_dims(draft: Draft) -> dict[str, list[str]]:
-    """Names that the graph inputs leave open -> inputs in which they occur."""
+def _open_dims(draft: Draft, binding: Binding) -> dict[str, list[str]]:
+    """Names in dims of graph inputs that have no size under `binding` -> inputs in which they occur."""
     found: dict[str, list[str]] = {}
     for name, stored in draft.inputs.items():
         for place, dim in enumerate(stored.shape or ()):
-            if isinstance(dim, int):
-                continue
-            for symbol in (f"{name}[{place}]",) if dim is None else names_of(dim):
-                uses = found.setdefault(symbol, [])
-                if name not in uses:
-                    uses.append(name)
+            unnamed = f"{name}[{place}]"
+            if binding.size(dim, unnamed) is None:
+                for symbol in (unnamed,) if dim is None else names_of(str(dim)):
+                    uses = found.setdefault(symbol, [])
+                    if name not in uses:
+                        uses.append(name)
     return found
-
-
-def _has_symbols(draft: Draft) -> bool:
-    return any(isinstance(dim, str) for stored in draft.stored.values() for dim in stored.shape or ())
 
 
 def _names(values: Iterable[Stored]) -> set[str]:
     texts = {dim for stored in values for dim in stored.shape or () if isinstance(dim, str)}
     return texts | {name for text in texts for name in names_of(text)}
-
-
-def _is_covered(symbol: str, draft: Draft, binding: Binding) -> bool:
-    """Whether every input dim with `symbol` has a size all the same (its whole expression was bound)."""
-    return all(
-        binding.size(dim, f"{name}[{place}]") is not None
-        for name, stored in draft.inputs.items()
-        for place, dim in enumerate(stored.shape or ())
-        if isinstance(dim, str) and symbol in names_of(dim)
-    ) and not symbol.endswith("]")
 
 
 def _bad_sizes(dims: Mapping[str, int]) -> list[Diagnostic]:
@@ -172,31 +155,30 @@ def _bad_sizes(dims: Mapping[str, int]) -> list[Diagnostic]:
     ]
 
 
-def _unknown_names(
-    dims: Mapping[str, int], needed: Mapping[str, object], stored: set[str], has_symbols: bool
-) -> list[Diagnostic]:
-    problems = []
-    for name in sorted(set(dims) - set(needed) - stored):
-        if needed or has_symbols:
-            allowed = f"symbolic dims of the model: {', '.join(needed) or ', '.join(sorted(stored))}"
-        else:
-            allowed = "all shapes of the model are fixed; it has no symbolic dims"
-        hint = did_you_mean(name, {*needed, *stored})
-        problems.append(
-            error("unknown-dim", f"--dim {name}={dims[name]}: no dim is called '{name}'", detail=allowed, hint=hint)
+def _unknown_names(dims: Mapping[str, int], needed: list[str], stored: set[str]) -> list[Diagnostic]:
+    allowed = needed or sorted(stored)
+    detail = f"symbolic dims of the model: {', '.join(allowed)}"
+    if not allowed:
+        detail = "all shapes of the model are fixed; it has no symbolic dims"
+    return [
+        error(
+            "unknown-dim",
+            f"--dim {name}={dims[name]}: no dim is called '{name}'",
+            detail=detail,
+            hint=did_you_mean(name, {*needed, *stored}),
         )
-    return problems
+        for name in sorted(set(dims) - set(needed) - stored)
+    ]
 
 
-def _unbound(unbound: list[str], uses: Mapping[str, list[str]]) -> Diagnostic:
-    lines = [f"{name}: in input {', '.join(repr(entry) for entry in uses[name][:4])}" for name in unbound]
-    flags = " ".join(flag(name, "N") for name in unbound)
-    several = "dims have" if len(unbound) > 1 else "dim has"
+def _unbound(uses: Mapping[str, list[str]]) -> Diagnostic:
+    lines = [f"{name}: in input {', '.join(repr(entry) for entry in inputs[:4])}" for name, inputs in uses.items()]
+    several = "dims have" if len(uses) > 1 else "dim has"
     return error(
         "unbound-dim",
-        f"{len(unbound)} symbolic {several} no size: {', '.join(unbound)}",
+        f"{len(uses)} symbolic {several} no size: {', '.join(uses)}",
         detail="\n".join(lines),
-        hint=f"give {flags}",
+        hint=f"give {' '.join(flag(name, 'N') for name in uses)}",
     )
 
 
@@ -205,12 +187,15 @@ def flag(name: str, size: int | str) -> str:
     return f"--dim {name}={size}" if name.isidentifier() else f"--dim '{name}={size}'"
 
 
-def _negative(draft: Draft, binding: Binding) -> list[Diagnostic]:
+def _impossible(draft: Draft, binding: Binding) -> list[Diagnostic]:
+    """Input dims whose expression has no value, or one below zero."""
     problems = []
     for name, stored in draft.inputs.items():
         for place, dim in enumerate(stored.shape or ()):
             size = binding.size(dim, f"{name}[{place}]")
-            if size is not None and size < 0:
+            if size is None:
+                problems.append(error("bad-dim", f"dim {place} of input '{name}' is {dim}, which has no value"))
+            elif size < 0:
                 problems.append(error("bad-dim", f"dim {place} of input '{name}' is {dim} = {size}, below zero"))
     return problems
 
@@ -218,8 +203,3 @@ def _negative(draft: Draft, binding: Binding) -> list[Diagnostic]:
 def is_static(shape: tuple[int | None, ...] | None) -> bool:
     """Whether every size is known."""
     return shape is not None and None not in shape
-
-
-def elements(shape: tuple[int, ...]) -> int:
-    """Number of elements."""
-    return math.prod(shape)
