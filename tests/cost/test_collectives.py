@@ -142,6 +142,12 @@ def test_small_reductions_between_machines_go_over_a_tree():
     assert latency == pytest.approx(4.5 + 2 * (7 * 0.8 + 3 * 10))
 
 
+def test_a_group_with_a_part_of_the_cards_ramps_up_on_that_part():
+    for mesh, ramp in (("8x1", 30e6), ("8x8", 30e6 / 8)):
+        _, inverse, root = model("h100-dgx", mesh).prices("permute", (0,))[0]
+        assert (root / inverse) ** 2 == pytest.approx(ramp)
+
+
 def test_a_ring_of_a_torus_has_two_ways_round():
     whole, part = model("tpu-v5e", "16x16"), model("tpu-v5e", "16x8")
     assert inverse_bandwidth(whole, "all_gather", (1,)) == pytest.approx(15 / 16 / 90e9)
