@@ -167,8 +167,8 @@ def test_stored_expressions_give_what_inference_cannot(read):
 
 def test_shape_arithmetic_disappears(read):
     """What exporters write for `x.view(b, s, 2, h // 2)`: nothing of it is left but the reshape."""
-    text = """g (float[batch, seq, 8] x) => (float[?, ?, ?, ?] y) <int64 zero = {0}, int64 one = {1}, int64[1] axis = {0},
-        int64[1] two = {2}, int64[1] rest = {-1}> {
+    text = """g (float[batch, seq, 8] x) => (float[?, ?, ?, ?] y) <int64 zero = {0}, int64 one = {1},
+        int64[1] axis = {0}, int64[1] two = {2}, int64[1] rest = {-1}> {
         s = Shape(x)  b = Gather <axis = 0> (s, zero)  t = Gather <axis = 0> (s, one)
         b1 = Unsqueeze(b, axis)  t1 = Unsqueeze(t, axis)
         target = Concat <axis = 0> (b1, t1, two, rest)  y = Reshape(x, target) }"""

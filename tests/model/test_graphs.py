@@ -188,8 +188,8 @@ def test_sequences_are_refused_where_they_start(refuse):
     text = """g (float[4] x) => (float[4] y) {
         s = SequenceConstruct(x)  i = Constant <value_int = 0> ()  y = SequenceAt(s, i) }"""
     assert refuse(text) == (
-        "m.onnx: error[not-a-tensor]: 's' of node 'SequenceConstruct_0' (SequenceConstruct) is a sequence; only tensors "
-        "can be planned"
+        "m.onnx: error[not-a-tensor]: 's' of node 'SequenceConstruct_0' (SequenceConstruct) is a sequence; "
+        "only tensors can be planned"
     )
 
 
@@ -225,8 +225,8 @@ def test_names_are_made_unique(read, proto):
 
 def test_unread_optional_results_are_not_made(read):
     model = read(
-        "g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y) { p, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)"
-        "  y, mask = Dropout(p) }"
+        "g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y) {"
+        "  p, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)  y, mask = Dropout(p) }"
     )
     assert [operator.outputs for operator in model.operators] == [("p",), ("y",)]
 
@@ -235,8 +235,10 @@ def test_stored_shapes_that_no_longer_hold_are_ignored_with_a_warning(read):
     model = read("g (float[8] x) => (float[4] y) { y = Relu(x) }")
     assert model.tensors["y"].shape == (8,)
     assert [str(entry) for entry in model.warnings] == [
-        ("warning[stale-shape]: 1 stored shape does not follow from the model's inputs, and is ignored\n"
-        "  'y' of node 'Relu_0' (Relu): stored [4], inferred [8]")
+        (
+            "warning[stale-shape]: 1 stored shape does not follow from the model's inputs, and is ignored\n"
+            "  'y' of node 'Relu_0' (Relu): stored [4], inferred [8]"
+        )
     ]
 
 
@@ -292,7 +294,8 @@ def test_control_flow_is_kept_whole_and_said_so(read):
 
 
 def test_loop_and_scan_results_are_typed(read):
-    text = """g (float[2, 3] x, float[4, 2, 3] xs) => (float[2, 3] y, float[5, 2, 3] ys, float[4, 2, 3] zs) <int64 n = {5}> {
+    text = """g (float[2, 3] x, float[4, 2, 3] xs) => (float[2, 3] y, float[5, 2, 3] ys, float[4, 2, 3] zs)
+        <int64 n = {5}> {
         y, ys = Loop (n, , x) <body = b (int64 i, bool c, float[2, 3] v) => (bool d, float[2, 3] w, float[2, 3] o)
             { d = Identity(c)  w = Relu(v)  o = Neg(v) }>
         last, zs = Scan <num_scan_inputs = 1, body = s (float[2, 3] v, float[2, 3] e) => (float[2, 3] w, float[2, 3] o)
