@@ -87,6 +87,7 @@ def test_document_is_plain_data_and_complete():
     }
     assert document["moves"][-1] == {
         "tensor": "layers.*.attention.qkv.weight",
+        "module": "",
         "count": 4,
         "from": "S(0;3x1024)@gpu",
         "to": "R/P@machine, S(0;3x1024)@gpu",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+_MOST_RUNS = 4
 
 
 def pattern(name: str) -> str:
@@ -36,11 +38,15 @@ def _is_all(names: Sequence[str], everything: Iterable[str]) -> bool:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`[0, 2, 3, 4]` -> `0,2-4`."""
+    """`[0, 2, 3, 4]` -> `0,2-4`; even steps are `0,2…22`, and of many uneven runs only the ends are said."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    said = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    if len(runs) <= _MOST_RUNS:
+        return ",".join(said)
+    steps = {after - before for before, after in itertools.pairwise(numbers)}
+    return f"{said[0]},{said[1]}…{said[-1]}" if len(steps) == 1 else f"{said[0]}…{said[-1]}"

@@ -37,10 +37,12 @@ class MoveGroup:
     """Moves alike in tensor name (but for layer numbers), layouts, phase and collectives; parameters in checkpoint
     orientation.
 
-    `count`: moves per step; `time_ns`: of all of them; `charged_ns`: what is not hidden behind compute.
+    `module`: that makes the tensor, `""` for a parameter or where it is unknown; `count`: moves per step; `time_ns`: of
+    all of them; `charged_ns`: what is not hidden behind compute.
     """
 
     tensor: str
+    module: str
     count: int
     source: str
     target: str
@@ -85,38 +87,46 @@ def parameter_groups(plan: Plan) -> list[ParameterGroup]:
 def move_groups(plan: Plan) -> list[MoveGroup]:
     """Groups of moves that cost time, dearest first."""
     stored = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "parameter"}
-    named = [_as_stored(move, stored.get(move.tensor)) for move in plan.moves if move.time_ns]
-    names = [name for name, _ in named]
+    modules = {name: operator.module for operator in plan.operators for name in operator.outputs}
+    named = [
+        _Named(*_as_stored(move, stored.get(move.tensor)), modules.get(move.tensor, ""))
+        for move in plan.moves
+        if move.time_ns
+    ]
+    everything = {kind: sorted({getattr(item, kind) for item in named}) for kind in ("name", "module")}
 
-    def alike(item: tuple[str, Move]) -> Hashable:
-        name, move = item
-        return (
-            pattern(name),
-            move.source,
-            move.target,
-            move.phase,
-            move.regather,
-            move.hidden,
-            _described(move, plan.mesh),
-        )
+    def alike(item: _Named) -> Hashable:
+        move = item.move
+        how = (move.source, move.target, move.phase, move.regather, move.hidden, _described(move, plan.mesh))
+        return (pattern(item.name), pattern(item.module), *how)
 
-    groups = [_move_group(group, names, plan.mesh) for group in _together(named, alike)]
+    groups = [_move_group(group, everything, plan.mesh) for group in _together(named, alike)]
     return sorted(groups, key=lambda group: -group.charged_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A move with the name people know its tensor by, and the module that makes it (`""` for a parameter)."""
+
+    name: str
+    move: Move
+    module: str
+
+
 def _as_stored(move: Move, parameter: TensorDecision | None) -> tuple[str, Move]:
-    """The move with the name people know its tensor by; a parameter's layouts as the checkpoint has its dims."""
+    """A parameter is known by its name in the checkpoint, with the dims it has there."""
     if parameter is None:
         return move.tensor, move
     source, target = (checkpoint_layout(layout, parameter.perm) for layout in (move.source, move.target))
     return parameter.checkpoint, replace(move, source=source, target=target)
 
 
-def _move_group(group: list[tuple[str, Move]], names: list[str], mesh: Mesh) -> MoveGroup:
-    moves = [move for _, move in group]
+def _move_group(group: list[_Named], everything: dict[str, list[str]], mesh: Mesh) -> MoveGroup:
+    moves = [item.move for item in group]
     first = moves[0]
     return MoveGroup(
-        tensor=folded(list(dict.fromkeys(name for name, _ in group)), names),
+        tensor=folded(list(dict.fromkeys(item.name for item in group)), everything["name"]),
+        module=folded(list(dict.fromkeys(item.module for item in group)), everything["module"]),
         count=sum(move.count for move in moves),
         source=to_text(first.source, mesh),
         target=to_text(first.target, mesh),

@@ -54,6 +54,7 @@ def show_document(plan: Plan) -> dict[str, object]:
 def _move_record(group: MoveGroup) -> dict[str, object]:
     return {
         "tensor": group.tensor,
+        "module": group.module,
         "count": group.count,
         "from": group.source,
         "to": group.target,
@@ -102,7 +103,7 @@ def _show_parameters(console: Console, groups: list[ParameterGroup], plan: Plan,
         emit(console, Text.assemble((recipe_text(recipe, plan.mesh.names), "bold"), (f"  {stored} per device", "dim")))
         emit(console, _parameter_rows(alike, widths))
     rest = [group for group in groups if group not in shown]
-    _note_hidden(console, len(rest), "groups of parameters", size(sum(group.bytes_per_device for group in rest)))
+    _note_hidden(console, len(rest), "group{s} of parameters", size(sum(group.bytes_per_device for group in rest)))
 
 
 def _cells(group: ParameterGroup) -> tuple[str, ...]:
@@ -139,7 +140,7 @@ def _show_moves(console: Console, groups: list[MoveGroup], plan: Plan, *, everyt
         rows.add_row(*_move_cells(group, plan.summary.step_ns), *layouts)
     emit(console, rows)
     rest = groups[len(shown) :]
-    _note_hidden(console, len(rest), "kinds of moves", duration(sum(group.charged_ns for group in rest)))
+    _note_hidden(console, len(rest), "kind{s} of moves", duration(sum(group.charged_ns for group in rest)))
 
 
 def _move_cells(group: MoveGroup, step_ns: int) -> tuple[str | Text, ...]:
@@ -150,13 +151,15 @@ def _move_cells(group: MoveGroup, step_ns: int) -> tuple[str | Text, ...]:
         Text(group.collectives, style="cyan"),
         size(group.payload_bytes),
         group.phase,
-        group.tensor,
+        f"{group.module}: {group.tensor}" if group.module else group.tensor,
     )
 
 
 def _note_hidden(console: Console, number: int, what: str, amount: str) -> None:
-    note = Text(f"({number} more {what}, {amount}; --all shows them)", style="dim") if number else ""
-    emit(console, *([note, ""] if number else [""]))
+    """Say what is not shown, if anything; `what` has `{s}` where the plural has an s."""
+    plural = what.format(s="s" if number > 1 else "")
+    note = [Text(f"({number} more {plural}, {amount}; --all shows them)", style="dim")] if number else []
+    emit(console, *note, "")
 
 
 def _memory(plan: Plan) -> Table:

@@ -1,0 +1,108 @@
+"""The repository keeps its own promises: documents, the wheel, the limits of the house."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from example_plans import MESH, example_plan
+
+from shardplan.plan.file import dumps
+from shardplan.plan.orientation import checkpoint_layout
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted((ROOT / "planner").rglob("*.py"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+MOST_LINES, MOST_FUNCTION_LINES = 450, 60
+
+
+def commands() -> dict[str, str]:
+    """The README's commands, as `.ci/run` finds them."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"<!-- command: (\w+) -->\n```\w*\n(.*?)\n```", text, re.DOTALL))
+
+
+def test_ci_runs_the_commands_of_the_readme():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert sorted(commands()) == ["plan", "test"]
+    assert re.findall(r"^run_readme_command (\w+)$", script, re.MULTILINE) == ["plan", "test"]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_model_that_the_readme_plans_is_in_the_checkout():
+    model = re.search(r"shardplan solve (\S+)", commands()["plan"])
+    assert model
+    assert (ROOT / model[1]).is_file()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(document: Path):
+    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", document.read_text(encoding="utf-8"))
+    missing = [link for link in links if not (document.parent / link).exists()]
+    assert missing == []
+
+
+def test_verbs_in_the_documents_exist():
+    from shardplan.cli import cli
+
+    text = "\n".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
+    assert set(re.findall(r"`shardplan ([a-z]+)", text)) <= set(cli.commands)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "planner" / "shardplan")))
+def test_files_and_functions_stay_small_and_the_library_prints_nothing(source: Path):
+    text = source.read_text(encoding="utf-8")
+    assert text.count("\n") <= MOST_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < MOST_FUNCTION_LINES, node.name
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id != "print"
+
+
+def test_the_wheel_holds_the_package_the_profiles_and_the_schemas(tmp_path: Path):
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"shardplan"}
+    profiles = {f"shardplan/cluster_profiles/{path.name}" for path in (ROOT / "cluster_profiles").glob("*.yaml")}
+    data = {"shardplan/py.typed", "shardplan/plan/schema.json", "shardplan/render/documents.schema.json"}
+    assert profiles | data <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_documented_way_to_cut_a_checkpoint_is_the_layout(tmp_path: Path):
+    """docs/plan-file.md's code against the layout itself, for every parameter and rank of a plan."""
+    path = tmp_path / "two.plan.json"
+    path.write_text(dumps(example_plan()), encoding="utf-8")
+    document = (ROOT / "docs" / "plan-file.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(import json.*?)```", document, re.DOTALL)
+    assert code
+    scope: dict = {}
+    exec(code[1].replace("plans/gpt2_small.4x4.plan.json", str(path)), scope)
+    decisions = {tensor.checkpoint: tensor for tensor in example_plan().tensors if tensor.role == "parameter"}
+    for parameter in json.loads(path.read_text(encoding="utf-8"))["parameters"]:
+        shape = [min(size, 48) for size in parameter["shape"]]
+        small = {**parameter, "segments": {dim: [16] * len(s) for dim, s in parameter.get("segments", {}).items()}}
+        whole = np.arange(np.prod(shape)).reshape(shape)
+        decision = decisions[parameter["name"]]
+        layout = checkpoint_layout(decision.layout, decision.perm)
+        for rank, at in enumerate(MESH.coordinates()):
+            assert np.array_equal(scope["shard"](small, whole, rank), cut(whole, layout, at)), (parameter["name"], rank)
+
+
+def cut(whole: np.ndarray, layout, at: tuple[int, ...]) -> np.ndarray:
+    """The piece of `whole` at mesh coordinates `at`, one axis after the other, major first."""
+    piece = whole
+    for (dim, segments), axes in layout.dims().items():
+        parts = np.split(piece, len(segments) or 1, axis=dim)
+        for axis in axes:
+            parts = [np.split(part, MESH.shape[axis], axis=dim)[at[axis]] for part in parts]
+        piece = np.concatenate(parts, axis=dim)
+    return piece
