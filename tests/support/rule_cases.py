@@ -69,9 +69,9 @@ class Case:
         for name, array in zip(OUTPUTS, results, strict=False):
             tensors[name] = Tensor(name, array.shape, NAMES[array.dtype], "activation")
         attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in self.attributes.items()}
-        operator = Operator(
-            "node", self.kind, tuple(inputs), tuple(OUTPUTS[: self.outputs]), attributes, "", self.opset
-        )
+        domain, _, op_type = self.kind.rpartition(".")
+        outputs = tuple(OUTPUTS[: self.outputs])
+        operator = Operator("node", op_type, tuple(inputs), outputs, attributes, domain, self.opset)
         return Model("case", (operator,), tensors, (), (), (), constants)
 
     def rule(self) -> Rule:

@@ -87,10 +87,14 @@ def heads(*names: str):
     return localise
 
 
-def groups(name: str):
+def counts(factor: str, *names: str):
     def localise(device: Device) -> None:
-        if device.option.factor == "g":
-            device.attributes[name] //= device.ways
+        if device.option.factor == factor:
+            device.attributes |= {
+                name: device.attributes[name] // device.ways for name in names if name in device.attributes
+            }
+        if device.option.factor == "g" and "kv_num_heads" in names:
+            device.attributes["num_heads"] //= device.ways
 
     return localise
 
@@ -100,16 +104,22 @@ def resize(device: Device) -> None:
         device.operands[3] = np.array(device.local(), dtype=np.int64)
 
 
-def hidden(device: Device) -> None:
-    if device.option.factor == "h":
-        device.attributes["hidden_size"] //= device.ways
+def experts(devices: list[Device]) -> list[list[np.ndarray]]:
+    """Each device works on the experts it holds; the oracle is told which is its first."""
+    for device in devices:
+        device.attributes["first"] = device.rank * device.operands[2].shape[0]
+    return [device.run() for device in devices]
 
 
 LOCAL = {
+    "com.microsoft.GroupQueryAttention": counts("h", "num_heads", "kv_num_heads"),
+    "com.microsoft.MultiHeadAttention": counts("h", "num_heads"),
+    "com.microsoft.Attention": counts("h", "num_heads"),
+    "com.microsoft.RotaryEmbedding": counts("h", "num_heads"),
     "Reshape": reshape, "Expand": reshape, "Split": split, "Slice": slice_, "Tile": tile, "Resize": resize,
     "Attention": heads("q_num_heads", "kv_num_heads"), "RotaryEmbedding": heads("num_heads"),
-    "LinearAttention": heads("q_num_heads", "kv_num_heads"), "GroupNormalization": groups("num_groups"),
-    "Conv": groups("group"), "ConvTranspose": groups("group"),
+    "LinearAttention": heads("q_num_heads", "kv_num_heads"), "GroupNormalization": counts("g", "num_groups"),
+    "Conv": counts("g", "group"), "ConvTranspose": counts("g", "group"),
 }  # fmt: skip
 
 
@@ -317,6 +327,8 @@ def borders(devices: list[Device]) -> list[list[np.ndarray]]:
 
 
 TOGETHER = {
+    "com.microsoft.MoE": experts,
+    "com.microsoft.GatherBlockQuantized": masked(inside_gather),
     "Softmax": softmax, "LogSoftmax": softmax, "LayerNormalization": normalise(from_axis),
     "RMSNormalization": normalise(from_axis, centre=False), "InstanceNormalization": normalise(over_space),
     "GroupNormalization": normalise(over_groups), "BatchNormalization": batch_norm,

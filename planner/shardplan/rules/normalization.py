@@ -30,7 +30,7 @@ def layer_norm(signature: Signature) -> Row:
     )
     means = f", {' '.join([*rows, *'_' * len(row_dims)])}" * (len(signature.results) - 1)
     dims = " ".join([*rows, *row_dims])
-    is_rms = signature.kind == "RMSNormalization"
+    is_rms = "RMS" in signature.kind or "Simplified" in signature.kind
     statistics = (1, 1) if is_rms else (2, 2)
     return Row(f"{dims}, {scale} -> {dims}{means}", saves="0 1 r1 r2", statistics=statistics, work=4 if is_rms else 6)
 
@@ -74,7 +74,8 @@ def _over(rank: int, axes: set[int]) -> str:
 
 TABLE: tuple[Entry, ...] = (
     by("Softmax LogSoftmax Hardmax", softmax),
-    by("LayerNormalization RMSNormalization", layer_norm),
+    by("LayerNormalization RMSNormalization SimplifiedLayerNormalization", layer_norm),
+    by("com.microsoft.SimplifiedLayerNormalization", layer_norm),
     by("BatchNormalization", batch_norm),
     by("GroupNormalization", group_norm),
     by("LpNormalization", lp_norm),

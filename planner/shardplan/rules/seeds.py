@@ -128,6 +128,8 @@ def _from_options(operator: Operator, rule: Rule) -> Iterator[tuple[Place, Segme
 
 
 def _segmented(option: Option) -> list[tuple[Slot, Segments]]:
+    if not any(placement.segments for placement in (*option.operands, *option.results)):
+        return []
     return [(slot, segments) for slot, segments in shards_of(option).items() if segments]
 
 

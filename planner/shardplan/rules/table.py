@@ -13,6 +13,7 @@ from shardplan.rules import (
     convolution,
     gather,
     loss,
+    microsoft,
     normalization,
     pointwise,
     pooling,
@@ -40,6 +41,7 @@ TABLES: Mapping[str, tuple[Entry, ...]] = {
     "gather": gather.TABLE,
     "quantization": quantization.TABLE,
     "loss": loss.TABLE,
+    "microsoft": microsoft.TABLE,
     "whole": whole.TABLE,
 }
 FAMILIES: Mapping[str, tuple[str, ...]] = {
