@@ -168,6 +168,19 @@ def test_weights_made_by_constant_nodes(name, operators, parameters, trainable, 
     ) == (operators, parameters, trainable, millions)
 
 
+@pytest.mark.parametrize("folder", ["pytorch-operator", "pytorch-converted"])
+def test_shapes_of_old_models_are_those_of_their_stored_results(folder):
+    """117 models of opset 6 to 9, some without any stored shape but the inputs'."""
+    paths = sorted((LIGHT.parent / folder).glob("*/model.onnx"))
+    assert len(paths) > 30
+    for path in paths:
+        model = read_model(path)
+        check_consistent(model)
+        for place, name in enumerate(model.outputs):
+            stored = onnx.TensorProto.FromString((path.parent / "test_data_set_0" / f"output_{place}.pb").read_bytes())
+            assert model.tensors[name].shape == tuple(stored.dims), path
+
+
 def test_reading_twice_gives_the_same(zoo):
     again = read_model(Path(__file__).parent.parent / "models" / "gshard_moe.onnx")
     assert again.operators[5:] == zoo("gshard_moe").operators[5:]

@@ -303,3 +303,10 @@ def test_loop_and_scan_results_are_typed(read):
     model = read(text)
     assert model.tensors["ys"].shape == (5, 2, 3)
     assert model.tensors["zs"].shape == (4, 2, 3)
+
+
+def test_known_outer_values_are_known_inside_a_body(read):
+    text = """g (float[2, 3] x, float[4, 2, 3] xs) => (float[?, ?, ?, ?] zs) <int64[1] axis = {0}> {
+        last, zs = Scan <num_scan_inputs = 1, body = s (float[2, 3] v, float[2, 3] e) => (float[2, 3] w, float[?, ?, ?] o)
+            { w = Add(v, e)  o = Unsqueeze(e, axis) }> (x, xs) }"""
+    assert read(text).tensors["zs"].shape == (4, 1, 2, 3)

@@ -146,12 +146,19 @@ class NodeTyper:
     def _nested(
         self, node: Node, typed: Mapping[str, Typed], tensors: Mapping[str, onnx.TensorProto]
     ) -> Mapping[str, onnx.TypeProto]:
-        """Infer a node with nested graphs as a model of its own, outer values as its inputs."""
+        """Infer a node with nested graphs as a model of its own, outer values as its inputs.
+
+        What ONNX knows of an outer value inside a nested graph is its type alone, so known ones move inside.
+        """
         graph = onnx.GraphProto(name="nested", node=[node.proto])
+        inside = [tensors[name] for name in node.captured if name in tensors]
+        for attribute in graph.node[0].attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                attribute.g.initializer.extend(inside)
         for name in dict.fromkeys(node.reads):
-            if name in tensors:
+            if name in tensors and name in node.inputs:
                 graph.initializer.append(tensors[name])
-            else:
+            elif name not in tensors:
                 graph.input.append(onnx.ValueInfoProto(name=name, type=_type_proto(typed[name])))
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.outputs if name)
         model = onnx.ModelProto(ir_version=max(self.draft.ir_version, 4), opset_import=self.opsets, graph=graph)
