@@ -51,7 +51,7 @@ def plan_model(
             refusals.append(_no_plan(built, solution, limit))
             return None
         priced = price(built, solution)
-        return Trial(weight, (priced, memory), priced.at_best_step_s, priced.step_s, solution.bound / PICOSECONDS)
+        return Trial(weight, (priced, memory), priced.f1_s, priced.f2_s, solution.bound / PICOSECONDS)
 
     found = shortest_step(solve_at)
     if found is None:

@@ -67,8 +67,7 @@ def build_cost_graph(
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
-    `overlap_weight`: how much of what can hide behind compute the objective takes to be hidden, s of
-    `shardplan.graph.overlap`.
+    `overlap_weight`: w of `shardplan.graph.overlap`.
     """
     flow = trace(model, rules, training=options.training)
     fusion = fuse(model, rules, flow)
@@ -79,7 +78,7 @@ def build_cost_graph(
     spaces: dict[TensorKind, TensorSpace] = {}
     kept = {name: _space(spaces, kind, prices) for name, kind in traffic.kept.items()}
     served = {name: _space(spaces, kind, prices) for name, kind in traffic.served.items()}
-    pricer = OperatorPricer(cluster, collectives, options)
+    pricer = OperatorPricer(cluster, collectives, options, overlap_weight)
     operators = [
         pricer.space(
             rule,
@@ -139,7 +138,7 @@ def _add_nodes(built: CostGraph) -> None:
         cost = tie_costs[id(space)]
         if name in built.trainable:
             seconds = built.pricer.optimizer_seconds(space, built.model.tensor(name).dtype)
-            cost = np.rint(seconds * PICOSECONDS) + cost
+            cost = np.rint(built.prices.weight * seconds * PICOSECONDS) + cost
         graph.add_node(("kept", name), cost=cost, space=space)
         if name in built.served:
             serving = built.served[name]

@@ -26,7 +26,7 @@ Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
 class OperatorSpace:
     """The strategies of operators of one kind with their prices.
 
-    `picoseconds`: charged per step, what the objective sees. `compute_s`, `inner_s`: its parts in seconds per step.
+    `picoseconds`: what the objective charges per step, compute weighted as in `shardplan.graph.overlap`. `compute_s`, `inner_s`: its parts in seconds per step.
     `forward_bytes`, `backward_bytes`: what one device holds while a microbatch's forward (backward) of it runs.
     """
 
@@ -44,10 +44,13 @@ class OperatorSpace:
 class OperatorPricer:
     """Makes operator spaces; operators that are equal in all that matters get the same one."""
 
-    def __init__(self, cluster: Cluster, collectives: CollectiveModel, options: PlanOptions) -> None:
+    def __init__(
+        self, cluster: Cluster, collectives: CollectiveModel, options: PlanOptions, compute_weight: float
+    ) -> None:
         self.cluster = cluster
         self.collectives = collectives
         self.options = options
+        self.compute_weight = compute_weight
         self.compute = ComputeModel(cluster)
         self._spaces: dict[tuple[object, ...], OperatorSpace] = {}
         self._optimizer: dict[tuple[int, str], Seconds] = {}
@@ -95,7 +98,7 @@ class OperatorPricer:
             flops = rule.backward_flops * (sum(with_gradient) / floats if rule.gemm else 1.0)
             compute_s = compute_s + micro * self._kernel(strategies, flops, charged, dtype, passes=2)
         inner_s = self._inner(strategies, forwards=forwards, backward=backward)
-        picoseconds = np.rint((compute_s + inner_s) * PICOSECONDS)
+        picoseconds = np.rint((self.compute_weight * compute_s + inner_s) * PICOSECONDS)
         keep = cheapest_of_equals(strategies, picoseconds)
         strategies.keep(keep)
         held = _held_bytes(strategies, rule, micro)

@@ -48,14 +48,18 @@ class Priced:
     at_best_s: float
 
     @property
-    def at_best_step_s(self) -> float:
-        """The step if all communication hides that can."""
+    def f1_s(self) -> float:
+        """The step if all communication hides that can (see `shardplan.graph.overlap`)."""
         return self.compute_s + self.exposed_s + self.hideable_s - self.at_best_s
 
     @property
+    def f2_s(self) -> float:
+        """The step if all compute hides behind communication."""
+        return self.exposed_s + self.hideable_s
+
+    @property
     def step_s(self) -> float:
-        """The step when no more hides than there is compute: the formula of `shardplan.graph.overlap`."""
-        return max(self.at_best_step_s, self.exposed_s + self.hideable_s)
+        return max(self.f1_s, self.f2_s)
 
 
 def price(built: CostGraph, solution: Solution) -> Priced:
@@ -75,7 +79,7 @@ def price(built: CostGraph, solution: Solution) -> Priced:
 def _check_price(priced: Priced) -> None:
     weight = priced.built.prices.weight
     ties_s = sum(priced.built.tie_picoseconds(name, priced.choice) for name in priced.built.kept) / PICOSECONDS
-    ours_s = priced.compute_s + priced.exposed_s + priced.hideable_s - weight * priced.at_best_s + ties_s
+    ours_s = weight * priced.f1_s + (1.0 - weight) * priced.f2_s + ties_s
     theirs_s = priced.solution.cost / PICOSECONDS
     roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in priced.moves) + 1e-6
     if abs(ours_s - theirs_s) > _TOLERANCE * theirs_s + roundings_s:
