@@ -97,6 +97,18 @@ class TestText:
             "R/P@machine, S(0)@gpu",
         )
 
+    def test_mesh_says_how_the_devices_are_spread_over_machines(self):
+        assert json.loads(TEXT)["mesh"] == {
+            "axes": [{"name": "machine", "size": 4, "link": "net"}, {"name": "gpu", "size": 4, "link": "up"}],
+            "devices": 16,
+            "hosts": 4,
+            "devices_per_host": 4,
+        }
+
+    def test_a_torus_has_no_machines_to_speak_of(self):
+        cluster = {"name": "tpu", "profile": {"levels": [{"name": "up", "topology": "torus"}]}}
+        assert "hosts" not in json.loads(dumps(example_plan(cluster=cluster)))["mesh"]
+
     def test_moves_list_their_collectives_with_bytes_and_nanoseconds(self):
         assert json.loads(TEXT)["moves"][5] == {
             "tensor": "layers.0.attention.qkv.weight.value",

@@ -47,7 +47,7 @@ def example_plan(**changes: object) -> Plan:
         "cluster": {
             "name": "h100-dgx",
             "digest": "sha256:77aa01bc",
-            "profile": {"name": "h100-dgx", "device": {"kind": "H100 SXM", "memory": "80 GB"}},
+            "profile": {"name": "h100-dgx", "levels": [{"name": "up", "topology": "switch"}, {"name": "net"}]},
         },
         "mesh": MESH,
         "axis_links": ("net", "up"),

@@ -8,6 +8,7 @@ checkpoint orientation; operators and moves speak of the graph's own dims.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -27,13 +28,6 @@ def dumps(plan: Plan) -> str:
     """The plan file's text, with a final newline."""
     writer = _Encoder(plan.mesh)
     by_role = {role: [t for t in plan.tensors if t.role in roles] for role, roles in SECTIONS.items()}
-    mesh = {
-        "axes": [
-            {"name": axis.name, "size": axis.size, "link": link}
-            for axis, link in zip(plan.mesh.axes, plan.axis_links, strict=True)
-        ],
-        "devices": plan.mesh.size,
-    }
     details = {
         "hidden_us": plan.summary.hidden_ns / 1000,
         "overlap_weight": plan.summary.overlap_weight,
@@ -45,7 +39,7 @@ def dumps(plan: Plan) -> str:
         _section("format_version", FORMAT_VERSION),
         _section("model", plan.model),
         _section("cluster", plan.cluster),
-        _section("mesh", mesh),
+        _section("mesh", _mesh_record(plan)),
         _section("summary", summary_record(plan.summary)),
         _section("details", details),
         _rows("parameters", [writer.parameter(t) for t in by_role["parameters"]]),
@@ -57,6 +51,26 @@ def dumps(plan: Plan) -> str:
         _rows("blocks", [row for number, block in enumerate(plan.blocks) for row in _block_rows(number, block)]),
     ]
     return "{\n" + ",\n".join(sections) + "\n}\n"
+
+
+def _mesh_record(plan: Plan) -> Record:
+    """Axes with their links; and, where the innermost link is that of a machine, how many machines there are."""
+    axes = list(zip(plan.mesh.axes, plan.axis_links, strict=True))
+    record: Record = {
+        "axes": [{"name": axis.name, "size": axis.size, "link": link} for axis, link in axes],
+        "devices": plan.mesh.size,
+    }
+    innermost = _innermost_level(plan.cluster)
+    if innermost and innermost.get("topology") != "torus":
+        inside = math.prod(axis.size for axis, link in axes if link == innermost.get("name"))
+        record |= {"hosts": plan.mesh.size // inside, "devices_per_host": inside}
+    return record
+
+
+def _innermost_level(cluster: Mapping[str, object]) -> Mapping[str, object] | None:
+    profile = cluster.get("profile")
+    levels = profile.get("levels") if isinstance(profile, Mapping) else None
+    return levels[0] if isinstance(levels, Sequence) and levels else None
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {
