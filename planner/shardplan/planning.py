@@ -28,8 +28,8 @@ def plan_model(
 ) -> Plan:
     """The best plan for `model` on `cluster`, with its proof.
 
-    Raises `ShardplanError` for a model that cannot be planned as asked, `InfeasibleError` when it is proven that no plan
-    fits in memory, `LimitError` when the time limit ends the search before any plan is found.
+    Raises `ShardplanError` for a model that cannot be planned as asked, `InfeasibleError` when it is proven that no
+    plan fits in memory, `LimitError` when the time limit ends the search before any plan is found.
     """
     if options.training and (obstacles := training_obstacles(model)):
         raise ShardplanError(*obstacles)

@@ -54,7 +54,8 @@ class MoveSpace:
 
     def state_of(self, codes: Index) -> Index:
         """Numbers of the mesh-order states with the given codes, shape (..., axes) -> (...)."""
-        return self.canonical[codes @ self.radix]
+        states: Index = self.canonical[codes @ self.radix]
+        return states
 
     def legal(self, shape: Sequence[int], shards: Sequence[Placement]) -> NDArray[np.bool_]:
         """Which states a tensor of `shape` may take, pseudo-dim j being `shards[j]`.

@@ -8,7 +8,7 @@ Equal operators and tensors share their spaces, and equal edges their table obje
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -99,7 +99,7 @@ def build_cost_graph(
     return built
 
 
-def _seconds(collectives: CollectiveModel):  # noqa: ANN202 - a closure
+def _seconds(collectives: CollectiveModel) -> Callable[[Collective, float], float]:
     def seconds(collective: Collective, size_bytes: float) -> float:
         return collectives.seconds(collective.kind, collective.axes, float(collective.share) * size_bytes)
 
@@ -157,34 +157,30 @@ def _add_nodes(built: CostGraph) -> None:
 def _add_edges(built: CostGraph) -> None:
     tables: dict[tuple[object, ...], edges.Table] = {}
     graph, again = built.graph, built.recompute
-
-    def table(make, key: tuple[object, ...], *args: object, **kwargs: object) -> edges.Table:  # noqa: ANN001
-        if key not in tables:
-            tables[key] = make(*args, **kwargs)
-        return tables[key]
-
     for index, (operator, space) in enumerate(zip(built.model.operators, built.operators, strict=True)):
+        node, strategies = ("operator", operator.name), space.strategies
         for position, name in enumerate(operator.inputs):
-            if name not in built.kept:
-                continue
             source = _read_space(built.kept, built.served, name)
-            assert source is not None
-            forwards = again.reads(index, position, name)
-            key = ("read", id(source), id(space.strategies), position, forwards)
-            priced = table(edges.to_read, key, source, space.strategies, position, forwards=forwards)
-            _join(graph, built.source_of_reads(name), ("operator", operator.name), priced)
+            if source is not None:
+                times = again.reads(index, position)
+                key = ("read", id(source), id(strategies), position, times)
+                if key not in tables:
+                    tables[key] = edges.to_read(source, strategies, position, forwards=times)
+                _join(graph, built.source_of_reads(name), node, tables[key])
         for position, name in enumerate(operator.outputs):
-            if name not in built.kept:
-                continue
-            kept, forwards = built.kept[name], again.forwards(index)
-            key = ("made", id(kept), id(space.strategies), position, forwards)
-            priced = table(edges.made_to_kept, key, space.strategies, position, kept, forwards=forwards)
-            _join(graph, ("operator", operator.name), ("kept", name), priced)
+            kept = built.kept.get(name)
+            if kept is not None:
+                times = again.forwards(index)
+                key = ("made", id(kept), id(strategies), position, times)
+                if key not in tables:
+                    tables[key] = edges.made_to_kept(strategies, position, kept, forwards=times)
+                _join(graph, node, ("kept", name), tables[key])
     for name, serving in built.served.items():
-        kept, forwards = built.kept[name], again.serves(name)
-        key = ("served", id(kept), id(serving), forwards)
-        priced = table(edges.kept_to_served, key, kept, serving, forwards=forwards)
-        _join(graph, ("kept", name), ("served", name), priced)
+        times = again.serves(name)
+        serving_key = ("served", id(built.kept[name]), id(serving), times)
+        if serving_key not in tables:
+            tables[serving_key] = edges.kept_to_served(built.kept[name], serving, forwards=times)
+        _join(graph, ("kept", name), ("served", name), tables[serving_key])
 
 
 def _join(graph: nx.MultiGraph, source: Node, target: Node, table: edges.Table) -> None:

@@ -54,8 +54,8 @@ def to_read(source: TensorSpace, strategies: StrategySpace, position: int, *, fo
 def gradient_count(space: TensorSpace, kept_codes: Index, read_codes: Index) -> Seconds:
     """How often per step the gradient moves from the read layouts (columns) back to the kept ones (rows).
 
-    An activation's moves once per microbatch. A weight's is accumulated and reduced once, unless it is kept sharded where
-    it is read whole: then every microbatch's is scattered to the shards.
+    An activation's moves once per microbatch. A weight's is accumulated and reduced once, unless it is kept sharded
+    where it is read whole: then every microbatch's is scattered to the shards.
     """
     micro = space.kind.microbatches
     if space.kind.traffic == "activation" or micro == 1:

@@ -1,7 +1,7 @@
 """Memory of one device over the step, as usages of choices over time.
 
-Moments: operator t runs its forward at moment t; in training its backward at moment 2T-1-t (T operators). A parameter with
-its gradient and optimizer state is there all the time, a saved activation from its making until backward has read it
+Moments: operator t of T runs its forward at moment t, in training its backward at moment 2T-1-t. A parameter with its
+gradient and optimizer state is there all the time, a saved activation from its making until backward has read it
 last, any other value while it is made and read; gathered copies and workspace while they are used. Bytes are those
 of one microbatch at a time. Gradients of activations live from the backward of the last reader to that of the maker.
 """

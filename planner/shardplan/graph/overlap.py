@@ -1,7 +1,7 @@
 """Communication that hides behind compute, and no more of it than there is compute.
 
-With C the compute of a step, H the communication that can hide (gathering weights, reducing their gradients), h the share
-of it that does at best, and X all other communication, a step takes
+With C the compute of a step, H the communication that can hide (gathering weights, reducing their gradients), h the
+share of it that does at best, and X all other communication, a step takes
 
     step = C + X + max((1 - h) H, H - C) = max(f1, f2),    f1 = X + C + (1 - h) H,    f2 = X + H
 

@@ -1,7 +1,7 @@
 """The plans that people write by hand, as restrictions of the choices: what is left open is solved.
 
-Each recipe gives, for some nodes of a cost graph, which of their choices it allows. They serve as yardsticks: the optimum
-is never dearer than any of them.
+Each recipe gives, for some nodes of a cost graph, which of their choices it allows. They serve as yardsticks: the
+optimum is never dearer than any of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def zero_3(built: CostGraph) -> Allowed:
 
 
 def megatron(built: CostGraph) -> Allowed:
-    """Tensor parallelism on the last axis, data parallelism on the others; between blocks activations are replicated."""
+    """Tensor parallelism on the last axis, data parallelism on the others; activations between blocks replicated."""
     return _megatron(built, sequence=False)
 
 
@@ -67,7 +67,7 @@ def _megatron(built: CostGraph, *, sequence: bool) -> Allowed:
     for name in _parameters(built):
         space = built.kept[name]
         sharded = space.codes < len(space.kind.shards)
-        mask = ~sharded[:, :last].any(axis=1)
+        mask: NDArray[np.bool_] = ~sharded[:, :last].any(axis=1)
         if len(space.kind.shape) > 1 and (mask & sharded[:, last]).any():
             mask &= sharded[:, last]
         allowed["kept", name] = mask
@@ -75,7 +75,7 @@ def _megatron(built: CostGraph, *, sequence: bool) -> Allowed:
         space = built.kept[name]
         wanted = space.code(S(1)) if sequence and len(space.kind.shape) > 2 else space.code(R)
         if wanted is not None:
-            mask = space.codes[:, last] == wanted
+            mask = np.equal(space.codes[:, last], wanted)
             if mask.any():
                 allowed["kept", name] = mask
     return allowed
@@ -102,10 +102,10 @@ def _inputs_by_batch(built: CostGraph, axes: range) -> dict[Node, NDArray[np.boo
             continue
         space = built.kept[name]
         batch, whole = space.code(S(0)), space.code(R)
-        by_batch = np.ones(len(space), dtype=np.bool_)
+        by_batch: NDArray[np.bool_] = np.ones(len(space), dtype=np.bool_)
         for axis in range(space.codes.shape[1]):
-            codes = space.codes[:, axis]
-            by_batch &= (codes == whole) | ((codes == batch) if axis in axes and batch is not None else False)
+            usable = {whole, batch} if axis in axes else {whole}
+            by_batch &= np.array([code in usable for code in space.codes[:, axis].tolist()])
         allowed["kept", name] = by_batch & (_pieces(space) == _pieces(space)[by_batch].max())
     return allowed
 
@@ -136,4 +136,5 @@ def _most_pieces(space: TensorSpace) -> NDArray[np.bool_]:
 
 
 def _pieces(space: TensorSpace) -> NDArray[np.int64]:
-    return space.space.tiles.prod(axis=1)[space.forward]
+    pieces: NDArray[np.int64] = space.space.tiles.prod(axis=1)[space.forward]
+    return pieces

@@ -33,9 +33,8 @@ class Recompute:
         """How often an operator computes its result per microbatch."""
         return 2 if operator in self.again else 1
 
-    def reads(self, operator: int, position: int, name: str) -> int:
+    def reads(self, operator: int, position: int) -> int:
         """How often an operand is brought to its reader: again when it is recomputed or its backward reads it."""
-        del name
         return 2 if operator in self.again or (operator, position) in self.needed else 1
 
     def serves(self, name: str) -> int:

@@ -86,7 +86,8 @@ class StrategySpace:
     def splits_of(self, factors: Sequence[str]) -> Index:
         """Into how many pieces each strategy cuts the given factors together."""
         among = np.array([choice.factor in factors and choice.works for choice in self.axis_choices])
-        return np.where(among[self.choices], self.axis_sizes, 1).prod(axis=1)
+        pieces: Index = np.where(among[self.choices], self.axis_sizes, 1).prod(axis=1)
+        return pieces
 
     def exclusive_codes(self, position: int) -> NDArray[np.bool_]:
         """Mesh axes on which result `position` is partial but no sum (a maximum, say): shape (strategies, axes)."""
@@ -152,13 +153,13 @@ def axis_choices(
     wanted = [_nothing("-", R, operands, results)]
     if any(space.kind.has_gradient for space in planned):
         wanted.append(_nothing("~", RP, operands, results))
-    for option in rule.options:
-        wanted.append(
-            _choice(
-                option.label, option.factor, option.size, option.operands, option.results, operands, results,
-                works=option.works, inner=option.inner,
-            )
-        )  # fmt: skip
+    wanted += [
+        _choice(
+            option.label, option.factor, option.size, option.operands, option.results, operands, results,
+            works=option.works, inner=option.inner,
+        )
+        for option in rule.options
+    ]  # fmt: skip
     for group in rule.linear:
         if any(position < len(operands) and operands[position] is not None for position in group):
             passed = [P() if position in group else RP for position in range(len(operands))]

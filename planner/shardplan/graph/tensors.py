@@ -33,8 +33,8 @@ class TensorKind:
     """All that the price and the choices of a tensor depend on.
 
     `shards`: the ways it can be sharded, in order. `traffic`: `weight` moves hide behind compute as weight gathering
-    and gradient reduction do, `activation` moves do not. `stored`: it rests in this layout (parameters, graph inputs and
-    outputs), so partial values are not allowed. `ordered`: several axes on one dim may take any order (parameters).
+    and gradient reduction do, `activation` moves do not. `stored`: it rests in this layout (parameters, graph inputs
+    and outputs), so partial values are not allowed. `ordered`: several axes on one dim may take any order (parameters).
     `size_bytes`, `gradient_bytes`: payload of the whole value and gradient in one microbatch.
     """
 
@@ -108,7 +108,7 @@ class TensorSpace:
         return self.kind.microbatches * self._forward_s[np.ix_(source, target)]
 
     def gradient_move(self, source: Index, target: Index) -> Seconds:
-        """Charged seconds of one microbatch's moves of the gradient, source states (rows) to target states (columns)."""
+        """Charged seconds of one microbatch's moves of the gradient, source states to target states."""
         if self._gradient_s is None:
             return np.zeros((len(source), len(target)))
         return self._gradient_s[np.ix_(source, target)]
@@ -138,8 +138,8 @@ class TensorSpace:
 class MovePrices:
     """Charged prices of moves on one cluster; kinds that differ only in their choices share one matrix.
 
-    `seconds(collective, size_bytes)`: real time of a collective on a tensor of so many bytes. `weight`: share of what can
-    hide that the objective takes to be hidden (see `shardplan.graph.overlap`).
+    `seconds(collective, size_bytes)`: real time of a collective on a tensor of so many bytes. `weight`: share of what
+    can hide that the objective takes to be hidden (see `shardplan.graph.overlap`).
     """
 
     def __init__(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
 
 import numpy as np
 
@@ -35,8 +34,8 @@ class PriceMismatchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Priced:
-    """An assignment with its moves and times. Seconds per step: `compute_s`; `exposed_s`, communication that cannot hide;
-    `hideable_s`, that can, of which `at_best_s` does if there is compute enough."""
+    """An assignment with its moves and times. Seconds per step: `compute_s`; `exposed_s`, communication that cannot
+    hide; `hideable_s`, that can, of which `at_best_s` does if there is compute enough."""
 
     built: CostGraph
     solution: Solution
@@ -63,7 +62,7 @@ class Priced:
 
 
 def price(built: CostGraph, solution: Solution) -> Priced:
-    """Lower and price an assignment. Raises `PriceMismatchError` when that gives another objective than the solver's."""
+    """Lower and price an assignment. Raises `PriceMismatchError` when that gives another objective."""
     assert solution.choices is not None
     choice = dict(zip(node_order(built), solution.choices, strict=True))
     moves = Emitter(built, choice).moves()
@@ -181,7 +180,7 @@ def _summary(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
     communication_s = priced.exposed_s + priced.hideable_s
     assert solution.outcome in ("optimal", "feasible", "interrupted")
     return Summary(
-        outcome=cast("Literal['optimal', 'feasible', 'interrupted']", solution.outcome),
+        outcome=solution.outcome,
         objective_ns=round(solution.cost / PICOSECONDS * _NANOSECONDS),
         bound_ns=round(min(solution.bound, solution.cost) / PICOSECONDS * _NANOSECONDS),
         gap=solution.gap,

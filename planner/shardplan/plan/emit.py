@@ -16,7 +16,7 @@ from shardplan.graph.tensors import Phase, TensorSpace
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
-from shardplan.layout.lower import Step, lower
+from shardplan.layout.lower import lower
 from shardplan.layout.placement import P
 from shardplan.plan.types import CollectiveStep, Move
 
@@ -29,7 +29,7 @@ class Emitter:
     def __init__(self, built: CostGraph, choice: Mapping[Node, int]) -> None:
         self.built = built
         self.choice = choice
-        self._lowered: dict[tuple[object, ...], tuple[tuple[Step, ...], tuple[CollectiveStep, ...], float]] = {}
+        self._lowered: dict[tuple[object, ...], tuple[tuple[CollectiveStep, ...], float]] = {}
 
     def moves(self) -> tuple[Move, ...]:
         """All moves that emit anything: forward ones in operator order, then backward ones in reverse."""
@@ -84,7 +84,7 @@ class Emitter:
         node = self.built.source_of_reads(name)
         source = self.built.graph.nodes[node]["space"]
         codes = source.codes[self.choice[node]], space.layout_codes("operands", position)[self._strategy(index)]
-        again = self.built.recompute.reads(index, position, name) > 1
+        again = self.built.recompute.reads(index, position) > 1
         yield from self._bringing(name, self.served_layout(name), read, operator.name, codes, again=again)
 
     def _bringing(
