@@ -12,15 +12,12 @@ from shardplan.render.units import duration, percent
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _INTERVAL_S = 0.1
 _CLEAR = "\r\x1b[2K"
-_OBJECTIVE_PER_NS = 1000.0
-"""The solver counts picoseconds."""
+_PICOSECONDS_PER_NS = 1000.0
 
 
 class Standing(Protocol):
-    """How far a solve is; `best` is infinite until a plan is known."""
+    """How far a solve is, in picoseconds; `best` is infinite until a plan is known."""
 
-    @property
-    def seconds(self) -> float: ...
     @property
     def best(self) -> float: ...
     @property
@@ -33,6 +30,7 @@ class ProgressLine:
     def __init__(self, stream: IO[str], *, enabled: bool = True) -> None:
         self._stream = stream
         self._enabled = enabled and stream.isatty()
+        self._started = time.monotonic()
         self._shown_at = -math.inf
         self._frame = 0
         self._drawn = False
@@ -54,19 +52,19 @@ class ProgressLine:
             return
         self._shown_at = now
         self._frame = (self._frame + 1) % len(_FRAMES)
-        self._stream.write(f"{_CLEAR}solving {_FRAMES[self._frame]} {progress_text(standing)}")
+        self._stream.write(f"{_CLEAR}solving {_FRAMES[self._frame]} {progress_text(standing, now - self._started)}")
         self._stream.flush()
         self._drawn = True
 
 
-def progress_text(standing: Standing) -> str:
-    """`12 s  best 39.1 ms  bound 37.8 ms  gap 3.3 %  Ctrl-C keeps the best`."""
-    parts = [f"{standing.seconds:.0f} s"]
+def progress_text(standing: Standing, seconds: float) -> str:
+    """`12 s  best 39.1 ms  bound 37.8 ms  gap 3.3 %  Ctrl-C keeps the best`; `seconds` since the start."""
+    parts = [f"{seconds:.0f} s"]
     known = math.isfinite(standing.best)
     if known:
-        parts.append(f"best {duration(standing.best / _OBJECTIVE_PER_NS)}")
+        parts.append(f"best {duration(standing.best / _PICOSECONDS_PER_NS)}")
     if math.isfinite(standing.bound) and standing.bound > 0:
-        parts.append(f"bound {duration(standing.bound / _OBJECTIVE_PER_NS)}")
+        parts.append(f"bound {duration(standing.bound / _PICOSECONDS_PER_NS)}")
         if known and standing.best > 0:
             parts.append(f"gap {percent(1 - standing.bound / standing.best)}")
     parts.append("Ctrl-C keeps the best" if known else "Ctrl-C stops")
