@@ -71,6 +71,14 @@ def test_colour_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch):
     assert not coloured("auto", plan)
 
 
+def test_no_more_is_hidden_than_the_plan_says(drawn):
+    """Of 616 us that could hide, 308 do: the rest is charged."""
+    summary = example_summary(hidden_ns=307_800)
+    moves = show_document(example_plan(summary=summary))["moves"]
+    reduce = next(move for move in moves if move["collectives"] == "all-reduce@machine")
+    assert (reduce["time_us"], reduce["charged_us"]) == (684.0, pytest.approx(684.0 - 307.8))
+
+
 def test_document_is_plain_data_and_complete():
     document = json.loads(json.dumps(show_document(example_plan())))
     assert document["mesh"] == {"machine": 4, "gpu": 4}

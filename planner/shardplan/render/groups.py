@@ -37,8 +37,8 @@ class MoveGroup:
     """Moves alike in tensor name (but for layer numbers), layouts, phase and collectives; parameters in checkpoint
     orientation.
 
-    `module`: that makes the tensor, `""` for a parameter or where it is unknown; `count`: moves per step; `time_ns`: of
-    all of them; `charged_ns`: what is not hidden behind compute.
+    `module`: that makes the tensor, `""` for a parameter or where it is unknown. `count`: moves per step. `time_ns`: of
+    all of them; `charged_ns`: what is not hidden behind compute, where there may be too little to hide all that could.
     """
 
     tensor: str
@@ -93,6 +93,7 @@ def move_groups(plan: Plan) -> list[MoveGroup]:
         for move in plan.moves
         if move.time_ns
     ]
+    hidden = _hidden_share(plan)
     everything = {kind: sorted({getattr(item, kind) for item in named}) for kind in ("name", "module")}
 
     def alike(item: _Named) -> Hashable:
@@ -100,7 +101,7 @@ def move_groups(plan: Plan) -> list[MoveGroup]:
         how = (move.source, move.target, move.phase, move.regather, move.hidden, _described(move, plan.mesh))
         return (pattern(item.name), pattern(item.module), *how)
 
-    groups = [_move_group(group, everything, plan.mesh) for group in _together(named, alike)]
+    groups = [_move_group(group, everything, plan.mesh, hidden) for group in _together(named, alike)]
     return sorted(groups, key=lambda group: -group.charged_ns)
 
 
@@ -121,7 +122,13 @@ def _as_stored(move: Move, parameter: TensorDecision | None) -> tuple[str, Move]
     return parameter.checkpoint, replace(move, source=source, target=target)
 
 
-def _move_group(group: list[_Named], everything: dict[str, list[str]], mesh: Mesh) -> MoveGroup:
+def _hidden_share(plan: Plan) -> float:
+    """How much of what could hide behind compute does: there may be too little compute for all of it."""
+    could = sum(move.time_ns * move.hidden for move in plan.moves)
+    return min(1.0, plan.summary.hidden_ns / could) if could else 1.0
+
+
+def _move_group(group: list[_Named], everything: dict[str, list[str]], mesh: Mesh, hidden: float) -> MoveGroup:
     moves = [item.move for item in group]
     first = moves[0]
     return MoveGroup(
@@ -134,7 +141,7 @@ def _move_group(group: list[_Named], everything: dict[str, list[str]], mesh: Mes
         collectives=_described(first, mesh),
         payload_bytes=sum(step.payload_bytes for step in first.steps),
         time_ns=sum(move.time_ns for move in moves),
-        charged_ns=round(sum(move.time_ns * (1 - move.hidden) for move in moves)),
+        charged_ns=round(sum(move.time_ns * (1 - move.hidden * hidden) for move in moves)),
     )
 
 
