@@ -139,6 +139,35 @@ def test_layers_wired_otherwise_are_different():
     assert all(len(block.copies) <= 3 for block in builder.blocks())
 
 
+def test_first_layer_fed_from_two_places_is_no_copy():
+    """Later layers read one value twice, the first reads two values."""
+    builder = Builder()
+    builder.add_tensor("z", "input")
+    value, skip = "x", "z"
+    for number in range(5):
+        module = f"layers.{number}"
+        inside = builder.op("Relu", [builder.op("MatMul", [value, builder.weight()], module)], module)
+        value = skip = builder.op("Add", [inside, skip], module)
+    (block,) = builder.blocks()
+    assert block.names == tuple(f"layers.{number}" for number in range(1, 5))
+
+
+def test_layers_that_share_different_values_are_different():
+    builder = Builder()
+    value = "x"
+    for number in range(6):
+        module = f"layers.{number}"
+        table = "local" if number < 3 else "global"
+        if table not in builder.tensors:
+            builder.add_tensor(table, "input")
+        inside = builder.op("Mul", [builder.op("MatMul", [value, builder.weight()], module), table], module)
+        value = builder.op("Add", [inside, value], module)
+    assert [block.names for block in builder.blocks()] == [
+        ("layers.0", "layers.1", "layers.2"),
+        ("layers.3", "layers.4", "layers.5"),
+    ]
+
+
 def test_shared_weights_may_be_shared_by_all_layers():
     builder = Builder()
     weight, value = builder.weight(), "x"

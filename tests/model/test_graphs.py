@@ -139,6 +139,16 @@ def test_shape_that_depends_on_data_outside_the_file(refuse, proto):
     )
 
 
+def test_external_data_is_not_replaced_by_what_is_left_in_the_file(refuse, proto):
+    model = proto("g (float[4] x) => (float[?, ?] y) { y = Reshape(x, shape) }")
+    model.graph.initializer.append(
+        TensorProto(
+            name="shape", dims=[2], data_type=TensorProto.INT64, data_location=TensorProto.EXTERNAL, raw_data=bytes(16)
+        )
+    )
+    assert "it depends on the data of 'shape', which is not in the file" in refuse(model)
+
+
 def test_incompatible_dims_name_the_node_and_its_inputs(refuse):
     text = "g (float[batch, seq, 4] x, float[1, 512, 4] positions) => (float[?, ?, 4] y) { y = Add(x, positions) }"
     assert refuse(text, {"batch": 2, "seq": 600}) == (
@@ -307,6 +317,7 @@ def test_loop_and_scan_results_are_typed(read):
 
 def test_known_outer_values_are_known_inside_a_body(read):
     text = """g (float[2, 3] x, float[4, 2, 3] xs) => (float[?, ?, ?, ?] zs) <int64[1] axis = {0}> {
-        last, zs = Scan <num_scan_inputs = 1, body = s (float[2, 3] v, float[2, 3] e) => (float[2, 3] w, float[?, ?, ?] o)
+        last, zs = Scan <num_scan_inputs = 1,
+            body = s (float[2, 3] v, float[2, 3] e) => (float[2, 3] w, float[?, ?, ?] o)
             { w = Add(v, e)  o = Unsqueeze(e, axis) }> (x, xs) }"""
     assert read(text).tensors["zs"].shape == (4, 1, 2, 3)

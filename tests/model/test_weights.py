@@ -139,6 +139,12 @@ def test_integers_are_no_weights_but_quantised_ones_are(read, proto):
     assert roles(model) == {"q": "frozen", "scale": "constant", "table": "constant"}
 
 
+def test_scales_of_channels_are_frozen_as_the_matrix_is(read, proto):
+    text = "g (float[2, 4] x) => (float[2, 3] y) { w = DequantizeLinear <axis = 1> (q, scale)  y = MatMul(x, w) }"
+    model = with_weights(proto, text, q=((4, 3), TensorProto.INT8), scale=((3,), TensorProto.FLOAT))
+    assert roles(read(model)) == {"q": "frozen", "scale": "frozen"}
+
+
 def test_quantised_matrix_of_onnx_runtime(read, proto):
     text = """g (float[2, 64] x) => (float[2, 8] y) {
         y = com.microsoft.MatMulNBits <K = 64, N = 8, bits = 4, block_size = 32> (x, b, s) }"""
@@ -225,12 +231,30 @@ def test_folded_weight_of_the_torch_exporter(read, proto):
     assert parameter.onnx_perm == ()
 
 
-def test_folded_and_transposed_again_cancels(read, proto):
+def test_folded_weight_whose_transposition_is_left_was_folded_otherwise(read, proto):
     text = "g (float[2, 4] x) => (float[2, 3] y) { t = Transpose(w)  y = MatMul(x, t) }"
     model = rename(with_weights(proto, text, w=W.T.copy()), "w", "val_41")
     fold(model, "val_41", ["layers.0.q.weight"])
     parameter = only(read(model))
-    assert (parameter.name, parameter.perm, parameter.onnx_perm) == ("layers.0.q.weight", (), (1, 0))
+    assert (parameter.name, parameter.perm, parameter.onnx_perm) == ("layers.0.q.weight", (1, 0), (1, 0))
+
+
+@pytest.mark.parametrize(("name", "perm"), [("transpose_4", (0, 2, 1)), ("val_9", (0, 2, 1)), ("permute_3", ())])
+def test_folded_stack_of_experts(read, proto, name, perm):
+    """Of three dims the last two were swapped, unless the folded operation may have been another permutation."""
+    text = "g (float[8, 2, 4] x) => (float[8, 2, 3] y) { y = MatMul(x, w) }"
+    model = rename(with_weights(proto, text, w=((8, 4, 3), TensorProto.FLOAT)), "w", name)
+    fold(model, name, ["mlp.experts.up"])
+    parameter = only(read(model))
+    assert (parameter.name, parameter.perm) == ("mlp.experts.up", perm)
+
+
+def test_different_transpositions_of_one_weight_stay(read, proto):
+    text = """g (float[2, 3, 4] x) => (float[2, 3, 4] y, float[4, 2, 4] z) {
+        t = Transpose <perm = [0, 2, 1]> (w)  u = Transpose <perm = [1, 0, 2]> (w)
+        y = MatMul(x, t)  z = Identity(u) }"""
+    model = read(with_weights(proto, text, w=((2, 4, 4), TensorProto.FLOAT)))
+    assert [operator.op_type for operator in model.operators] == ["Transpose", "Transpose", "MatMul", "Identity"]
 
 
 def test_name_from_the_module_that_reads_it(read, proto):

@@ -212,7 +212,7 @@ class _Builder:
                     name=identity.name,
                     tensor=root.tensor,
                     onnx=root.onnx,
-                    perm=_composed(identity.perm, root.perm),
+                    perm=root.perm or identity.perm,
                     aliases=tuple(dict.fromkeys(entry for entry in others if entry not in taken)),
                     trainable=self.weights.trained[root.onnx],
                     onnx_perm=root.perm,
@@ -229,11 +229,3 @@ class _Builder:
 
 
 _GRAPH = onnx.AttributeProto.GRAPH
-
-
-def _composed(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
-    """The perm of transposing by `first`, then by `second`; empty when it changes nothing."""
-    if not first or not second:
-        return first or second
-    perm = tuple(first[axis] for axis in second)
-    return () if perm == tuple(range(len(perm))) else perm

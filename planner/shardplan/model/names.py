@@ -7,7 +7,8 @@ calls it `onnx::MatMul_591`. In order of trust the name is taken from
 - the module that reads it (metadata scopes or path-like node names): `<module>.weight`.
 
 The metadata does not say *which* operation was folded. It is a transposition of the last two dims whenever a MatMul
-reads the result: torch's `Linear` stores [out, in] and `MatMul` wants [in, out].
+reads the result: torch's `Linear` stores [out, in] and `MatMul` wants [in, out]. (A weight whose `Transpose` is still
+in the graph was folded for another reason; `build` then takes the dims order from that node alone.)
 """
 
 from __future__ import annotations
