@@ -6,6 +6,7 @@ split by sequence between them; the norms are replicated and the embedding is st
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 from shardplan.layout.collective import Collective
@@ -85,9 +86,6 @@ def example_summary(**changes: object) -> Summary:
 
 def _parameter(name: str, shape: tuple[int, ...], layout: Layout, **fields: object) -> TensorDecision:
     """`shape` and `layout` in graph orientation."""
-    elements = 1
-    for size in shape:
-        elements *= size
     shards = MESH.ways([axis for axis, placement in enumerate(layout.placements) if placement.is_shard])
     known: dict[str, object] = {"checkpoint": name, "onnx": name, "trainable": True, "served": layout}
     return TensorDecision(
@@ -96,7 +94,7 @@ def _parameter(name: str, shape: tuple[int, ...], layout: Layout, **fields: obje
         shape=shape,
         dtype="bfloat16",
         layout=layout,
-        bytes_per_device=2 * elements // shards,
+        bytes_per_device=2 * math.prod(shape) // shards,
         **{**known, **fields},  # type: ignore[arg-type]
     )
 

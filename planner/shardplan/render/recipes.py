@@ -14,6 +14,7 @@ and that of its result:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -115,19 +116,12 @@ def recipe_text(recipe: tuple[str, ...], names: tuple[str, ...]) -> str:
 def axis_shares(plan: Plan, recipes: Mapping[str, tuple[str, ...]]) -> list[dict[str, float]]:
     """For each mesh axis: name -> share of the parameter elements it holds for, largest first."""
     parameters = [tensor for tensor in plan.tensors if tensor.role == "parameter"]
-    total = sum(_elements(parameter) for parameter in parameters) or 1
+    total = sum(math.prod(parameter.shape) for parameter in parameters) or 1
     shares = []
     for axis in range(len(plan.mesh)):
         found: dict[str, float] = {}
         for parameter in parameters:
             name = recipes[parameter.name][axis]
-            found[name] = found.get(name, 0.0) + _elements(parameter) / total
+            found[name] = found.get(name, 0.0) + math.prod(parameter.shape) / total
         shares.append(dict(sorted(found.items(), key=lambda item: (-item[1], item[0]))))
     return shares
-
-
-def _elements(tensor: TensorDecision) -> int:
-    elements = 1
-    for size in tensor.shape:
-        elements *= size
-    return elements
