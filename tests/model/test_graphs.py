@@ -246,7 +246,7 @@ def test_stored_shapes_that_no_longer_hold_are_ignored_with_a_warning(read):
     assert model.tensors["y"].shape == (8,)
     assert [str(entry) for entry in model.warnings] == [
         (
-            "warning[stale-shape]: 1 stored shape does not follow from the model's inputs, and is ignored\n"
+            "m.onnx: warning[stale-shape]: 1 stored shape does not follow from the model's inputs, and is ignored\n"
             "  'y' of node 'Relu_0' (Relu): stored [4], inferred [8]"
         )
     ]
@@ -299,7 +299,7 @@ def test_control_flow_is_kept_whole_and_said_so(read):
     assert str(operator.attributes["then_branch"]).startswith("sha256:")
     assert model.tensors["y"].shape == (3,)
     assert [str(entry) for entry in model.warnings] == [
-        "warning[control-flow]: 1 control-flow node is planned as one piece, not split\n  If_0"
+        "m.onnx: warning[control-flow]: 1 control-flow node is planned as one piece, not split\n  If_0"
     ]
 
 

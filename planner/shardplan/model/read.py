@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from shardplan.errors import ShardplanError
+from shardplan.errors import Diagnostic, ShardplanError
 from shardplan.model.build import build_model, needed_nodes
 from shardplan.model.digest import structure_digest
 from shardplan.model.dims import bind
@@ -29,10 +29,14 @@ def read_model(path: str | Path, dims: Mapping[str, int] = _NO_DIMS) -> Model:
     """
     path = Path(path)
     try:
-        return _read(path, dims)
+        model = _read(path, dims)
     except ShardplanError as problem:
-        located = [replace(entry, file=entry.file or str(path)) for entry in problem.diagnostics]
-        raise type(problem)(*located) from None
+        raise type(problem)(*_located(problem.diagnostics, path)) from None
+    return replace(model, warnings=_located(model.warnings, path))
+
+
+def _located(diagnostics: Iterable[Diagnostic], path: Path) -> tuple[Diagnostic, ...]:
+    return tuple(replace(entry, file=entry.file or str(path)) for entry in diagnostics)
 
 
 def _read(path: Path, dims: Mapping[str, int]) -> Model:
