@@ -11,6 +11,7 @@ from shardplan.graph.flow import training_obstacles
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.overlap import Trial, shortest_step
+from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import to_problem
 from shardplan.graph.tensors import PICOSECONDS
 from shardplan.model.types import Model
@@ -35,10 +36,11 @@ def plan_model(
         raise ShardplanError(*obstacles)
     rules = model_rules(model)
     limit = options.memory_limit_bytes if options.memory_limit_bytes is not None else cluster.device.usable_bytes
+    pricing = Pricing.of(cluster)
     refusals: list[ShardplanError] = []
 
     def solve_at(weight: float) -> Trial[tuple[Priced, Memory]] | None:
-        built = build_cost_graph(model, rules, cluster, options, weight)
+        built = build_cost_graph(model, rules, cluster, options, pricing=pricing, overlap_weight=weight)
         memory = Memory(built)
         solution = solve(
             to_problem(built, memory, limit),

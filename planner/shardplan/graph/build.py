@@ -8,23 +8,22 @@ Equal operators and tensors share their spaces, and equal edges their table obje
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
 
 from shardplan.cluster.types import Cluster
-from shardplan.cost.collectives import CollectiveModel
 from shardplan.graph import edges
 from shardplan.graph.flow import Flow, trace
 from shardplan.graph.fusion import Fusion, fuse
 from shardplan.graph.operators import OperatorPricer, OperatorSpace
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute, recompute
 from shardplan.graph.tensors import PICOSECONDS, MovePrices, TensorKind, TensorSpace
 from shardplan.graph.traffic import tensor_kinds
-from shardplan.layout.collective import Collective
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
 
@@ -63,22 +62,29 @@ class CostGraph:
 
 
 def build_cost_graph(
-    model: Model, rules: Sequence[Rule], cluster: Cluster, options: PlanOptions, overlap_weight: float = 1.0
+    model: Model,
+    rules: Sequence[Rule],
+    cluster: Cluster,
+    options: PlanOptions,
+    *,
+    pricing: Pricing | None = None,
+    overlap_weight: float = 1.0,
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
-    `overlap_weight`: w of `shardplan.graph.overlap`.
+    `pricing`: the cost model, by default ours; give the same one again to build again at another `overlap_weight`, the
+    w of `shardplan.graph.overlap`.
     """
     flow = trace(model, rules, training=options.training)
     fusion = fuse(model, rules, flow)
     again = recompute(model, rules, flow, fusion, options)
-    collectives = CollectiveModel(cluster)
-    prices = MovePrices(cluster.mesh, _seconds(collectives), cluster.overlap, overlap_weight)
+    pricing = pricing or Pricing.of(cluster)
+    prices = pricing.moves.at(overlap_weight)
     traffic = tensor_kinds(model, rules, flow, cluster.mesh, options)
     spaces: dict[TensorKind, TensorSpace] = {}
     kept = {name: _space(spaces, kind, prices) for name, kind in traffic.kept.items()}
     served = {name: _space(spaces, kind, prices) for name, kind in traffic.served.items()}
-    pricer = OperatorPricer(cluster, collectives, options, overlap_weight)
+    pricer = OperatorPricer(cluster, pricing, options, overlap_weight)
     operators = [
         pricer.space(
             rule,
@@ -97,13 +103,6 @@ def build_cost_graph(
     _add_nodes(built)
     _add_edges(built)
     return built
-
-
-def _seconds(collectives: CollectiveModel) -> Callable[[Collective, float], float]:
-    def seconds(collective: Collective, size_bytes: float) -> float:
-        return collectives.seconds(collective.kind, collective.axes, float(collective.share) * size_bytes)
-
-    return seconds
 
 
 def _space(spaces: dict[TensorKind, TensorSpace], kind: TensorKind, prices: MovePrices) -> TensorSpace:

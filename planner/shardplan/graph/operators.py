@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
-from shardplan.cost.collectives import CollectiveModel
-from shardplan.cost.compute import ComputeModel
 from shardplan.cost.moves import Index, Seconds
 from shardplan.cost.recipes import optimizer_seconds
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.strategies import StrategySpace, cheapest_of_equals
+from shardplan.graph.pricing import Pricing
+from shardplan.graph.strategies import StrategySpace, cheapest_of_equals, dominated
 from shardplan.graph.tensors import PICOSECONDS, TensorSpace
 from shardplan.rules.types import Rule
 
@@ -46,13 +45,13 @@ class OperatorPricer:
     """Makes operator spaces; operators that are equal in all that matters get the same one."""
 
     def __init__(
-        self, cluster: Cluster, collectives: CollectiveModel, options: PlanOptions, compute_weight: float
+        self, cluster: Cluster, pricing: Pricing, options: PlanOptions, compute_weight: float
     ) -> None:
         self.cluster = cluster
-        self.collectives = collectives
+        self.collectives = pricing.collectives
         self.options = options
         self.compute_weight = compute_weight
-        self.compute = ComputeModel(cluster)
+        self.compute = pricing.compute
         self._spaces: dict[tuple[object, ...], OperatorSpace] = {}
         self._optimizer: dict[tuple[int, str], Seconds] = {}
 
@@ -99,11 +98,15 @@ class OperatorPricer:
             flops = rule.backward_flops * (sum(with_gradient) / floats if rule.gemm else 1.0)
             compute_s = compute_s + micro * self._kernel(strategies, flops, charged, dtype, passes=2)
         inner_s = self._inner(strategies, forwards=forwards, backward=backward)
-        picoseconds = np.rint((self.compute_weight * compute_s + inner_s) * PICOSECONDS)
-        keep = cheapest_of_equals(strategies, picoseconds)
+        charged_s = self.compute_weight * compute_s + inner_s
+        keep = cheapest_of_equals(strategies, charged_s)
         strategies.keep(keep)
         held = _held_bytes(strategies, rule, micro)
-        return OperatorSpace(strategies, picoseconds[keep], compute_s[keep], inner_s[keep], held, 2 * held)
+        of_use = np.flatnonzero(~dominated(strategies, charged_s[keep], held, forwards=forwards))
+        strategies.keep(of_use)
+        keep, held = keep[of_use], held[of_use]
+        picoseconds = np.rint(charged_s[keep] * PICOSECONDS)
+        return OperatorSpace(strategies, picoseconds, compute_s[keep], inner_s[keep], held, 2 * held)
 
     def _kernel(self, strategies: StrategySpace, flops: float, charged: Charged, dtype: str, *, passes: int) -> Seconds:
         """Seconds of one microbatch; backward makes two passes over the bytes."""

@@ -75,7 +75,7 @@ def _megatron(built: CostGraph, *, sequence: bool) -> Allowed:
         space = built.kept[name]
         wanted = space.code(S(1)) if sequence and len(space.kind.shape) > 2 else space.code(R)
         if wanted is not None:
-            mask = np.equal(space.codes[:, last], wanted)
+            mask = np.asarray(space.codes[:, last] == wanted)
             if mask.any():
                 allowed["kept", name] = mask
     return allowed

@@ -26,6 +26,12 @@ from shardplan.layout.placement import RP, P, Placement, R
 from shardplan.rules.types import InnerCollective, Rule
 
 
+_MOST_READS = 2
+"""An operand is brought to its reader once, and perhaps once more for backward."""
+_ROUNDINGS_S = 1e-10
+"""Prices are rounded to picoseconds; a difference below this is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class AxisChoice:
     """What one mesh axis does: its label, the factor it splits (`""`: none), and a placement code per operand and
@@ -203,6 +209,30 @@ def _choice(
         codes.append(tuple(side))
     reductions = tuple(placement.reduction for placement in result_placements)
     return AxisChoice(label, factor, unit, codes[0], codes[1], reductions, works, inner)
+
+
+def dominated(space: StrategySpace, seconds: Seconds, held_bytes: Index, *, forwards: int) -> NDArray[np.bool_]:
+    """Strategies that another one can stand in for at less cost and no more memory, whatever the neighbours choose.
+
+    Move prices are shortest paths, so bringing an operand to where b reads it costs at most what bringing it to where a
+    reads it does, and then moving it from there; likewise for results. If that and the work of b is cheaper than the
+    work of a, a is of no use. `forwards`: how often the operator runs forward per microbatch.
+    """
+    extra = np.zeros((len(space), len(space)))
+    for operand, pair in zip(space.operands, space.reads, strict=True):
+        if operand is not None and pair is not None:
+            value, gradient = pair
+            extra += _MOST_READS * operand.value_move(value, value)
+            extra += operand.kind.microbatches * operand.gradient_move(gradient, gradient).T
+    for position, (result, pair) in enumerate(zip(space.results, space.makes, strict=True)):
+        if result is not None and pair is not None:
+            value, gradient = pair
+            extra += forwards * result.value_move(value, value).T
+            extra += result.kind.microbatches * result.gradient_move(gradient, gradient)
+            extra[:, space.exclusive_codes(position).any(axis=1)] = np.inf
+    cheaper = seconds[None, :] + extra < seconds[:, None] - _ROUNDINGS_S
+    unused: NDArray[np.bool_] = (cheaper & (held_bytes[None, :] <= held_bytes[:, None])).any(axis=1)
+    return unused
 
 
 def cheapest_of_equals(space: StrategySpace, seconds: Seconds) -> Index:

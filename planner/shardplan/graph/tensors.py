@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.cluster.types import Overlap
-from shardplan.cost.moves import Index, MoveSpace, Seconds, move_space
-from shardplan.layout.collective import Collective
+from shardplan.cost.moves import CollectiveSeconds, Index, MoveSpace, Seconds, move_space
+from shardplan.layout.collective import Collective, CollectiveKind
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, Placement, R
@@ -143,7 +143,7 @@ class MovePrices:
     """
 
     def __init__(
-        self, mesh: Mesh, seconds: Callable[[Collective, float], float], overlap: Overlap, weight: float
+        self, mesh: Mesh, seconds: Callable[[Collective, float], float], overlap: Overlap, weight: float = 1.0
     ) -> None:
         self.mesh = mesh
         self.seconds = seconds
@@ -151,28 +151,42 @@ class MovePrices:
         self.weight = weight
         self._matrices: dict[tuple[object, ...], Seconds] = {}
 
+    def at(self, weight: float) -> MovePrices:
+        """The same prices at another weight; matrices that differ by a factor only are not computed again."""
+        other = MovePrices(self.mesh, self.seconds, self.overlap, weight)
+        other._matrices = self._matrices
+        return other
+
     def of(self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase) -> Seconds:
         """Charged seconds between all plain layouts of a value (`forward`) or a gradient (`backward`)."""
         size_bytes = kind.size_bytes if phase == "forward" else kind.gradient_bytes
-        hides = phase if kind.traffic == "weight" else "activation"
-        key = (len(kind.shards), legal.tobytes(), size_bytes, hides)
+        shares = {self.hidden(kind, phase, kind_of) for kind_of in ("all_gather", "all_to_all")}
+        if len(shares) > 1:
+            rest = (self.weight, phase, kind.traffic)
+            return self._matrix(len(kind.shards), rest, legal, size_bytes, self.charged(kind, phase))
+        exposed = 1.0 - self.weight * shares.pop()
+        return exposed * self._matrix(len(kind.shards), (), legal, size_bytes, self.seconds)
+
+    def _matrix(
+        self, count: int, rest: tuple[object, ...], legal: NDArray[np.bool_], size_bytes: int, price: CollectiveSeconds
+    ) -> Seconds:
+        key = (count, legal.tobytes(), size_bytes, *rest)
         if key not in self._matrices:
-            space = move_space(self.mesh, len(kind.shards))
-            self._matrices[key] = space.prices(legal, size_bytes, self.charged(kind, phase))
+            self._matrices[key] = move_space(self.mesh, count).prices(legal, size_bytes, price)
         return self._matrices[key]
 
     def charged(self, kind: TensorKind, phase: Phase) -> Callable[[Collective, float], float]:
         """Time of a collective less what the objective takes to be hidden."""
 
         def price(collective: Collective, size_bytes: float) -> float:
-            return self.seconds(collective, size_bytes) * (1.0 - self.weight * self.hidden(kind, phase, collective))
+            return self.seconds(collective, size_bytes) * (1.0 - self.weight * self.hidden(kind, phase, collective.kind))
 
         return price
 
-    def hidden(self, kind: TensorKind, phase: Phase, collective: Collective) -> float:
+    def hidden(self, kind: TensorKind, phase: Phase, collective: CollectiveKind) -> float:
         """Share of a collective's time that can hide behind compute, if there is enough of it."""
         if kind.traffic == "weight":
             share = self.overlap.weight_gather if phase == "forward" else self.overlap.grad_reduce
         else:
-            share = self.overlap.a2a if collective.kind == "all_to_all" else self.overlap.tp
+            share = self.overlap.a2a if collective == "all_to_all" else self.overlap.tp
         return min(share, 1.0 - _LEAST_CHARGED)

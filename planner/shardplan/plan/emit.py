@@ -153,7 +153,7 @@ class Emitter:
 
         steps = lower(mesh, source, target, price, shards=(*kind.shards, P()), legal=legal)
         seconds = [prices.seconds(step.collective, float(size_bytes)) for step in steps]
-        hides = [prices.hidden(kind, priced, step.collective) for step in steps]
+        hides = [prices.hidden(kind, priced, step.collective.kind) for step in steps]
         emitted = [_emitted(step.collective, size_bytes, time) for step, time in zip(steps, seconds, strict=True)]
         hideable = sum(time * share for time, share in zip(seconds, hides, strict=True))
         return tuple(emitted), hideable / sum(seconds) if sum(seconds) else 0.0
