@@ -27,7 +27,19 @@ DATA, SEQUENCE, SPATIAL, REPLICATED = "data parallel", "sequence parallel", "spa
 
 _LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
 _VIEWS = frozenset(
-    {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+    {
+        "Cast",
+        "Concat",
+        "Expand",
+        "Flatten",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
 )
 _BATCH_DIM = {"GRU": 2, "LSTM": 2, "RNN": 2}
 """Dim of the first result that is the batch, where it is not the first."""
@@ -65,7 +77,7 @@ class Recognizer:
         """Operators that compute with the tensor, seen through the views (casts, transposes ...) in between."""
         for use in self._readers.get(tensor, ()):
             through = [name for name in use.operator.outputs if self._readers.get(name)]
-            if use.operator.op_type in _VIEWS and use.position == 0 and through:
+            if use.operator.op_type in _VIEWS and through and (use.position == 0 or use.operator.op_type == "Concat"):
                 for name in through:
                     yield from self._uses(name)
             else:

@@ -6,7 +6,7 @@ import math
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
-_COUNT_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+_COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def digits(value: float) -> str:
@@ -44,7 +44,7 @@ def durations_in_one_unit(values: list[int], reference: int) -> tuple[list[str],
 
 def count(number: float) -> str:
     """`8.03 B`, `124 M`, `1,395`."""
-    for scale, unit in _COUNT_UNITS[:3]:
+    for scale, unit in _COUNT_UNITS[:4]:
         if number >= scale * 0.9995:
             return f"{digits(number / scale)} {unit}"
     return f"{number:,.0f}"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.verbs.session import option
 
+if TYPE_CHECKING:
+    from shardplan.model.types import Model
+
 T = TypeVar("T")
+_DESCRIBED = "transformer:"
 
 dim_option = option(
     "-d", "--dim", "dims", metavar="NAME=N", multiple=True, help="Size of a symbolic dim of the model; may be repeated."
@@ -67,3 +72,23 @@ def parse_memory_limit(text: str | None) -> int | None:
     if limit <= 0:
         raise ShardplanError(error("bad-quantity", f"--memory-limit '{text}' leaves no memory"))
     return limit
+
+
+def load_model(given: str, dims: Mapping[str, int]) -> Model:
+    """The model of an ONNX file, or of a description such as `transformer:llama3-70b`."""
+    if given.startswith(_DESCRIBED):
+        from shardplan.models import described  # noqa: PLC0415
+
+        return described(given, dims)
+    from shardplan.model.read import read_model  # noqa: PLC0415
+
+    return read_model(given, dims)
+
+
+def name_of_model(given: str) -> str:
+    """A name for files about the model: `resnet50` for `models/resnet50.onnx`, `llama3-70b` for its description."""
+    if given.startswith(_DESCRIBED):
+        from shardplan.models import title_of  # noqa: PLC0415
+
+        return title_of(given)
+    return Path(given).stem

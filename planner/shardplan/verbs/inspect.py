@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shardplan.verbs.inputs import dim_option, model_argument, parse_dims
+from shardplan.verbs.inputs import dim_option, load_model, model_argument, parse_dims
 from shardplan.verbs.session import Session, verb
 
 
@@ -14,11 +14,10 @@ from shardplan.verbs.session import Session, verb
 @verb
 def inspect(session: Session, /, model: str, dims: tuple[str, ...]) -> int:
     """List the operators of MODEL by family, their share of the work, and what can only be replicated."""
-    from shardplan.model.read import read_model  # noqa: PLC0415
     from shardplan.render.census import take_census  # noqa: PLC0415
     from shardplan.render.inspect import inspect_document, show_inspection  # noqa: PLC0415
 
-    loaded = read_model(model, parse_dims(dims))
+    loaded = load_model(model, parse_dims(dims))
     for diagnostic in loaded.warnings:
         session.say(diagnostic)
     census = take_census(loaded)

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardplan.errors import InfeasibleError, warning
-from shardplan.verbs.inputs import Attempts, dim_option, model_argument, parse_dims, parse_memory_limit
+from shardplan.verbs.inputs import (
+    Attempts,
+    dim_option,
+    load_model,
+    model_argument,
+    name_of_model,
+    parse_dims,
+    parse_memory_limit,
+)
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
 if TYPE_CHECKING:
@@ -85,7 +93,7 @@ STANDARD_OUTPUT = "-"
 @option("--require-optimal", is_flag=True, help="Exit with 4 unless the plan is proven optimal.")
 @verb
 def solve(session: Session, /, **given: Any) -> int:
-    """Find the fastest plan for MODEL (an ONNX file) that fits in memory, and write it to a file."""
+    """Find the fastest plan for MODEL (an ONNX file, or transformer:NAME) that fits in memory, and write it to a file."""
     from shardplan.render.progress import ProgressLine  # noqa: PLC0415
     from shardplan.render.solved import describe_request  # noqa: PLC0415
 
@@ -116,7 +124,6 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     from shardplan.cluster.mesh import make_cluster  # noqa: PLC0415
     from shardplan.cluster.profile import load_profile  # noqa: PLC0415
     from shardplan.graph.options import PlanOptions  # noqa: PLC0415
-    from shardplan.model.read import read_model  # noqa: PLC0415
     from shardplan.plan.file import check_output  # noqa: PLC0415
 
     attempt = Attempts()
@@ -126,7 +133,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     output = given["output"] or (default_output(given["model"], cluster.mesh) if cluster else STANDARD_OUTPUT)
     if output != STANDARD_OUTPUT:
         attempt(lambda: check_output(output))
-    model = attempt(lambda: read_model(given["model"], dims)) if dims is not None else None
+    model = attempt(lambda: load_model(given["model"], dims)) if dims is not None else None
     attempt.finish()
     assert model is not None
     assert cluster is not None
@@ -147,7 +154,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
 def default_output(model_path: str, mesh: Mesh) -> str:
     """`plans/<model>.<mesh>.plan.json` below the working directory."""
     sizes = "x".join(str(size) for size in mesh.shape)
-    return str(Path("plans", f"{Path(model_path).stem}.{sizes}.plan.json"))
+    return str(Path("plans", f"{name_of_model(model_path)}.{sizes}.plan.json"))
 
 
 def _plan(session: Session, request: _Request, on_progress: Any) -> Plan:
