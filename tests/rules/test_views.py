@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from rule_cases import Case, f, i
 from rule_execution import laws
 
@@ -34,6 +35,6 @@ CASES = {
     "DepthToSpace DCR": (Case("DepthToSpace", (f(2, 24, 4, 6),), {"blocksize": 2}), "n c y x"),
     "DepthToSpace CRD": (Case("DepthToSpace", (f(2, 24, 4, 6),), {"blocksize": 2, "mode": "CRD"}), "n c y x"),
     "SpaceToDepth": (Case("SpaceToDepth", (f(2, 6, 4, 12),), {"blocksize": 2}), "n c y x"),
-    "Trilu": (Case("Trilu", (f(2, 4, 6, 6),)), "b0 b1"),
+    "Trilu": (Case("Trilu", (f(2, 4, 6, 12), np.int64(1))), "b0 b1 y x"),
 }
 test_options, test_placements, test_results, test_partial_sums = laws(CASES)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from rule_cases import Case
-from rule_devices import LOCAL, TOGETHER, Device, nothing
+from rule_devices import LOCAL, Device, nothing
+from rule_inside import TOGETHER
 
 from shardplan.layout.placement import P, Placement, R
 from shardplan.rules.types import Option
@@ -58,12 +59,13 @@ def prove(case: Case, option: Option, ways: int = 2, tolerance: float = 1e-4) ->
         devices.append(Device(case, option, ways, rank, operands, dict(case.attributes), whole))
     for device in devices:
         LOCAL.get(case.kind, nothing)(device)
-    if option.inner or option.ordered:
+    if option.inner or option.ordered or any(placement.kind == "R" for placement in option.results):
         results = TOGETHER[case.kind](devices)
     else:
         results = [device.run() for device in devices]
         if option.averaged:
-            results = [[part / ways for part in made] for made in results]
+            partial = [placement.kind == "P" for placement in option.results]
+            results = [[part / ways if p else part for part, p in zip(made, partial, strict=True)] for made in results]
     assert len(results) == ways
     for position, expected in enumerate(whole):
         placement = option.results[position]

@@ -51,12 +51,13 @@ def attention(signature: Signature) -> Row | None:
 
 
 def _mask(signature: Signature, full: str) -> str:
-    """The mask aligned at the right of `full`; a mask shorter than the keys, or a head dim of its own, is whole."""
+    """The mask aligned at the right of `full`; where it is shorter than the keys (padding), they are whole."""
     if not signature.has(3):
         return "_*"
     words = ["b", "(h g)", *full.replace("(h g) ", "").split()[1:]]
-    shape = signature.shape(3)
-    return " ".join(words[len(words) - len(shape) :])
+    if signature.shape(3)[-1] != signature.shape(1)[-2] + (signature.shape(4)[2] if signature.has(4) else 0):
+        words[-1] = "_"
+    return " ".join(words[len(words) - signature.rank(3) :])
 
 
 def _flops(signature: Signature, heads: int, key_heads: int, *, is_packed: bool, is_causal: bool) -> float:
@@ -90,7 +91,7 @@ def linear_attention(signature: Signature) -> Row | None:
     decay = "b _ (h _)" if signature.has(4) and signature.shape(4)[-1] != key_heads else "b _ h"
     beta = "b _ h" if signature.has(5) and signature.shape(5)[-1] == key_heads else "b _ _"
     operands = ["b !t (h g !d)", "b !t (h !d)", "b !t (h !e)", "b h !d !e", decay.replace("_)", "!d)"), beta]
-    results = ["b !t (h g !e)", "b h !d !e"]
+    results = ["b !t (h g !e)", "=b h !d !e"]
     steps, width = signature.shape()[1], signature.shape()[2] // max(1, heads)
     flops = 4.0 * signature.result().elements * width
     return Row(

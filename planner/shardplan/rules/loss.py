@@ -14,24 +14,25 @@ def loss(signature: Signature) -> Row:
     Sums and unweighted means over the samples are partial. A weighted mean, or one that ignores a class, divides by
     a sum over all samples, which is merged inside. Cross entropy split by classes also merges the softmax statistics.
     """
-    rank = signature.rank()
-    samples = ["n", *letters("y", rank - 2)] if rank > 1 else []
-    classes = "~c" if signature.kind == "SoftmaxCrossEntropyLoss" else "@c"
-    scores = [*samples[:1], classes, *samples[1:]]
+    samples = ["n", *letters("y", signature.rank() - 2)]
+    scores = [samples[0], "~c" if signature.kind == "SoftmaxCrossEntropyLoss" else "@c", *samples[1:]]
     how = signature.text("reduction", "mean")
-    ignores = "ignore_index" in dict(signature.attributes)
-    combined = {"none": "", "sum": "sum", "mean": "merge" if signature.has(2) or ignores else "mean"}[how]
-    made = " ".join(samples) if how == "none" else ""
-    notes = "".join(f" {sample}:{combined}" for sample in samples) if combined in {"mean", "merge"} else ""
+    is_weighted = signature.has(2) or "ignore_index" in dict(signature.attributes)
+    notes, inner = "", {}
+    if how == "mean" and is_weighted:
+        notes = " ;" + "".join(f" {factor}:merge" for factor in (*samples, "c"))
+        few = InnerCollective("all_reduce", 2 * signature.result().size_bytes)
+        inner = dict.fromkeys((*samples, "c") if "@c" in scores else samples, (few,))
+    elif how == "mean":
+        notes = " ;" + "".join(f" {sample}:mean" for sample in samples)
     operands = [" ".join(scores), " ".join(samples), "c"][: len(signature.operands)]
-    results = [made, " ".join(scores)][: len(signature.results)]
-    few = InnerCollective("all_reduce", 2 * signature.result().size_bytes)
+    results = [" ".join(samples) if how == "none" else "", " ".join(scores)][: len(signature.results)]
     return Row(
-        f"{', '.join(operands)} -> {', '.join(results)}" + (f" ;{notes}" if notes else ""),
+        f"{', '.join(operands)} -> {', '.join(results)}{notes}",
         saves="0 1 2",
         work=5,
         statistics=(3, 0),
-        inner=dict.fromkeys(samples, (few,)) if combined == "merge" else {},
+        inner=inner,
     )
 
 

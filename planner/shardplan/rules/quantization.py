@@ -9,19 +9,22 @@ from shardplan.rules.signature import Signature
 
 def quantize(signature: Signature) -> Row | None:
     """`QuantizeLinear`, `DequantizeLinear`: one scale, one along an axis, or one for each block of it."""
-    scale, block = signature.shape(1), signature.integer("block_size")
-    data = letters("x", signature.rank())
-    if len(scale) < 2 and not block:
-        axis = signature.axis(1) if scale not in {(), (1,)} else None
-        scales = "_" * len(scale) if axis is None else data[axis]
-    elif signature.shape()[signature.axis(1)] % max(1, block) == 0:
-        scales = " ".join(data)
-        data[signature.axis(1)] = f"({data[signature.axis(1)]} !block)"
+    data, block = letters("x", signature.rank()), signature.integer("block_size")
+    axis = signature.axis(1) if signature.rank() > 1 else 0
+    if not block:
+        per = ["_*" if _is_single(signature, i) else data[axis] for i in range(1, len(signature.operands))]
+    elif signature.shape()[axis] % block == 0:
+        per = [" ".join(data)] * (len(signature.operands) - 1)
+        data[axis] = f"({data[axis]} !block)"
     else:
         return None
     dims = " ".join(data)
-    scales = ", ".join([scales] * (len(signature.operands) - 1))
-    return Row(f"{dims}, {scales} -> {dims}", sizes={"block": block} if block else {}, work=2)
+    return Row(f"{', '.join([dims, *per])} -> {dims}", sizes={"block": block} if block else {}, work=2)
+
+
+def _is_single(signature: Signature, position: int) -> bool:
+    """Whether a scale or zero point is absent or stands for the whole tensor."""
+    return not signature.has(position) or signature.operand(position).elements == 1
 
 
 def matmul_integer(signature: Signature) -> Row:
@@ -43,7 +46,7 @@ def matmul_rounded(signature: Signature) -> Row:
 
 def _per(signature: Signature, position: int, name: str) -> str:
     """The dims of a scale or zero point: none, one for each row (column), or aligned with the whole matrix."""
-    if not signature.has(position) or signature.operand(position).elements == 1:
+    if _is_single(signature, position):
         return "_*"
     if signature.rank(position) == 1:
         return name

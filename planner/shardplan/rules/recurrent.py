@@ -26,6 +26,7 @@ def recurrent(signature: Signature) -> Row:
     steps, batch = (signature.shape()[dim] for dim in ((1, 0) if batch_first else (0, 1)))
     directions = signature.shape(1)[0]
     cells = steps * batch * directions * gates * hidden
+    gathers = steps * directions * (2 if _resets_first(signature) else 1)
     gathered = math.ceil(batch * hidden * signature.operand(0).item_bytes)
     return Row(
         f"{', '.join(operands[: len(signature.operands)])} -> {', '.join(results[: len(signature.results)])}",
@@ -35,14 +36,19 @@ def recurrent(signature: Signature) -> Row:
         sizes={"h": hidden, "j": hidden, "gates": gates, "biases": 2 * gates, "peepholes": 3},
         inner={
             "h": (
-                InnerCollective("all_gather", gathered, "forward", count=steps * directions),
-                InnerCollective("reduce_scatter", gathered, "backward", count=steps * directions),
+                InnerCollective("all_gather", gathered, "forward", count=gathers),
+                InnerCollective("reduce_scatter", gathered, "backward", count=gathers),
             )
         },
         gemm=Gemm(m=("b",), n=("h", "gates"), k=("i",)),
         temporary_bytes=math.ceil(cells * signature.operand(0).item_bytes),
         segmented=True,
     )
+
+
+def _resets_first(signature: Signature) -> bool:
+    """Whether the reset gate is applied to the state before its product: the gated state is then gathered as well."""
+    return signature.kind == "GRU" and not signature.integer("linear_before_reset")
 
 
 TABLE: tuple[Entry, ...] = (by("RNN LSTM GRU", recurrent),)

@@ -73,7 +73,7 @@ def family_of(kind: str) -> str:
 def signature(operator: Operator, model: Model) -> Hashable:
     """All that the rule of `operator` depends on; equal signatures have the same (identical) rule."""
     entry = _entry(operator.kind, operator.version)
-    return sign(operator, model, entry.reads if entry else ())
+    return sign(operator, model, entry.reads) if entry and entry.row else operator.kind
 
 
 def rule_for(operator: Operator, model: Model) -> Rule:
@@ -83,7 +83,7 @@ def rule_for(operator: Operator, model: Model) -> Rule:
     Raises `ShardplanError` when the shapes in the model contradict the operator.
     """
     entry = _entry(operator.kind, operator.version)
-    if entry is None:
+    if entry is None or entry.row is None:
         return UNKNOWN
     try:
         return rule_of(sign(operator, model, entry.reads))

@@ -44,7 +44,7 @@ class Option:
     factor in its plain and in a segmented form only when the plain shards are whole segments; never in two
     segmented forms.
     `ordered`: the position along the dim means something to the operator (halo, index space), so each shard must be
-    contiguous. `averaged`: the result is a mean over the factor; a local mean counts 1/shards of it.
+    contiguous. `averaged`: partial results are means over the factor; a local mean counts 1/shards of it.
     """
 
     factor: str

@@ -245,5 +245,5 @@ TABLE: tuple[Entry, ...] = (
     by("CenterCropPad", centre),
     by("DepthToSpace", depth_to_space),
     by("SpaceToDepth", space_to_depth),
-    row("Trilu", "b* !y !x, _* -> b* y x", linear=((0,),)),
+    row("Trilu", "b* @y @x, _* -> b* y x", linear=((0,),)),
 )
