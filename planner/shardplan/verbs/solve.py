@@ -93,7 +93,10 @@ STANDARD_OUTPUT = "-"
 @option("--require-optimal", is_flag=True, help="Exit with 4 unless the plan is proven optimal.")
 @verb
 def solve(session: Session, /, **given: Any) -> int:
-    """Find the fastest plan for MODEL (an ONNX file, or transformer:NAME) that fits in memory, and write it to a file."""
+    """Find the fastest plan for MODEL that fits in memory, and write it to a file.
+
+    MODEL is an ONNX file, or a transformer described by name and sizes: transformer:llama3-8b,batch=16
+    """
     from shardplan.render.progress import ProgressLine  # noqa: PLC0415
     from shardplan.render.solved import describe_request  # noqa: PLC0415
 
