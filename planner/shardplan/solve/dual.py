@@ -11,6 +11,7 @@ costs every number here is an integer below 2**53, and the bound is exact.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,8 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Edges of one shape that arrive at one level: `stack[i, j, n]`, i at the far end, j at the arriving end."""
+    """Edges of one shape that arrive at one level: `stack[i, j, n]`, i at the far end, j at the arriving end; with one n
+    for all edges where they share a table."""
 
     stack: Costs
     far: Indices  # (ki, n) places in the messages
@@ -61,6 +63,7 @@ class Dual:
         )  # message (e, end) starts at places[2e + end]
         self.messages = np.zeros(int(self.places[-1]))
         self.theta = core.costs.copy()
+        self._stacks: dict[tuple[int, ...], Costs] = {}
         self._forward = [self._level(level, up=True) for level in range(int(core.levels.max(initial=-1)) + 1)]
         self._backward = [self._level(level, up=False) for level in range(len(self._forward) - 1, -1, -1)]
 
@@ -91,26 +94,38 @@ class Dual:
         )
 
     def _batches(self, edges: Indices, near: Indices, far: Indices, near_end: int) -> list[_Batch]:
+        """Edges of one shape together. Those that share a table need no copies of it: their stack has depth 1."""
         core = self.core
-        shapes: dict[tuple[int, int], list[int]] = {}
+        groups: dict[tuple[int, int, int], list[int]] = {}
+        shared = Counter(id(core.tables[edge]) for edge in edges.tolist())
         for edge in edges.tolist():
-            shapes.setdefault((int(core.sizes[far[edge]]), int(core.sizes[near[edge]])), []).append(edge)
+            table = id(core.tables[edge])
+            alone = table if shared[table] > 1 else 0
+            groups.setdefault((int(core.sizes[far[edge]]), int(core.sizes[near[edge]]), alone), []).append(edge)
         batches = []
-        for (wide, tall), members in sorted(shapes.items()):
+        for (wide, tall, alone), members in groups.items():
             step = max(1, CHUNK // (wide * tall))
             for start in range(0, len(members), step):
                 chunk = np.array(members[start : start + step])
-                tables = [core.tables[e] if near_end else core.tables[e].T for e in chunk]
+                tables = [core.tables[e] for e in chunk[: 1 if alone else None]]
                 rows, columns = np.arange(wide)[:, None], np.arange(tall)[:, None]
                 batches.append(
                     _Batch(
-                        stack=np.ascontiguousarray(np.stack(tables, axis=-1)),
+                        stack=self._stack(tables, turned=not near_end),
                         far=self.places[2 * chunk + (1 - near_end)] + rows,
                         near=self.places[2 * chunk + near_end] + columns,
                         labels=core.offsets[near[chunk]] + columns,
                     )
                 )
         return batches
+
+    def _stack(self, tables: list[Costs], *, turned: bool) -> Costs:
+        """The tables (or their transposes) side by side; repeated layers meet the same ones again."""
+        key = (turned, *map(id, tables))
+        if key not in self._stacks:
+            sides = [table.T if turned else table for table in tables]
+            self._stacks[key] = np.ascontiguousarray(np.stack(sides, axis=-1))
+        return self._stacks[key]
 
     def sweep(self) -> float:
         """One pass forward and one back; the bound afterwards."""
