@@ -30,4 +30,4 @@ CASES = {
         "b h s",
     ),
 }
-test_options, test_placements, test_results, test_partial_sums = laws(CASES)
+test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)

@@ -26,4 +26,4 @@ CASES = {
     "Einsum diagonal": (Case("Einsum", (f(4, 6, 6),), {"equation": "bii->bi"}), "b"),
     "Einsum sum": (Case("Einsum", (f(4, 6),), {"equation": "ij->i"}), "i j"),
 }
-test_options, test_placements, test_results, test_partial_sums = laws(CASES)
+test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)

@@ -22,4 +22,4 @@ CASES = {
     "CumSum": (Case("CumSum", (f(4, 6), np.int64(1)), constants=(1,)), "x0"),
     "ReverseSequence": (Case("ReverseSequence", (f(6, 4, 2), i(1, 2, 3, 6)), {}), "x1 x2"),
 }
-test_options, test_placements, test_results, test_partial_sums = laws(CASES)
+test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)

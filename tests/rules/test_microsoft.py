@@ -212,7 +212,7 @@ CASES = {
     ),
     "BiasAdd": (Case(MS + "BiasAdd", (f(2, 4, 6), f(6), f(2, 4, 6)), oracle=lambda x, b, s: [x + b + s]), "x0 x1 x2"),
 }  # fmt: skip
-test_options, test_placements, test_results, test_partial_sums = laws(CASES)
+test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)
 
 
 def test_packed_operands_are_cut_inside_q_k_and_v():

@@ -40,4 +40,4 @@ CASES = {
     "InstanceNormalization": (Case("InstanceNormalization", (f(2, 4, 6), f(4), f(4))), "n c y"),
     "LRN": (Case("LRN", (f(2, 6, 4, 4),), {"size": 3}, oracle=local_response), "n y0 y1"),
 }
-test_options, test_placements, test_results, test_partial_sums = laws(CASES)
+test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)

@@ -24,4 +24,4 @@ CASES = {
     "Equal": (Case("Equal", (index(3, 4, 6), index(3, 6))), "x0 x1"),
     "Dropout": (Case("Dropout", (f(4, 6),)), "x0 x1"),
 }
-test_options, test_placements, test_results, test_partial_sums = laws(CASES)
+test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)

@@ -23,4 +23,4 @@ CASES = {
     "GlobalAveragePool": (Case("GlobalAveragePool", (f(2, 4, 6, 8),)), "n c k0 k1"),
     "GlobalMaxPool": (Case("GlobalMaxPool", (f(2, 4, 6, 8),)), "n c k0 k1"),
 }
-test_options, test_placements, test_results, test_partial_sums = laws(CASES)
+test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)

@@ -98,7 +98,7 @@ CASES = {
     "Compare": (Case("Less", (f(4, 6), f(6))), "x0 x1"),
     "GlobalLpPool": (Case("GlobalLpPool", (f(2, 4, 6),), oracle=root_of_squares), "n c k"),
 }  # fmt: skip
-test_options, test_placements, test_results, test_partial_sums = laws(CASES)
+test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)
 
 
 def test_a_gated_state_is_gathered_twice():

@@ -37,4 +37,4 @@ CASES = {
     "SpaceToDepth": (Case("SpaceToDepth", (f(2, 6, 4, 12),), {"blocksize": 2}), "n c y x"),
     "Trilu": (Case("Trilu", (f(2, 4, 6, 12), np.int64(1))), "b0 b1 y x"),
 }
-test_options, test_placements, test_results, test_partial_sums = laws(CASES)
+test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)

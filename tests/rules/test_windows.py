@@ -61,4 +61,4 @@ CASES = {
     ),
     "Resize linear": (Case("Resize", (f(2, 4, 6), None, np.array([1, 1, 2], np.float32)), {"mode": "linear"}), "x0 x1"),
 }
-test_options, test_placements, test_results, test_partial_sums = laws(CASES)
+test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)

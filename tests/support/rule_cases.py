@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -55,9 +56,14 @@ class Case:
         with np.errstate(all="ignore"):
             return ReferenceEvaluator(model).run(None, feed)
 
+    @cached_property
+    def whole(self) -> list[np.ndarray]:
+        """The results of the unsharded operator."""
+        return self.run()
+
     def model(self) -> Model:
         """The operator alone as a model."""
-        results = self.run()
+        results = self.whole
         tensors, constants, inputs = {}, {}, []
         for position, array in enumerate(self.operands):
             inputs.append("" if array is None else f"i{position}")

@@ -111,7 +111,13 @@ def centre(device: Device) -> None:
     device.operands[1] = np.array([local[axis] for axis in axes], dtype=np.int64)
 
 
+def n_bits(device: Device) -> None:
+    device.attributes["N"] = device.operands[1].shape[0]
+    device.attributes["K"] = device.operands[0].shape[-1]
+
+
 LOCAL = {
+    "com.microsoft.MatMulNBits": n_bits,
     "com.microsoft.GroupQueryAttention": counts("h", "num_heads", "kv_num_heads"),
     "com.microsoft.MultiHeadAttention": counts("h", "num_heads"),
     "com.microsoft.Attention": counts("h", "num_heads"),

@@ -6,6 +6,8 @@ of cases.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rule_cases import Case
@@ -51,7 +53,7 @@ def combine(parts: list[np.ndarray], placement: Placement, size: int) -> np.ndar
 def prove(case: Case, option: Option, ways: int = 2, tolerance: float = 1e-4) -> None:
     """`AssertionError` unless the option, carried out by `ways` devices, gives the results of the whole operator."""
     assert option.size % ways == 0
-    whole = case.run()
+    whole = case.whole
     devices = []
     for rank in range(ways):
         held = zip(case.operands, option.operands, strict=True)
@@ -76,6 +78,20 @@ def prove(case: Case, option: Option, ways: int = 2, tolerance: float = 1e-4) ->
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
+def smaller(case: Case, option: Option, ways: int) -> Case:
+    """What the first of `ways` devices runs, as a case of its own."""
+    held = zip(case.operands, option.operands, strict=True)
+    operands = [None if array is None else shard(array, placement, ways, 0) for array, placement in held]
+    device = Device(case, option, ways, 0, operands, dict(case.attributes), case.whole)
+    LOCAL.get(case.kind, nothing)(device)
+    return replace(case, operands=tuple(device.operands), attributes=device.attributes)
+
+
+def outline(option: Option) -> list[tuple[str, int]]:
+    """Where an option puts shards, regardless of segments."""
+    return [(placement.kind, placement.dim) for placement in (*option.operands, *option.results)]
+
+
 def prove_linear(case: Case, group: tuple[int, ...], ways: int = 2) -> None:
     """`AssertionError` unless sums of the operands in `group` pass through as sums of the results."""
     operands = tuple(P() if position in group else R for position in range(len(case.operands)))
@@ -84,8 +100,8 @@ def prove_linear(case: Case, group: tuple[int, ...], ways: int = 2) -> None:
 
 
 def laws(cases: dict[str, tuple[Case, str]]):
-    """Four tests of `{name: (case, the factors it must offer)}`: what is offered, in
-    which placements, that options and partial sums give the whole."""
+    """Five tests of `{name: (case, the factors it must offer)}`: what is offered, in which placements, that several
+    axes can split one after another, and that options and partial sums give the whole."""
     every = pytest.mark.parametrize("name", cases)
 
     @every
@@ -98,11 +114,25 @@ def laws(cases: dict[str, tuple[Case, str]]):
     def test_placements(name):
         """Without collectives inside, a result is a shard, a sum, or a copy whose gradients are summed (design 4.1)."""
         case = cases[name][0]
-        floats = [array.dtype.kind == "f" for array in case.run()]
+        floats = [array.dtype.kind == "f" for array in case.whole]
         for option in case.options().values():
             assert all((p.kind == "R") == (a is None) for a, p in zip(case.operands, option.operands, strict=True))
             for placement, is_float in zip(option.results, floats, strict=True):
                 assert placement.kind != "R" or option.inner or not is_float
+
+    @every
+    def test_a_device_can_split_on(name):
+        """A device of one axis runs a smaller operator of the same kind, so the next axis has the same options."""
+        case = cases[name][0]
+        options = case.options()
+        for option in options.values():
+            ways = next(ways for ways in (2, 3) if option.size % ways == 0)
+            if option.inner or option.ordered:
+                continue
+            left = [(other.size, outline(other)) for other in smaller(case, option, ways).options().values()]
+            for other in options.values():
+                size = other.size // ways if other.factor == option.factor else other.size
+                assert size == 1 or (size, outline(other)) in left, (option.label, other.label)
 
     @every
     def test_every_option_gives_the_result_of_the_whole(name):
@@ -120,6 +150,7 @@ def laws(cases: dict[str, tuple[Case, str]]):
     return (
         test_options,
         test_placements,
+        test_a_device_can_split_on,
         test_every_option_gives_the_result_of_the_whole,
         test_partial_sums_pass_through,
     )

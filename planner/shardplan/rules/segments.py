@@ -135,7 +135,10 @@ class _Cut:
     def option(self, operator: Operator) -> Option:
         """The option; a join replicates the small operands that say where to cut."""
         source = self.source or Option(
-            self.factor, self.size, tuple(RP if name else R for name in operator.inputs), (R,) * len(operator.outputs)
+            self.factor,
+            self.size,
+            tuple(RP if name else R for name in operator.inputs),
+            tuple(RP if name else R for name in operator.outputs),
         )
         operands: list[Placement] = list(source.operands)
         results: list[Placement] = list(source.results)
