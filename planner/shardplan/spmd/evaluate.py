@@ -1,0 +1,106 @@
+"""Single operators run by ONNX's reference evaluator, in double precision so that only real differences show."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from shardplan.errors import ShardplanError, error
+from shardplan.model.draft import CAPTURED
+from shardplan.model.types import AttributeValue, Operator
+
+Array = NDArray[Any]
+WIDENED = frozenset({"float", "float16", "bfloat16", "double"})
+"""Element types that are computed in double precision; others keep what their rounding means."""
+_WIDENED_NUMBERS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+_TYPE_ATTRIBUTES = {"Cast": "to", "EyeLike": "dtype"}
+
+
+def widen(array: Array) -> Array:
+    """`array` in double precision if it holds floats of 16 bits or more."""
+    return array.astype(np.float64) if array.dtype.name in {"float16", "bfloat16", "float32"} else array
+
+
+def evaluate(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """The results of `operator` with these attributes, absent ones as None-free list in output order.
+
+    Raises `ShardplanError` when the evaluator does not know the operator, or when the operator holds a nested graph.
+    """
+    if CAPTURED in attributes or any(_is_opaque(value) for value in attributes.values()):
+        raise _refusal(operator, "has a nested graph")
+    present = tuple(operand is not None for operand in operands)
+    widened = tuple((name, _Held(_widened(operator.kind, name, value))) for name, value in sorted(attributes.items()))
+    try:
+        runner = _runner(operator.op_type, operator.domain, operator.version, present, len(operator.outputs), widened)
+    except (NotImplementedError, RuntimeError, TypeError) as problem:
+        raise _refusal(operator, f"is unknown to the reference evaluator ({problem})") from None
+    feed = {f"i{position}": operand for position, operand in enumerate(operands) if operand is not None}
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [np.asarray(result) for result in runner.run(None, feed)]
+
+
+def _refusal(operator: Operator, why: str) -> ShardplanError:
+    summary = f"cannot run operator '{operator.name}' ({operator.kind}): it {why}"
+    return ShardplanError(error("cannot-execute", summary))
+
+
+def _is_opaque(value: AttributeValue) -> bool:
+    return isinstance(value, str) and value.startswith("sha256:")
+
+
+def _widened(kind: str, name: str, value: AttributeValue) -> AttributeValue:
+    if _TYPE_ATTRIBUTES.get(kind) == name and value in _WIDENED_NUMBERS:
+        return int(TensorProto.DOUBLE)
+    return widen(value) if isinstance(value, np.ndarray) else value
+
+
+class _Held:
+    """An attribute value with a hash: arrays by content."""
+
+    def __init__(self, value: AttributeValue) -> None:
+        self.value = value
+        self.key: Hashable = (
+            (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else (type(value), value)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self.key == other.key
+
+
+@functools.lru_cache(maxsize=2048)
+def _runner(
+    op_type: str,
+    domain: str,
+    version: int,
+    present: tuple[bool, ...],
+    results: int,
+    attributes: tuple[tuple[str, _Held], ...],
+) -> ReferenceEvaluator:
+    names = [f"i{position}" if there else "" for position, there in enumerate(present)]
+    made = [f"o{position}" for position in range(results)]
+    node = helper.make_node(op_type, names, made, domain=domain, **{name: _plain(held) for name, held in attributes})
+    inputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in names if name]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in made]
+    graph = helper.make_graph([node], "operator", inputs, outputs)
+    imports = [helper.make_opsetid(domain, version)]
+    proto: ModelProto = helper.make_model(graph, opset_imports=imports)
+    return ReferenceEvaluator(proto)
+
+
+def _plain(held: _Held) -> object:
+
+    value = held.value
+    return numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value

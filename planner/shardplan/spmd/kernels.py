@@ -1,0 +1,131 @@
+"""Which kernel runs at an operator, and the simple ones: the plain operator, lookups in a part of a table, whole shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from shardplan.spmd.borders import borders
+from shardplan.spmd.evaluate import evaluate
+from shardplan.spmd.localise import refuse
+from shardplan.spmd.program import Array, Local, Site
+from shardplan.spmd.recurrent import recurrent
+from shardplan.spmd.statistics import KERNELS as STATISTICS
+from shardplan.spmd.talk import Coordinates, Kernel, Operands, Running
+
+_RANDOM = frozenset("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial".split())
+
+
+def kernel_for(site: Site) -> Kernel:
+    """What runs at `site`. Raises `ShardplanError` where that cannot be simulated."""
+    if site.kind in _RANDOM or (site.kind == "Dropout" and _drops(site)):
+        raise refuse(site, "it draws random numbers, which differ from run to run")
+    if site.kind in {"Shape", "Size"}:
+        return whole_shape
+    if not site.communicates:
+        return plain
+    if site.kind not in KERNELS:
+        raise refuse(site, "this split needs communication inside the operator, which is not simulated for this kind")
+    return KERNELS[site.kind]
+
+
+def _drops(site: Site) -> bool:
+    """Whether a `Dropout` is in training mode."""
+    return site.has(2) and (2 not in site.known or bool(site.known[2]))
+
+
+def plain(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """The operator on what the device holds; of a mean every device has its share."""
+    del coordinates
+    results = evaluate(site.operator, local.attributes, operands)
+    if local.shares > 1:
+        results = [
+            made / local.shares if layout and any(p.kind == "P" for p in layout.placements) else made
+            for made, layout in zip(results, site.result_layouts, strict=True)
+        ]
+    return results
+    yield  # a generator that asks nothing
+
+
+def whole_shape(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`Shape`, `Size`: of the whole tensor, which every device knows."""
+    del operands, coordinates
+    return evaluate(site.operator, local.attributes, [np.zeros(site.operand(0), np.bool_)])
+    yield
+
+
+def _index_axes(site: Site, place: int) -> tuple[int, ...]:
+    """Mesh axes that cut dim `place` of the table of a lookup by index."""
+    return tuple(axis for axis in site.communicates if (o := site.options[axis]) and o.operands[0].dim == place)
+
+
+def gather(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`Gather` from a part of the table: what lies elsewhere is zero here, so the sum over devices is the result."""
+    table, index = _both(operands)
+    dim = _axis(site, len(site.operand(0)))
+    index, inside = _local_index(site, index, dim, table.shape[dim], coordinates)
+    found = evaluate(site.operator, local.attributes, [table, index])[0]
+    shape = (*[1] * dim, *inside.shape, *[1] * (found.ndim - inside.ndim - dim))
+    return [np.where(inside.reshape(shape), found, np.zeros((), found.dtype))]
+    yield
+
+
+def gather_elements(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`GatherElements` from a part of the table, as `gather`."""
+    table, index = _both(operands)
+    dim = _axis(site, len(site.operand(0)))
+    index, inside = _local_index(site, index, dim, table.shape[dim], coordinates)
+    found = evaluate(site.operator, local.attributes, [table, index])[0]
+    return [np.where(inside, found, np.zeros((), found.dtype))]
+    yield
+
+
+def _both(operands: Operands) -> tuple[Array, Array]:
+    first, second = operands[:2]
+    assert first is not None
+    assert second is not None
+    return first, second
+
+
+def _local_index(site: Site, index: Array, dim: int, length: int, coordinates: Coordinates) -> tuple[Array, Array]:
+    """Indices into what the device holds of the table's dim, and which of them it holds at all."""
+    size = site.operand(0)[dim]
+    first = site.mesh.number(_index_axes(site, dim), coordinates) * length
+    here = np.where(index < 0, index + size, index) - first
+    inside = (here >= 0) & (here < length)
+    return np.where(inside, here, 0), inside
+
+
+def one_hot(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`OneHot` of the classes that the device holds."""
+    del local
+    index, _ = _both(operands)
+    levels = operands[2]
+    assert levels is not None
+    rank = len(site.result())
+    dim = _axis(site, rank, default=-1)
+    length, size = site.local_result()[dim], site.result()[dim]
+    axes = tuple(axis for axis in site.communicates if (o := site.options[axis]) and o.results[0].dim == dim)
+    shape = [1] * rank
+    shape[dim] = length
+    classes = (np.arange(length) + site.mesh.number(axes, coordinates) * length).reshape(shape)
+    wanted = np.expand_dims(np.where(index < 0, index + size, index), dim)
+    return [np.where(wanted == classes, levels[1], levels[0]).astype(levels.dtype)]
+    yield
+
+
+def _axis(site: Site, rank: int, default: int = 0) -> int:
+    axis = site.operator.attributes.get("axis", default)
+    assert isinstance(axis, int)
+    return axis % rank
+
+
+KERNELS: Mapping[str, Kernel] = {
+    **STATISTICS,
+    "Gather": gather,
+    "GatherElements": gather_elements,
+    "OneHot": one_hot,
+    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), borders),
+    **dict.fromkeys(("LSTM", "RNN"), recurrent),
+}

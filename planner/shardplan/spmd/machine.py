@@ -1,0 +1,256 @@
+"""Runs a program on all devices of a mesh in one process, and compares every value with the model run whole.
+
+Devices run in lockstep: each instruction is carried out by all of them before the next. Collectives move data as
+`shardplan.spmd.collectives` does, where a device gets only what its group holds. What is compared is what a user
+would compare: the value put together from all devices, against the same value of the unsharded model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import tile
+from shardplan.layout.lower import Step, wire_share
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.text import to_text
+from shardplan.model.types import DTYPE_BITS, Operator
+from shardplan.spmd import collectives
+from shardplan.spmd.evaluate import evaluate, widen
+from shardplan.spmd.kernels import kernel_for
+from shardplan.spmd.program import Array, Compute, Instruction, Program, Transfer, Value, values_read
+from shardplan.spmd.talk import Talk
+
+MOST_DEVICES = 64
+RTOL = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The first value that is not what the whole model computes.
+
+    `error`: largest difference, in units of the tolerance's scale; `nan` where shapes differ or devices disagree."""
+
+    tensor: str
+    operator: str
+    kind: str
+    form: str
+    layouts: tuple[str, ...]
+    why: str
+    error: float
+
+
+@dataclass
+class Report:
+    """What a run found. `moved_bytes`: received by all devices together per kind of collective, at the element sizes of
+    the model; `priced_bytes`: the same by the plan's payloads. `values`: how many values were compared; `worst`: the
+    largest relative error among them."""
+
+    devices: int
+    operators: int = 0
+    values: int = 0
+    worst: float = 0.0
+    moved_bytes: Counter[str] = field(default_factory=Counter)
+    priced_bytes: Counter[str] = field(default_factory=Counter)
+    inner_bytes: Counter[str] = field(default_factory=Counter)
+    mispriced: list[str] = field(default_factory=list)
+    mismatch: Mismatch | None = None
+
+    @property
+    def verified(self) -> bool:
+        """Every value is right and every collective moved what the plan says."""
+        return self.mismatch is None and not self.mispriced
+
+
+def place(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:
+    """What every device holds of `array` in a plain layout; along partial axes the first device has it, others zeros."""
+    partial = [axis for axis, placement in enumerate(layout.placements) if placement.kind == "P"]
+    held = []
+    for coordinates in mesh.coordinates():
+        local = array
+        for dim, pieces in enumerate(tile(layout, mesh, array.shape, coordinates)):
+            if pieces != ((0, array.shape[dim]),):
+                chosen = np.concatenate([np.arange(start, stop) for start, stop in pieces])
+                local = local.take(chosen, axis=dim)
+        held.append(np.zeros_like(local) if any(coordinates[axis] for axis in partial) else local)
+    return held
+
+
+class Machine:
+    """One run of a program. `values`: whole values of everything that the program loads and the model does not make."""
+
+    def __init__(
+        self, program: Program, values: Mapping[str, Array], rtol: float = RTOL, microbatches: int = 1
+    ) -> None:
+        self.program, self.mesh, self.rtol, self.microbatches = program, program.mesh, rtol, microbatches
+        self.whole = {name: widen(np.asarray(array)) for name, array in values.items()}
+        self.held: dict[Value, list[Array]] = {}
+        self.report = Report(program.mesh.size)
+        self.last_use = _last_uses(program.instructions)
+        self.last_read = _last_reads(program)
+
+    def run(self) -> Report:
+        """Run to the end, or to the first value that differs."""
+        for value in self.program.loads:
+            self.held[value] = place(self.whole[value.tensor], value.layout, self.mesh)
+        for number, instruction in enumerate(self.program.instructions):
+            if isinstance(instruction, Transfer):
+                self._transfer(instruction)
+            else:
+                self._compute(instruction)
+            if self.report.mismatch is not None:
+                break
+            self._forget(number, instruction)
+        return self.report
+
+    def _transfer(self, transfer: Transfer) -> None:
+        value, layout = self.held[transfer.source], transfer.source.layout
+        if transfer.problem:
+            self._differs(transfer, transfer.problem, math.nan)
+            return
+        for step, payload in zip(transfer.steps, transfer.payload_bytes, strict=True):
+            received = [0] * self.mesh.size
+            value = collectives.run(value, layout, step.collective, step.target, self.mesh, received=received)
+            layout = step.target
+            self._count(transfer, step, payload, received, value[0].itemsize)
+        self.held[transfer.target] = value
+        if transfer.steps:
+            self._check(transfer, transfer.target, value)
+
+    def _count(self, transfer: Transfer, step: Step, payload: int, received: Sequence[int], item_bytes: int) -> None:
+        """Bytes at the model's element size, against the plan's payload."""
+        if step.collective.is_free:
+            return
+        kind, share = step.collective.kind, step.collective.share
+        scale = Fraction(DTYPE_BITS[self.program.tensor(transfer.target).dtype], 8 * item_bytes)
+        priced_share = wire_share(step.collective, self.mesh) / share if share else Fraction(0)
+        whole = share * transfer.size_bytes
+        runs = self.microbatches if payload < math.ceil(whole) else 1
+        moved = [amount * scale for amount in received]
+        self.report.moved_bytes[kind] += round(sum(moved))
+        self.report.priced_bytes[kind] += round(self.mesh.size * priced_share * payload * runs)
+        most = max(moved)
+        fits = payload == math.ceil(share * -(-transfer.size_bytes // runs))
+        if not fits or most != priced_share * whole:
+            text = f"{kind} of '{transfer.source.tensor}' moved {float(most):.0f} bytes per device, the plan says {payload}"
+            self.report.mispriced.append(text)
+
+    def _compute(self, compute: Compute) -> None:
+        operator, site = compute.site.operator, compute.site
+        whole = [self.whole[name] if name else None for name in operator.inputs]
+        expected = evaluate(operator, operator.attributes, whole)
+        for name, array in zip(operator.outputs, expected, strict=True):
+            if name:
+                self.whole[name] = array
+        operands = [
+            [None if value is None else self.held[value][rank] for value in compute.reads]
+            for rank in range(self.mesh.size)
+        ]
+        for rank_operands in operands:
+            for position, array in compute.local.operands.items():
+                rank_operands.extend([None] * (position + 1 - len(rank_operands)))
+                rank_operands[position] = array
+        try:
+            results = self._on_all_devices(compute, operands)
+        except (ValueError, IndexError, AssertionError, TypeError, RuntimeError) as problem:
+            self._differs(compute, f"a device cannot run it: {type(problem).__name__}: {problem}", math.nan)
+            return
+        del site
+        self.report.operators += 1
+        for position, value in enumerate(compute.makes):
+            if value is not None and self.report.mismatch is None:
+                self.held[value] = [made[position] for made in results]
+                self._check(compute, value, self.held[value])
+
+    def _on_all_devices(self, compute: Compute, operands: Sequence[list[Array | None]]) -> list[list[Array]]:
+        """The local results by rank; kernels that communicate run in lockstep from one collective to the next."""
+        talks = [
+            kernel_for(compute.site)(compute.site, compute.local, held, coordinates)
+            for held, coordinates in zip(operands, self.mesh.coordinates(), strict=True)
+        ]
+        return Talk(self.mesh, self.report.inner_bytes).hold(talks)
+
+    def _check(self, instruction: Instruction, value: Value, locals_: list[Array]) -> None:
+        expected = self.whole[value.tensor]
+        scale = _scale(expected)
+        try:
+            found = collectives.unshard(locals_, value.layout, self.mesh, rtol=self.rtol, atol=self.rtol * scale)
+        except ValueError as problem:
+            self._differs(instruction, str(problem), math.nan, value)
+            return
+        self.report.values += 1
+        if found.shape != expected.shape:
+            self._differs(instruction, f"its shape is {found.shape}, not {expected.shape}", math.nan, value)
+            return
+        worst = _difference(found, expected, scale)
+        self.report.worst = max(self.report.worst, worst)
+        if not worst <= self.rtol:
+            self._differs(instruction, "its elements differ", worst, value)
+
+    def _differs(self, instruction: Instruction, why: str, amount: float, value: Value | None = None) -> None:
+        if isinstance(instruction, Transfer):
+            layouts = [instruction.source.layout, instruction.target.layout]
+            reader, kind = instruction.target.reader.rpartition(":")[0], "move"
+            tensor, form = instruction.target.tensor, instruction.target.form
+        else:
+            operator: Operator = instruction.site.operator
+            layouts = [value.layout for value in (*instruction.reads, *instruction.makes) if value is not None]
+            reader, kind = operator.name, operator.kind
+            tensor, form = (value.tensor if value else operator.outputs[0]), "made"
+        texts = tuple(to_text(layout, self.mesh) for layout in layouts)
+        self.report.mismatch = Mismatch(tensor, reader, kind, form, texts, why, amount)
+
+    def _forget(self, number: int, instruction: Instruction) -> None:
+        """Let go of what no later instruction reads."""
+        for value in values_read(instruction):
+            if self.last_use[value] == number:
+                self.held.pop(value, None)
+        if isinstance(instruction, Transfer) and instruction.target not in self.last_use:
+            self.held.pop(instruction.target, None)
+        for name in self.last_read.get(number, ()):
+            self.whole.pop(name, None)
+
+
+def _last_uses(instructions: Sequence[Instruction]) -> dict[Value, int]:
+    return {value: number for number, instruction in enumerate(instructions) for value in values_read(instruction)}
+
+
+def _last_reads(program: Program) -> dict[int, list[str]]:
+    """Instruction -> the tensors of which the whole value is compared or read there for the last time."""
+    last: dict[str, int] = {}
+    for number, instruction in enumerate(program.instructions):
+        if isinstance(instruction, Transfer):
+            last[instruction.source.tensor] = number
+        else:
+            operator = instruction.site.operator
+            last.update({name: number for name in (*operator.inputs, *operator.outputs) if name})
+    found: dict[int, list[str]] = {}
+    for name, number in last.items():
+        found.setdefault(number, []).append(name)
+    return found
+
+
+def _scale(array: Array) -> float:
+    """What the differences of small elements are measured by: the median size of the finite elements that are not 0."""
+    if array.dtype.kind not in "fc":
+        return 0.0
+    sizes = np.abs(array)
+    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+    return float(np.median(sizes)) if sizes.size else 0.0
+
+
+def _difference(found: Array, expected: Array, scale: float) -> float:
+    """Largest difference, relative to the element and to the scale of the tensor; infinite where one is not a number."""
+    if expected.dtype.kind not in "fc":
+        return 0.0 if np.array_equal(found, expected) else math.inf
+    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+    with np.errstate(all="ignore"):
+        relative = np.abs(found - expected) / (np.abs(expected) + scale)
+    relative = np.where(same, 0.0, relative)
+    return float(np.nan_to_num(relative.max(initial=0.0), nan=math.inf, posinf=math.inf))

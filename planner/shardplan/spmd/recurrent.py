@@ -1,0 +1,74 @@
+"""Recurrent layers whose hidden units are split: every step gathers the state that the step before made in parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from shardplan.spmd.evaluate import evaluate
+from shardplan.spmd.program import Array, Local, Site
+from shardplan.spmd.talk import Coordinates, Operands, Running, all_gather
+
+_STATES = {"LSTM": 2, "RNN": 1}
+
+
+def recurrent(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`LSTM`, `RNN`, one direction after the other; operands and results as ONNX has them, hidden units local."""
+    del coordinates
+    data, weights = operands[0], operands[1]
+    assert data is not None
+    assert weights is not None
+    batch_first = bool(local.attributes.get("layout", 0))
+    if batch_first:
+        data = data.swapaxes(0, 1)
+    runs = []
+    for direction in range(weights.shape[0]):
+        backwards = local.attributes.get("direction") == "reverse" or direction == 1
+        parts = [_of_direction(operand, direction, place, batch_first) for place, operand in enumerate(operands)]
+        steps = data[::-1] if backwards else data
+        made, states = yield from _direction(site, local, steps, parts)
+        runs.append((made[::-1] if backwards else made, states))
+    results = [np.stack([made for made, _ in runs], axis=1)]
+    results += [np.stack([states[i] for _, states in runs]) for i in range(_STATES[site.kind])]
+    if batch_first:
+        results = [results[0].transpose(2, 0, 1, 3), *(state.swapaxes(0, 1) for state in results[1:])]
+    return results[: len(site.operator.outputs)]
+
+
+def _of_direction(operand: Array | None, direction: int, place: int, batch_first: bool) -> Array | None:
+    """Weights, biases and states of one direction, which stays as a dim of 1; the data as it is."""
+    if operand is None or place in {0, 4}:
+        return None
+    if batch_first and place in {5, 6}:
+        operand = operand.swapaxes(0, 1)
+    return operand[direction : direction + 1]
+
+
+def _direction(site: Site, local: Local, data: Array, parts: Operands):  # type: ignore[no-untyped-def]
+    """One direction: (results of all steps, last states).
+
+    The gathered state enters through the input: the operator runs one step on [x, h] with weights [W, R] and no recurrence,
+    so its own activations, clipping and peepholes are used.
+    """
+    _, weights, recurrence, bias, _, *rest = [*parts, *[None] * (8 - len(parts))]
+    assert weights is not None
+    assert recurrence is not None
+    hidden = recurrence.shape[1] // (4 if site.kind == "LSTM" else 1)
+    nothing = np.zeros((1, data.shape[1], hidden), data.dtype)
+    states = [state if state is not None else nothing for state in rest[: _STATES[site.kind]]]
+    joined = np.concatenate([weights, recurrence], axis=2)
+    unused = np.zeros((1, recurrence.shape[1], hidden), data.dtype)
+    step = replace(site.operator, outputs=tuple("yhc"[: 1 + _STATES[site.kind]]))
+    attributes = {**local.attributes, "direction": "forward"}
+    attributes.pop("layout", None)
+    made = []
+    for entry in data:
+        gathered = yield from all_gather(states[0], site.axes("h"), dim=2)
+        inputs = np.concatenate([entry, gathered[0]], axis=1)[None]
+        given = [inputs, joined, unused, bias, None, nothing, *states[1:]]
+        if site.kind == "LSTM":
+            given.append(rest[2])
+        _, *states = evaluate(step, attributes, given)
+        made.append(states[0][0])
+    return np.stack(made), [state[0] for state in states]

@@ -1,0 +1,236 @@
+"""Kernels of operators that need numbers from all devices of a group: normalisations, merged reductions, attention over
+split keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from shardplan.spmd.evaluate import evaluate
+from shardplan.spmd.localise import refuse
+from shardplan.spmd.program import Array, Local, Site
+from shardplan.spmd.talk import Asking, Coordinates, Kernel, Operands, Running, all_reduce
+
+FAR = np.iinfo(np.int64).max
+
+
+def softmax(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`Softmax`, `LogSoftmax`: the maximum and the sum of exponentials of a row come from all its devices."""
+    del local, coordinates
+    data = _first(operands)
+    axes = _row_dims(site)
+    top = yield from all_reduce(data.max(axis=axes, keepdims=True), site.communicates, "max")
+    shifted = data - np.where(np.isfinite(top), top, 0)
+    total = yield from all_reduce(np.exp(shifted).sum(axis=axes, keepdims=True), site.communicates)
+    return [shifted - np.log(total) if site.kind == "LogSoftmax" else np.exp(shifted) / total]
+
+
+def _row_dims(site: Site) -> tuple[int, ...]:
+    """The dims of a softmax's row: one, before opset 13 the axis and all after it."""
+    rank = len(site.operand(0))
+    if site.operator.version >= 13:
+        return (_axis(site, -1) % rank,)
+    return tuple(range(_axis(site, 1) % rank, rank))
+
+
+def _axis(site: Site, default: int) -> int:
+    axis = site.operator.attributes.get("axis", default)
+    assert isinstance(axis, int)
+    return axis
+
+
+def _first(operands: Operands) -> Array:
+    data = operands[0]
+    assert data is not None
+    return data
+
+
+def _moments(site: Site, data: Array, dims: tuple[int, ...], *, centre: bool = True) -> Asking:
+    """Mean (0 if not centred) and mean square distance from it over local dims and devices, stacked."""
+    ways = site.mesh.ways(site.communicates)
+    mean = np.zeros_like(data.mean(axis=dims, keepdims=True))
+    if centre:
+        mean = (yield from all_reduce(data.mean(axis=dims, keepdims=True), site.communicates)) / ways
+    square = np.square(data - mean).mean(axis=dims, keepdims=True)
+    return np.stack([mean, (yield from all_reduce(square, site.communicates)) / ways])
+
+
+def layer_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`LayerNormalization`, `RMSNormalization`."""
+    del coordinates
+    data = _first(operands)
+    dims = tuple(range(_axis(site, -1) % data.ndim, data.ndim))
+    centre = site.kind == "LayerNormalization"
+    mean, square = yield from _moments(site, data, dims, centre=centre)
+    inverse = 1 / np.sqrt(square + _number(local, "epsilon", 1e-5))
+    made = _affine((data - mean) * inverse, operands, ())
+    return [made, mean, inverse][: len(site.operator.outputs)]
+
+
+def channel_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`InstanceNormalization`, `GroupNormalization`: statistics of one channel, or of one group of them."""
+    del coordinates
+    data = _first(operands)
+    groups = local.attributes.get("num_groups", data.shape[1])
+    assert isinstance(groups, int)
+    grouped = data.reshape(data.shape[0], groups, -1)
+    mean, square = yield from _moments(site, grouped, (2,))
+    made = ((grouped - mean) / np.sqrt(square + _number(local, "epsilon", 1e-5))).reshape(data.shape)
+    per_group = operands[1] is not None and operands[1].shape[0] != data.shape[1]
+    repeat = data.shape[1] // groups if per_group else 1
+    scales = [None if array is None else np.repeat(array, repeat) for array in operands[1:]]
+    return [_affine(made, [None, *scales], (slice(None), *[None] * (data.ndim - 2)))]
+
+
+def _affine(data: Array, operands: Operands, expand: tuple[slice | None, ...]) -> Array:
+    """Scaled by operand 1 and moved by operand 2, where they are there."""
+    scale, bias = [*operands[1:3], None, None][:2]
+    if scale is not None:
+        data = data * scale[expand]
+    return data if bias is None else data + bias[expand]
+
+
+def _number(local: Local, name: str, default: float) -> float:
+    value = local.attributes.get(name, default)
+    assert isinstance(value, float)
+    return value
+
+
+def batch_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`BatchNormalization` in training: statistics of the whole batch, and running averages of them."""
+    del coordinates
+    data = _first(operands)
+    old_mean, old_square = operands[3], operands[4]
+    assert old_mean is not None
+    assert old_square is not None
+    dims = (0, *range(2, data.ndim))
+    mean, square = yield from _moments(site, data, dims)
+    made = (data - mean) / np.sqrt(square + _number(local, "epsilon", 1e-5))
+    keep = _number(local, "momentum", 0.9)
+    averages = [old * keep + new.reshape(-1) * (1 - keep) for old, new in ((old_mean, mean), (old_square, square))]
+    return [_affine(made, operands, (slice(None), *[None] * (data.ndim - 2))), *averages][: len(site.operator.outputs)]
+
+
+def lp_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`LpNormalization`: each line by its norm."""
+    del coordinates
+    data = _first(operands)
+    power = local.attributes.get("p", 2)
+    assert isinstance(power, int)
+    dim = _axis(site, -1) % data.ndim
+    total = yield from all_reduce((np.abs(data) ** power).sum(axis=dim, keepdims=True), site.communicates)
+    norm = total ** (1 / power)
+    return [np.where(norm == 0, 0, data / np.where(norm == 0, 1, norm))]
+
+
+def mean_variance(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`MeanVarianceNormalization`: no scale, and 1e-9 beside the deviation."""
+    del coordinates
+    data = _first(operands)
+    axes = local.attributes.get("axes", (0, 2, 3))
+    assert isinstance(axes, tuple)
+    mean, square = yield from _moments(site, data, tuple(int(axis) % data.ndim for axis in axes))
+    return [(data - mean) / (np.sqrt(square) + 1e-9)]
+
+
+def _merged(before: Callable[[Array], Array], after: Callable[[Array], Array]) -> Kernel:
+    """A reduction that is a sum between two functions: `before` undoes what the operator does after its own sum."""
+
+    def merged(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+        del coordinates
+        partial = before(evaluate(site.operator, local.attributes, operands)[0])
+        total = yield from all_reduce(partial, site.communicates)
+        return [after(total)]
+
+    return merged
+
+
+def log_sum_exp(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`ReduceLogSumExp`: merged relative to the largest part."""
+    del coordinates
+    part = evaluate(site.operator, local.attributes, operands)[0]
+    top = yield from all_reduce(part, site.communicates, "max")
+    total = yield from all_reduce(np.exp(part - top), site.communicates)
+    return [top + np.log(total)]
+
+
+def global_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`GlobalLpPool`: sums of powers before the root."""
+    del coordinates
+    power = local.attributes.get("p", 2)
+    assert isinstance(power, int)
+    part = evaluate(site.operator, local.attributes, operands)[0]
+    return [(yield from all_reduce(part**power, site.communicates)) ** (1 / power)]
+
+
+def extremum_at(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`ArgMax`, `ArgMin`: the best value of all devices, then the first (or last) device that has it."""
+    data = _first(operands)
+    dim = _axis(site, 0) % data.ndim
+    is_max = site.kind == "ArgMax"
+    index = evaluate(site.operator, {**local.attributes, "keepdims": 1}, operands)[0]
+    value = np.take_along_axis(data, index, dim)
+    best = yield from all_reduce(value, site.communicates, "max" if is_max else "min")
+    place = index + site.mesh.number(site.communicates, coordinates) * data.shape[dim]
+    last = bool(local.attributes.get("select_last_index", 0))
+    place = np.where(value == best, place, -1 if last else FAR)
+    found = yield from all_reduce(place, site.communicates, "max" if last else "min")
+    return [found if local.attributes.get("keepdims", 1) else found.squeeze(dim)]
+
+
+def attention(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`Attention` over split keys: each device attends to its keys, results count by their sums of exponentials.
+
+    The scores come from the operator itself (mode 2: as they enter the softmax), with their mask and cap."""
+    del coordinates
+    if len(site.operator.outputs) > 3 and site.operator.outputs[3]:
+        raise refuse(site, "its scores are a result")
+    operator = replace(site.operator, outputs=("y", "k", "v", "scores"))
+    made, keys, values, scores = evaluate(operator, {**local.attributes, "qk_matmul_output_mode": 2}, operands)
+    axes = site.axes("t")
+    top = scores.max(axis=-1, keepdims=True)
+    highest = yield from all_reduce(top, axes, "max")
+    safe = np.where(np.isneginf(highest), 0, highest)
+    weight = np.exp(scores - safe).sum(axis=-1, keepdims=True)
+    total = yield from all_reduce(weight, axes)
+    share = weight / np.where(total == 0, 1, total)
+    if made.ndim == 3:
+        heads = scores.shape[1]
+        parts = made.reshape(*made.shape[:2], heads, -1) * share.swapaxes(1, 2)
+        made = parts.reshape(made.shape)
+    else:
+        made = made * share
+    return [(yield from all_reduce(made, axes)), keys, values][: len(site.operator.outputs)]
+
+
+def quantize(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`DynamicQuantizeLinear`: the range is that of all devices, added to what each one rounds."""
+    del coordinates
+    data = _first(operands)
+    low = yield from all_reduce(data.min(keepdims=True).reshape(1), site.communicates, "min")
+    high = yield from all_reduce(data.max(keepdims=True).reshape(1), site.communicates, "max")
+    made, *scales = evaluate(site.operator, local.attributes, [np.concatenate([data.reshape(-1), low, high])])
+    return [made[:-2].reshape(data.shape), *scales]
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "Softmax": softmax,
+    "LogSoftmax": softmax,
+    "LayerNormalization": layer_norm,
+    "RMSNormalization": layer_norm,
+    "InstanceNormalization": channel_norm,
+    "GroupNormalization": channel_norm,
+    "BatchNormalization": batch_norm,
+    "LpNormalization": lp_norm,
+    "MeanVarianceNormalization": mean_variance,
+    "ReduceL2": _merged(np.square, np.sqrt),
+    "ReduceLogSum": _merged(np.exp, np.log),
+    "ReduceLogSumExp": log_sum_exp,
+    "GlobalLpPool": global_norm,
+    "ArgMax": extremum_at,
+    "ArgMin": extremum_at,
+    "Attention": attention,
+    "DynamicQuantizeLinear": quantize,
+}
