@@ -147,6 +147,10 @@ class TestRoundTrip:
     def test_example(self):
         assert loads(TEXT) == example_plan()
 
+    def test_blocks_whose_operators_are_scattered(self):
+        blocks = ((("a", "b"), ((0, 2, 3, 9), (1, 5, 4, 8))), (("c", "d"), ((6,), (7,))))
+        assert loads(dumps(example_plan(blocks=blocks))).blocks == blocks
+
     def test_keys_of_a_later_minor_version_are_ignored(self):
         document = json.loads(TEXT)
         document["format_version"] = "1.7"

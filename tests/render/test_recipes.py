@@ -56,6 +56,7 @@ def recipe(
         ("Megatron row", recipe(S(0), S(0), S(2), P())),
         ("vocabulary parallel", recipe(S(0), S(0), RP, P(), op_type="Gather", position=0)),
         ("expert parallel", recipe(S(0), S(0), S(0), S(0), shape=(8, 64, 64))),
+        ("Megatron column", recipe(S(2), S(2), RP, S(2), shape=(8, 64, 64))),
         ("Megatron column", recipe(S(0), S(0), S(2), S(2), op_type="Add", shape=(64,))),
         ("replicated", recipe(R, R, R, R)),
         ("replicated", recipe(R, RP, RP, RP)),

@@ -12,7 +12,7 @@ from shardplan.model.types import Model
 from shardplan.render.census import Census, Family
 from shardplan.render.console import emit, table
 from shardplan.render.solved import facts, model_line
-from shardplan.render.units import count, percent, size
+from shardplan.units import count, percent, size
 
 _KINDS_SHOWN = 6
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from shardplan.cluster.build import Profile
 from shardplan.render.console import emit, table
-from shardplan.render.units import decimal_size, rate
+from shardplan.units import decimal_size, rate
 
 
 def profile_row(profile: Profile) -> dict[str, object]:

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import IO, Protocol
 
-from shardplan.render.units import duration, percent
+from shardplan.units import duration, percent
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _INTERVAL_S = 0.1

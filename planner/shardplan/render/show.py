@@ -14,7 +14,7 @@ from shardplan.render.console import emit, table
 from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups
 from shardplan.render.recipes import Recognizer, axis_shares, recipe_text
 from shardplan.render.solved import facts, memory_parts, proof_line, time_line
-from shardplan.render.units import duration, percent, size
+from shardplan.units import duration, percent, size
 
 DEAREST = 12
 """Rows of the tables that `--all` completes."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shardplan.plan.types import Memory, Summary
 from shardplan.render.console import emit
-from shardplan.render.units import count, duration, durations_in_one_unit, percent, rate, size, sizes_in_one_unit
+from shardplan.units import count, duration, durations_in_one_unit, percent, rate, size, sizes_in_one_unit
 
 if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardplan.render.units import count, decimal_size, digits, duration, percent, rate, size, sizes_in_one_unit
+from shardplan.units import count, decimal_size, digits, duration, percent, rate, size, sizes_in_one_unit
 
 
 @pytest.mark.parametrize(

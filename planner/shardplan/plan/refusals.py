@@ -1,0 +1,56 @@
+"""What is said when a plan falls short of what was asked: operators without a rule, no memory, no time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardplan.cluster.types import Cluster
+from shardplan.errors import Diagnostic, error, warning
+from shardplan.model.types import Model
+from shardplan.rules.types import Rule
+from shardplan.units import size
+
+_SHOWN = 8
+
+
+def without_rule(model: Model, rules: Sequence[Rule], *, strict: bool) -> list[Diagnostic]:
+    """One warning (`strict`: error) that names the operators of `model` that can only be replicated; rule i is that of
+    operator i. Empty when every operator has a rule."""
+    found: dict[str, list[str]] = {}
+    for operator, rule in zip(model.operators, rules, strict=True):
+        if rule.fallback:
+            found.setdefault(operator.kind, []).append(operator.name)
+    if not found:
+        return []
+    number = sum(map(len, found.values()))
+    what = "1 operator has" if number == 1 else f"{number} operators have"
+    kinds = [
+        f"{kind} ×{len(names)}: '{names[0]}' ..." if len(names) > 1 else f"{kind}: '{names[0]}'"
+        for kind, names in sorted(found.items())
+    ]
+    if len(kinds) > _SHOWN:
+        kinds[_SHOWN:] = [f"and {len(kinds) - _SHOWN} more kinds"]
+    if strict:
+        summary = f"{what} no sharding rule, and --strict forbids to replicate them"
+        return [error("no-rule", summary, detail="\n".join(kinds), hint="plan without --strict, or add a rule")]
+    hint = "shardplan inspect says how much of the work they are"
+    return [warning("no-rule", f"{what} no sharding rule and will be replicated", detail="\n".join(kinds), hint=hint)]
+
+
+def infeasible(model: Model, cluster: Cluster, limit_bytes: int, shortfall_bytes: int, *, training: bool) -> Diagnostic:
+    """Proven: every plan needs `shortfall_bytes` more on some device than the `limit_bytes` it may use."""
+    what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
+    needs = f"at least {size(limit_bytes + shortfall_bytes)} per device, of which {size(limit_bytes)} may be used"
+    lighter = "more --microbatches, --remat selective or full, a lighter --optimizer, " if training else ""
+    return error(
+        "infeasible",
+        f"no plan fits in memory: every device is at least {size(shortfall_bytes)} short",
+        detail=f"{what} needs {needs}",
+        hint=f"{lighter}a larger --mesh or a smaller batch need less",
+    )
+
+
+def out_of_time(model: Model, cluster: Cluster) -> Diagnostic:
+    """A limit ended the search before there was any plan."""
+    what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
+    return error("limit", f"the search for {what} was ended before any plan was found", hint="raise --time-limit")
