@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rule_cases import Case, b, f, i, index, positive
+from rule_execution import prove
 
 from shardplan.layout.placement import RP, P, R, S
 from shardplan.rules.types import Gemm, InnerCollective
@@ -181,3 +184,40 @@ def test_as_many_ways_as_hidet(name):
     case, count = HIDET[name]
     plain = [option for option in case.rule().options if not option.inner and option.size % 4 == 0]
     assert 1 + sum(2 if any(p.kind == "P" for p in option.results) else 1 for option in plain) == count
+
+
+WRONG = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+EVERY = {
+    "MatMul": Case("MatMul", (f(2, 6, 4), f(4, 12))),
+    "Gemm": Case("Gemm", (f(6, 4), f(4, 12), f(12))),
+    "Conv": Case("Conv", (f(2, 4, 8), f(6, 4, 3), f(6)), {"pads": [1, 1]}),
+    "ConvTranspose": Case("ConvTranspose", (f(2, 4, 8), f(4, 6, 2)), {"strides": [2]}),
+    "Attention": Case("Attention", (f(2, 4, 6, 8), f(2, 4, 12, 8), f(2, 4, 12, 8))),
+    "Softmax": Case("Softmax", (f(4, 6),)),
+    "GatherND": Case("GatherND", (f(4, 6, 8), index(4, 2, 6, 1))),
+    "Split": Case("Split", (f(4, 12),), {"axis": 1, "num_outputs": 2}, outputs=2),
+    "LayerNormalization": Case("LayerNormalization", (f(2, 4, 6), f(6), f(6))),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_factors_of_the_matrix_product_have_sizes(name):
+    rule = EVERY[name].rule()
+    roles = () if rule.gemm is None else (*rule.gemm.m, *rule.gemm.n, *rule.gemm.k, *rule.gemm.batch)
+    assert set(roles) <= set(rule.sizes)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_wrong_placement_is_caught(name):
+    """The proof by execution is worth something: whatever shard or sum of an option is changed, it fails."""
+    for option in EVERY[name].options().values():
+        for position, placement in enumerate(option.operands):
+            if placement.is_shard:
+                wrong = tuple(RP if i == position else p for i, p in enumerate(option.operands))
+                with pytest.raises(WRONG):
+                    prove(EVERY[name], replace(option, operands=wrong))
+        for position, placement in enumerate(option.results):
+            changed = R if placement.kind == "P" else P()
+            wrong = tuple(changed if i == position else p for i, p in enumerate(option.results))
+            with pytest.raises(WRONG):
+                prove(EVERY[name], replace(option, results=wrong))

@@ -17,6 +17,13 @@ def conv(signature: Signature) -> Row:
     return _sliding(signature, 1, "{data}, {weight}" + bias, saves="0 1", linear=((0, 2), (1, 2)))
 
 
+def fused_conv(signature: Signature) -> Row:
+    """`FusedConv` of ONNX Runtime: an addend and an activation follow, so input channels are whole."""
+    data = f"n {_channels(signature)[1]} {' '.join('_' * (signature.rank() - 2))}"
+    operands = ["{data}", "{weight}", _channels(signature)[1], data]
+    return _sliding(signature, 1, ", ".join(operands[: len(signature.operands)]), saves="0 1 r0", whole_sum=True)
+
+
 def conv_integer(signature: Signature) -> Row:
     """`ConvInteger`: zero points stand for the data as a whole, and for the weight or each output channel."""
     points = ["_*", _per_channel(signature, 3)][: len(signature.operands) - 2]
@@ -33,17 +40,23 @@ def conv_rounded(signature: Signature) -> Row:
 def conv_transpose(signature: Signature) -> Row:
     """`ConvTranspose`: weight [Cin, Cout/groups, kernel]; the space is not split."""
     weight, groups = signature.shape(1), signature.integer("group", 1)
-    space, kernel = " ".join("_" * (len(weight) - 2)), _kernel(len(weight) - 2)
+    rank = len(weight) - 2
+    space = " ".join(f"!{name}" for name in letters("y", rank))
     inputs, outputs = _channels(signature)
     bias = f", +{outputs}" if signature.has(2) else ""
     return Row(
-        f"n {inputs} {space}, {inputs} o {kernel}{bias} -> n {outputs} {space}",
+        f"n {inputs} {space}, {inputs} o {_kernel(rank)}{bias} -> n {outputs} {' '.join('_' * rank)}",
         cost="conv",
         linear=((0, 2), (1, 2)),
         saves="0 1",
         flops=2.0 * signature.operand(0).elements * math.prod(weight[1:]),
         sizes={"g": groups} if groups > 1 else {},
-        gemm=Gemm(m=("n",), n=("o",), k=("c",), batch=("g",) if groups > 1 else ()),
+        gemm=Gemm(
+            m=("n", *letters("y", rank)),
+            n=("o", *letters("w", rank)),
+            k=("c",),
+            batch=("g",) if groups > 1 else (),
+        ),
     )
 
 
@@ -53,23 +66,29 @@ def deform_conv(signature: Signature) -> Row:
     inputs, outputs = _channels(signature)
     if signature.integer("offset_group", 1) > 1:
         inputs, outputs = (text.replace("g", "!g").replace("c", "!c") for text in (inputs, outputs))
-    space = " ".join("_" * (len(weight) - 2))
-    channels = "c" if "!c" not in inputs else "!c"
+    rank = len(weight) - 2
+    made = " ".join(f"!{name}" for name in letters("y", rank))
+    summed = "!c" if "!c" in inputs else "c"
     operands = [
-        f"n {inputs} {space}",
-        f"{outputs} {channels} {_kernel(len(weight) - 2)}",
+        f"n {inputs} {' '.join('_' * rank)}",
+        f"{outputs} {summed} {_kernel(rank)}",
         "n _*",
         f"+{outputs}",
         "n _*",
     ]
     return Row(
-        f"{', '.join(operands[: len(signature.operands)])} -> n {outputs} {space}",
+        f"{', '.join(operands[: len(signature.operands)])} -> n {outputs} {made}",
         cost="conv",
         linear=((1, 3),),
         saves="0 1 2 4",
         flops=2.0 * signature.result().elements * math.prod(weight[1:]),
         sizes={"g": groups} if groups > 1 else {},
-        gemm=Gemm(m=("n",), n=("o",), k=("c",), batch=("g",) if groups > 1 else ()),
+        gemm=Gemm(
+            m=("n", *letters("y", rank)),
+            n=("o",),
+            k=("c", *letters("w", rank)),
+            batch=("g",) if groups > 1 else (),
+        ),
     )
 
 
@@ -143,6 +162,7 @@ def _kernel(rank: int) -> str:
 
 TABLE: tuple[Entry, ...] = (
     by("Conv", conv),
+    by("com.microsoft.FusedConv", fused_conv),
     by("ConvInteger", conv_integer),
     by("QLinearConv", conv_rounded),
     by("ConvTranspose", conv_transpose),

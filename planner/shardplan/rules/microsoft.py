@@ -331,10 +331,10 @@ def _is_single(operands: tuple[Shaped | None, ...], position: int) -> bool:
 
 def nhwc_conv(signature: Signature) -> Row:
     """`NhwcConv`: channels last in data and weight; one group, space whole."""
-    operands = ["n _ _ c", "o _ _ c", "+o"]
-    return Row(f"{listed(operands, len(signature.operands))} -> n _ _ o", cost="conv", linear=((0, 2), (1, 2)),
+    operands = ["n _ _ c", "o !w0 !w1 c", "+o"]
+    return Row(f"{listed(operands, len(signature.operands))} -> n !y0 !y1 o", cost="conv", linear=((0, 2), (1, 2)),
                saves="0 1", flops=2.0 * signature.result().elements * math.prod(signature.shape(1)[1:]),
-               gemm=Gemm(("n",), ("o",), ("c",)))  # fmt: skip
+               gemm=Gemm(("n", "y0", "y1"), ("o",), ("c", "w0", "w1")))  # fmt: skip
 
 
 TABLE: tuple[Entry, ...] = (

@@ -115,7 +115,7 @@ def make_rule(line: Row, signature: Signature) -> Rule:
         cost=line.cost,
         flops=flops,
         backward_flops=backward_flops,
-        gemm=line.gemm or (_gemm(equation) if line.cost == "gemm" else None),
+        gemm=_sized_gemm(line.gemm or _gemm(equation), sizes) if line.gemm or line.cost == "gemm" else None,
         temporary_bytes=line.temporary_bytes,
         latent=tuple(option for option in options if not line.segmented and _is_segmented(option)),
         joins=joins,
@@ -265,6 +265,11 @@ def _gemm(equation: Equation) -> Gemm:
         k=tuple(factor for factor in left if factor not in made),
         batch=tuple(factor for factor in left if factor in made and factor in right),
     )
+
+
+def _sized_gemm(gemm: Gemm, sizes: Mapping[str, int]) -> Gemm:
+    """Without the factors of absent operands."""
+    return Gemm(*(tuple(factor for factor in role if factor in sizes) for role in (gemm.m, gemm.n, gemm.k, gemm.batch)))
 
 
 def _factors(pattern: Pattern) -> list[str]:
