@@ -10,7 +10,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
 from shardplan.plan.types import Move, Plan, TensorDecision
-from shardplan.render.folding import folded, pattern
+from shardplan.folding import folded, pattern
 from shardplan.render.recipes import Recognizer
 
 T = TypeVar("T")

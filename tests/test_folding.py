@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardplan.render.folding import folded, pattern, ranges
+from shardplan.folding import folded, pattern, ranges
 
 
 def test_numbers_that_stand_alone_are_layers():
