@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from onnx import TensorProto, helper
 
 from shardplan.plan.file import dumps, read_plan
 
@@ -83,7 +85,57 @@ def test_output_goes_where_it_is_told(shardplan, mlp):
 def test_infeasible_names_the_shortfall(shardplan, mlp):
     run = shardplan(*SOLVE, "--memory-limit", "1 KiB")
     assert run.code == 3
-    assert run.err.startswith("error[infeasible]: ")
+    said = re.fullmatch(
+        r"error\[infeasible\]: no plan fits in memory: every device is at least (\S+) KiB short\n"
+        r"  'mlp' on 'h100-dgx' \(machine=2 x gpu=2\) needs at least (\S+) KiB per device, of which 1 KiB may be used\n"
+        r"hint: more --microbatches, .*\n",
+        run.err,
+    )
+    assert said
+    assert float(said[2].replace(",", "")) == pytest.approx(float(said[1].replace(",", "")) + 1, rel=0.01)
+    assert not Path("plans").exists()
+
+
+@pytest.fixture
+def odd(folder):
+    """`odd.onnx`: a product, and an operator of a domain that nobody knows, with its shape stored."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "product"),
+        helper.make_node("Swirl", ["h"], ["y"], "swirl", domain="my.own"),
+    ]
+    x, h, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [64, 64]) for name in "xhy")
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [64, 64], [0.0] * 4096)
+    graph = helper.make_graph(nodes, "odd", [x], [y], [weight], value_info=[h])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("my.own", 1)]
+    Path("odd.onnx").write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+
+
+NO_RULE = "  my.own.Swirl: 'swirl'\n"
+
+
+def test_an_operator_without_a_rule_is_replicated_with_one_warning(shardplan, odd):
+    run = shardplan("solve", "odd.onnx", "--mesh", "2x2", "--mode", "inference")
+    assert (run.code, run.err) == (
+        0,
+        (
+            f"warning[no-rule]: 1 operator has no sharding rule and will be replicated\n{NO_RULE}"
+            "hint: shardplan inspect says how much of the work they are\n"
+        ),
+    )
+    plan = read_plan("plans/odd.2x2.plan.json")
+    assert [warning.splitlines()[0] for warning in plan.warnings] == [run.err.splitlines()[0]]
+    assert plan.operators[1].split == ("-", "-")
+
+
+def test_strict_refuses_it(shardplan, odd):
+    run = shardplan("solve", "odd.onnx", "--mesh", "2x2", "--mode", "inference", "--strict")
+    assert (run.code, run.err) == (
+        2,
+        (
+            f"error[no-rule]: 1 operator has no sharding rule, and --strict forbids to replicate them\n{NO_RULE}"
+            "hint: plan without --strict, or add a rule\n"
+        ),
+    )
     assert not Path("plans").exists()
 
 

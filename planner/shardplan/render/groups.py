@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from shardplan.folding import folded, pattern
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
 from shardplan.plan.types import Move, Plan, TensorDecision
-from shardplan.folding import folded, pattern
 from shardplan.render.recipes import Recognizer
 
 T = TypeVar("T")

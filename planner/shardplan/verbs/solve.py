@@ -164,7 +164,7 @@ def _plan(session: Session, request: _Request, on_progress: Any) -> Plan:
     from shardplan.planning import plan_model  # noqa: PLC0415
 
     try:
-        return plan_model(request.model, request.cluster, request.options, on_progress=on_progress)
+        return plan_model(request.model, request.cluster, request.options, on_progress, session.say)
     except InfeasibleError:
         from shardplan.plan.encode import infeasible_summary  # noqa: PLC0415
 
