@@ -10,7 +10,7 @@ order once, when they are loaded.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,7 +51,7 @@ def model_rules(model: Model) -> tuple[Rule, ...]:
 def expand(rule: Rule, operator: Operator, model: Model, variants: Variants) -> Rule:
     """`rule` with an option for every segmentation that all tensors around `operator` offer."""
     added: dict[tuple[str, str], Option] = {}
-    for cut in _cuts(rule, operator, model, variants):
+    for cut in _offered(rule, operator, _Ways(model), variants):
         if not cut.is_known:
             option = cut.option(operator)
             added.setdefault((option.factor, option.variant), option)
@@ -64,19 +64,23 @@ def segment_variants(model: Model, rules: Sequence[Rule]) -> Variants:
     A fixpoint from both sides: grow from the seeds through all operators, then drop what cannot be both made and read.
     What goes in and out of the model keeps its order.
     """
-    beside = _beside(model)
+    beside, ways = _beside(model), _Ways(model)
     found: dict[Place, list[Segments]] = defaultdict(list)
-    waiting = [*seeds(model, rules)]
+    waiting = deque(seeds(model, rules))
     while waiting:
-        place, segments = waiting.pop(0)
+        place, segments = waiting.popleft()
         if segments in found[place] or len(found[place]) >= MOST_VARIANTS:
             continue
         found[place].append(segments)
         for index, slot in beside[place[0]]:
             operator = model.operators[index]
-            for cut in _instances(rules[index], operator, model, slot._replace(dim=place[1]), segments):
+            for cut in ways.of(rules[index], operator, slot._replace(dim=place[1]), segments):
                 waiting += [(place_of(operator, other), into) for other, into in cut.slots if into]
-    return _prune(model, rules, {place: tuple(known) for place, known in found.items() if known}, beside)
+    fixed = {*model.inputs, *model.outputs}
+    grown = {place: tuple(known) for place, known in found.items() if place[0] not in fixed}
+    while (kept := _followed(rules, grown, beside, ways)) != grown:
+        grown = kept
+    return grown
 
 
 Beside = Mapping[str, list[tuple[int, Slot]]]
@@ -93,29 +97,22 @@ def _beside(model: Model) -> Beside:
     return beside
 
 
-def _prune(
-    model: Model, rules: Sequence[Rule], variants: dict[Place, tuple[Segments, ...]], beside: Beside
-) -> Variants:
-    """Drop, until nothing changes, the segmentations that no operator reads or that the maker cannot make."""
-    fixed = {*model.inputs, *model.outputs}
-    variants = {place: known for place, known in variants.items() if place[0] not in fixed}
-    while True:
-        made: set[tuple[Place, Segments]] = set()
-        read: set[tuple[Place, Segments]] = set()
-        for index in sorted({index for value, _ in variants for index, _ in beside[value]}):
-            operator = model.operators[index]
-            for cut in _cuts(rules[index], operator, model, variants):
-                for slot, segments in cut.slots:
-                    (made if slot.is_result else read).add((place_of(operator, slot), segments))
-        makers = {value for value, slots in beside.items() if any(slot.is_result for _, slot in slots)}
-        kept = {
-            place: tuple(s for s in known if (place, s) in read and ((place, s) in made or place[0] not in makers))
-            for place, known in variants.items()
-        }
-        kept = {place: known for place, known in kept.items() if known}
-        if kept == variants:
-            return variants
-        variants = kept
+def _followed(
+    rules: Sequence[Rule], variants: Variants, beside: Beside, ways: _Ways
+) -> dict[Place, tuple[Segments, ...]]:
+    """Without the segmentations that no operator reads or that the maker of the tensor cannot make."""
+    made: set[tuple[Place, Segments]] = set()
+    read: set[tuple[Place, Segments]] = set()
+    for index in sorted({index for value, _ in variants for index, _ in beside[value]}):
+        operator = ways.model.operators[index]
+        for cut in _offered(rules[index], operator, ways, variants):
+            for slot, segments in cut.slots:
+                (made if slot.is_result else read).add((place_of(operator, slot), segments))
+    kept = {}
+    for place, known in variants.items():
+        has_maker = any(slot.is_result for _, slot in beside[place[0]])
+        kept[place] = tuple(s for s in known if (place, s) in read and ((place, s) in made or not has_maker))
+    return {place: known for place, known in kept.items() if known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,35 +145,48 @@ class _Cut:
         return replace(source, size=self.size, operands=tuple(operands), results=tuple(results), variant=variant)
 
 
-def _cuts(rule: Rule, operator: Operator, model: Model, variants: Variants) -> Iterator[_Cut]:
+class _Ways:
+    """The ways to split the operators of a model by segments, worked out once per rule, dim and segmentation."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._known: dict[tuple[int, Slot, Segments], tuple[_Cut, ...]] = {}
+
+    def of(self, rule: Rule, operator: Operator, slot: Slot, segments: Segments) -> tuple[_Cut, ...]:
+        """The ways in which the dim `slot` is cut into `segments`."""
+        key = (id(rule), slot, segments)
+        if key not in self._known:
+            self._known[key] = tuple(self._ways(rule, operator, slot, segments))
+        return self._known[key]
+
+    def _ways(self, rule: Rule, operator: Operator, slot: Slot, segments: Segments) -> Iterator[_Cut]:
+        for is_known, options in ((True, rule.options), (False, rule.latent)):
+            for option in options:
+                shards = shards_of(option)
+                if slot not in shards or option.ordered:
+                    continue
+                if any(shards.values()):
+                    if shards[slot] == segments:
+                        yield _Cut(option.factor, segments, option.size, tuple(shards.items()), option, is_known)
+                    continue
+                sizes = {s: self.model.tensors[place_of(operator, s)[0]].shape[s.dim] for s in shards}
+                if (cut := _scaled(option, sizes, slot, segments)) is not None:
+                    yield cut
+        for join in rule.joins:
+            if (parted := _along_join(join, slot, segments)) is not None:
+                whole = parted[0][1]
+                yield _Cut(join.factor, whole, math.gcd(*whole), parted)
+
+
+def _offered(rule: Rule, operator: Operator, ways: _Ways, variants: Variants) -> Iterator[_Cut]:
     """The ways to split the operator by segments that all tensors around it offer."""
     for is_result, names in ((False, operator.inputs), (True, operator.outputs)):
         for position, name in enumerate(names):
-            for dim in range(len(model.tensors[name].shape) if name else 0):
+            for dim in range(len(ways.model.tensors[name].shape) if name else 0):
                 for segments in variants.get((name, dim), ()):
-                    for cut in _instances(rule, operator, model, Slot(is_result, position, dim), segments):
+                    for cut in ways.of(rule, operator, Slot(is_result, position, dim), segments):
                         if all(not s or s in variants.get(place_of(operator, slot), ()) for slot, s in cut.slots):
                             yield cut
-
-
-def _instances(rule: Rule, operator: Operator, model: Model, slot: Slot, segments: Segments) -> Iterator[_Cut]:
-    """The ways to split the operator in which the dim `slot` is cut into `segments`."""
-    for is_known, options in ((True, rule.options), (False, rule.latent)):
-        for option in options:
-            shards = shards_of(option)
-            if slot not in shards or option.ordered:
-                continue
-            if any(shards.values()):
-                if shards[slot] == segments:
-                    yield _Cut(option.factor, segments, option.size, tuple(shards.items()), option, is_known)
-                continue
-            sizes = {s: model.tensors[place_of(operator, s)[0]].shape[s.dim] for s in shards}
-            if (cut := _scaled(option, sizes, slot, segments)) is not None:
-                yield cut
-    for join in rule.joins:
-        if (parted := _along_join(join, slot, segments)) is not None:
-            whole = parted[0][1]
-            yield _Cut(join.factor, whole, math.gcd(*whole), parted)
 
 
 def _scaled(option: Option, sizes: Mapping[Slot, int], slot: Slot, segments: Segments) -> _Cut | None:
