@@ -151,7 +151,8 @@ class Emitter:
         def legal(layout: Layout) -> bool:
             return is_legal(layout, mesh, kind.shape)
 
-        steps = lower(mesh, source, target, price, shards=(*kind.shards, P()), legal=legal)
+        partial = {p for p in (*source.placements, *target.placements) if p.kind == "P"} or {P()}
+        steps = lower(mesh, source, target, price, shards=(*kind.shards, *partial), legal=legal)
         seconds = [prices.seconds(step.collective, float(size_bytes)) for step in steps]
         hides = [prices.hidden(kind, priced, step.collective.kind) for step in steps]
         emitted = [_emitted(step.collective, size_bytes, time) for step, time in zip(steps, seconds, strict=True)]
