@@ -30,7 +30,7 @@ def commands() -> dict[str, str]:
 def test_ci_runs_the_commands_of_the_readme():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert sorted(commands()) == ["plan", "test"]
-    assert re.findall(r"^run_readme_command (\w+)$", script, re.MULTILINE) == ["plan", "test"]
+    assert re.findall(r"^(?:check )?run_readme_command (\w+)$", script, re.MULTILINE) == ["plan", "test"]
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, error, warning
 from shardplan.model.types import Model
+from shardplan.plan.need import Need
 from shardplan.rules.types import Rule
 from shardplan.units import size
 
@@ -37,15 +38,24 @@ def without_rule(model: Model, rules: Sequence[Rule], *, strict: bool) -> list[D
     return [warning("no-rule", f"{what} no sharding rule and will be replicated", detail="\n".join(kinds), hint=hint)]
 
 
-def infeasible(model: Model, cluster: Cluster, limit_bytes: int, shortfall_bytes: int, *, training: bool) -> Diagnostic:
-    """Proven: every plan needs `shortfall_bytes` more on some device than the `limit_bytes` it may use."""
+def infeasible(
+    model: Model,
+    cluster: Cluster,
+    limit_bytes: int,
+    shortfall_bytes: int,
+    *,
+    training: bool,
+    need: Need | None = None,
+) -> Diagnostic:
+    """Proven: every plan needs `shortfall_bytes` more on some device than the `limit_bytes` it may use; `need`: what the
+    plan holds that comes nearest."""
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
     needs = f"at least {size(limit_bytes + shortfall_bytes)} per device, of which {size(limit_bytes)} may be used"
     lighter = "more --microbatches, --remat selective or full, a lighter --optimizer, " if training else ""
     return error(
         "infeasible",
         f"no plan fits in memory: every device is at least {size(shortfall_bytes)} short",
-        detail=f"{what} needs {needs}",
+        detail="\n".join([f"{what} needs {needs}", *(need.lines() if need else ())]),
         hint=f"{lighter}a larger --mesh or a smaller batch need less",
     )
 
