@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError
@@ -13,17 +13,22 @@ from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.overlap import Trial, shortest_step
 from shardplan.graph.pricing import Pricing
-from shardplan.graph.problem import to_problem
+from shardplan.graph.problem import node_order, to_problem
+from shardplan.graph.recipes import Allowed, restrict
 from shardplan.graph.tensors import PICOSECONDS
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Priced, assemble, price
+from shardplan.plan.need import Need, need_of
 from shardplan.plan.refusals import infeasible, out_of_time, without_rule
 from shardplan.plan.types import Plan
 from shardplan.rules import model_rules
 from shardplan.solve import Progress, solve
-from shardplan.solve.problem import Solution
+from shardplan.solve.problem import Problem, Solution
 
-__all__ = ["PlanOptions", "plan_model"]
+__all__ = ["PlanOptions", "Planner", "plan_model"]
+
+Restrict = Callable[[CostGraph], Allowed]
+"""What is to be allowed in a cost graph; nodes that are not named are free."""
 
 
 def plan_model(
@@ -39,48 +44,109 @@ def plan_model(
     plan fits in memory, `LimitError` when the time limit ends the search before any plan is found, and
     `KeyboardInterrupt` when the user does.
     """
-    if options.training and (obstacles := training_obstacles(model)):
-        raise ShardplanError(*obstacles)
-    rules = model_rules(model)
-    for diagnostic in without_rule(model, rules, strict=options.strict):
-        if diagnostic.severity == "error":
-            raise ShardplanError(diagnostic)
-        model = replace(model, warnings=(*model.warnings, diagnostic))
-        if on_warning is not None:
-            on_warning(diagnostic)
-    limit = options.memory_limit_bytes if options.memory_limit_bytes is not None else cluster.device.usable_bytes
-    pricing = Pricing.of(cluster)
-    refusals: list[ShardplanError | KeyboardInterrupt] = []
+    return Planner(model, cluster, options, on_progress, on_warning).plan()
 
-    def solve_at(weight: float) -> Trial[tuple[Priced, Memory]] | None:
-        built = build_cost_graph(model, rules, cluster, options, pricing=pricing, overlap_weight=weight)
-        memory = Memory(built)
-        solution = solve(
-            to_problem(built, memory, limit),
+
+@dataclass(frozen=True)
+class Solved:
+    """One solve at one weight: the graph, its memory rows, the arrays and what came of them."""
+
+    built: CostGraph
+    memory: Memory
+    problem: Problem
+    solution: Solution
+
+
+class Planner:
+    """Plans one model on one cluster, as asked and under further restrictions; prices are computed once for all."""
+
+    def __init__(
+        self,
+        model: Model,
+        cluster: Cluster,
+        options: PlanOptions,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_warning: Callable[[Diagnostic], None] | None = None,
+    ) -> None:
+        """Raises `ShardplanError` for a model that cannot be planned as asked."""
+        if options.training and (obstacles := training_obstacles(model)):
+            raise ShardplanError(*obstacles)
+        self.rules = model_rules(model)
+        for diagnostic in without_rule(model, self.rules, strict=options.strict):
+            if diagnostic.severity == "error":
+                raise ShardplanError(diagnostic)
+            model = replace(model, warnings=(*model.warnings, diagnostic))
+            if on_warning is not None:
+                on_warning(diagnostic)
+        self.model, self.cluster, self.options = model, cluster, options
+        given = options.memory_limit_bytes
+        self.limit_bytes = given if given is not None else cluster.device.usable_bytes
+        self._on_progress = on_progress
+        self._pricing = Pricing.of(cluster)
+        self._last: tuple[float, CostGraph, Memory] | None = None
+
+    def plan(self, restriction: Restrict | None = None) -> Plan:
+        """The best plan, of those that `restriction` allows. Raises as `plan_model`."""
+        refusals: list[ShardplanError | KeyboardInterrupt] = []
+
+        def solve_at(weight: float) -> Trial[tuple[Priced, Memory]] | None:
+            solved = self.solve_at(weight, restriction)
+            if solved.solution.choices is None:
+                refusals.append(self._no_plan(solved))
+                return None
+            priced = price(solved.built, solved.solution)
+            bound_s = solved.solution.bound / PICOSECONDS
+            return Trial(weight, (priced, solved.memory), priced.f1_s, priced.f2_s, bound_s)
+
+        found = shortest_step(solve_at)
+        if found is None:
+            raise refusals[0]
+        trial, step_bound_s = found
+        priced, memory = trial.plan
+        return assemble(priced, memory, self.limit_bytes, step_bound_s)
+
+    def built_at(self, weight: float) -> tuple[CostGraph, Memory]:
+        """The cost graph at an overlap weight and its memory rows; the last one is kept."""
+        if self._last is None or self._last[0] != weight:
+            built = build_cost_graph(
+                self.model, self.rules, self.cluster, self.options, pricing=self._pricing, overlap_weight=weight
+            )
+            self._last = (weight, built, Memory(built))
+        return self._last[1:]
+
+    def solve_at(self, weight: float, restriction: Restrict | None = None) -> Solved:
+        """The best assignment at an overlap weight (see `shardplan.graph.overlap`), or the proof that there is none."""
+        built, memory = self.built_at(weight)
+        problem = to_problem(built, memory, self.limit_bytes)
+        if restriction is not None:
+            problem = restrict(problem, built, restriction(built))
+        return Solved(built, memory, problem, self._solve(problem))
+
+    def _solve(self, problem: Problem) -> Solution:
+        options = self.options
+        return solve(
+            problem,
             time_limit=options.time_limit,
             seed=options.seed,
             presolve=options.presolve,
-            on_progress=on_progress,
+            on_progress=self._on_progress,
         )
-        if solution.choices is None:
-            refusals.append(_no_plan(built, solution, limit))
+
+    def _no_plan(self, solved: Solved) -> ShardplanError | KeyboardInterrupt:
+        if solved.solution.outcome == "interrupted":
+            return KeyboardInterrupt()
+        if solved.solution.outcome != "infeasible":
+            return LimitError(out_of_time(self.model, self.cluster))
+        shortfall, training = solved.solution.shortfall_bytes, self.options.training
+        need = self._least_need(solved)
+        return InfeasibleError(
+            infeasible(self.model, self.cluster, self.limit_bytes, shortfall, training=training, need=need)
+        )
+
+    def _least_need(self, solved: Solved) -> Need | None:
+        """What the plan holds that comes nearest to fitting."""
+        limit = self.limit_bytes + solved.solution.shortfall_bytes
+        nearest = self._solve(replace(solved.problem, limit=limit))
+        if nearest.choices is None:
             return None
-        priced = price(built, solution)
-        return Trial(weight, (priced, memory), priced.f1_s, priced.f2_s, solution.bound / PICOSECONDS)
-
-    found = shortest_step(solve_at)
-    if found is None:
-        raise refusals[0]
-    trial, step_bound_s = found
-    priced, memory = trial.plan
-    return assemble(priced, memory, limit, step_bound_s)
-
-
-def _no_plan(built: CostGraph, solution: Solution, limit_bytes: int) -> ShardplanError | KeyboardInterrupt:
-    training = built.options.training
-    if solution.outcome == "infeasible":
-        shortfall = solution.shortfall_bytes
-        return InfeasibleError(infeasible(built.model, built.cluster, limit_bytes, shortfall, training=training))
-    if solution.outcome == "interrupted":
-        return KeyboardInterrupt()
-    return LimitError(out_of_time(built.model, built.cluster))
+        return need_of(solved.memory, dict(zip(node_order(solved.built), nearest.choices, strict=True)))

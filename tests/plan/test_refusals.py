@@ -6,7 +6,9 @@ import pytest
 
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model, Operator
+from shardplan.plan.need import Holder, Need
 from shardplan.plan.refusals import infeasible, out_of_time, without_rule
+from shardplan.plan.types import Memory
 from shardplan.rules.types import Rule
 
 CLUSTER = SimpleNamespace(name="h100-dgx", mesh=Mesh.of(machine=4, gpu=4))
@@ -69,3 +71,13 @@ def test_out_of_time():
         "error[limit]: the search for 'tiny' on 'h100-dgx' (machine=4 x gpu=4) was ended before any plan was found\n"
         "hint: raise --time-limit"
     )
+
+
+def test_infeasible_says_what_fills_the_memory():
+    memory = Memory(parameters=20 * 2**30, gradients=0, optimizer=49 * 2**30, activations=2**30, temporaries=0)
+    holders = (Holder("layers.*.up.weight", 32, 7 * 2**30, "S(0)@gpu"), Holder("embed.weight", 1, 2 * 2**30, "R"))
+    said = infeasible(model(), CLUSTER, 64 * 2**30, 6 * 2**30, training=True, need=Need(memory, holders))
+    assert said.detail.splitlines()[1:] == [
+        "parameters 20 + optimizer 49 + activations 1 = 70 GiB",
+        "largest: layers.*.up.weight ×32 (7 GiB, S(0)@gpu), embed.weight (2 GiB, whole on every device)",
+    ]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardplan.cluster.mesh import cluster_digest
 from shardplan.graph.build import CostGraph, Node
@@ -211,6 +212,12 @@ def _work_seconds(built: CostGraph, choice: Mapping[Node, int]) -> tuple[float, 
 
 def peak_memory(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> Memory:
     """Bytes by category at the moment when their sum is largest (the first such moment)."""
+    held = held_bytes(holdings, moments, choice)
+    return Memory(*(int(value) for value in held[:, peak_moment(held)]))
+
+
+def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> NDArray[np.int64]:
+    """Bytes of every category (in the order of `Memory`) at every moment, shape (5, moments)."""
     categories: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")
     change = np.zeros((len(categories), moments + 1), dtype=np.int64)
     for holding in holdings:
@@ -218,6 +225,9 @@ def peak_memory(holdings: Sequence[Holding], moments: int, choice: Mapping[Node,
         row = categories.index(holding.category)
         change[row, holding.start] += amount
         change[row, holding.end] -= amount
-    held = change.cumsum(axis=1)[:, :-1]
-    moment = int(held.sum(axis=0).argmax()) if moments else 0
-    return Memory(*(int(value) for value in held[:, moment]))
+    return change.cumsum(axis=1)[:, :-1]
+
+
+def peak_moment(held: NDArray[np.int64]) -> int:
+    """The first moment at which most is held."""
+    return int(held.sum(axis=0).argmax()) if held.shape[1] else 0

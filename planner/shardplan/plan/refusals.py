@@ -47,8 +47,8 @@ def infeasible(
     training: bool,
     need: Need | None = None,
 ) -> Diagnostic:
-    """Proven: every plan needs `shortfall_bytes` more on some device than the `limit_bytes` it may use; `need`: what the
-    plan holds that comes nearest."""
+    """Proven: every plan needs `shortfall_bytes` more on some device than the `limit_bytes` it may use; `need`: what
+    the plan holds that comes nearest."""
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
     needs = f"at least {size(limit_bytes + shortfall_bytes)} per device, of which {size(limit_bytes)} may be used"
     lighter = "more --microbatches, --remat selective or full, a lighter --optimizer, " if training else ""
