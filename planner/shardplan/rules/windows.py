@@ -13,38 +13,48 @@ from shardplan.rules.types import InnerCollective
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One space dim: `size` in, `made` out, and what a window of `reach` elements moved by `stride` does to it."""
+    """One space dim: `size` in, `made` out, and what a window of `reach` elements moved by `stride` does to it;
+    the first window begins `before` elements ahead of the data."""
 
     factor: str
     size: int
     made: int
     reach: int
     stride: int
+    before: int
 
     @property
-    def halo(self) -> int:
-        """Rows that a device needs from its neighbours, both together."""
-        return max(0, self.reach - self.stride)
+    def halo(self) -> tuple[int, int]:
+        """Rows that a device needs from the neighbours before and after it."""
+        return max(0, self.before), max(0, self.reach - self.stride - self.before)
 
     @property
     def limit(self) -> int:
-        """What the number of shards must divide: each shard is whole strides and at least as long as the halo.
+        """What the number of shards must divide: a shard is whole strides, and no shorter than what a neighbour needs.
 
         1 (never split) where input and output do not correspond, stride by stride."""
         if self.size != self.made * self.stride:
             return 1
-        shortest = max(1, -(-self.halo // self.stride))
+        shortest = max(1, -(-max(self.halo) // self.stride))
         return max((self.made // rows for rows in range(shortest, self.made + 1) if self.made % rows == 0), default=1)
 
 
 def windows(signature: Signature, kernel: Sequence[int]) -> list[Window]:
-    """The windows of an operator with attributes `strides` and `dilations` over operand 0 [N, C, space ...]."""
+    """The windows of an operator with the attributes of a convolution over operand 0 [N, C, space ...]."""
     space, made = signature.shape()[2:], signature.result().shape[2:]
     strides = signature.integers("strides") or (1,) * len(space)
     dilations = signature.integers("dilations") or (1,) * len(space)
-    reach = [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
-    names = letters("y", len(space))
-    return [Window(*fields) for fields in zip(names, space, made, reach, strides, strict=True)]
+    pads = signature.integers("pads") or (0,) * 2 * len(space)
+    mode = signature.text("auto_pad", "NOTSET")
+    found = []
+    for dim, factor in enumerate(letters("y", len(space))):
+        reach = (kernel[dim] - 1) * dilations[dim] + 1
+        before = pads[dim]
+        if mode != "NOTSET":
+            padded = max(0, (made[dim] - 1) * strides[dim] + reach - space[dim])
+            before = {"SAME_UPPER": padded // 2, "SAME_LOWER": padded - padded // 2}.get(mode, 0)
+        found.append(Window(factor, space[dim], made[dim], reach, strides[dim], before))
+    return found
 
 
 def limits(found: Sequence[Window]) -> dict[str, int]:
@@ -53,11 +63,11 @@ def limits(found: Sequence[Window]) -> dict[str, int]:
 
 
 def halos(signature: Signature, found: Sequence[Window]) -> dict[str, tuple[InnerCollective, ...]]:
-    """The exchange of borders: each device receives `halo` rows in forward and returns their gradients in backward."""
+    """The exchange of borders: each device receives rows in forward and returns their gradients in backward."""
     data = signature.operand(0)
     exchanges: dict[str, tuple[InnerCollective, ...]] = {}
     for window in found:
-        payload = math.ceil(data.elements // max(1, window.size) * window.halo * data.item_bytes)
+        payload = math.ceil(data.elements // max(1, window.size) * sum(window.halo) * data.item_bytes)
         if payload:
             both = (InnerCollective("permute", payload), InnerCollective("permute", payload, "backward"))
             exchanges[window.factor] = both
