@@ -3,8 +3,8 @@
     python benchmarks/zoo.py [FOLDER] [--mesh 4x4 --mesh 8x8] [--only PATTERN] [--recipes]
 
 Columns: outcome and gap of the plan, predicted step, memory of one device, CPU seconds of the whole command (user and
-system, imports included), wall seconds, peak resident memory. `--recipes` adds the time of the plans people write by hand
-(data parallel, ZeRO-3, Megatron, Megatron + sequence) over ours; `-` where such a plan does not fit.
+system, imports included), wall seconds, peak resident memory. `--recipes` adds the time of the plans people write by
+hand (data parallel, ZeRO-3, Megatron, Megatron + sequence) over ours; `-` where such a plan does not fit.
 """
 
 from __future__ import annotations

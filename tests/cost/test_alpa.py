@@ -1,5 +1,7 @@
 """The objectives of Alpa's solver playground (MLPs), as closed forms of its collective prices."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -53,8 +55,9 @@ def test_single_collectives():
     assert prices.seconds("all_gather", (0,), 1000) == 751.1
     assert prices.seconds("all_reduce", (0,), 1000) == 1501.01
     assert prices.seconds("reduce_scatter", (1,), 1000) == 76.001
-    assert prices.seconds("all_to_all", (0,), 1000) == 1126.001
-    assert prices.seconds("permute", (1,), 1000) == 101.001
+    assert prices.seconds("all_to_all", (0,), 1000) == prices.seconds("permute", (1,), 1000) == math.inf
+    assert ring((4, 1)).seconds("all_to_all", (0,), 1000) == 1126.001
+    assert ring((1, 4), beta=(1, 0.1)).seconds("permute", (1,), 1000) == 101.001
     assert prices.seconds("slice", (0,), 1000) == prices.seconds("all_gather", (0,), 0) == 0
     assert ring((1, 4)).seconds("all_gather", (0,), 1000) == 0
     assert ring((4, 1), gather_cost=1e10).seconds("all_gather", (0,), 8) == 1e10

@@ -5,7 +5,8 @@
 
 B is the payload of one device; a and b are given per mesh axis; the decimals are tie-breaks. Computation costs nothing.
 (Alpa, OSDI 2022, playground/auto_sharding_solver.) Alpa knows no collective over two axes at once: such a one is priced
-as the cheapest order of single ones. It has no permute either: ours is a send of everything.
+as the cheapest order of single ones. It has no permute either: ours is a send of everything. On a mesh with two axes
+Alpa changes no dim for another (its cost is infinite), so neither all-to-all nor permute exists there.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class AlpaCollectives:
         return total
 
     def _single(self, kind: CollectiveKind, axis: int, payload: float) -> float:
+        if kind in ("all_to_all", "permute") and sum(size > 1 for size in self.sizes) > 1:
+            return math.inf
         if kind == "all_gather" and self.gather_cost is not None:
             return self.gather_cost
         ways = self.sizes[axis]
@@ -74,7 +77,7 @@ class AlpaCollectives:
 class NoCompute:
     """Local work is free, as in Alpa and XLA's auto-sharding."""
 
-    def seconds(  # noqa: PLR0917 - m, n, k follow each other
+    def seconds(
         self,
         cost: str,  # noqa: ARG002
         dtype: str,  # noqa: ARG002

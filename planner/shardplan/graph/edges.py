@@ -29,7 +29,9 @@ def made_to_kept(strategies: StrategySpace, position: int, kept: TensorSpace, *,
     exclusive = strategies.exclusive_codes(position)
     if exclusive.any():
         partial = kept.codes == len(kept.kind.shards) + 1
-        table[np.ix_(exclusive.any(axis=1), partial.any(axis=1))] = np.inf  # no layout holds two kinds of partial values
+        table[np.ix_(exclusive.any(axis=1), partial.any(axis=1))] = (
+            np.inf
+        )  # no layout holds two kinds of partial values
     return _picoseconds(table)
 
 

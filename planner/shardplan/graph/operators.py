@@ -44,9 +44,7 @@ class OperatorSpace:
 class OperatorPricer:
     """Makes operator spaces; operators that are equal in all that matters get the same one."""
 
-    def __init__(
-        self, cluster: Cluster, pricing: Pricing, options: PlanOptions, compute_weight: float
-    ) -> None:
+    def __init__(self, cluster: Cluster, pricing: Pricing, options: PlanOptions, compute_weight: float) -> None:
         self.cluster = cluster
         self.collectives = pricing.collectives
         self.options = options

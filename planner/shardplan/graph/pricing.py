@@ -8,12 +8,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardplan.cluster.types import Cluster, Overlap
+from shardplan.cost.alpa import AlpaCollectives, NoCompute
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ComputeModel
-from shardplan.cost.types import CollectivePricer, ComputePricer
+from shardplan.cost.types import CollectivePricer, ComputePricer, Floats
 from shardplan.graph.tensors import MovePrices
-from shardplan.layout.collective import Collective
+from shardplan.layout.collective import Collective, CollectiveKind
 from shardplan.layout.mesh import Mesh
+
+NOTHING_HIDES = Overlap(weight_gather=0.0, grad_reduce=0.0, tp=0.0, a2a=0.0, p2p=0.0)
+
+
+@dataclass(frozen=True)
+class _Microseconds:
+    """Prices without a unit, read as microseconds."""
+
+    collectives: CollectivePricer
+
+    def seconds(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: float) -> float:
+        return 1e-6 * self.collectives.seconds(kind, axes, payload_bytes)
+
+    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
+        return 1e-6 * self.collectives.seconds_array(kind, axes, payload_bytes)
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,17 @@ class Pricing:
     def of(cls, cluster: Cluster) -> Pricing:
         """Our own cost model of `cluster`."""
         return cls.made(cluster.mesh, CollectiveModel(cluster), ComputeModel(cluster), cluster.overlap)
+
+    @classmethod
+    def alpa(
+        cls, mesh: Mesh, alpha: tuple[float, ...], beta: tuple[float, ...], gather_cost: float | None = None
+    ) -> Pricing:
+        """Alpa's cost model (see `shardplan.cost.alpa`), a cost of one being one microsecond of ours; nothing hides.
+
+        Computation is free in it, so it goes with `recipes.alpa_products`: Alpa knows no replicated product.
+        """
+        collectives = AlpaCollectives(mesh.shape, alpha, beta, gather_cost)
+        return cls.made(mesh, _Microseconds(collectives), NoCompute(), NOTHING_HIDES)
 
     @classmethod
     def made(cls, mesh: Mesh, collectives: CollectivePricer, compute: ComputePricer, overlap: Overlap) -> Pricing:

@@ -25,7 +25,6 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, Placement, R
 from shardplan.rules.types import InnerCollective, Rule
 
-
 _MOST_READS = 2
 """An operand is brought to its reader once, and perhaps once more for backward."""
 _ROUNDINGS_S = 1e-10

@@ -179,7 +179,9 @@ class MovePrices:
         """Time of a collective less what the objective takes to be hidden."""
 
         def price(collective: Collective, size_bytes: float) -> float:
-            return self.seconds(collective, size_bytes) * (1.0 - self.weight * self.hidden(kind, phase, collective.kind))
+            return self.seconds(collective, size_bytes) * (
+                1.0 - self.weight * self.hidden(kind, phase, collective.kind)
+            )
 
         return price
 

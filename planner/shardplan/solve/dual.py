@@ -24,7 +24,7 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Edges of one shape that arrive at one level: `stack[i, j, n]`, i at the far end, j at the arriving end; with one n
+    """Edges of one shape that arrive at one level: `stack[i, j, n]`, i at the far end, j at the arriving; with one n
     for all edges where they share a table."""
 
     stack: Costs
