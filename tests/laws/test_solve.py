@@ -19,7 +19,7 @@ from shardplan.solve.eliminate import eliminate
 from shardplan.solve.graph import Contradiction, Graph, build
 from shardplan.solve.lagrange import Relaxation
 from shardplan.solve.marginals import Marginals
-from shardplan.solve.memory import tighten
+from shardplan.solve.memory import Profiles, tighten
 from shardplan.solve.minplus import min_plus
 from shardplan.solve.prune import prune
 from shardplan.solve.tables import NONE, Tables
@@ -37,7 +37,8 @@ def tables(rows: int, columns: int, forbidden: bool):
 
 @st.composite
 def problems(draw, memory: bool = False, forbidden: bool = True, nodes: int = 6):
-    """Graphs with parallel edges, tables used twice, nodes of one choice, forbidden choices and pairs, overlapping usages."""
+    """Graphs with parallel edges, tables used twice, nodes of one choice, forbidden choices and pairs, overlapping
+    usages."""
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=nodes))
     costs = tuple(draw(tables(1, size, forbidden))[0] for size in sizes)
     edges: list[Edge] = []
@@ -145,7 +146,7 @@ def test_tightening_keeps_exactly_what_fits(problem: Problem) -> None:
         assert best == math.inf
         return
     core = core_of(graph)
-    relaxation = Relaxation(graph, problem.limit, Budget())
+    relaxation = Relaxation(graph, problem.limit, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base))
     cheapest = math.inf
     for labels in itertools.product(*(range(size) for size in core.sizes)):
         choices = np.array(labels, dtype=np.int64)
@@ -167,7 +168,7 @@ def test_every_price_list_gives_a_lower_bound(problem: Problem, price: int, mome
         tighten(graph, problem.limit)
     except Contradiction:
         return
-    relaxation = Relaxation(graph, problem.limit, Budget())
+    relaxation = Relaxation(graph, problem.limit, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base))
     prices = {moment: price / 4} if moment < len(relaxation.room) else {}
     assert relaxation.at(prices).bound <= best
 

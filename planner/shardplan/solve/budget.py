@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Literal
 
-SMALL_GAP = 1e-3
-SMALL_EFFORT = 2e3
-LARGE_EFFORT = 2e4
-"""Work on a last proof when no limit is given: about two and about twenty seconds."""
+SMALL_EFFORT = 5e2
+LARGE_EFFORT = 1e4
+"""Work on one proof when no limit is given: about half a second and about ten seconds."""
 
 Phase = Literal["reduce", "bound", "search", "prove"]
 
@@ -57,13 +56,13 @@ class Budget:
         """Account for so many table entries."""
         self.work += entries / 1e6
 
-    def effort(self, gap: float, cost: float) -> float:
-        """Work that a proof is worth: all that is allowed, or by default little when the gap is small already."""
+    def efforts(self) -> tuple[float, float]:
+        """Work that a proof may take, and work after which a small gap will do: with a limit, all that it allows."""
         if self.work_limit is not None:
-            return self.work_limit - self.work
+            return self.work_limit - self.work, float("inf")
         if self.time_limit is not None:
-            return float("inf")
-        return SMALL_EFFORT if gap <= SMALL_GAP * abs(cost) else LARGE_EFFORT
+            return float("inf"), float("inf")
+        return LARGE_EFFORT, SMALL_EFFORT
 
     def expired(self) -> bool:
         """Whether to stop now."""

@@ -60,11 +60,25 @@ class Core:
         table = self.tables[edge]
         return table[label] if end == 0 else table[:, label]
 
+    @cached_property
+    def _groups(self) -> tuple[tuple[Costs, Indices], ...]:
+        """Edges by table."""
+        members: dict[int, list[int]] = {}
+        for edge, number in enumerate(self.numbers):
+            members.setdefault(number, []).append(edge)
+        return tuple((self.tables[edges[0]], np.array(edges)) for edges in members.values())
+
+    def pair_costs(self, first: Indices, second: Indices) -> Costs:
+        """Cost of every edge whose ends take the labels `first` and `second`, one per edge."""
+        paid = np.empty(len(self.tables))
+        for table, edges in self._groups:
+            paid[edges] = table[first[edges], second[edges]]
+        return paid
+
     def cost(self, choices: Indices) -> float:
         """Cost of one label per position."""
-        total = self.const + float(self.costs[self.offsets[:-1] + choices].sum())
-        ends = zip(self.tables, choices[self.first].tolist(), choices[self.second].tolist(), strict=True)
-        return total + sum(float(table[i, j]) for table, i, j in ends)
+        own = float(self.costs[self.offsets[:-1] + choices].sum())
+        return self.const + own + float(self.pair_costs(choices[self.first], choices[self.second]).sum())
 
 
 def core_of(graph: Graph) -> Core:

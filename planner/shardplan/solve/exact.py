@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,11 +19,17 @@ from shardplan.solve.highs import Program
 from shardplan.solve.memory import Profiles
 from shardplan.solve.prune import prune
 
-SWEEPS = 400
-PATIENCE = 10
+SWEEPS = 30
+DECODED = (1, 5, 15)
 HUBS = 12
+PATIENCE = 10
 SHRINKS = 0.8
-"""Go round again while pruning leaves less than this share of the pairs."""
+RISES = 0.02
+"""Go round again while a round leaves less than this share of the pairs, or closes more than this share of the gap."""
+COMBINATIONS = 100
+"""So many ways to fix the hubs are tried one by one."""
+PROVABLE = 40_000
+"""A core of so few pairs goes to HiGHS at once."""
 
 
 @dataclass(slots=True)
@@ -42,6 +50,12 @@ class Incumbent:
         self.report()
         return True
 
+    def take(self, other: Incumbent) -> None:
+        """Take over the assignment of another if it is better."""
+        choices = other.choices
+        if choices is not None:
+            self.offer(other.cost, lambda: choices)
+
     def prove(self, bound: float) -> None:
         """Take a bound if it is better; costs are integers, so it is rounded up to the next."""
         rounded = np.ceil(bound / self.scale - 1e-6) * self.scale if np.isfinite(bound) else bound
@@ -53,6 +67,10 @@ class Incumbent:
     def target(self) -> float:
         """What a better assignment costs at most."""
         return self.cost - self.scale
+
+    def within(self, share: float) -> bool:
+        """Whether the gap is at most a share of the cost."""
+        return self.cost - self.bound <= share * abs(self.cost)
 
     @property
     def closed(self) -> bool:
@@ -66,41 +84,64 @@ def close(graph: Graph, best: Incumbent, budget: Budget) -> None:
         eliminate(graph)
         core = core_of(graph)
         while core.nodes and not budget.expired():
+            before = best.bound
             dual = raise_bound(graph, core, best, budget)
             if best.closed:
                 return
+            gap = best.cost - dual.bound()
             prune(graph, dual, best.target)
             eliminate(graph)
             smaller = core_of(graph)
-            stalled = smaller.pairs > SHRINKS * core.pairs
+            idle = dual.bound() - before < RISES * gap and smaller.pairs > SHRINKS * core.pairs
             core = smaller
-            if stalled:
+            if core.pairs <= PROVABLE or idle or combinations(graph) <= COMBINATIONS:
                 break
         if not core.nodes:
             best.offer(graph.const, lambda: graph.restore({}))
             best.prove(graph.const)
+        elif combinations(graph) <= COMBINATIONS:
+            enumerate_hubs(graph, best, budget)
         elif not budget.expired():
             prove(graph, core, best, budget)
     except Contradiction:
         best.prove(best.cost)  # nothing costs less than the incumbent
 
 
+def combinations(graph: Graph) -> int:
+    """How many ways there are to fix the hubs, without which elimination removes everything."""
+    return math.prod(graph.sizes[node] for node in hubs(graph))
+
+
+def enumerate_hubs(graph: Graph, best: Incumbent, budget: Budget) -> None:
+    """The optimum: the best of all ways to fix the hubs, everything else minimised out."""
+    fixed = hubs(graph)
+    least = np.inf
+    for labels in itertools.product(*(range(graph.sizes[node]) for node in fixed)):
+        if budget.expired():
+            return
+        found = condition(graph, dict(zip(fixed, labels, strict=True)))
+        if found is not None:
+            least = min(least, found[0])
+            _offer_all(graph, *found, best)
+    best.prove(min(least, best.cost))
+
+
 def raise_bound(graph: Graph, core: Core, best: Incumbent, budget: Budget) -> Dual:
-    """Sweep until the bound stops rising, and decode what the messages suggest."""
+    """Sweep while the bound rises, and decode what the messages suggest."""
     dual = Dual(core)
-    last, idle = -np.inf, 0
-    for _ in range(SWEEPS):
+    last = -np.inf
+    for sweep in range(1, SWEEPS + 1):
         bound = dual.sweep()
         budget.spend(2 * core.pairs)
-        gain = bound - last
-        last = bound
         best.prove(bound)
-        idle = idle + 1 if gain <= 1e-4 * max(best.cost - bound, 0.0) or gain < best.scale else 0
-        if best.closed or idle >= PATIENCE or budget.expired():
+        if sweep in DECODED:
+            decode(graph, core, dual, best, refine=sweep == SWEEPS)
+        idle = bound - last < max(best.scale, 1e-3 * (best.cost - bound))
+        last = bound
+        if best.closed or idle or budget.expired():
             break
-        if idle == PATIENCE // 2 or not np.isfinite(best.cost):
-            decode(graph, core, dual, best, refine=False)
-    decode(graph, core, dual, best, refine=True)
+    if not best.closed:
+        decode(graph, core, dual, best, refine=True)
     return dual
 
 

@@ -2,51 +2,72 @@
 
 from __future__ import annotations
 
+from itertools import permutations, product
+
 import numpy as np
 
 from shardplan.solve.budget import Budget
 from shardplan.solve.core import core_of
+from shardplan.solve.cross import crossed, crossed_bytes, crossings
+from shardplan.solve.decode import condition, hubs
 from shardplan.solve.dual import Dual
 from shardplan.solve.eliminate import eliminate
-from shardplan.solve.exact import Incumbent, close, offer
-from shardplan.solve.graph import Contradiction, Graph
+from shardplan.solve.exact import COMBINATIONS, Incumbent, close, combinations, offer
+from shardplan.solve.graph import Contradiction, Graph, Take
 from shardplan.solve.highs import Program
-from shardplan.solve.lagrange import DeadEnd, Point, Prices, Relaxation, priced
+from shardplan.solve.lagrange import FRESH, DeadEnd, Point, Prices, Relaxation, priced
 from shardplan.solve.marginals import Marginals
-from shardplan.solve.memory import Profiles, tighten
+from shardplan.solve.memory import Profiles, keep_moments, peaks, reduce
+from shardplan.solve.prune import prune
 from shardplan.solve.tables import open_rows
 
 POINTS = 60
-FUSED = 6
+SHRINKS = 0.95
+WAYS = 6
+"""So many ways to fix the hubs are followed one by one."""
+STALL = 5
+RISES = 0.005
+"""Prices are good enough when they promise, or the last few brought, less than this share of the gap."""
+NEAR = 4
+CROSSINGS = 20
 SWEEPS = 10
 SHARES = (0.02, 0.1, 0.4, 1.0)
+SMALL_GAP = 1e-3
+"""Share of the cost below which a gap is worth little more work, when no limit is given."""
+CLOSE = 1e-2
+"""Share of the cost below which a gap is left to the proof."""
 FUSION_EFFORT = 1000.0
 FUSION_GAP = 0.02
 
 
 def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget) -> None:
-    """Solve a graph with memory to optimality unless the budget ends."""
+    """Solve a graph as it was built, with memory, to optimality unless the budget ends."""
+    whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     try:
         reduce(graph, limit)
-        if not any(graph.uses[node] for node in graph.alive):
-            close(graph, best, budget)
+        relaxation = Relaxation(graph, limit, budget, whole)
+        _free(relaxation, best)
+        if best.closed:
             return
-        relaxation = Relaxation(graph, limit, budget)
         frugal(graph, best)
-        _price(relaxation, best)
-        if best.closed or budget.expired():
-            return
-        _fuse(relaxation, best)
-        _finish(relaxation, best)
+        _price(relaxation, best, {})
+        _cross(relaxation, best)
+        if not (best.closed or budget.expired()):
+            _branch(relaxation, best)
     except Contradiction:
         best.prove(best.cost)
 
 
-def reduce(graph: Graph, limit: int) -> None:
-    """All that is exact and cheap: moments, choices that cannot fit, nodes without memory."""
-    eliminate(graph)
-    while tighten(graph, limit):
-        eliminate(graph)
+def _free(relaxation: Relaxation, best: Incumbent) -> None:
+    """The optimum without a limit: a bound, and the optimum with it if it fits."""
+    trial = Incumbent(best.scale)
+    free = relaxation.graph.copy()
+    for node in free.alive:
+        free.uses[node] = ()
+    close(free, trial, relaxation.budget)
+    best.prove(trial.bound)
+    if trial.choices is not None and relaxation.excess(trial.choices).max(initial=0) <= 0:
+        best.take(trial)
 
 
 def frugal(graph: Graph, best: Incumbent) -> None:
@@ -63,42 +84,113 @@ def frugal(graph: Graph, best: Incumbent) -> None:
     except Contradiction:
         return
     if trial.choices is not None:
-        choices = trial.choices
-        best.offer(trial.cost, lambda: choices)
+        best.take(trial)
 
 
-def _price(relaxation: Relaxation, best: Incumbent) -> None:
+def _price(relaxation: Relaxation, best: Incumbent, prices: Prices) -> None:
     """Raise the bound by better and better prices, and offer what fits on the way."""
-    point = _try(relaxation, {}, best)
+    history = [best.bound]
     for _ in range(POINTS):
-        if (
-            point is None
-            or best.closed
-            or relaxation.budget.expired()
-            or (point.excess.max() <= 0 and not point.prices)
-        ):
+        try:
+            point = relaxation.at(prices)
+        except DeadEnd:
             return
+        best.prove(point.bound)
+        if point.excess.max(initial=0) <= 0:
+            offer(relaxation.graph, relaxation.core, point.choices, best)
+        asked = point.prices
         ceiling, prices = relaxation.propose()
-        assert relaxation.best is not None
-        if ceiling - relaxation.best.bound <= 1e-3 * max(best.cost - relaxation.best.bound, best.scale):
+        history.append(best.bound)
+        known = relaxation.known.bound
+        gap = max(best.cost - known, best.scale)
+        stalled = len(history) > STALL and history[-1] - history[-STALL] <= RISES * gap
+        if best.closed or relaxation.budget.expired() or ceiling - known <= RISES * gap or stalled or prices == asked:
             return
-        point = _try(relaxation, prices, best)
 
 
-def _try(relaxation: Relaxation, prices: Prices, best: Incumbent) -> Point | None:
-    try:
-        point = relaxation.at(prices)
-    except DeadEnd:
-        return None
-    best.prove(point.bound)
-    if point.excess.max() <= 0:
-        offer(relaxation.graph, relaxation.core, point.choices, best)
-    return point
+def _branch(relaxation: Relaxation, best: Incumbent) -> None:
+    """Fix the hubs in every way that can still be better: without them elimination is complete and bounds are exact."""
+    ways = _ways(relaxation, best)
+    bounds = []
+    for labels in ways:
+        trial = Incumbent(best.scale, cost=best.cost)
+        try:
+            part, prices = relaxation.restricted(labels)
+            if part is not relaxation:
+                _price(part, trial, prices)
+                _cross(part, trial)
+            if trial.closed:
+                pass
+            elif part.core.pairs < SHRINKS * relaxation.core.pairs and part.reduction[1] is not None:
+                _branch(part, trial)
+            else:
+                _finish(part, trial)
+        except Contradiction:
+            trial.prove(trial.cost)
+        best.take(trial)
+        bounds.append(trial.bound)
+    best.prove(min(bounds, default=best.cost))
+
+
+def _ways(relaxation: Relaxation, best: Incumbent) -> list[dict[int, tuple[int, ...]]]:
+    """Choices to keep for the nodes that elimination leaves; together the ways hold everything better than the
+    incumbent.
+
+    One way per surviving assignment of the hubs when they are few, else a single way with the choices that survive.
+    """
+    reduced, dual = relaxation.reduction
+    if dual is None:
+        return [{}]
+    held = relaxation.held(relaxation.known.prices)
+    trial = reduced.copy()
+    prune(trial, dual, best.target + held)
+    eliminate(trial)
+    left = {node: tuple(range(relaxation.graph.sizes[node])) for node in dual.core.nodes}
+    for step in trial.trail:
+        if isinstance(step, Take) and step.node in left:
+            left[step.node] = tuple(left[step.node][row] for row in step.rows)
+    fixed = hubs(trial)
+    if combinations(trial) > COMBINATIONS:
+        return [left]
+    ways = []
+    for labels in product(*(range(trial.sizes[node]) for node in fixed)):
+        found = condition(trial, dict(zip(fixed, labels, strict=True)))
+        if found is not None and found[0] - held <= best.target:
+            ways.append(left | {node: (left[node][label],) for node, label in zip(fixed, labels, strict=True)})
+    if len(ways) <= WAYS:
+        return ways
+    return [left | {node: tuple(sorted({way[node][0] for way in ways})) for node in fixed}]
+
+
+def _cross(relaxation: Relaxation, best: Incumbent) -> None:
+    """The best crossings of assignments near the best prices."""
+    core, profiles, limit = relaxation.core, relaxation.profiles, relaxation.limit
+    for head, tail in permutations(_near(relaxation), 2):
+        costs = crossings(core, head.choices, tail.choices)
+        for moment in relaxation.moments:
+            used = crossed_bytes(core, *profiles.row(moment), head.choices, tail.choices)
+            costs[used > relaxation.room[moment]] = np.inf
+        for at in np.argsort(costs, kind="stable")[:CROSSINGS].tolist():
+            if costs[at] >= best.cost:
+                break
+            choices = crossed(core, head.choices, tail.choices, at)
+            if profiles.of(choices).max() <= limit:
+                offer(relaxation.graph, core, choices, best)
+                break
+
+
+def _near(relaxation: Relaxation) -> list[Point]:
+    """A few different assignments of the points with the best bounds."""
+    near: list[Point] = []
+    for point in sorted(relaxation.points, key=lambda point: -point.bound):
+        if len(near) < NEAR and not any(np.array_equal(point.choices, other.choices) for other in near):
+            near.append(point)
+    return near
 
 
 def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
-    """The best mixture of the assignments that the last prices gave."""
-    near = sorted(relaxation.points, key=lambda point: -point.bound)[:FUSED]
+    """The best mixture of the assignments near the best prices."""
+    near = _near(relaxation)
     trial = relaxation.graph.copy()
     for position, node in enumerate(relaxation.core.nodes):
         seen = sorted({int(point.choices[position]) for point in near})
@@ -112,15 +204,15 @@ def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
 
 def _finish(relaxation: Relaxation, best: Incumbent) -> None:
     """Forbid what the best prices exclude, and let HiGHS prove the rest."""
-    assert relaxation.best is not None
-    assert relaxation.reduction is not None
     graph = relaxation.graph
+    if not best.within(CLOSE):
+        _fuse(relaxation, best)
     if not np.isfinite(best.cost):
         _integer(graph.copy(), relaxation, best, np.inf)
     for share in SHARES:
         if best.closed or relaxation.budget.expired() or not np.isfinite(best.cost):
             return
-        bound = relaxation.best.bound
+        bound = relaxation.known.bound
         ceiling = bound + share * (best.cost - bound)
         trial = graph.copy()
         _forbid(trial, Marginals(*relaxation.reduction, ceiling - bound))
@@ -137,7 +229,7 @@ def _forbid(graph: Graph, known: Marginals) -> None:
             excess = known.pair.get(u, {}).get(v)
             table = tables.arrays[graph.neighbours[u][v]]
             if excess is not None and (np.isinf(excess) & np.isfinite(table)).any():
-                graph.forbid(u, v, np.isinf(excess))
+                graph.replace_edge(u, v, np.where(np.isinf(excess), np.inf, table))
     for node in graph.alive:
         fits = np.isfinite(known.node[node])
         if not fits.all():
@@ -145,26 +237,39 @@ def _forbid(graph: Graph, known: Marginals) -> None:
 
 
 def _integer(graph: Graph, relaxation: Relaxation, best: Incumbent, ceiling: float | None) -> None:
-    """HiGHS on what is left of a restricted graph: whatever costs less than `ceiling` is still in it, if one is
-    given."""
+    """HiGHS on what is left of a restricted graph: whatever costs less than `ceiling` is still in it, if one is given.
+
+    Only moments that were short of memory are looked at first: the others free many nodes for elimination. What the
+    answer breaks is added.
+    """
+    moments = set(relaxation.moments)
+    while True:
+        trial = Incumbent(best.scale, cost=best.cost if ceiling is None else min(ceiling, best.cost))
+        part = graph.copy()
+        keep_moments(part, np.array(sorted(moments), dtype=np.int64))
+        try:
+            reduce(part, relaxation.limit)
+            _program(part, relaxation, trial, proof=ceiling is not None)
+        except Contradiction:
+            trial.prove(trial.cost)
+        if ceiling is not None:
+            best.prove(trial.bound)
+        if trial.choices is None:
+            return
+        excess = relaxation.excess(trial.choices)
+        if excess.max() <= 0:
+            best.take(trial)
+            return
+        moments.update(peaks(excess.astype(np.float64), FRESH, 1))
+
+
+def _program(graph: Graph, relaxation: Relaxation, best: Incumbent, *, proof: bool) -> None:
     limit, budget = relaxation.limit, relaxation.budget
-    assert relaxation.best is not None
-    prices = {int(relaxation.graph.moments[m]): price for m, price in relaxation.best.prices.items()}
-    reduce(graph, limit)
-    trial = Incumbent(best.scale, cost=best.cost if ceiling is None else min(ceiling, best.cost))
-    if any(graph.uses[node] for node in graph.alive):
-        _program(graph, limit, prices, trial, budget, proof=ceiling is not None)
-    else:
-        close(graph, trial, budget)
-    if trial.choices is not None:
-        choices = trial.choices
-        best.offer(trial.cost, lambda: choices)
-    if ceiling is not None:
-        best.prove(trial.bound)
-
-
-def _program(graph: Graph, limit: int, prices: Prices, best: Incumbent, budget: Budget, *, proof: bool) -> None:
+    if not any(graph.uses[node] for node in graph.alive):
+        close(graph, best, budget)
+        return
     place = {int(moment): index for index, moment in enumerate(graph.moments)}
+    prices = {int(relaxation.graph.moments[m]): price for m, price in relaxation.known.prices.items()}
     here = {place[moment]: price for moment, price in prices.items() if moment in place}
     core = core_of(graph)
     dual = Dual(core_of(priced(graph, here)))
@@ -173,7 +278,8 @@ def _program(graph: Graph, limit: int, prices: Prices, best: Incumbent, budget: 
     profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
     program = Program(dual, budget, best.target, profiles, limit, here)
     if proof:
-        program.effort = budget.effort(best.cost - program.floor, best.cost)
+        program.effort, program.enough = budget.efforts()
+        program.small_gap = SMALL_GAP * abs(best.cost)
     else:
         program.effort, program.gap = FUSION_EFFORT, FUSION_GAP
     answer = program.solve()

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardplan.solve.problem import Bytes, Problem
+from shardplan.solve.problem import Bytes, Costs, Problem
 from shardplan.solve.tables import NONE, Split, Tables, open_rows
 
 
@@ -131,11 +130,15 @@ class Graph:
         del self.neighbours[u][v]
         del self.neighbours[v][u]
 
-    def forbid(self, u: int, v: int, closed: NDArray[np.bool_]) -> None:
-        """Make the pairs of an edge infinite where `closed[i, j]`."""
-        table = np.where(closed, np.inf, self.tables.arrays[self.neighbours[u][v]])
+    def replace_edge(self, u: int, v: int, table: Costs) -> None:
+        """Put another matrix in the place of an edge's."""
         self.unlink(u, v)
         self.add_edge(u, v, self.tables.split(self.tables.add(table)))
+
+    def replace_costs(self, node: int, costs: Costs) -> None:
+        """Put other costs in the place of a node's."""
+        self.costs[node] = NONE
+        self.add_cost(node, *self.tables.vector(costs))
 
     def add_use(self, node: int, start: int, end: int, amount: int) -> None:
         """Add memory to a node; what all its choices use goes to the base."""

@@ -27,7 +27,9 @@ SPAN = 1e4
 """The program's costs are scaled so that the range of interest (target less bound) is about this long."""
 ROWS_AT_ONCE = 8
 LP_ROUNDS = 30
-SIMPLEX_CALL = 1 / 25_000
+TOLERANCE = 1e-9
+"""HiGHS computes in floating point: what it calls optimal may be dearer than the optimum by this share."""
+SIMPLEX_CALL = 1 / 200_000
 MIP_CALL = 1 / 1_750
 """Units of work per column that pass between two calls back from HiGHS, measured: its own clock would not be
 reproducible."""
@@ -66,7 +68,8 @@ class Program:
 
     `profiles` and `limit` bring memory; `prices` are multipliers per moment that are part of the dual's costs. A priced
     moment has a slack column, which gives back what the price took where memory is left over. `effort` in units of
-    work and `gap` as a share of the range (target less bound) end the search early.
+    `gap` as a share of the range (target less bound) end the search early, and so does a gap of `small_gap` after
+    `enough`.
     """
 
     dual: Dual
@@ -77,10 +80,13 @@ class Program:
     prices: dict[int, float] = field(default_factory=dict)
     effort: float = np.inf
     gap: float = 0.0
+    enough: float = np.inf
+    small_gap: float = 0.0
     highs: Any = None
     scale: float = 1.0
     columns: int = 0
     work: float = 0.0
+    integral: bool = False
     moments: set[int] = field(default_factory=set)
 
     @property
@@ -101,6 +107,7 @@ class Program:
         if start is not None:
             self.highs.setSolution(len(core.costs), np.arange(len(core.costs), dtype=np.int32), _weights(core, start))
         labels = np.arange(len(core.costs), dtype=np.int32)
+        self.integral = True
         self.highs.changeColsIntegrality(len(labels), labels, np.ones(len(labels), dtype=np.uint8))
         while True:
             verdict, values = self._run()
@@ -111,7 +118,9 @@ class Program:
                 return Answer("limit", None, bound)
             choices = _largest(core, values)
             if not self._add_rows(choices):
-                return Answer(verdict, choices, bound)
+                cost = self._cost(choices)
+                proven = verdict == "optimal" and cost - bound <= TOLERANCE * abs(cost)
+                return Answer(verdict, choices, cost if proven else bound)
             if verdict == "limit":
                 return Answer("limit", None, bound)
 
@@ -124,6 +133,16 @@ class Program:
 
     def _objective(self, values: Costs | None) -> float:
         return 0.0 if values is None else float(self.highs.getInfo().objective_function_value) / self.scale
+
+    def _cost(self, choices: Indices) -> float:
+        """What labels cost, prices not included."""
+        core = self.dual.core
+        if self.profiles is None:
+            return core.cost(choices)
+        used = self.profiles.of(choices)
+        return core.cost(choices) - sum(
+            price * float(used[m] - self.profiles.base[m]) for m, price in self.prices.items()
+        )
 
     def _create(self) -> None:
         core, dual = self.dual.core, self.dual
@@ -156,8 +175,14 @@ class Program:
 
     def _watch(self, event: Any, weight: float) -> None:
         self.work += weight * self.columns
-        if self.budget.interrupted or self.work > self.effort:
+        if self.budget.interrupted or self.work > self.effort or (self.integral and self._settled(event.data_out)):
             event.interrupt()
+
+    def _settled(self, state: Any) -> bool:
+        """Whether nothing can cost as little as the target any more, or the rest is not worth the work."""
+        bound = self.floor + float(state.mip_dual_bound) / self.scale
+        found = self.floor + float(state.mip_primal_bound) / self.scale
+        return bound > self.target or (self.work > self.enough and min(found, self.target) - bound <= self.small_gap)
 
     def _add_moments(self, values: Costs) -> bool:
         """Add rows that a fractional point breaks; whether there were any."""

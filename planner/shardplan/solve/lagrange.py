@@ -21,10 +21,10 @@ from shardplan.solve.dual import Dual
 from shardplan.solve.eliminate import eliminate
 from shardplan.solve.graph import Graph
 from shardplan.solve.highs import quiet_highs
-from shardplan.solve.memory import Profiles, peaks
+from shardplan.solve.memory import Profiles, peaks, reduce
 from shardplan.solve.problem import Bytes
 
-SWEEPS = 40
+SWEEPS = 12
 HUBS = 12
 MOMENTS = 24
 FRESH = 3
@@ -51,8 +51,9 @@ class Point:
 class Relaxation:
     """L of a graph that no longer has moments or choices that cannot matter."""
 
-    def __init__(self, graph: Graph, limit: int, budget: Budget) -> None:
+    def __init__(self, graph: Graph, limit: int, budget: Budget, whole: Profiles) -> None:
         self.graph = graph
+        self.whole = whole
         self.limit = limit
         self.budget = budget
         self.core = core_of(graph)
@@ -60,39 +61,72 @@ class Relaxation:
         self.room = limit - graph.base
         self.points: list[Point] = []
         self.moments: list[int] = []
-        self.best: Point | None = None
-        self.reduction: tuple[Graph, Dual | None] | None = None
+        self.best: tuple[Point, Graph, Dual | None] | None = None
+
+    @property
+    def known(self) -> Point:
+        """The point of the best bound."""
+        assert self.best is not None
+        return self.best[0]
+
+    @property
+    def reduction(self) -> tuple[Graph, Dual | None]:
+        """What elimination left at the best point, with its trail, and the dual of that."""
+        assert self.best is not None
+        return self.best[1:]
+
+    def held(self, prices: Prices) -> float:
+        """What the prices ask for the room there is."""
+        return sum(price * float(self.room[moment]) for moment, price in prices.items())
+
+    def restricted(self, labels: dict[int, tuple[int, ...]]) -> tuple[Relaxation, Prices]:
+        """The relaxation with fewer labels, or itself if these are all there are; and the best prices in its
+        numbers."""
+        graph = self.graph.copy()
+        fewer = [node for node, rows in labels.items() if len(rows) < graph.sizes[node]]
+        if not fewer:
+            return self, self.known.prices
+        for node in fewer:
+            graph.keep(node, labels[node])
+        reduce(graph, self.limit)
+        place = {int(moment): index for index, moment in enumerate(graph.moments)}
+        numbers = {moment: place.get(int(self.graph.moments[moment])) for moment in self.moments}
+        prices = {n: self.known.prices[m] for m, n in numbers.items() if n is not None and m in self.known.prices}
+        twin = Relaxation(graph, self.limit, self.budget, self.whole)
+        twin.moments = [n for n in numbers.values() if n is not None]
+        return twin, prices
 
     def at(self, prices: Prices) -> Point:
         """L at a price list. Keeps the best point, and how its bound came about."""
-        prices = rounded(prices)
         reduced = priced(self.graph, prices)
         for node in reduced.alive:
             reduced.uses[node] = ()
         eliminate(reduced)
-        held = sum(price * float(self.room[moment]) for moment, price in prices.items())
         dual, around = _settle(reduced, self.budget)
         found = reduced.restore(around)
         choices = np.array([found[node] for node in self.core.nodes], dtype=np.int64)
-        bound = (reduced.const if dual is None else dual.bound()) - held
+        bound = (reduced.const if dual is None else dual.bound()) - self.held(prices)
         point = Point(prices, bound, choices, self.core.cost(choices), self.profiles.of(choices) - self.limit)
         self.points.append(point)
-        if self.best is None or point.bound > self.best.bound:
-            self.best, self.reduction = point, (reduced, dual)
+        if self.best is None or point.bound > self.known.bound:
+            self.best = point, reduced, dual
         return point
+
+    def excess(self, choices: tuple[int, ...]) -> Bytes:
+        """Bytes above the limit, per moment of the graph, of an assignment of the whole problem."""
+        return self.whole.of(np.array(choices))[self.graph.moments] - self.limit
 
     def propose(self) -> tuple[float, Prices]:
         """A ceiling on L under all planes seen, and the prices to try next."""
-        assert self.best is not None
         for moment in peaks(self.points[-1].excess.astype(np.float64), FRESH, 1):
             if moment not in self.moments and len(self.moments) < MOMENTS:
                 self.moments.append(moment)
         ceiling, prices = self._master()
         if len(self.moments) > 1:
-            held = self.best.prices
+            held = self.known.prices
             keys = sorted(prices.keys() | held.keys())
             prices = {k: PULL * prices.get(k, 0.0) + (1 - PULL) * held.get(k, 0.0) for k in keys}
-        return ceiling, prices
+        return ceiling, rounded(prices)
 
     def _master(self) -> tuple[float, Prices]:
         """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far."""
@@ -150,18 +184,19 @@ def _settle(reduced: Graph, budget: Budget) -> tuple[Dual | None, dict[int, int]
     for _ in range(SWEEPS):
         bound = dual.sweep()
         budget.spend(2 * core.pairs)
-        if bound - last <= 1e-6 * abs(bound) or budget.expired():
-            break
+        idle = bound - last <= 1e-6 * abs(bound)
         last = bound
+        if idle or budget.expired():
+            break
     candidates: list[tuple[float, dict[int, int]]] = []
     fixed = hubs(reduced)
     for backward in (False, True):
         choices = greedy(dual, backward=backward)
-        if choices is None:
+        if choices is None or any(cost <= last for cost, _ in candidates):
             continue
         labels = dict(zip(core.nodes, choices.tolist(), strict=True))
         candidates.append((core.cost(choices), labels))
-        if len(fixed) <= HUBS:
+        if len(fixed) <= HUBS and candidates[-1][0] > last:
             found = condition(reduced, {hub: labels[hub] for hub in fixed})
             if found is not None:
                 candidates.append((found[0], dict(zip(reduced.alive, found[1], strict=True))))

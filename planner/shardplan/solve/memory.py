@@ -9,9 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.solve.core import Indices
+from shardplan.solve.eliminate import eliminate
 from shardplan.solve.graph import Contradiction, Graph, Use
 from shardplan.solve.problem import Bytes, Costs
 from shardplan.solve.tables import open_rows
+
+
+def reduce(graph: Graph, limit: int) -> None:
+    """All that is exact and cheap: moments, choices that cannot fit, nodes without memory."""
+    eliminate(graph)
+    while tighten(graph, limit):
+        eliminate(graph)
 
 
 def tighten(graph: Graph, limit: int) -> bool:
@@ -47,7 +55,7 @@ def drop_moments(graph: Graph, limit: int) -> None:
         if not covered.any():
             break
         kept = kept[~covered]
-    _remap(graph, base, kept)
+    keep_moments(graph, kept)
 
 
 def _flat(graph: Graph) -> tuple[Indices, Indices, Bytes]:
@@ -69,8 +77,9 @@ def _steps(starts: Indices, ends: Indices, amounts: Bytes, moments: int) -> Byte
     return steps
 
 
-def _remap(graph: Graph, base: Bytes, kept: Indices) -> None:
+def keep_moments(graph: Graph, kept: Indices) -> None:
     """Renumber moments so that only `kept` remain; uses that cover none of them vanish."""
+    base = graph.base
     new = np.searchsorted(kept, np.arange(len(base) + 1)).tolist()
     for node in graph.alive:
         uses = graph.uses[node]

@@ -30,12 +30,14 @@ def prune(graph: Graph, dual: Dual, target: float) -> int:
         total[core.offsets[b] : core.offsets[b + 1]] += slack.min(axis=0)
     room = target - bound
     removed = 0
+    for position, node in enumerate(core.nodes):
+        graph.replace_costs(node, dual.theta[core.offsets[position] : core.offsets[position + 1]])
     for edge, slack in enumerate(slacks):
-        rows, columns = (excess[core.offsets[p] : core.offsets[p + 1]] for p in (core.first[edge], core.second[edge]))
+        a, b = int(core.first[edge]), int(core.second[edge])
+        rows, columns = (excess[core.offsets[p] : core.offsets[p + 1]] for p in (a, b))
         closed = (slack + rows[:, None] + columns[None, :] > room) & np.isfinite(slack)
-        if closed.any():
-            removed += int(closed.sum())
-            graph.forbid(core.nodes[core.first[edge]], core.nodes[core.second[edge]], closed)
+        removed += int(closed.sum())
+        graph.replace_edge(core.nodes[a], core.nodes[b], np.where(closed, np.inf, slack))
     for position, node in enumerate(core.nodes):
         fits = total[core.offsets[position] : core.offsets[position + 1]] <= room
         if not fits.all():
