@@ -1,0 +1,10 @@
+"""Models from a description instead of a file: `transformer(layers=12, hidden=768, heads=12)` builds the same `Model`.
+
+For quick what-if questions and for comparison with published systems, whose models are known by their sizes alone.
+"""
+
+from shardplan.models.named import NAMED, PREFIX, described, title_of
+from shardplan.models.spec import TransformerSpec
+from shardplan.models.transformer import build, transformer
+
+__all__ = ["NAMED", "PREFIX", "TransformerSpec", "build", "described", "title_of", "transformer"]

@@ -1,0 +1,128 @@
+"""Models by name: `transformer:llama3-70b`, with any size given differently: `transformer:llama3-70b,batch=16`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Final
+
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.model.types import Model
+from shardplan.models.spec import SIZES, TransformerSpec
+from shardplan.models.transformer import build
+
+PREFIX: Final = "transformer:"
+
+
+def _gpt(hidden: int, layers: int, heads: int, seq: int = 2048) -> TransformerSpec:
+    return TransformerSpec(layers=layers, hidden=hidden, heads=heads, vocab=51200, seq=seq, style="gpt")
+
+
+def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, seq: int) -> TransformerSpec:
+    return TransformerSpec(layers, hidden, heads, kv_heads, ffn, vocab, seq)
+
+
+NAMED: Final[dict[str, TransformerSpec]] = {
+    # Llama 2 and 3, and Mixtral: published configurations; sequences of 4096 are what they are trained on at first
+    "llama2-7b": _llama(32, 4096, 32, 32, 11008, 32000, 4096),
+    "llama2-70b": _llama(80, 8192, 64, 8, 28672, 32000, 4096),
+    "llama3-8b": _llama(32, 4096, 32, 8, 14336, 128256, 4096),
+    "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256, 4096),
+    "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128256, 4096),
+    "mixtral-8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000, 4096), experts=8),
+    # Megatron-LM (Narayanan et al. 2021, table 1; Korthikanti et al. 2022 for 22B)
+    "gpt-1.7b": _gpt(2304, 24, 24),
+    "gpt-3.6b": _gpt(3072, 30, 32),
+    "gpt-7.5b": _gpt(4096, 36, 32),
+    "gpt-18b": _gpt(6144, 40, 48),
+    "gpt-22b": _gpt(6144, 48, 64),
+    "gpt-39b": _gpt(8192, 48, 64),
+    "gpt-76b": _gpt(10240, 60, 80),
+    "gpt-145b": _gpt(12288, 80, 96),
+    "gpt-175b": _gpt(12288, 96, 96),
+    "gpt-310b": _gpt(16384, 96, 128),
+    "gpt-530b": _gpt(20480, 105, 128),
+    "gpt-1t": _gpt(25600, 128, 160),
+    # Alpa (Zheng et al. 2022, table 4)
+    "alpa-350m": _gpt(1024, 24, 16, 1024),
+    "alpa-1.3b": _gpt(2048, 24, 32, 1024),
+    "alpa-2.6b": _gpt(2560, 32, 32, 1024),
+    "alpa-6.7b": _gpt(4096, 32, 32, 1024),
+    "alpa-15b": _gpt(5120, 48, 40, 1024),
+    "alpa-39b": _gpt(8192, 48, 64, 1024),
+    # encoders
+    "bert-base": TransformerSpec(layers=12, hidden=768, heads=12, vocab=30522, seq=512, style="bert"),
+    "bert-large": TransformerSpec(layers=24, hidden=1024, heads=16, vocab=30522, seq=512, style="bert"),
+}
+
+
+def described(text: str, dims: Mapping[str, int] | None = None) -> Model:
+    """The model that `transformer:NAME,SIZE=N,...` describes; NAME may be left out. `dims` win over the text.
+
+    Raises `ShardplanError` with every word that is no name and no size.
+    """
+    spec, problems = _read(text)
+    given: dict[str, object] = {}
+    for name, size in sorted((dims or {}).items()):
+        if name in SIZES:
+            given[name] = size
+        else:
+            problems.append(_unknown_size(name))
+    if problems:
+        raise ShardplanError(*problems)
+    return build(replace(spec, **given), title_of(text))  # type: ignore[arg-type]
+
+
+def title_of(text: str) -> str:
+    """A name for the described model that can be part of a file name: `llama3-70b`, `transformer`."""
+    first = text.removeprefix(PREFIX).split(",")[0].strip()
+    return first if first in NAMED else "transformer"
+
+
+def _read(text: str) -> tuple[TransformerSpec, list[Diagnostic]]:
+    spec, problems = TransformerSpec(), list[Diagnostic]()
+    given: dict[str, object] = {}
+    for place, word in enumerate(text.removeprefix(PREFIX).split(",")):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not equals and place == 0:
+            if name in NAMED:
+                spec = NAMED[name]
+            elif name:
+                problems.append(_unknown_name(name))
+        elif name not in _KINDS:
+            problems.append(_unknown_size(name))
+        elif (read := _value(name, value)) is None:
+            problems.append(error("bad-description", f"transformer: '{word.strip()}' should be {name}={_KINDS[name]}"))
+        else:
+            given[name] = read
+    return replace(spec, **given), problems  # type: ignore[arg-type]
+
+
+def _value(name: str, text: str) -> object:
+    """What a word gives a field; `None` when it is of the wrong kind."""
+    if _KINDS[name] == "N":
+        return int(text) if text.isascii() and text.isdigit() else None
+    if _KINDS[name] == "true|false":
+        return {"true": True, "false": False}.get(text)
+    if _KINDS[name] == "NUMBER":
+        try:
+            return float(text)
+        except ValueError:
+            return None
+    return text or None
+
+
+_KINDS: Final[dict[str, str]] = {
+    field.name: {"int": "N", "bool": "true|false", "float": "NUMBER"}.get(str(field.type), "WORD")
+    for field in fields(TransformerSpec)
+}
+
+
+def _unknown_name(name: str) -> Diagnostic:
+    hint = did_you_mean(name, NAMED) or f"names: {', '.join(NAMED)}; or sizes, such as transformer:layers=12,hidden=768"
+    return error("unknown-model", f"there is no transformer called '{name}'", hint=hint)
+
+
+def _unknown_size(name: str) -> Diagnostic:
+    hint = did_you_mean(name, _KINDS) or f"sizes: {', '.join(_KINDS)}"
+    return error("bad-description", f"transformer: '{name}' is no size of a transformer", hint=hint)

@@ -1,0 +1,200 @@
+"""The graph of a transformer, operator by operator as exporters write it, from its sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardplan.model.types import Model
+from shardplan.models.experts import routed_mlp
+from shardplan.models.graph import GraphWriter
+from shardplan.models.names import NAMES, Names
+from shardplan.models.spec import TransformerSpec, check
+
+
+def transformer(name: str = "transformer", **sizes: object) -> Model:
+    """The model with the given sizes, which are the fields of `TransformerSpec`.
+
+    `transformer(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256)` is Llama-3-8B. Inputs are
+    `input_ids` [batch, seq] (and `position_ids` where positions are rotated), the output is the logits
+    [batch, seq, vocab]. Raises `ShardplanError` with every size that cannot be.
+    """
+    return build(TransformerSpec(**sizes), name)  # type: ignore[arg-type]
+
+
+def build(spec: TransformerSpec, name: str = "transformer") -> Model:
+    """The model of a specification; see `transformer`."""
+    check(spec)
+    return _Builder(spec).model(name)
+
+
+class _Builder:
+    """Writes one transformer. Hidden states have the shape [batch, seq, hidden]."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        self.spec = spec
+        self.look = spec.look
+        self.names: Names = NAMES[spec.style]
+        self.graph = GraphWriter(spec.dtype)
+        self.rows = (spec.batch, spec.seq)
+        self.wide = (*self.rows, spec.hidden)
+        self.position_ids = ""
+
+    def model(self, name: str) -> Model:
+        spec, graph = self.spec, self.graph
+        ids = graph.input("input_ids", self.rows, "int64")
+        if self.look.rotary:
+            self.position_ids = graph.input("position_ids", self.rows, "int64")
+        table = graph.weight(f"{self.names.embed}.weight", (spec.vocab, spec.hidden))
+        x = self._embed(table, ids)
+        for layer in range(spec.layers):
+            x = self._layer(x, layer)
+        if self.look.norm_first:
+            x = self._norm(x, self.names.final_norm)
+        if spec.logits:
+            x = self._logits(x, table)
+        return graph.model(name, [x], {"batch": spec.batch, "seq": spec.seq})
+
+    def _embed(self, table: str, ids: str) -> str:
+        module = self.names.embed
+        x = self.graph.apply("Gather", [table, ids], self.wide, module, axis=0)
+        if self.names.positions:
+            module = self.names.positions
+            weight = self.graph.weight(f"{module}.weight", self.wide[1:])
+            places = self.graph.constant("positions", np.arange(self.spec.seq))
+            along = self.graph.apply("Gather", [weight, places], self.wide[1:], module, axis=0)
+            x = self.graph.apply("Add", [x, along], self.wide, module)
+        if not self.look.norm_first:
+            x = self._norm(x, self.names.final_norm)
+        return self._dropout(x, self.wide, self.names.embed)
+
+    def _logits(self, x: str, table: str) -> str:
+        spec, head = self.spec, self.names.head
+        shape = (spec.hidden, spec.vocab)
+        if self.look.tied:
+            weight = self.graph.apply("Transpose", [table], shape, head, perm=(1, 0))
+        else:
+            weight = self.graph.weight(f"{head}.weight", shape, transposed=True)
+        return self.graph.apply("MatMul", [x, weight], (*self.rows, spec.vocab), head)
+
+    def _layer(self, x: str, layer: int) -> str:
+        module = f"{self.names.layer}.{layer}"
+        for number, part in enumerate((self._attention, self._mlp)):
+            norm = f"{module}.{self.names.norms[number]}"
+            inner = part(self._norm(x, norm) if self.look.norm_first else x, layer)
+            x = self.graph.apply("Add", [x, self._dropout(inner, self.wide, module)], self.wide, module)
+            if not self.look.norm_first:
+                x = self._norm(x, norm)
+        return x
+
+    def _norm(self, x: str, module: str) -> str:
+        size = (self.spec.hidden,)
+        operands = [x, self.graph.weight(f"{module}.weight", size)]
+        if self.look.norm == "LayerNormalization":
+            operands.append(self.graph.weight(f"{module}.bias", size))
+        return self.graph.apply(self.look.norm, operands, self.wide, module, axis=-1, epsilon=self.look.epsilon)
+
+    def _linear(self, x: str, module: str, inner: int, outer: int) -> str:
+        weight = self.graph.weight(f"{module}.weight", (inner, outer), transposed=self.names.transposed)
+        shape = (*self.rows, outer)
+        x = self.graph.apply("MatMul", [x, weight], shape, module)
+        if self.look.bias:
+            x = self.graph.apply("Add", [x, self.graph.weight(f"{module}.bias", (outer,))], shape, module)
+        return x
+
+    def _dropout(self, x: str, shape: tuple[int, ...], module: str) -> str:
+        if not self.spec.dropout:
+            return x
+        ratio = self.graph.constant("dropout.ratio", np.array(0.1, dtype=np.float32), "float")
+        training = self.graph.constant("dropout.training", np.array(True), "bool")
+        results = [(shape, self.spec.dtype), (shape, "bool")]
+        return self.graph.apply_many("Dropout", [x, ratio, training], results, module)[0]
+
+    def _mlp(self, x: str, layer: int) -> str:
+        spec, module = self.spec, f"{self.names.layer}.{layer}"
+        if spec.is_routed(layer):
+            return routed_mlp(self.graph, spec, x, f"{module}.{self.names.router}", f"{module}.{self.names.experts}")
+        shape = (*self.rows, spec.inner)
+        *ups, down = (f"{module}.{name}" for name in self.names.mlp)
+        made = [self._linear(x, up, spec.hidden, spec.inner) for up in ups]
+        act = f"{module}.{self.names.mlp[0].split('.')[0]}"
+        if self.look.gated:
+            share = self.graph.apply("Sigmoid", [made[0]], shape, act)
+            gate = self.graph.apply("Mul", [made[0], share], shape, act)
+            y = self.graph.apply("Mul", [gate, made[1]], shape, act)
+        else:
+            y = self.graph.apply("Gelu", [made[0]], shape, act, approximate="tanh" if spec.style == "gpt" else "none")
+        return self._linear(y, down, spec.inner, spec.hidden)
+
+    def _attention(self, x: str, layer: int) -> str:
+        spec, module = self.spec, f"{self.names.layer}.{layer}"
+        core = f"{module}.{self.names.attention}"
+        counts = (spec.heads, spec.key_heads, spec.key_heads)
+        flat = self._projections(x, module, [count * spec.width for count in counts])
+        q, k, v = (self._by_head(value, count, core) for value, count in zip(flat, counts, strict=True))
+        if self.look.rotary:
+            q, k = self._rotate(q, spec.heads, core), self._rotate(k, spec.key_heads, core)
+        merge = self._fused if spec.attention == "fused" else self._decomposed
+        y = merge(q, k, v, core)
+        by_row = (*self.rows, spec.heads, spec.width)
+        y = self.graph.apply("Transpose", [y], by_row, core, perm=(0, 2, 1, 3))
+        shape = (*self.rows, spec.heads * spec.width)
+        y = self.graph.apply("Reshape", [y, self.graph.integers(*shape)], shape, core)
+        return self._linear(y, f"{module}.{self.names.out}", spec.heads * spec.width, spec.hidden)
+
+    def _projections(self, x: str, module: str, sizes: list[int]) -> tuple[str, ...]:
+        """Queries, keys and values, each [batch, seq, heads * width]."""
+        modules = [f"{module}.{name}" for name in self.names.qkv]
+        if not self.look.packed:
+            return tuple(self._linear(x, m, self.spec.hidden, size) for m, size in zip(modules, sizes, strict=True))
+        packed = self._linear(x, modules[0], self.spec.hidden, sum(sizes))
+        results = [((*self.rows, size), self.spec.dtype) for size in sizes]
+        operands = [packed, self.graph.integers(*sizes)]
+        return self.graph.apply_many("Split", operands, results, modules[0], attributes={"axis": 2})
+
+    def _by_head(self, x: str, heads: int, module: str) -> str:
+        """[batch, seq, heads * width] -> [batch, heads, seq, width]."""
+        batch, seq = self.rows
+        shape = (batch, seq, heads, self.spec.width)
+        x = self.graph.apply("Reshape", [x, self.graph.integers(*shape)], shape, module)
+        by_head = (batch, heads, seq, self.spec.width)
+        return self.graph.apply("Transpose", [x], by_head, module, perm=(0, 2, 1, 3))
+
+    def _rotate(self, x: str, heads: int, module: str) -> str:
+        caches = [
+            self.graph.unknown_constant(f"rotary.{kind}", (self.spec.seq, self.spec.width // 2), self.spec.dtype)
+            for kind in ("cos", "sin")
+        ]
+        shape = (self.spec.batch, heads, self.spec.seq, self.spec.width)
+        return self.graph.apply("RotaryEmbedding", [x, *caches, self.position_ids], shape, module)
+
+    def _fused(self, q: str, k: str, v: str, module: str) -> str:
+        shape = (self.spec.batch, self.spec.heads, self.spec.seq, self.spec.width)
+        return self.graph.apply("Attention", [q, k, v], shape, module, is_causal=int(self.look.causal))
+
+    def _decomposed(self, q: str, k: str, v: str, module: str) -> str:
+        """Scores, mask, softmax and mixture as single operators; key heads are repeated for the query heads."""
+        spec, graph = self.spec, self.graph
+        batch, seq, heads, width = spec.batch, spec.seq, spec.heads, spec.width
+        k, v = (self._repeat(value, module) for value in (k, v))
+        k = graph.apply("Transpose", [k], (batch, heads, width, seq), module, perm=(0, 1, 3, 2))
+        shape = (batch, heads, seq, seq)
+        scores = graph.apply("MatMul", [q, k], shape, module)
+        scale = graph.constant("attention.scale", np.array(width**-0.5, dtype=np.float32), spec.dtype)
+        scores = graph.apply("Mul", [scores, scale], shape, module)
+        if self.look.causal:
+            mask = graph.unknown_constant("attention.mask", (seq, seq), spec.dtype)
+            scores = graph.apply("Add", [scores, mask], shape, module)
+        share = graph.apply("Softmax", [scores], shape, module, axis=-1)
+        share = self._dropout(share, shape, module)
+        return graph.apply("MatMul", [share, v], (batch, heads, seq, width), module)
+
+    def _repeat(self, x: str, module: str) -> str:
+        spec = self.spec
+        if spec.heads == spec.key_heads:
+            return x
+        times = spec.heads // spec.key_heads
+        single, repeated = ((spec.batch, spec.key_heads, many, spec.seq, spec.width) for many in (1, times))
+        x = self.graph.apply("Unsqueeze", [x, self.graph.integers(2)], single, module)
+        x = self.graph.apply("Expand", [x, self.graph.integers(*repeated)], repeated, module)
+        shape = (spec.batch, spec.heads, spec.seq, spec.width)
+        return self.graph.apply("Reshape", [x, self.graph.integers(*shape)], shape, module)
