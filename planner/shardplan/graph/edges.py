@@ -25,13 +25,12 @@ def made_to_kept(strategies: StrategySpace, position: int, kept: TensorSpace, *,
     assert made is not None
     value, gradient = made
     table = forwards * kept.value_move(value, kept.forward)
-    table += kept.kind.microbatches * kept.gradient_move(kept.gradient, gradient).T
-    exclusive = strategies.exclusive_codes(position)
+    exclusive = strategies.exclusive_codes(position).any(axis=1)
     if exclusive.any():
-        partial = kept.codes == len(kept.kind.shards) + 1
-        table[np.ix_(exclusive.any(axis=1), partial.any(axis=1))] = (
-            np.inf
-        )  # no layout holds two kinds of partial values
+        partial = (kept.codes == len(kept.kind.shards) + 1).any(axis=1)
+        table[exclusive] = forwards * kept.extremum_move(value[exclusive], kept.forward)
+        table[np.ix_(exclusive, partial)] = np.inf  # no layout holds two kinds of partial values
+    table += kept.kind.microbatches * kept.gradient_move(kept.gradient, gradient).T
     return _picoseconds(table)
 
 

@@ -59,6 +59,7 @@ class TensorSpace:
         self.kind = kind
         self.space: MoveSpace = move_space(mesh, len(kind.shards))
         self.legal = self.space.legal(kind.shape, kind.shards)
+        self._prices = prices
         self._forward_s = prices.of(kind, self.legal, "forward")
         self._gradient_s = prices.of(kind, self.legal, "backward") if kind.has_gradient else None
         self.codes = self._kept_codes(mesh)
@@ -106,6 +107,11 @@ class TensorSpace:
     def value_move(self, source: Index, target: Index) -> Seconds:
         """Charged seconds of one step's moves of the value, every source state (row) to every target state (column)."""
         return self.kind.microbatches * self._forward_s[np.ix_(source, target)]
+
+    def extremum_move(self, source: Index, target: Index) -> Seconds:
+        """As `value_move` where partial values are maxima, minima or products: zeros do not fill those up."""
+        seconds = self._prices.without_masks(self.kind, self.legal)
+        return self.kind.microbatches * seconds[np.ix_(source, target)]
 
     def gradient_move(self, source: Index, target: Index) -> Seconds:
         """Charged seconds of one microbatch's moves of the gradient, source states to target states."""
@@ -166,6 +172,17 @@ class MovePrices:
             return self._matrix(len(kind.shards), rest, legal, size_bytes, self.charged(kind, phase))
         exposed = 1.0 - self.weight * shares.pop()
         return exposed * self._matrix(len(kind.shards), (), legal, size_bytes, self.seconds)
+
+    def without_masks(self, kind: TensorKind, legal: NDArray[np.bool_]) -> Seconds:
+        """Charged seconds between all plain layouts of a value, when nothing may become partial on the way."""
+        charged = self.charged(kind, "forward")
+
+        def price(collective: Collective, size_bytes: float) -> float:
+            return np.inf if collective.kind == "mask" else charged(collective, size_bytes)
+
+        return self._matrix(
+            len(kind.shards), (self.weight, kind.traffic, "without masks"), legal, kind.size_bytes, price
+        )
 
     def _matrix(
         self, count: int, rest: tuple[object, ...], legal: NDArray[np.bool_], size_bytes: int, price: CollectiveSeconds
