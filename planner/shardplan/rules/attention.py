@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardplan.rules.row import Entry, Row, by
+from shardplan.rules.equation import listed
+from shardplan.rules.row import STATISTIC_BYTES, Entry, Row, by
 from shardplan.rules.signature import Signature
 from shardplan.rules.types import Gemm, InnerCollective
 
@@ -36,15 +37,16 @@ def attention(signature: Signature) -> Row | None:
     operands = [queries, keys, values, _mask(signature, mask), "b h !p !d", "b h !p e", "b"]
     results = [made, f"=b h {total} !d", f"=b h {total} e", f"={mask}"]
     flops = _flops(signature, heads, key_heads, is_packed=is_packed, is_causal=is_causal)
-    rows = signature.result().elements * 8 // max(1, signature.result().shape[-1]) * (heads if is_packed else 1)
+    rows = signature.shape()[0] * heads * signature.shape()[-2]
+    merged = signature.result().size_bytes + 2 * STATISTIC_BYTES * rows
     return Row(
-        f"{', '.join(operands[: len(signature.operands)])} -> {', '.join(results[: len(signature.results)])} ; t:merge",
+        f"{listed(operands, signature.operands)} -> {listed(results, signature.results)} ; t:merge",
         cost="attention",
         saves="0 1 2 3 r0",
         flops=flops,
         backward_flops=FLASH_BACKWARD * flops,
         sizes={"h": key_heads, "g": heads // key_heads},
-        inner={"t": (InnerCollective("all_reduce", signature.result().size_bytes + rows),)},
+        inner={"t": (InnerCollective("all_reduce", merged),)},
         gemm=Gemm(m=("s",), n=("t",), k=("d",), batch=("b", "h", "g")),
         idle=("e",),
     )
@@ -79,8 +81,8 @@ def rotary(signature: Signature) -> Row:
     cache = "_ _" if signature.has(3) else "b s _"
     operands = [data, cache, cache, "b s"]
     sizes = {"h": heads} if signature.rank() == 3 and heads else {}
-    given = ", ".join(operands[: len(signature.operands)])
-    return Row(f"{given} -> {data}", linear=((0,),), saves="1 2 3", sizes=sizes, work=3)
+    equation = f"{listed(operands, signature.operands)} -> {data}"
+    return Row(equation, linear=((0,),), saves="1 2 3", sizes=sizes, work=3)
 
 
 def linear_attention(signature: Signature) -> Row | None:
@@ -88,14 +90,14 @@ def linear_attention(signature: Signature) -> Row | None:
     heads, key_heads = signature.integer("q_num_heads"), signature.integer("kv_num_heads")
     if not key_heads or heads % key_heads:
         return None
-    decay = "b _ (h _)" if signature.has(4) and signature.shape(4)[-1] != key_heads else "b _ h"
+    decay = "b _ (h !d)" if signature.has(4) and signature.shape(4)[-1] != key_heads else "b _ h"
     beta = "b _ h" if signature.has(5) and signature.shape(5)[-1] == key_heads else "b _ _"
-    operands = ["b !t (h g !d)", "b !t (h !d)", "b !t (h !e)", "b h !d !e", decay.replace("_)", "!d)"), beta]
+    operands = ["b !t (h g !d)", "b !t (h !d)", "b !t (h !e)", "b h !d !e", decay, beta]
     results = ["b !t (h g !e)", "=b h !d !e"]
     steps, width = signature.shape()[1], signature.shape()[2] // max(1, heads)
     flops = 4.0 * signature.result().elements * width
     return Row(
-        f"{', '.join(operands[: len(signature.operands)])} -> {', '.join(results[: len(signature.results)])}",
+        f"{listed(operands, signature.operands)} -> {listed(results, signature.results)}",
         cost="attention",
         saves="0 1 2 3 4 5 r0",
         flops=flops,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from shardplan.rules import windows
-from shardplan.rules.equation import letters
+from shardplan.rules.equation import letters, listed
 from shardplan.rules.row import Entry, Row, by
 from shardplan.rules.signature import Signature
 from shardplan.rules.types import Gemm
@@ -21,7 +21,7 @@ def fused_conv(signature: Signature) -> Row:
     """`FusedConv` of ONNX Runtime: an addend and an activation follow, so input channels are whole."""
     data = f"n {_channels(signature)[1]} {' '.join('_' * (signature.rank() - 2))}"
     operands = ["{data}", "{weight}", _channels(signature)[1], data]
-    return _sliding(signature, 1, ", ".join(operands[: len(signature.operands)]), saves="0 1 r0", whole_sum=True)
+    return _sliding(signature, 1, listed(operands, signature.operands), saves="0 1 r0", whole_sum=True)
 
 
 def conv_integer(signature: Signature) -> Row:
@@ -34,7 +34,7 @@ def conv_rounded(signature: Signature) -> Row:
     """`QLinearConv`: rounds its result, so input channels are whole."""
     per = [_per_channel(signature, position) for position in (4, 5)]
     operands = ["{data}", "_*", "_*", "{weight}", *per, "_*", "_*", _channels(signature)[1]]
-    return _sliding(signature, 3, ", ".join(operands[: len(signature.operands)]), whole_sum=True)
+    return _sliding(signature, 3, listed(operands, signature.operands), whole_sum=True)
 
 
 def conv_transpose(signature: Signature) -> Row:
@@ -77,7 +77,7 @@ def deform_conv(signature: Signature) -> Row:
         "n _*",
     ]
     return Row(
-        f"{', '.join(operands[: len(signature.operands)])} -> n {outputs} {made}",
+        f"{listed(operands, signature.operands)} -> n {outputs} {made}",
         cost="conv",
         linear=((1, 3),),
         saves="0 1 2 4",
@@ -103,7 +103,7 @@ def causal_conv(signature: Signature) -> Row:
     """`CausalConvWithState`: every channel by itself, the sequence whole; the state is what the next call needs."""
     is_linear = signature.text("activation", "none") == "none"
     return Row(
-        f"{', '.join(['b c _', 'c _ _', 'c', 'b c _'][: len(signature.operands)])} -> b c _, b c _",
+        f"{listed(['b c _', 'c _ _', 'c', 'b c _'], signature.operands)} -> b c _, b c _",
         cost="conv",
         linear=((0, 2, 3),) if is_linear else (),
         saves="0 1 3",

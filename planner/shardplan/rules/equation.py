@@ -117,6 +117,11 @@ def letters(stem: str, count: int) -> list[str]:
     return [stem] if count == 1 else [f"{stem}{index}" for index in range(count)]
 
 
+def listed(patterns: Sequence[str], tensors: Sequence[object]) -> str:
+    """One side of an equation: as many of `patterns` as there are `tensors`."""
+    return ", ".join(patterns[: len(tensors)])
+
+
 def spread(equation: Equation, ranks: Sequence[int | None], made: Sequence[int | None]) -> Equation:
     """The equation for operands and results of these ranks (None: absent): repeats written out, stars replaced.
 

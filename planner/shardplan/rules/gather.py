@@ -82,8 +82,7 @@ def along(signature: Signature) -> Row:
     names = letters("x", rank)
     names[axis] = "_"
     text = " ".join(names)
-    rest = ", _*" * (len(signature.operands) - 1)
-    return Row(f"{text}{rest} -> {text}, {text}", cost="memory", saves="r1")
+    return Row(f"{text}{signature.rest} -> {text}, {text}", cost="memory", saves="r1")
 
 
 def scan(signature: Signature) -> Row | None:

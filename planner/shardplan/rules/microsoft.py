@@ -6,17 +6,13 @@ import math
 
 from shardplan.layout.placement import RP, Placement, R, S
 from shardplan.rules.attention import FLASH_BACKWARD
+from shardplan.rules.equation import listed
 from shardplan.rules.row import Entry, Row, by, row
 from shardplan.rules.signature import Shaped, Signature
 from shardplan.rules.types import Gemm, InnerCollective, Option
 
 MS = "com.microsoft."
 HEADS = Gemm(m=("s",), n=("t",), k=("d",), batch=("b", "h", "g"))
-
-
-def listed(patterns: list[str], count: int) -> str:
-    """The first `count` patterns, as one side of an equation."""
-    return ", ".join(patterns[:count])
 
 
 def attention(signature: Signature) -> Row | None:
@@ -33,7 +29,7 @@ def attention(signature: Signature) -> Row | None:
     total = signature.shape(4)[3] + data[1] if signature.has(4) else data[1]
     flops = 2.0 * math.prod(data) * packed + 4.0 * data[0] * data[1] * total * made[-1]
     return Row(
-        f"{listed(operands, len(signature.operands))} -> {listed(results, len(signature.results))}",
+        f"{listed(operands, signature.operands)} -> {listed(results, signature.results)}",
         cost="attention",
         saves="0 1 3 r0",
         flops=flops,
@@ -64,7 +60,7 @@ def multi_head_attention(signature: Signature) -> Row | None:
     total = keys_in + (signature.shape(6)[2] if signature.has(6) else 0)
     flops = 4.0 * signature.result().elements * total
     return Row(
-        f"{listed(operands, len(signature.operands))} -> {listed(results, len(signature.results))}",
+        f"{listed(operands, signature.operands)} -> {listed(results, signature.results)}",
         cost="attention",
         saves="0 1 2 4 5 r0",
         flops=flops,
@@ -96,7 +92,7 @@ def group_query_attention(signature: Signature) -> Row | None:
     total = signature.result(1).shape[2] if signature.made(1) else signature.shape()[1]
     flops = 4.0 * signature.result().elements * total * (1.0 if signature.shape()[1] == 1 else 0.5)
     return Row(
-        f"{listed(operands, len(signature.operands))} -> {listed(results, len(signature.results))}",
+        f"{listed(operands, signature.operands)} -> {listed(results, signature.results)}",
         cost="attention",
         saves="0 1 2 r0",
         flops=flops,
@@ -158,7 +154,7 @@ def skip_norm(signature: Signature) -> Row:
     operands = ["x* ~k", "x* ~k", *["~k"] * (2 if is_rms else 3)]
     results = ["x* ~k", "x* _", "x* _", "x* ~k"]
     return Row(
-        f"{listed(operands, len(signature.operands))} -> {listed(results, len(signature.results))}",
+        f"{listed(operands, signature.operands)} -> {listed(results, signature.results)}",
         saves="2 r3 r1 r2" if signature.made(3) else "0 1 2 r1 r2",
         statistics=(1, 1) if is_rms else (2, 2),
         work=5 if is_rms else 7,
@@ -174,10 +170,8 @@ def embed_norm(signature: Signature) -> Row:
     results = [f"b {s} ~k", "=b", f"b {s} ~k"]
     payload = 2 * 4 * signature.operand(0).elements
     both = (InnerCollective("all_reduce", payload), InnerCollective("all_reduce", payload, "backward"))
-    given = listed(operands, len(signature.operands))
-    return Row(
-        f"{given} -> {listed(results, len(signature.results))}", cost="memory", saves="0 1 r2", inner={"k": both}
-    )
+    given = listed(operands, signature.operands)
+    return Row(f"{given} -> {listed(results, signature.results)}", cost="memory", saves="0 1 r2", inner={"k": both})
 
 
 def group_norm(signature: Signature) -> Row:
@@ -189,7 +183,7 @@ def group_norm(signature: Signature) -> Row:
     skip = data if not signature.has(3) or signature.rank(3) == rank else "n (g ~c)"
     operands = [data, "(g ~c)", "(g ~c)", skip, "(g ~c)"]
     return Row(
-        f"{listed(operands, len(signature.operands))} -> {listed([data, data], len(signature.results))}",
+        f"{listed(operands, signature.operands)} -> {listed([data, data], signature.results)}",
         saves="0 1",
         sizes={"g": groups},
         statistics=(2, 2),
@@ -218,7 +212,7 @@ def matmul_n_bits(signature: Signature) -> Row:
     operands = [f"x* {rows}", f"n {each} _", scales, points, "_*", "+n"]
     tokens = signature.operand(0).elements // max(1, k)
     return Row(
-        f"{listed(operands, len(signature.operands))} -> x* n",
+        f"{listed(operands, signature.operands)} -> x* n",
         cost="gemm",
         linear=((0, 5),),
         saves="1 2 3",
@@ -241,7 +235,7 @@ def gather_block_quantized(signature: Signature) -> Row | None:
     points = "@v _" if is_shared else f"@v {q}"
     operands = [f"@v ({q} !packed)", "i*", f"@v {q}", points]
     return Row(
-        f"{listed(operands, len(signature.operands))} -> i* ({q} !block)", cost="memory", saves="1",
+        f"{listed(operands, signature.operands)} -> i* ({q} !block)", cost="memory", saves="1",
         sizes={"q": blocks, "block": block},
     )  # fmt: skip
 
@@ -263,7 +257,7 @@ def fused_gemm(signature: Signature) -> Row:
     left = "!k m" if signature.integer("transA") else "m !k"
     right = "n !k" if signature.integer("transB") else "!k n"
     operands = [left, right, _aligned(signature, 2, ["m", "n"])]
-    return Row(f"{listed(operands, len(signature.operands))} -> m n", cost="gemm", saves="0 1 r0",
+    return Row(f"{listed(operands, signature.operands)} -> m n", cost="gemm", saves="0 1 r0",
                gemm=Gemm(("m",), ("n",), ("k",)))  # fmt: skip
 
 
@@ -319,7 +313,7 @@ def quantized_by_tensor(signature: Signature) -> Row:
     """`DynamicQuantizeMatMul`: the range of the whole left matrix decides, so only columns split."""
     per = ["_*" if _is_single(signature.operands, i) else "n" for i in (2, 3)]
     operands = ["_* !k", "_* !k n", *per, "n"]
-    return Row(f"{listed(operands, len(signature.operands))} -> _* n", cost="gemm", saves="1",
+    return Row(f"{listed(operands, signature.operands)} -> _* n", cost="gemm", saves="1",
                flops=2.0 * signature.result().elements * signature.shape()[-1],
                gemm=Gemm((), ("n",), ("k",)))  # fmt: skip
 
@@ -332,7 +326,7 @@ def _is_single(operands: tuple[Shaped | None, ...], position: int) -> bool:
 def nhwc_conv(signature: Signature) -> Row:
     """`NhwcConv`: channels last in data and weight; one group, space whole."""
     operands = ["n _ _ c", "o !w0 !w1 c", "+o"]
-    return Row(f"{listed(operands, len(signature.operands))} -> n !y0 !y1 o", cost="conv", linear=((0, 2), (1, 2)),
+    return Row(f"{listed(operands, signature.operands)} -> n !y0 !y1 o", cost="conv", linear=((0, 2), (1, 2)),
                saves="0 1", flops=2.0 * signature.result().elements * math.prod(signature.shape(1)[1:]),
                gemm=Gemm(("n", "y0", "y1"), ("o",), ("c", "w0", "w1")))  # fmt: skip
 

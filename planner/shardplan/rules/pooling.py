@@ -41,8 +41,7 @@ def resize(signature: Signature) -> Row:
         made.append(name if size == enlarged else f"({name} !copies{dim})")
         if size != enlarged:
             sizes[f"copies{dim}"] = enlarged // size
-    rest = ", _*" * (len(signature.operands) - 1)
-    return Row(f"{' '.join(dims)}{rest} -> {' '.join(made)}", cost="memory", linear=((0,),), sizes=sizes)
+    return Row(f"{' '.join(dims)}{signature.rest} -> {' '.join(made)}", cost="memory", linear=((0,),), sizes=sizes)
 
 
 def _repeats(signature: Signature) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from shardplan.rules.equation import listed
 from shardplan.rules.row import Entry, Row, by
 from shardplan.rules.signature import Signature
 from shardplan.rules.types import Gemm, InnerCollective
@@ -29,7 +30,7 @@ def recurrent(signature: Signature) -> Row:
     gathers = steps * directions * (2 if _resets_first(signature) else 1)
     gathered = math.ceil(batch * hidden * signature.operand(0).item_bytes)
     return Row(
-        f"{', '.join(operands[: len(signature.operands)])} -> {', '.join(results[: len(signature.results)])}",
+        f"{listed(operands, signature.operands)} -> {listed(results, signature.results)}",
         cost="gemm",
         saves="0 1 2 3 5 6 7 r0",
         flops=2.0 * cells * (signature.shape()[-1] + hidden),

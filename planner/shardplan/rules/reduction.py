@@ -55,8 +55,7 @@ def reduction_equation(signature: Signature, axes: tuple[int, ...], how: str) ->
     keeps = signature.integer("keepdims", 1)
     made = [("_" if dim in axes else name) for dim, name in enumerate(names) if dim not in axes or keeps]
     notes = "" if how == "sum" else " ;" + "".join(f" {factor}:{how}" for factor in summed)
-    rest = ", _*" * (len(signature.operands) - 1)
-    return f"{' '.join(names)}{rest} -> {' '.join(made)}{notes}", summed
+    return f"{' '.join(names)}{signature.rest} -> {' '.join(made)}{notes}", summed
 
 
 def arg_extremum(signature: Signature) -> Row:

@@ -82,6 +82,11 @@ class Signature:
     def rank(self, position: int = 0) -> int:
         return self.operand(position).rank
 
+    @property
+    def rest(self) -> str:
+        """`, _*` for every operand after the first: shapes, axes, scalars."""
+        return ", _*" * (len(self.operands) - 1)
+
     def integer(self, name: str, default: int = 0) -> int:
         """An integer attribute."""
         return int(cast("int", self._attribute(name, default)))

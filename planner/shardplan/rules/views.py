@@ -17,8 +17,7 @@ def reshape(signature: Signature) -> Row:
     their common divisor is a factor of both and what is left of the two is whole. Dims of size 1 have no factor.
     """
     old, new, sizes = match_factors(signature.shape(), signature.result().shape)
-    rest = ", _*" * (len(signature.operands) - 1)
-    return Row(f"{old}{rest} -> {new}", cost="view", linear=((0,),), sizes=sizes)
+    return Row(f"{old}{signature.rest} -> {new}", cost="view", linear=((0,),), sizes=sizes)
 
 
 @dataclass
@@ -112,7 +111,7 @@ def split(signature: Signature) -> Row:
     names = letters("x", rank)
     parts = letters("part", len(signature.results))
     whole = "|".join(parts) if len(parts) > 1 else parts[0]
-    operands = " ".join([*names[:axis], whole, *names[axis + 1 :]]) + ", _*" * (len(signature.operands) - 1)
+    operands = " ".join([*names[:axis], whole, *names[axis + 1 :]]) + signature.rest
     results = ", ".join(" ".join([*names[:axis], part, *names[axis + 1 :]]) for part in parts)
     return Row(f"{operands} -> {results}", cost="view", linear=((0,),))
 
@@ -143,8 +142,7 @@ def slice_(signature: Signature) -> Row | None:
         text = _cut(name, size, left, cuts.get(dim, ()), sizes)
         before.append(text)
         made.append("_" if text == "_" else name)
-    rest = ", _*" * (len(signature.operands) - 1)
-    return Row(f"{' '.join(before)}{rest} -> {' '.join(made)}", cost="view", linear=((0,),), sizes=sizes)
+    return Row(f"{' '.join(before)}{signature.rest} -> {' '.join(made)}", cost="view", linear=((0,),), sizes=sizes)
 
 
 Cut = tuple[int, int] | tuple[()] | None
@@ -208,8 +206,7 @@ def pad(signature: Signature) -> Row | None:
     names = " ".join("_" if dim in padded else f"x{dim}" for dim in range(rank))
     value = signature.numbers(2) if signature.has(2) else (signature.number("value"),)
     adds_zeros = signature.text("mode", "constant") == "constant" and value is not None and not any(value)
-    rest = ", _*" * (len(signature.operands) - 1)
-    return Row(f"{names}{rest} -> {names}", cost="memory", linear=((0,),) if adds_zeros else ())
+    return Row(f"{names}{signature.rest} -> {names}", cost="memory", linear=((0,),) if adds_zeros else ())
 
 
 def depth_to_space(signature: Signature) -> Row:

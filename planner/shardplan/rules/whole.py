@@ -16,7 +16,7 @@ def transform(signature: Signature) -> Row | None:
         axis = given[0]
     names = [f"x{dim}" if dim not in {axis % rank, rank - 1} else "_" for dim in range(rank)]
     dims = " ".join(names)
-    return Row(f"{dims}{', _*' * (len(signature.operands) - 1)} -> {dims}", cost="memory", linear=((0,),), work=20)
+    return Row(f"{dims}{signature.rest} -> {dims}", cost="memory", linear=((0,),), work=20)
 
 
 TABLE: tuple[Entry, ...] = (
