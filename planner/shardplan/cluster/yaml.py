@@ -1,44 +1,21 @@
 """YAML text -> values that know their file, line and column, checked against a declarative schema.
 
-Built on `yaml.compose`, which keeps positions and leaves scalars as the text that was written: nothing is guessed
-(`40e9`, `no` and `12:30` stay text until a field says what it should be). Faults are collected, not raised one by one.
+Scalars stay the text that was written until a field says what they should be. Faults are collected, not raised one by
+one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import yaml
 
 from shardplan.cluster.quantity import PLAIN, Dimension, parse_quantity
-from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.errors import Diagnostic, did_you_mean, error
+from shardplan.yaml_source import Mark, compose, is_null, mark_of
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_DEEPEST = 32
 _KINDS = {yaml.ScalarNode: "a value", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A place in a file; lines and columns count from 1."""
-
-    file: str
-    line: int
-    column: int
-
-    @property
-    def where(self) -> dict[str, object]:
-        """The location fields of a `Diagnostic`."""
-        return {"file": self.file, "line": self.line, "column": self.column}
-
-
-class _HasPosition(Protocol):
-    """The marks of PyYAML and of libyaml, which are different classes; lines and columns count from 0."""
-
-    line: int
-    column: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +110,7 @@ class Reader:
     faults: list[Diagnostic] = field(default_factory=list)
 
     def mark(self, node: yaml.Node) -> Mark:
-        return Mark(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+        return mark_of(node, self.file)
 
     def fault(self, node: yaml.Node, code: str, summary: str, **fields: object) -> None:
         self.faults.append(error(code, summary, **self.mark(node).where, **fields))
@@ -149,7 +126,7 @@ class Reader:
         if isinstance(kind, Number | Text | Flag) and isinstance(node, yaml.ScalarNode):
             return self._scalar(node, kind, path)
         expected = {Section: "a mapping", Table: "a mapping", Sequence: "a list"}.get(type(kind), "a value")
-        found = "nothing" if _is_null(node) else _KINDS[type(node)]
+        found = "nothing" if is_null(node) else _KINDS[type(node)]
         self.fault(node, "bad-value", f"{path or 'profile'}: expected {expected}, found {found}")
         return None
 
@@ -205,7 +182,7 @@ class Reader:
         return tuple(tree for tree in trees if tree is not None)
 
     def _scalar(self, node: yaml.ScalarNode, kind: Number | Text | Flag, path: str) -> Leaf | None:
-        if _is_null(node):
+        if is_null(node):
             self.fault(node, "bad-value", f"{path}: has no value")
             return None
         try:
@@ -215,10 +192,6 @@ class Reader:
             self.fault(node, "bad-value", f"{path}: {fault}", hint=hint)
             return None
         return Leaf(value, self.mark(node))
-
-
-def _is_null(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and not node.style and node.value in ("", "~", "null")
 
 
 def _parse(text: str, kind: Number | Text | Flag) -> float | int | str | bool:
@@ -257,33 +230,10 @@ def read_yaml(text: str, file: str, schema: Section) -> tuple[Record, list[Diagn
     Raises `ShardplanError` when the text is no YAML document at all. `file` is the name to show.
     """
     reader = Reader(file)
-    try:
-        _check_depth(text, file)
-        node = yaml.compose(text, Loader=_LOADER)
-    except yaml.MarkedYAMLError as fault:
-        place = _place(file, fault.problem_mark or fault.context_mark)
-        raise ShardplanError(error("yaml-syntax", f"not valid YAML: {fault.problem}", **place)) from None
-    except yaml.YAMLError as fault:
-        raise ShardplanError(error("yaml-syntax", f"not valid YAML: {str(fault).splitlines()[0]}", file=file)) from None
-    if node is None:
-        raise ShardplanError(error("yaml-syntax", "the file is empty", file=file))
+    node = compose(text, file)
     tree = reader.read(node, schema, "")
     record = tree if isinstance(tree, Record) else Record({}, Mark(file, 1, 1))
     return record, reader.faults
-
-
-def _check_depth(text: str, file: str) -> None:
-    """The composer recurses and would crash on thousands of open brackets; the parser of events does not."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            place = _place(file, event.start_mark)
-            raise ShardplanError(error("yaml-syntax", f"nested more than {_DEEPEST} levels deep", **place))
-
-
-def _place(file: str, mark: _HasPosition | None) -> dict[str, object]:
-    return Mark(file, mark.line + 1, mark.column + 1).where if mark else {"file": file}
 
 
 def merge(base: Tree, over: Tree) -> Tree:
