@@ -109,6 +109,8 @@ def laws(cases: dict[str, tuple[Case, str]]):
         case, factors = cases[name]
         labels = [label if "|" in label else label.split(";")[0] for label in case.options()]
         assert sorted(labels) == sorted(factors.split())
+        rule = case.rule()
+        assert len(case.options()) == len(rule.options) + len(rule.latent), "labels tell options apart"
 
     @every
     def test_placements(name):
