@@ -146,7 +146,8 @@ def _saved(model: Model, rules: Sequence[Rule], needs_grad: frozenset[str]) -> f
             continue
         read = [operator.inputs[i] for i in needed_operands(operator, rule, needs_grad)]
         made = [operator.outputs[i] for i in rule.saved_results if i < len(operator.outputs)]
-        for name in (*read, *made):
-            if name and model.tensor(name).role == "activation":
-                saved.setdefault(storage.get(name, name), name)
+        for name in filter(None, (*read, *made)):
+            root = storage.get(name, name)
+            if model.tensor(root).role == "activation":  # weights and inputs are there all the time
+                saved.setdefault(root, name)
     return frozenset(saved.values())
