@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.build import CostGraph, build_cost_graph
-from shardplan.graph.flow import training_obstacles
+from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.overlap import Trial, shortest_step
@@ -71,6 +72,8 @@ class Planner:
         """Raises `ShardplanError` for a model that cannot be planned as asked."""
         if options.training and (obstacles := training_obstacles(model)):
             raise ShardplanError(*obstacles)
+        if obstacles := microbatch_obstacles(model, options.microbatches):
+            raise ShardplanError(*obstacles)
         self.rules = model_rules(model)
         for diagnostic in without_rule(model, self.rules, strict=options.strict):
             if diagnostic.severity == "error":
@@ -89,8 +92,14 @@ class Planner:
         """The best plan, of those that `restriction` allows. Raises as `plan_model`."""
         refusals: list[ShardplanError | KeyboardInterrupt] = []
 
+        started, ended = time.monotonic(), False
+
         def solve_at(weight: float) -> Trial[tuple[Priced, Memory]] | None:
-            solved = self.solve_at(weight, restriction)
+            nonlocal ended
+            if ended:
+                return None
+            solved = self.solve_at(weight, restriction, spent_s=time.monotonic() - started)
+            ended = solved.solution.outcome == "interrupted" or not solved.solution.reproducible
             if solved.solution.choices is None:
                 refusals.append(self._no_plan(solved))
                 return None
@@ -114,19 +123,22 @@ class Planner:
             self._last = (weight, built, Memory(built))
         return self._last[1:]
 
-    def solve_at(self, weight: float, restriction: Restrict | None = None) -> Solved:
-        """The best assignment at an overlap weight (see `shardplan.graph.overlap`), or the proof that there is none."""
+    def solve_at(self, weight: float, restriction: Restrict | None = None, *, spent_s: float = 0.0) -> Solved:
+        """The best assignment at an overlap weight (see `shardplan.graph.overlap`), or the proof that there is none.
+
+        `spent_s`: how much of the time limit is used up.
+        """
         built, memory = self.built_at(weight)
         problem = to_problem(built, memory, self.limit_bytes)
         if restriction is not None:
             problem = restrict(problem, built, restriction(built))
-        return Solved(built, memory, problem, self._solve(problem))
+        return Solved(built, memory, problem, self._solve(problem, spent_s))
 
-    def _solve(self, problem: Problem) -> Solution:
+    def _solve(self, problem: Problem, spent_s: float = 0.0) -> Solution:
         options = self.options
         return solve(
             problem,
-            time_limit=options.time_limit,
+            time_limit=None if options.time_limit is None else max(0.0, options.time_limit - spent_s),
             seed=options.seed,
             presolve=options.presolve,
             on_progress=self._on_progress,

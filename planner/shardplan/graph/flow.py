@@ -82,6 +82,22 @@ def training_obstacles(model: Model) -> list[Diagnostic]:
     return []
 
 
+def microbatch_obstacles(model: Model, microbatches: int) -> list[Diagnostic]:
+    """Inputs whose batch, dim 0, cannot be cut into so many equal microbatches."""
+    batches = {name: model.tensor(name).shape[0] for name in model.inputs if model.tensor(name).shape}
+    least = min(batches.values(), default=1)
+    divisors = [count for count in range(1, least + 1) if all(batch % count == 0 for batch in batches.values())]
+    return [
+        error(
+            "microbatches",
+            f"dim 0 of input '{name}' is {batch} and cannot be cut into {microbatches} microbatches",
+            hint=f"--microbatches takes a divisor of the batch: {', '.join(map(str, divisors))}",
+        )
+        for name, batch in batches.items()
+        if batch % microbatches
+    ][:1]
+
+
 def _quantised(operator: Operator, model: Model, weights: set[str]) -> str:
     for name in operator.inputs:
         if name in weights:
@@ -135,19 +151,23 @@ def _weightlike(model: Model) -> frozenset[str]:
 
 
 def _saved(model: Model, rules: Sequence[Rule], needs_grad: frozenset[str]) -> frozenset[str]:
-    """Activations that backward reads. Views share storage: of a value and its views only one is counted."""
-    storage: dict[str, str] = {}
-    saved: dict[str, str] = {}
+    """Activations that backward reads. Views share storage: of a value and its views only one is counted, except that
+    views of different parts of a value (the queries, keys and values of a packed projection) count each for itself."""
+    storage: dict[str, tuple[str, str]] = {}
+    saved: dict[tuple[str, str], str] = {}
     for operator, rule in zip(model.operators, rules, strict=True):
         if rule.cost == "view" and operator.inputs and operator.inputs[0]:
-            root = storage.get(operator.inputs[0], operator.inputs[0])
-            storage.update((name, root) for name in operator.outputs if name)
+            source = operator.inputs[0]
+            root, part = storage.get(source, (source, ""))
+            whole = model.tensor(source).elements
+            for name in filter(None, operator.outputs):
+                storage[name] = root, part if model.tensor(name).elements == whole else name
         if not any(name in needs_grad for name in operator.outputs):
             continue
         read = [operator.inputs[i] for i in needed_operands(operator, rule, needs_grad)]
         made = [operator.outputs[i] for i in rule.saved_results if i < len(operator.outputs)]
         for name in filter(None, (*read, *made)):
-            root = storage.get(name, name)
-            if model.tensor(root).role == "activation":  # weights and inputs are there all the time
-                saved.setdefault(root, name)
+            stored = storage.get(name, (name, ""))
+            if model.tensor(stored[0]).role == "activation":  # weights and inputs are there all the time
+                saved.setdefault(stored, name)
     return frozenset(saved.values())

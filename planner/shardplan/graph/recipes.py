@@ -87,9 +87,9 @@ def _megatron(built: CostGraph, *, sequence: bool) -> Allowed:
         space = built.kept[name]
         wanted = space.code(S(1)) if sequence and len(space.kind.shape) > 2 else space.code(R)
         if wanted is not None:
-            mask = np.asarray(space.codes[:, last] == wanted)
-            if mask.any():
-                allowed["kept", name] = mask
+            between: NDArray[np.bool_] = space.codes[:, last] == wanted
+            if between.any():
+                allowed["kept", name] = between
     return allowed
 
 

@@ -1,0 +1,102 @@
+"""Mode, recomputation, microbatches and memory limits act on plans as they should."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.errors import InfeasibleError, ShardplanError
+from shardplan.graph.build import build_cost_graph
+from shardplan.graph.flow import training_obstacles
+from shardplan.graph.memory import Memory
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.problem import to_problem
+from shardplan.model.read import read_model
+from shardplan.planning import plan_model
+from shardplan.rules import model_rules
+from shardplan.solve import solve
+
+MODELS = Path(__file__).parents[1] / "models"
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return read_model(MODELS / "gpt2_small.onnx")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return make_cluster(load_profile("h100-dgx"), "2x4")
+
+
+def plan(model, cluster, **options):
+    return plan_model(model, cluster, PlanOptions(**options))
+
+
+def test_inference_has_no_backward_and_no_optimizer(gpt2, cluster):
+    served = plan(gpt2, cluster, mode="inference").summary
+    trained = plan(gpt2, cluster).summary
+    assert served.memory.gradients == served.memory.optimizer == 0
+    assert served.step_ns < trained.step_ns / 2
+    assert not [move for move in plan(gpt2, cluster, mode="inference").moves if move.phase == "backward"]
+
+
+def test_full_recomputation_trades_time_for_activations(gpt2, cluster):
+    saved, recomputed = plan(gpt2, cluster).summary, plan(gpt2, cluster, remat="full").summary
+    assert recomputed.compute_ns > saved.compute_ns
+    assert recomputed.memory.activations < 0.5 * saved.memory.activations
+
+
+def test_microbatches_need_less_memory_and_more_time(gpt2, cluster):
+    one, four = plan(gpt2, cluster).summary, plan(gpt2, cluster, microbatches=4).summary
+    assert four.memory.activations < 0.5 * one.memory.activations
+    assert four.step_ns > one.step_ns
+
+
+def test_microbatches_divide_the_batch(gpt2, cluster):
+    with pytest.raises(ShardplanError) as caught:
+        plan(gpt2, cluster, microbatches=3)
+    assert str(caught.value) == (
+        "error[microbatches]: dim 0 of input 'input_ids' is 8 and cannot be cut into 3 microbatches\n"
+        "hint: --microbatches takes a divisor of the batch: 1, 2, 4, 8"
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adam-mixed", "adam-fp32", "sgd", "none"])
+def test_optimizers_differ_in_state(gpt2, cluster, optimizer):
+    memory = plan(gpt2, cluster, optimizer=optimizer).summary.memory
+    expected = {"adam-mixed": 2, "adam-fp32": 2, "sgd": 1, "none": 0}[optimizer]
+    assert memory.optimizer == pytest.approx(expected * memory.parameters, rel=0.01)
+
+
+def test_a_tighter_limit_is_kept_and_costs_time(gpt2, cluster):
+    free = plan(gpt2, cluster).summary
+    limit = int(free.memory.total * 0.6)
+    tight = plan(gpt2, cluster, memory_limit_bytes=limit).summary
+    assert tight.memory.total <= limit
+    assert tight.step_ns >= free.step_bound_ns
+    assert tight.gap <= 0.01
+
+
+def test_no_plan_fits_in_a_tenth(gpt2, cluster):
+    with pytest.raises(InfeasibleError) as caught:
+        plan(gpt2, cluster, memory_limit_bytes=100_000_000)
+    assert caught.value.exit_code == 3
+
+
+def test_unpresolved_optimum_is_the_same():
+    model = read_model(MODELS / "lstm_lm.onnx")
+    cluster = make_cluster(load_profile("generic"), "2")
+    built = build_cost_graph(model, model_rules(model), cluster, PlanOptions())
+    problem = to_problem(built, Memory(built), cluster.device.usable_bytes)
+    assert solve(problem, presolve=False).cost == solve(problem).cost
+
+
+def test_quantised_weights_cannot_be_trained(gpt2):
+    assert not training_obstacles(gpt2)
+    frozen = replace(gpt2, parameters=tuple(replace(p, trainable=False) for p in gpt2.parameters))
+    [obstacle] = training_obstacles(frozen)
+    assert obstacle.summary == "'gpt2_small' has no float weights to train"
+    assert obstacle.hint == "plan it for serving: --mode inference"
