@@ -155,7 +155,7 @@ def _add_nodes(built: CostGraph) -> None:
 
 def _add_edges(built: CostGraph) -> None:
     tables: dict[tuple[object, ...], edges.Table] = {}
-    graph, again = built.graph, built.recompute
+    graph, again, outputs = built.graph, built.recompute, frozenset(built.model.outputs)
     for index, (operator, space) in enumerate(zip(built.model.operators, built.operators, strict=True)):
         node, strategies = ("operator", operator.name), space.strategies
         for position, name in enumerate(operator.inputs):
@@ -170,9 +170,10 @@ def _add_edges(built: CostGraph) -> None:
             kept = built.kept.get(name)
             if kept is not None:
                 times = again.forwards(index)
-                key = ("made", id(kept), id(strategies), position, times)
+                unread = name not in built.flow.readers and name not in outputs
+                key = ("made", id(kept), id(strategies), position, times, unread)
                 if key not in tables:
-                    tables[key] = edges.made_to_kept(strategies, position, kept, forwards=times)
+                    tables[key] = edges.made_to_kept(strategies, position, kept, forwards=times, unread=unread)
                 _join(graph, node, ("kept", name), tables[key])
     for name, serving in built.served.items():
         times = again.serves(name)

@@ -19,8 +19,13 @@ from shardplan.graph.tensors import PICOSECONDS, TensorSpace
 Table = NDArray[np.float64]
 
 
-def made_to_kept(strategies: StrategySpace, position: int, kept: TensorSpace, *, forwards: int) -> Table:
-    """Strategies (rows) to kept choices (columns). `forwards`: how often the value is made (2 when recomputed)."""
+def made_to_kept(
+    strategies: StrategySpace, position: int, kept: TensorSpace, *, forwards: int, unread: bool = False
+) -> Table:
+    """Strategies (rows) to kept choices (columns). `forwards`: how often the value is made (2 when recomputed).
+
+    `unread`: no operator reads the value but its maker's backward (the mask of a dropout); it stays as it was made.
+    """
     made = strategies.makes[position]
     assert made is not None
     value, gradient = made
@@ -31,6 +36,8 @@ def made_to_kept(strategies: StrategySpace, position: int, kept: TensorSpace, *,
         table[exclusive] = forwards * kept.extremum_move(value[exclusive], kept.forward)
         table[np.ix_(exclusive, partial)] = np.inf  # no layout holds two kinds of partial values
     table += kept.kind.microbatches * kept.gradient_move(kept.gradient, gradient).T
+    if unread:
+        table[value[:, None] != kept.forward[None, :]] = np.inf
     return _picoseconds(table)
 
 

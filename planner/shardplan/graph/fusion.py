@@ -1,7 +1,9 @@
 """Chains of elementwise operators run as one kernel: what stays inside is neither written to memory nor saved.
 
-A value is *inner* when an elementwise operator makes it, it is read by elementwise operators alone, and it is no output
-of the model. Operators joined by inner values form a group; the group is charged for what it reads and writes, once,
+A value is *inner* when an elementwise operator makes it, it is read by elementwise operators alone, none of which also
+waits for an operator of another kind that comes after, and it is no output of the model (so the residual stream of a
+transformer is none: its next addition waits for matrix products). Operators joined by inner values form a group; the
+group is charged for what it reads and writes, once,
 and one launch. Backward recomputes inner values from what the group reads (as compilers do), so these are saved.
 """
 
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 from shardplan.graph.flow import Flow
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
+
+_FUSING = frozenset({"pointwise", "view", "free"})
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,14 @@ def fuse(model: Model, rules: Sequence[Rule], flow: Flow) -> Fusion:
     """The elementwise groups of `model`."""
     pointwise = [rule.cost == "pointwise" for rule in rules]
     outputs = set(model.outputs)
+    depth = _depths(model, rules, flow)
     inner = {
         name
         for name, (maker, _) in flow.makers.items()
         if pointwise[maker]
         and name not in outputs
         and flow.readers.get(name)
-        and all(pointwise[reader] for reader, _ in flow.readers[name])
+        and all(pointwise[reader] and depth[reader] == depth[maker] for reader, _ in flow.readers[name])
     }
     groups = _groups(model, flow, inner)
     seen: set[tuple[int, str]] = set()
@@ -53,6 +58,18 @@ def fuse(model: Model, rules: Sequence[Rule], flow: Flow) -> Fusion:
     launches = [groups[index] == index for index in range(len(model.operators))]
     saved = _saved(model, flow, inner, groups)
     return Fusion(tuple(operands), tuple(results), tuple(launches), frozenset(inner), saved)
+
+
+def _depths(model: Model, rules: Sequence[Rule], flow: Flow) -> list[int]:
+    """Per operator, how many that are neither elementwise nor views lie on the longest way to it from the inputs.
+
+    Elementwise operators of equal depth can run as one kernel: none of them waits for another by way of something else.
+    """
+    depth: list[int] = []
+    for operator in model.operators:
+        before = [flow.makers[name][0] for name in operator.inputs if name in flow.makers]
+        depth.append(max((depth[maker] + (rules[maker].cost not in _FUSING) for maker in before), default=0))
+    return depth
 
 
 def _groups(model: Model, flow: Flow, inner: set[str]) -> list[int]:
