@@ -40,7 +40,7 @@ def random_values(
     rules = model_rules(model) if rules is None else rules
     given = given or {}
     made = {name for operator in model.operators for name in operator.outputs}
-    spread, limits = _spreads(model, rules), _index_limits(model)
+    spread, limits = _spreads(model, rules), index_limits(model)
     values: dict[str, Array] = {}
     for name, tensor in model.tensors.items():
         if name in made:
@@ -123,7 +123,7 @@ def _spreads(model: Model, rules: Sequence[Rule]) -> dict[str, float]:
     return found
 
 
-def _index_limits(model: Model) -> dict[str, int]:
+def index_limits(model: Model) -> dict[str, int]:
     """Integer inputs that become indices: into how many entries. Followed backwards through what only rearranges them."""
     limits: dict[str, int] = {}
     for operator in reversed(model.operators):

@@ -1,0 +1,233 @@
+"""Smaller sizes for the dims of a model that fit together everywhere, and still divide by what the plan cuts them into.
+
+Rules say which dims are the same factor and which are products of factors. Dims that are never part of a product take any
+size; the others are divided by powers of small primes, whose exponents are a small integer program: the exponent of a product
+is the sum of those of its factors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import highspy
+
+from shardplan.model.types import Model, Operator
+from shardplan.plan.types import Plan
+from shardplan.rules.equation import Dim, Equation, parse, spread
+from shardplan.rules.types import Rule
+
+PRIMES = (2, 3, 5, 7)
+LEAST = 4
+"""No dim becomes smaller, if it was not: with fewer elements too many mistakes look right."""
+Place = tuple[str, int]
+"""A tensor and one of its dims."""
+_Node = tuple[str, int] | tuple[int, str]
+"""A place, or (operator number, factor)."""
+_SET_BY_ATTRIBUTES = re.compile(r"w\d*|y\d*|copies\d+|step.*|[pq]|gates|biases|peepholes|block|f?\d+")
+_SCANS = frozenset({"CumSum", "CumProd"})
+_RECURRENT = frozenset({"RNN", "LSTM", "GRU"})
+
+
+@dataclass
+class _Classes:
+    """Union-find over places and factors whose exponents are equal, with what is known of each class."""
+
+    parent: dict[_Node, _Node] = field(default_factory=dict)
+    fixed: set[_Node] = field(default_factory=set)
+    bound: set[_Node] = field(default_factory=set)
+    """Classes that take part in products or concatenations, so that only divisors will do."""
+    products: list[tuple[_Node, tuple[_Node, ...]]] = field(default_factory=list)
+
+    def find(self, node: _Node) -> _Node:
+        while self.parent.setdefault(node, node) != node:
+            self.parent[node] = self.parent[self.parent[node]]
+            node = self.parent[node]
+        return node
+
+    def join(self, one: _Node, other: _Node) -> None:
+        self.parent[self.find(one)] = self.find(other)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """New sizes of all dims of all tensors; `ratios`: by what each factor of each operator (by number) is divided."""
+
+    places: Mapping[Place, int]
+    ratios: Mapping[tuple[int, str], int]
+
+    def shape(self, name: str, rank: int) -> tuple[int, ...]:
+        """The new shape of a tensor."""
+        return tuple(self.places[name, dim] for dim in range(rank))
+
+
+def smaller_sizes(model: Model, plan: Plan, rules: Sequence[Rule]) -> Sizes:
+    """Sizes that fit together, as small as they may be."""
+    classes = _relate(model, rules)
+    sizes = {(name, dim): size for name, tensor in model.tensors.items() for dim, size in enumerate(tensor.shape)}
+    factors = {(i, name): size for i, rule in enumerate(rules) for name, size in rule.sizes.items()}
+    needs = _needs(model, plan)
+    free = _free_sizes(classes, sizes, needs)
+    current: dict[_Node, int] = {**sizes, **factors}
+    for prime in PRIMES:
+        exponents = _exponents(classes, current, needs, free, prime)
+        for node in current:
+            current[node] //= prime ** exponents.get(classes.find(node), 0)
+    found = {node: free.get(classes.find(node), size) for node, size in current.items()}
+    ratios = {node: size // max(1, found[node]) for node, size in factors.items()}
+    return Sizes({place: found[place] for place in sizes}, ratios)
+
+
+def _relate(model: Model, rules: Sequence[Rule]) -> _Classes:
+    """Which dims scale alike, from the equation of every operator."""
+    classes = _Classes()
+    for number, (operator, rule) in enumerate(zip(model.operators, rules, strict=True)):
+        for place, dim, is_scan in _dims(model, operator, rule):
+            if is_scan:
+                classes.join(place, (operator.inputs[0], place[1]))
+            elif dim is None or not dim.factors:
+                classes.fixed.add(place)
+            else:
+                _relate_dim(classes, rule, number, operator, place, dim)
+    classes.fixed = {classes.find(node) for node in classes.fixed}
+    classes.bound = {classes.find(node) for node in classes.bound}
+    return classes
+
+
+def _relate_dim(
+    classes: _Classes, rule: Rule, number: int, operator: Operator, place: Place, dim: Dim
+) -> None:
+    factors = [factor for factor in dim.factors if rule.sizes.get(factor, 1) > 1]
+    nodes: list[_Node] = [(number, factor) for factor in factors]
+    for factor, node in zip(factors, nodes, strict=True):
+        if _is_fixed(operator, rule, factor):
+            classes.fixed.add(node)
+    if dim.joined:
+        for node in nodes:
+            classes.join(place, node)
+            classes.bound.add(node)
+        classes.bound.add(place)
+    elif len(nodes) == 1:
+        classes.join(place, nodes[0])
+    elif nodes:
+        classes.products.append((place, tuple(nodes)))
+        classes.bound.update((place, *nodes))
+
+
+def _is_fixed(operator: Operator, rule: Rule, factor: str) -> bool:
+    """Whether a factor has its size from an attribute that does not scale: kernels, repeats, directions."""
+    if operator.kind in _RECURRENT and factor == "d":
+        return True
+    if operator.kind == "RotaryEmbedding" and factor == "d":
+        return True
+    is_whole = f"!{factor}" in rule.equation or f"^{factor}" in rule.equation
+    views = operator.kind in {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+    return is_whole and not views and _SET_BY_ATTRIBUTES.fullmatch(factor) is not None
+
+
+def _dims(model: Model, operator: Operator, rule: Rule) -> Iterator[tuple[Place, Dim | None, bool]]:
+    """Every dim larger than 1 around an operator: its part of the equation (None without a rule), and whether it is
+    the dim of a scan, which is as long before as after."""
+    names = (*operator.inputs, *operator.outputs)
+    equation = _spread(model, operator, rule)
+    patterns = [None] * len(names) if equation is None else [*equation.operands, *equation.results]
+    for position, (name, pattern) in enumerate(zip(names, patterns, strict=True)):
+        for place, size in enumerate(model.tensors[name].shape if name else ()):
+            if size > 1:
+                dim = None if pattern is None else pattern.dims[place]
+                scans = operator.kind in _SCANS and position != 1 and dim is not None and not dim.factors
+                yield (name, place), dim, scans
+
+
+def _spread(model: Model, operator: Operator, rule: Rule) -> Equation | None:
+    if not rule.equation:
+        return None
+    ranks = [
+        [len(model.tensors[name].shape) if name else None for name in names]
+        for names in (operator.inputs, operator.outputs)
+    ]
+    return spread(parse(rule.equation), ranks[0], ranks[1])
+
+
+def _needs(model: Model, plan: Plan) -> dict[_Node, int]:
+    """By what the plan divides each place and each factor: the sizes of the axes that shard it in any layout."""
+    axes: dict[_Node, set[int]] = defaultdict(set)
+    number = {operator.name: index for index, operator in enumerate(model.operators)}
+    around = [(tensor.name, layout) for tensor in plan.tensors for layout in (tensor.layout, tensor.served)]
+    for decision in plan.operators:
+        if decision.name not in number:
+            continue
+        around += [(n, x) for n, x in zip(decision.inputs, decision.reads, strict=True) if x is not None]
+        around += [(n, x) for n, x in zip(decision.outputs, decision.makes, strict=True) if x is not None]
+        for axis, label in enumerate(decision.split):
+            axes[number[decision.name], label.partition(";")[0]].add(axis)
+    for name, layout in around:
+        for axis, placement in enumerate(layout.placements):
+            if placement.is_shard:
+                axes[name, placement.dim].add(axis)
+    return {node: plan.mesh.ways(sorted(split)) for node, split in axes.items()}
+
+
+def _free_sizes(
+    classes: _Classes, sizes: Mapping[Place, int], needs: Mapping[_Node, int]
+) -> dict[_Node, int]:
+    """Class -> new size, for dims that are no part of a product."""
+    members: dict[_Node, list[Place]] = defaultdict(list)
+    for place in sizes:
+        members[classes.find(place)].append(place)
+    need: dict[_Node, int] = defaultdict(lambda: 1)
+    for node, ways in needs.items():
+        need[classes.find(node)] = math.lcm(need[classes.find(node)], ways)
+    free = {}
+    for root, places in members.items():
+        alike = {sizes[place] for place in places}
+        if root not in classes.fixed and root not in classes.bound and len(alike) == 1:
+            ways = need[root]
+            free[root] = min(*alike, max(2 * ways, -(-LEAST // ways) * ways))
+    return free
+
+
+def _exponents(
+    classes: _Classes,
+    current: Mapping[_Node, int],
+    needs: Mapping[_Node, int],
+    free: Mapping[_Node, int],
+    prime: int,
+) -> dict[_Node, int]:
+    """How often each class is divided by `prime`: as often as possible in all."""
+    limits: dict[_Node, int] = {}
+    for node, size in current.items():
+        root = classes.find(node)
+        limit = 0 if root in classes.fixed else _times(size, needs.get(node, 1), prime, least=_least(node))
+        limits[root] = min(limit, limits.get(root, limit))
+    used = {node for product, nodes in classes.products for node in map(classes.find, (product, *nodes))}
+    simple = {root: limit for root, limit in limits.items() if root not in used and root not in free}
+    solver = highspy.Highs()
+    solver.silent()
+    variables = {
+        root: solver.addIntegral(lb=0, ub=limits.get(root, 0)) for root in dict.fromkeys(sorted(used, key=str))
+    }
+    if not variables:
+        return simple
+    for product, nodes in dict.fromkeys((classes.find(p), tuple(map(classes.find, n))) for p, n in classes.products):
+        solver.addConstr(sum(variables[node] for node in nodes) == variables[product])
+    solver.maximize(sum(variables.values()))
+    found = {root: round(solver.val(variable)) for root, variable in variables.items()}
+    return {**simple, **found}
+
+
+def _least(node: _Node) -> int:
+    return LEAST if isinstance(node[0], str) else 2
+
+
+def _times(size: int, need: int, prime: int, least: int) -> int:
+    """How often `size` can be divided by `prime` and still be a multiple of `need`, and no less than it should."""
+    times = 0
+    least = min(size, max(2 * need, least))
+    while size % prime == 0 and (size // prime) % need == 0 and size // prime >= least:
+        size //= prime
+        times += 1
+    return times

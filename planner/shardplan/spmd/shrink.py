@@ -1,0 +1,298 @@
+"""A small twin of a large model with the same plan: fewer layers, smaller dims, every operator split as before.
+
+What holds for the twin holds for the model as far as structure goes: the same operators, the same strategies, the same moves,
+only shorter dims. Strategies are transferred by operator and option; segmented shards get the segments of the twin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardplan.errors import ShardplanError, error
+from shardplan.layout.collective import Collective
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import check, legal_for
+from shardplan.layout.lower import by_bytes, lower
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import Placement
+from shardplan.model.digest import structure_digest
+from shardplan.model.types import Model, Operator, Tensor
+from shardplan.plan.types import CollectiveStep, Move, OperatorDecision, Plan, TensorDecision
+from shardplan.rules import model_rules
+from shardplan.rules.types import Option, Rule
+from shardplan.spmd.localise import LOCALISERS
+from shardplan.spmd.program import Array, Local, Site
+from shardplan.spmd.resize import Sizes, smaller_sizes
+from shardplan.spmd.steps import retrace
+from shardplan.spmd.weights import index_limits
+
+COPIES = 3
+"""Of every repeated block so many copies stay: the first, the last, and what lies between two of a kind."""
+
+
+def shrink(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tuple[Model, Plan]:
+    """The small twin of `model`, and `plan` for it. `rules`: those of `model`, if they are at hand.
+
+    Raises `ShardplanError` (`cannot-shrink`) where the twin does not have the same strategies.
+    """
+    rules = model_rules(model) if rules is None else rules
+    kept, renamed = _thinned(model)
+    thin = _thin_model(model, kept, renamed)
+    thin_rules = [rules[index] for index in kept]
+    sizes = smaller_sizes(thin, plan, thin_rules)
+    twin = _resized(thin, thin_rules, sizes)
+    try:
+        twin_rules = model_rules(twin)
+    except ShardplanError as problem:
+        raise _refusal(str(problem)) from None
+    return twin, _Transfer(plan, thin, thin_rules, twin, twin_rules, renamed).plan()
+
+
+def _refusal(detail: str) -> ShardplanError:
+    hint = "verify a smaller model of the same kind, or this one whole"
+    return ShardplanError(error("cannot-shrink", "no small twin of the model has the same strategies", detail=detail, hint=hint))
+
+
+def _thinned(model: Model) -> tuple[list[int], dict[tuple[int, str], str]]:
+    """Operators that stay, and (operator, value it reads) -> the value it reads in the twin.
+
+    A value that a dropped copy of a block makes is replaced by that of the last copy before it that stays."""
+    dropped: set[int] = set()
+    stands_for: dict[str, str] = {}
+    for block in model.blocks:
+        count = len(block.copies)
+        stays = {0, 1, count - 1} if count > COPIES else set(range(count))
+        for number, copy in enumerate(block.copies):
+            if number in stays:
+                continue
+            dropped.update(copy)
+            before = block.copies[max(place for place in stays if place < number)]
+            for index, other in zip(copy, before, strict=True):
+                both = zip(model.operators[index].outputs, model.operators[other].outputs, strict=True)
+                stands_for.update({old: new for old, new in both if old})
+    kept = [index for index in range(len(model.operators)) if index not in dropped]
+    renamed = {
+        (index, name): stands_for[name] for index in kept for name in model.operators[index].inputs if name in stands_for
+    }
+    return kept, renamed
+
+
+def _thin_model(model: Model, kept: Sequence[int], renamed: Mapping[tuple[int, str], str]) -> Model:
+    """The model of these operators, at full size."""
+    operators = tuple(
+        replace(o, inputs=tuple(renamed.get((index, name), name) for name in o.inputs))
+        for index, o in ((index, model.operators[index]) for index in kept)
+    )
+    alive = {name for operator in operators for name in (*operator.inputs, *operator.outputs) if name}
+    return replace(
+        model,
+        operators=operators,
+        tensors={name: tensor for name, tensor in model.tensors.items() if name in alive},
+        parameters=tuple(parameter for parameter in model.parameters if parameter.tensor in alive),
+        inputs=tuple(name for name in model.inputs if name in alive),
+        outputs=tuple(name for name in model.outputs if name in alive),
+        constants={name: array for name, array in model.constants.items() if name in alive},
+        blocks=(),
+    )
+
+
+@dataclass(frozen=True)
+class _Scaling(Site):
+    """A site whose "local" shapes are the whole shapes of the twin: what localisers do for shards they do for it."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    ratios: Mapping[str, int]
+
+    def local_operand(self, position: int) -> tuple[int, ...]:
+        return self.shapes[self.operator.inputs[position]]
+
+    def local_result(self, position: int = 0) -> tuple[int, ...]:
+        return self.shapes[self.operator.outputs[position]]
+
+    def ways(self, *factors: str) -> int:
+        return math.prod(self.ratios.get(factor, 1) for factor in factors)
+
+
+def _resized(model: Model, rules: Sequence[Rule], sizes: Sizes) -> Model:
+    """The model with these sizes: shapes, attributes and constants that carry sizes, and the beginnings of other constants."""
+    shapes = {name: sizes.shape(name, len(tensor.shape)) for name, tensor in model.tensors.items()}
+    tensors = {name: replace(tensor, shape=shapes[name]) for name, tensor in model.tensors.items()}
+    constants = {name: _beginning(array, shapes[name]) for name, array in model.constants.items()}
+    operators = []
+    for number, (operator, rule) in enumerate(zip(model.operators, rules, strict=True)):
+        ratios = {factor: ratio for (index, factor), ratio in sizes.ratios.items() if index == number}
+        local = _scaled(model, operator, rule, shapes, ratios)
+        inputs = list(operator.inputs)
+        for position, array in local.operands.items():
+            inputs += [""] * (position + 1 - len(inputs))
+            name = inputs[position] = f"{inputs[position]}:{operator.name}:{position}"
+            tensors[name] = Tensor(name, array.shape, array.dtype.name, "constant")
+            constants[name] = array
+        operators.append(replace(operator, inputs=tuple(inputs), attributes=local.attributes))
+    twin = replace(model, operators=tuple(operators), tensors=tensors, constants=constants)
+    return replace(twin, constants=_within_limits(model, twin))
+
+
+def _scaled(
+    model: Model, operator: Operator, rule: Rule, shapes: Mapping[str, tuple[int, ...]], ratios: Mapping[str, int]
+) -> Local:
+    """Attributes and constant operands of the operator in the twin."""
+    local = Local(dict(operator.attributes))
+    localiser = LOCALISERS.get(operator.kind)
+    names = (operator.inputs, operator.outputs)
+    if localiser is None or all(shapes[n] == model.tensors[n].shape for side in names for n in side if n):
+        return local
+    whole = (tuple(model.tensors[n].shape if n else None for n in side) for side in names)
+    known = {i: model.constants[n] for i, n in enumerate(operator.inputs) if n in model.constants}
+    site = _Scaling(operator, rule, Mesh(()), (), (), (), *whole, known, shapes, ratios)
+    localiser(site, local)
+    return local
+
+
+def _beginning(array: Array, shape: tuple[int, ...]) -> Array:
+    return array[tuple(slice(size) for size in shape)]
+
+
+def _within_limits(model: Model, twin: Model) -> dict[str, Array]:
+    """The constants of the twin, those that index a dim that became shorter brought into its range."""
+    before, after = index_limits(model), index_limits(twin)
+    return {
+        name: np.asarray(array % limit) if (limit := after.get(name, 0)) < before.get(name, 0) and limit else array
+        for name, array in twin.constants.items()
+    }
+
+
+class _Transfer:
+    """The plan of the model, for its twin: `old` is the thinned model at full size, `new` the twin."""
+
+    def __init__(
+        self, plan: Plan, old: Model, old_rules: Sequence[Rule], new: Model, new_rules: Sequence[Rule],
+        renamed: Mapping[tuple[int, str], str],
+    ) -> None:  # fmt: skip
+        self.given, self.old, self.new, self.mesh = plan, old, new, plan.mesh
+        self.options = [
+            self._matched(operator, one, other)
+            for operator, one, other in zip(old.operators, old_rules, new_rules, strict=True)
+        ]
+        self.placements = self._placements()
+        self.read_before = {new_name: old_name for (_, old_name), new_name in renamed.items()}
+        self.tensors = {d.name: self._tensor(d) for d in plan.tensors if d.name in new.tensors}
+        self.collectives: dict[tuple[str, str, Layout, Layout], tuple[Collective, ...]] = {}
+        for move in plan.moves:
+            if move.phase == "forward" and not move.regather:
+                listed = tuple(step.collective for step in move.steps)
+                self.collectives.setdefault((move.tensor, move.reader, move.source, move.target), listed)
+
+    @staticmethod
+    def _matched(operator: Operator, old: Rule, new: Rule) -> dict[str, tuple[Option, Option]]:
+        """Label of every option -> the option and the same one of the twin's rule."""
+        factors = [[option.factor for option in rule.options] for rule in (old, new)]
+        if factors[0] != factors[1]:
+            listed = " and ".join(", ".join(names) or "nothing" for names in factors)
+            raise _refusal(f"operator '{operator.name}' ({operator.kind}) splits {listed}")
+        return {one.label: (one, other) for one, other in zip(old.options, new.options, strict=True)}
+
+    def _placements(self) -> dict[tuple[str, Placement], Placement]:
+        """(tensor, shard of it) -> the same shard of the twin's tensor."""
+        found: dict[tuple[str, Placement], Placement] = {}
+        for operator, options in zip(self.old.operators, self.options, strict=True):
+            for one, other in options.values():
+                for names, before, after in (
+                    (operator.inputs, one.operands, other.operands),
+                    (operator.outputs, one.results, other.results),
+                ):
+                    for name, p, q in zip(names, before, after, strict=False):  # the twin may have more operands
+                        if p.is_shard:
+                            found.setdefault((name, p), q)
+        return found
+
+    def _layout(self, name: str, layout: Layout) -> Layout:
+        placements = []
+        for placement in layout.placements:
+            if placement.segments and (name, placement) not in self.placements:
+                raise _refusal(f"no operator beside '{name}' splits it as {placement}")
+            placements.append(self.placements[name, placement] if placement.segments else placement)
+        made = Layout.of(*placements, order=layout.order)
+        reasons = check(made, self.mesh, self.new.tensors[name].shape)
+        if reasons:
+            raise _refusal(f"'{name}': {'; '.join(reasons)}")
+        return made
+
+    def plan(self) -> Plan:
+        """The plan of the twin; its prices are those of the model's plan and mean nothing."""
+        given = {decision.name: decision for decision in self.given.operators}
+        operators = []
+        moves: list[Move] = []
+        served: set[str] = set()
+        for old, new, options in zip(self.old.operators, self.new.operators, self.options, strict=True):
+            decision = self._operator(given[old.name], old, new, options)
+            operators.append(decision)
+            moves += self._reads(given[old.name], old, decision, served)
+            moves += self._stores(given[old.name], decision)
+        model = {**self.given.model, "digest": structure_digest(self.new), "microbatches": 1}
+        return replace(
+            self.given, model=model, tensors=tuple(self.tensors.values()), operators=tuple(operators), moves=tuple(moves), blocks=()
+        )  # fmt: skip
+
+    def _tensor(self, decision: TensorDecision) -> TensorDecision:
+        layout, served = (self._layout(decision.name, layout) for layout in (decision.layout, decision.served))
+        shape = self.new.tensors[decision.name].shape
+        return replace(decision, shape=shape, layout=layout, served=served)
+
+    def _operator(
+        self, given: OperatorDecision, old: Operator, new: Operator, options: Mapping[str, tuple[Option, Option]]
+    ) -> OperatorDecision:
+        def layouts(names: Sequence[str], wanted: Sequence[Layout | None]) -> tuple[Layout | None, ...]:
+            both = zip(names, wanted, strict=True)
+            return tuple(None if layout is None else self._layout(name, layout) for name, layout in both)
+
+        reads = layouts(old.inputs, given.reads)
+        return replace(
+            given,
+            split=tuple(options[label][1].label if label in options else label for label in given.split),
+            reads=(*reads, *[None] * (len(new.inputs) - len(reads))),
+            makes=layouts(old.outputs, given.makes),
+            inputs=new.inputs,
+            outputs=new.outputs,
+        )
+
+    def _reads(
+        self, given: OperatorDecision, old: Operator, decision: OperatorDecision, served: set[str]
+    ) -> Iterator[Move]:
+        before = {d.name: d for d in self.given.tensors}
+        for name, was, wanted, read in zip(old.inputs, given.inputs, given.reads, decision.reads, strict=False):
+            if wanted is None or read is None:
+                continue
+            tensor = self.tensors[name]
+            if name not in served:
+                served.add(name)
+                key = (name, "", before[name].layout.forward, before[name].served.forward)
+                yield from self._move(name, tensor.layout, tensor.served, "", key)
+            key = (was, decision.name, before[was].served.forward, wanted.forward)
+            yield from self._move(name, tensor.served, read, decision.name, key)
+
+    def _stores(self, given: OperatorDecision, decision: OperatorDecision) -> Iterator[Move]:
+        before = {d.name: d for d in self.given.tensors}
+        for name, made, wanted in zip(decision.outputs, decision.makes, given.makes, strict=True):
+            if made is not None and wanted is not None:
+                key = (name, "", wanted.forward, before[name].layout.forward)
+                yield from self._move(name, made, self.tensors[name].layout, "", key)
+
+    def _move(
+        self, name: str, source: Layout, target: Layout, reader: str, key: tuple[str, str, Layout, Layout]
+    ) -> Iterator[Move]:
+        """The move of the twin: by the collectives that the plan lists, or the fewest bytes where it has none."""
+        start, goal = source.forward, target.forward
+        if start == goal:
+            return
+        tensor = self.new.tensors[name]
+        listed = self.collectives.get(key)
+        if listed is None or retrace(self.mesh, tensor.shape, start, goal, listed) is None:
+            legal = legal_for(self.mesh, tensor.shape)
+            listed = tuple(s.collective for s in lower(self.mesh, start, goal, by_bytes(self.mesh), legal=legal))
+        steps = [CollectiveStep(c, math.ceil(c.share * tensor.size_bytes), 0) for c in listed]
+        yield Move(name, start, goal, reader, "forward", tuple(steps))
