@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardplan.cluster.types import Cluster
+from shardplan.constraints.resolve import resolve
+from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError
-from shardplan.graph.build import CostGraph, build_cost_graph
+from shardplan.graph.build import CostGraph, Node, build_cost_graph
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
@@ -17,14 +19,15 @@ from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import node_order, to_problem
 from shardplan.graph.recipes import Allowed, restrict
 from shardplan.graph.tensors import PICOSECONDS
+from shardplan.graph.wishes import Bearing, Without, allowed, bearings, charged, charges_of
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Priced, assemble, price
 from shardplan.plan.need import Need, need_of
-from shardplan.plan.refusals import infeasible, out_of_time, without_rule
+from shardplan.plan.refusals import infeasible, irreconcilable, out_of_time, without_rule
 from shardplan.plan.types import Plan
 from shardplan.rules import model_rules
 from shardplan.solve import Progress, solve
-from shardplan.solve.problem import Problem, Solution
+from shardplan.solve.problem import Costs, Problem, Solution
 
 __all__ = ["PlanOptions", "Planner", "plan_model"]
 
@@ -56,6 +59,8 @@ class Solved:
     memory: Memory
     problem: Problem
     solution: Solution
+    charges: Mapping[Node, Costs]
+    asked: Sequence[Bearing]
 
 
 class Planner:
@@ -85,7 +90,12 @@ class Planner:
         given = options.memory_limit_bytes
         self.limit_bytes = given if given is not None else cluster.device.usable_bytes
         self._on_progress = on_progress
-        self._pricing = Pricing.of(cluster)
+        self.wishes = resolve(options.constraints, model, cluster.mesh)
+        pricing = Pricing.of(cluster)
+        if self.wishes.forbidden:
+            collectives = Without(pricing.collectives, self.wishes.forbidden)
+            pricing = Pricing.made(cluster.mesh, collectives, pricing.compute, cluster.overlap)
+        self._pricing = pricing
         self._last: tuple[float, CostGraph, Memory] | None = None
 
     def plan(self, restriction: Restrict | None = None) -> Plan:
@@ -103,23 +113,26 @@ class Planner:
             if solved.solution.choices is None:
                 refusals.append(self._no_plan(solved))
                 return None
-            priced = price(solved.built, solved.solution)
+            priced = price(solved.built, solved.solution, solved.charges)
             bound_s = solved.solution.bound / PICOSECONDS
-            return Trial(weight, (priced, solved.memory), priced.f1_s, priced.f2_s, bound_s)
+            return Trial(
+                weight, (priced, solved.memory), priced.f1_s + priced.wish_s, priced.f2_s + priced.wish_s, bound_s
+            )
 
         found = shortest_step(solve_at)
         if found is None:
             raise refusals[0]
         trial, step_bound_s = found
         priced, memory = trial.plan
-        return assemble(priced, memory, self.limit_bytes, step_bound_s)
+        return assemble(priced, memory, self.limit_bytes, step_bound_s - priced.wish_s)
 
     def built_at(self, weight: float) -> tuple[CostGraph, Memory]:
         """The cost graph at an overlap weight and its memory rows; the last one is kept."""
         if self._last is None or self._last[0] != weight:
             built = build_cost_graph(
-                self.model, self.rules, self.cluster, self.options, pricing=self._pricing, overlap_weight=weight
-            )
+                self.model, self.rules, self.cluster, self.options, pricing=self._pricing, overlap_weight=weight,
+                wishes=self.wishes,
+            )  # fmt: skip
             self._last = (weight, built, Memory(built))
         return self._last[1:]
 
@@ -129,16 +142,21 @@ class Planner:
         `spent_s`: how much of the time limit is used up.
         """
         built, memory = self.built_at(weight)
-        problem = to_problem(built, memory, self.limit_bytes)
+        asked = bearings(built, self.wishes)
+        charges = charges_of(asked)
+        problem = charged(to_problem(built, memory, self.limit_bytes), built, charges)
+        if asked:
+            problem = restrict(problem, built, allowed(asked))
         if restriction is not None:
             problem = restrict(problem, built, restriction(built))
-        return Solved(built, memory, problem, self._solve(problem, spent_s))
+        return Solved(built, memory, problem, self._solve(problem, spent_s), charges, asked)
 
     def _solve(self, problem: Problem, spent_s: float = 0.0) -> Solution:
         options = self.options
         return solve(
             problem,
             time_limit=None if options.time_limit is None else max(0.0, options.time_limit - spent_s),
+            gap=options.gap,
             seed=options.seed,
             presolve=options.presolve,
             on_progress=self._on_progress,
@@ -149,11 +167,33 @@ class Planner:
             return KeyboardInterrupt()
         if solved.solution.outcome != "infeasible":
             return LimitError(out_of_time(self.model, self.cluster))
+        if conflict := self._conflict(solved):
+            return InfeasibleError(irreconcilable(self.model, self.cluster, conflict))
         shortfall, training = solved.solution.shortfall_bytes, self.options.training
         need = self._least_need(solved)
         return InfeasibleError(
             infeasible(self.model, self.cluster, self.limit_bytes, shortfall, training=training, need=need)
         )
+
+    def _conflict(self, solved: Solved) -> list[Constraint]:
+        """Constraints that leave no plan together while any of them may go; empty when it is not they that do.
+
+        One after the other is left out, and put back where a plan appears.
+        """
+        hard = list(dict.fromkeys(bearing.constraint for bearing in solved.asked if bearing.constraint.cost_us is None))
+        free = to_problem(solved.built, solved.memory, self.limit_bytes)
+
+        def possible(without: Sequence[Constraint]) -> bool:
+            masks = allowed(solved.asked, without=without)
+            return self._solve(restrict(free, solved.built, masks)).choices is not None
+
+        if not hard or not possible(hard):
+            return []
+        dropped: list[Constraint] = []
+        for constraint in hard:
+            if not possible([*dropped, constraint]):
+                dropped.append(constraint)
+        return [constraint for constraint in hard if constraint not in dropped]
 
     def _least_need(self, solved: Solved) -> Need | None:
         """What the plan holds that comes nearest to fitting."""

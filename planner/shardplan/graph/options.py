@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shardplan.constraints.types import Constraint
+
 Mode = Literal["training", "inference"]
 Remat = Literal["none", "selective", "full"]
 
@@ -13,7 +15,8 @@ Remat = Literal["none", "selective", "full"]
 class PlanOptions:
     """`microbatches`: the graph's batch is one step's; it runs as so many equal microbatches. `remat`: which
     activations are recomputed in backward instead of saved. `memory_limit_bytes`: per device; `None` takes what the
-    profile's device has to give. `strict`: an operator without a rule is an error."""
+    profile's device has to give. `gap`: where memory binds, the relative gap at which a plan is good enough. `strict`: an operator without a rule is an error. `constraints`: what is fixed by
+    hand."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"
@@ -21,9 +24,11 @@ class PlanOptions:
     remat: Remat = "none"
     memory_limit_bytes: int | None = None
     time_limit: float | None = None
+    gap: float = 0.005
     seed: int = 0
     presolve: bool = True
     strict: bool = False
+    constraints: tuple[Constraint, ...] = ()
 
     @property
     def training(self) -> bool:

@@ -69,8 +69,8 @@ class Incumbent:
         return self.cost - self.scale
 
     def within(self, share: float) -> bool:
-        """Whether the gap is at most a share of the cost."""
-        return self.cost - self.bound <= share * abs(self.cost)
+        """Whether the gap is at most a share of the cost; with share 0, whether the incumbent is proven optimal."""
+        return self.closed or (self.choices is not None and self.cost - self.bound <= share * abs(self.cost))
 
     @property
     def closed(self) -> bool:

@@ -40,8 +40,8 @@ FUSION_EFFORT = 1000.0
 FUSION_GAP = 0.02
 
 
-def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget) -> None:
-    """Solve a graph as it was built, with memory, to optimality unless the budget ends."""
+def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget, gap: float = 0.0) -> None:
+    """Solve a graph as it was built, with memory, to optimality or a relative `gap`, unless the budget ends."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     try:
         reduce(graph, limit)
@@ -50,9 +50,10 @@ def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget) -> None:
         if best.closed:
             return
         frugal(graph, best)
-        _price(relaxation, best, {})
-        _cross(relaxation, best)
-        if not (best.closed or budget.expired()):
+        _price(relaxation, best, {}, gap)
+        if not best.within(gap):
+            _cross(relaxation, best)
+        if not (best.within(gap) or budget.expired()):
             _branch(relaxation, best)
     except Contradiction:
         best.prove(best.cost)
@@ -87,7 +88,7 @@ def frugal(graph: Graph, best: Incumbent) -> None:
         best.take(trial)
 
 
-def _price(relaxation: Relaxation, best: Incumbent, prices: Prices) -> None:
+def _price(relaxation: Relaxation, best: Incumbent, prices: Prices, enough: float = 0.0) -> None:
     """Raise the bound by better and better prices, and offer what fits on the way."""
     history = [best.bound]
     for _ in range(POINTS):
@@ -104,7 +105,9 @@ def _price(relaxation: Relaxation, best: Incumbent, prices: Prices) -> None:
         known = relaxation.known.bound
         gap = max(best.cost - known, best.scale)
         stalled = len(history) > STALL and history[-1] - history[-STALL] <= RISES * gap
-        if best.closed or relaxation.budget.expired() or ceiling - known <= RISES * gap or stalled or prices == asked:
+        if best.within(enough) or relaxation.budget.expired():
+            return
+        if ceiling - known <= RISES * gap or stalled or prices == asked:
             return
 
 

@@ -28,6 +28,7 @@ def solve(
     *,
     time_limit: float | None = None,
     work_limit: float | None = None,
+    gap: float = 0.0,
     seed: int = 0,
     presolve: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
@@ -35,7 +36,7 @@ def solve(
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
     `time_limit` in seconds; `work_limit` in units of about a million table entries, which makes a stop reproducible;
-    `seed` moves the search on large cores. `presolve=False` hands the whole integer program to HiGHS. Ctrl-C ends the
+    `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores. `presolve=False` hands the whole integer program to HiGHS. Ctrl-C ends the
     search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
@@ -57,7 +58,7 @@ def solve(
                 close(graph, best, budget)
             else:
                 phase[0] = "bound"
-                fit(graph, problem.limit, best, budget)
+                fit(graph, problem.limit, best, budget, gap)
         except Contradiction:
             best.bound = np.inf
         shortfall = 0
