@@ -45,7 +45,7 @@ def test_inference_has_no_backward_and_no_optimizer(gpt2, cluster):
 
 def test_full_recomputation_trades_time_for_activations(gpt2, cluster):
     saved, recomputed = plan(gpt2, cluster).summary, plan(gpt2, cluster, remat="full").summary
-    assert recomputed.compute_ns > saved.compute_ns
+    assert recomputed.step_ns > saved.step_ns
     assert recomputed.memory.activations < 0.5 * saved.memory.activations
 
 
