@@ -12,6 +12,7 @@ from example_plans import example_plan, example_summary
 import shardplan.planning
 from shardplan.errors import InfeasibleError, LimitError, error
 from shardplan.plan.file import read_plan, write_plan
+from shardplan.planning import PlanOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLVE = ("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
@@ -21,13 +22,17 @@ SOLVE = ("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
 def planned(monkeypatch):
     """Let the planner return, or raise, what a test wants."""
 
+    asked = []
+
     def plan_as(outcome):
-        def plan_model(*arguments):
+        def plan_model(model, cluster, options, *hooks):
+            asked.append(options)
             if isinstance(outcome, BaseException):
                 raise outcome
             return outcome
 
         monkeypatch.setattr(shardplan.planning, "plan_model", plan_model)
+        return asked
 
     return plan_as
 
@@ -183,6 +188,16 @@ class TestDocuments:
 
 
 class TestSettings:
+    def test_options_reach_the_planner(self, shardplan, mlp, planned):
+        asked = planned(example_plan())
+        given = "--mode inference --optimizer sgd --microbatches 4 --remat full --memory-limit 2GiB --time-limit 9"
+        shardplan(*SOLVE, *given.split(), "--gap", "0.02", "--seed", "3", "--no-presolve", "--strict")
+        shardplan(*SOLVE, "--require-optimal", "--gap", "0.02")
+        assert asked == [
+            PlanOptions("inference", "sgd", 4, "full", 2 * 2**30, 9.0, 0.02, 3, presolve=False, strict=True),
+            PlanOptions(gap=0.0),
+        ]
+
     def test_verbose_names_each_value_and_its_source(self, shardplan, mlp, monkeypatch):
         monkeypatch.setenv("SHARDPLAN_MESH", "2x2")
         run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "-v")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardplan.cluster.types import Cluster
+from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, error, warning
 from shardplan.model.types import Model
 from shardplan.plan.need import Need
@@ -57,6 +58,21 @@ def infeasible(
         f"no plan fits in memory: every device is at least {size(shortfall_bytes)} short",
         detail="\n".join([f"{what} needs {needs}", *(need.lines() if need else ())]),
         hint=f"{lighter}a larger --mesh or a smaller batch need less",
+    )
+
+
+def irreconcilable(model: Model, cluster: Cluster, conflict: Sequence[Constraint]) -> Diagnostic:
+    """Proven: `conflict` leaves no plan that fits, and without any one of these constraints there is one."""
+    what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
+    alone = len(conflict) == 1
+    why = "this constraint alone leaves" if alone else "these constraints leave"
+    rest = "it is" if alone else "any one of them is"
+    return error(
+        "infeasible",
+        f"no plan for {what} fits in memory and satisfies the constraints",
+        detail="\n".join([f"{why} none:", *(f"  {constraint} ({constraint.place})" for constraint in conflict)]),
+        hint=f"there is a plan if {rest} removed or given a cost",
+        **conflict[0].where,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.verbs.session import option
+from shardplan.verbs.session import Verb, option
 
 if TYPE_CHECKING:
+    from shardplan.constraints.types import Constraint
     from shardplan.model.types import Model
 
 T = TypeVar("T")
@@ -20,7 +22,43 @@ _DESCRIBED = "transformer:"
 dim_option = option(
     "-d", "--dim", "dims", metavar="NAME=N", multiple=True, help="Size of a symbolic dim of the model; may be repeated."
 )
+_constraint_file = option(
+    "--constraints",
+    "constraint_files",
+    metavar="FILE",
+    multiple=True,
+    help="What is fixed by hand, in YAML; may be repeated.",
+)
+_pin = option(
+    "--pin",
+    "pins",
+    metavar="'PATTERN=SPEC'",
+    multiple=True,
+    help="One constraint, such as '*.up.weight=[null, gpu]' or 'embed.weight=replicate'; may be repeated.",
+)
 model_argument = click.argument("model", type=click.Path(path_type=str))
+
+
+def constraint_options(function: Verb) -> Verb:
+    """Add `--constraints` and `--pin`, as `constraint_files` and `pins`."""
+    return _constraint_file(_pin(function))
+
+
+def read_all_constraints(files: Iterable[str], pins: Iterable[str]) -> tuple[Constraint, ...]:
+    """The constraints of all files, then the pins; everything that is wrong with any of them is raised together."""
+    if not (files or pins):
+        return ()
+    from shardplan.constraints.parse import parse_pin, read_constraints  # noqa: PLC0415
+
+    attempt = Attempts()
+    found: list[Constraint] = []
+    for file in files:
+        found += attempt(functools.partial(read_constraints, file)) or ()
+    for pin in pins:
+        one = attempt(functools.partial(parse_pin, pin))
+        found += [one] if one else []
+    attempt.finish()
+    return tuple(found)
 
 
 class Attempts:

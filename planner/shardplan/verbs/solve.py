@@ -13,12 +13,14 @@ import click
 from shardplan.errors import InfeasibleError, warning
 from shardplan.verbs.inputs import (
     Attempts,
+    constraint_options,
     dim_option,
     load_model,
     model_argument,
     name_of_model,
     parse_dims,
     parse_memory_limit,
+    read_all_constraints,
 )
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
@@ -85,12 +87,21 @@ STANDARD_OUTPUT = "-"
     metavar="SECONDS",
     help="Stop then, with the best plan so far.",
 )
+@option(
+    "--gap",
+    type=click.FloatRange(min=0, max=1),
+    default=0.005,
+    show_default=True,
+    metavar="SHARE",
+    help="Where memory binds, how far from the best possible is near enough.",
+)
 @option("--seed", type=int, default=0, show_default=True, help="Of the search, where a model is too large for proof.")
 @option(
     "--presolve/--no-presolve", default=True, show_default=True, help="Exact reductions before the integer program."
 )
+@constraint_options
 @option("--strict", is_flag=True, help="An operator without a sharding rule is an error.")
-@option("--require-optimal", is_flag=True, help="Exit with 4 unless the plan is proven optimal.")
+@option("--require-optimal", is_flag=True, help="Allow no gap, and exit with 4 unless the plan is proven optimal.")
 @verb
 def solve(session: Session, /, **given: Any) -> int:
     """Find the fastest plan for MODEL that fits in memory, and write it to a file.
@@ -137,6 +148,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     if output != STANDARD_OUTPUT:
         attempt(lambda: check_output(output))
     model = attempt(lambda: load_model(given["model"], dims)) if dims is not None else None
+    constraints = attempt(lambda: read_all_constraints(given["constraint_files"], given["pins"]))
     attempt.finish()
     assert model is not None
     assert cluster is not None
@@ -147,9 +159,11 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         remat=given["remat"],
         memory_limit_bytes=limit,
         time_limit=given["time_limit"],
+        gap=0.0 if given["require_optimal"] else given["gap"],
         seed=given["seed"],
         presolve=given["presolve"],
         strict=given["strict"],
+        constraints=constraints or (),
     )
     return _Request(model, cluster, options, output)
 
