@@ -61,6 +61,7 @@ class StrategySpace:
         results: Sequence[TensorSpace | None],
         mesh: Mesh,
     ) -> None:
+        self._layouts: dict[tuple[str, int, int], Layout | None] = {}
         self.rule = rule
         self.operands = tuple(operands)
         self.results = tuple(results)
@@ -83,6 +84,7 @@ class StrategySpace:
 
     def keep(self, chosen: Index) -> None:
         """Drop all strategies but `chosen` (ascending numbers)."""
+        self._layouts.clear()
         self.choices = self.choices[chosen]
         self.work = self.work[chosen]
         self.reads = tuple(pair and (pair[0][chosen], pair[1][chosen]) for pair in self.reads)
@@ -105,6 +107,12 @@ class StrategySpace:
 
     def layout(self, side: Literal["operands", "results"], position: int, strategy: int) -> Layout | None:
         """The dual-pair layout in which a strategy reads an operand or makes a result; `None` if it is not planned."""
+        key = (side, position, strategy)
+        if key not in self._layouts:
+            self._layouts[key] = self._layout(side, position, strategy)
+        return self._layouts[key]
+
+    def _layout(self, side: Literal["operands", "results"], position: int, strategy: int) -> Layout | None:
         space = getattr(self, side)[position]
         if space is None:
             return None

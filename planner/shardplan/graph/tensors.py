@@ -56,6 +56,7 @@ class TensorSpace:
     """
 
     def __init__(self, kind: TensorKind, mesh: Mesh, prices: MovePrices) -> None:
+        self._layouts: dict[int, Layout] = {}
         self.kind = kind
         self.space: MoveSpace = move_space(mesh, len(kind.shards))
         self.legal = self.space.legal(kind.shape, kind.shards)
@@ -96,8 +97,10 @@ class TensorSpace:
 
     def layout(self, choice: int) -> Layout:
         """The dual-pair layout of a kept choice."""
-        order = self.space.states[int(self.forward[choice])].order
-        return Layout.of(*self.placements(self.codes[choice]), order=order)
+        if choice not in self._layouts:
+            order = self.space.states[int(self.forward[choice])].order
+            self._layouts[choice] = Layout.of(*self.placements(self.codes[choice]), order=order)
+        return self._layouts[choice]
 
     def placements(self, codes: Sequence[int] | Index) -> list[Placement]:
         count = len(self.kind.shards)
