@@ -15,6 +15,7 @@ import networkx as nx
 import numpy as np
 
 from shardplan.cluster.types import Cluster
+from shardplan.constraints.resolve import Wishes
 from shardplan.graph import edges
 from shardplan.graph.flow import Flow, trace
 from shardplan.graph.fusion import Fusion, fuse
@@ -69,22 +70,25 @@ def build_cost_graph(
     *,
     pricing: Pricing | None = None,
     overlap_weight: float = 1.0,
+    wishes: Wishes | None = None,
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
     `pricing`: the cost model, by default ours; give the same one again to build again at another `overlap_weight`, the
-    w of `shardplan.graph.overlap`.
+    w of `shardplan.graph.overlap`. `wishes`: what must be among the choices because somebody may ask for it.
     """
+    wishes = wishes or Wishes()
     flow = trace(model, rules, training=options.training)
     fusion = fuse(model, rules, flow)
     again = recompute(model, rules, flow, fusion, options)
     pricing = pricing or Pricing.of(cluster)
     prices = pricing.moves.at(overlap_weight)
-    traffic = tensor_kinds(model, rules, flow, cluster.mesh, options)
+    traffic = tensor_kinds(model, rules, flow, cluster.mesh, options, wishes)
     spaces: dict[TensorKind, TensorSpace] = {}
     kept = {name: _space(spaces, kind, prices) for name, kind in traffic.kept.items()}
     served = {name: _space(spaces, kind, prices) for name, kind in traffic.served.items()}
     pricer = OperatorPricer(cluster, pricing, options, overlap_weight)
+    asked = {wish.operator for wish in wishes.operators}
     operators = [
         pricer.space(
             rule,
@@ -93,6 +97,7 @@ def build_cost_graph(
             charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
             dtype=_compute_dtype(model, index),
             forwards=again.forwards(index),
+            complete=index in asked,
         )
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
     ]

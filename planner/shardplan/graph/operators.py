@@ -62,11 +62,15 @@ class OperatorPricer:
         charged: Charged,
         dtype: str,
         forwards: int,
+        complete: bool = False,
     ) -> OperatorSpace:
-        """The space of an operator with these planned operands and results; `forwards`: 2 when it is recomputed."""
-        key = (id(rule), tuple(map(id, operands)), tuple(map(id, results)), charged, dtype, forwards)
+        """The space of an operator with these planned operands and results; `forwards`: 2 when it is recomputed.
+
+        `complete`: strategies that others can stand in for are kept, because somebody may ask for them.
+        """
+        key = (id(rule), tuple(map(id, operands)), tuple(map(id, results)), charged, dtype, forwards, complete)
         if key not in self._spaces:
-            self._spaces[key] = self._price(rule, operands, results, charged, dtype, forwards)
+            self._spaces[key] = self._price(rule, operands, results, charged, dtype, forwards, complete=complete)
         return self._spaces[key]
 
     def optimizer_seconds(self, kept: TensorSpace, dtype: str) -> Seconds:
@@ -85,6 +89,8 @@ class OperatorPricer:
         charged: Charged,
         dtype: str,
         forwards: int,
+        *,
+        complete: bool,
     ) -> OperatorSpace:
         strategies = StrategySpace(rule, operands, results, self.cluster.mesh)
         with_gradient = [space is not None and space.kind.has_gradient for space in operands]
@@ -100,9 +106,10 @@ class OperatorPricer:
         keep = cheapest_of_equals(strategies, charged_s)
         strategies.keep(keep)
         held = _held_bytes(strategies, rule, micro)
-        of_use = np.flatnonzero(~dominated(strategies, charged_s[keep], held, forwards=forwards))
-        strategies.keep(of_use)
-        keep, held = keep[of_use], held[of_use]
+        if not complete:
+            of_use = np.flatnonzero(~dominated(strategies, charged_s[keep], held, forwards=forwards))
+            strategies.keep(of_use)
+            keep, held = keep[of_use], held[of_use]
         picoseconds = np.rint(charged_s[keep] * PICOSECONDS)
         return OperatorSpace(strategies, picoseconds, compute_s[keep], inner_s[keep], held, 2 * held)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardplan.constraints.resolve import Wishes
 from shardplan.cost.recipes import gradient_dtype
 from shardplan.graph.flow import Flow
 from shardplan.graph.options import PlanOptions
@@ -24,9 +25,14 @@ class Traffic:
     trainable: frozenset[str]
 
 
-def tensor_kinds(model: Model, rules: Sequence[Rule], flow: Flow, mesh: Mesh, options: PlanOptions) -> Traffic:
-    """The kinds of all planned tensors of `model` on `mesh`."""
+def tensor_kinds(
+    model: Model, rules: Sequence[Rule], flow: Flow, mesh: Mesh, options: PlanOptions, wishes: Wishes
+) -> Traffic:
+    """The kinds of all planned tensors of `model` on `mesh`; `wishes` may ask for shards that no operator calls for."""
     shards = _shards_in_use(model, rules)
+    for wanted, dims in wishes.shards().items():
+        shards[wanted] = shards.get(wanted, set()) | {S(dim) for dim in dims}
+    reordered = wishes.ordered()
     trainable = frozenset(p.tensor for p in model.parameters if p.tensor in flow.needs_grad)
     rests = {p.tensor for p in model.parameters} | set(model.inputs) | set(model.outputs)
     rests |= {name for name in flow.planned if model.tensor(name).role == "constant"}
@@ -46,7 +52,7 @@ def tensor_kinds(model: Model, rules: Sequence[Rule], flow: Flow, mesh: Mesh, op
             has_gradient=name in flow.needs_grad,
             traffic="weight" if weight else "activation",
             stored=name in rests,
-            ordered=parameter,
+            ordered=parameter or name in reordered,
             microbatches=micro,
         )
         if len(flow.readers.get(name, ())) > 1:

@@ -22,7 +22,7 @@ from shardplan.model.digest import structure_digest
 from shardplan.model.types import Parameter
 from shardplan.plan.emit import Emitter
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
-from shardplan.solve.problem import Solution
+from shardplan.solve.problem import Costs, Solution
 
 _NANOSECONDS = 1e9
 _TOLERANCE = 1e-7
@@ -36,7 +36,8 @@ class PriceMismatchError(RuntimeError):
 @dataclass(frozen=True)
 class Priced:
     """An assignment with its moves and times. Seconds per step: `compute_s`; `exposed_s`, communication that cannot
-    hide; `hideable_s`, that can, of which `at_best_s` does if there is compute enough."""
+    hide; `hideable_s`, that can, of which `at_best_s` does if there is compute enough. `wish_s`: charged for
+    broken soft constraints."""
 
     built: CostGraph
     solution: Solution
@@ -46,6 +47,7 @@ class Priced:
     exposed_s: float
     hideable_s: float
     at_best_s: float
+    wish_s: float = 0.0
 
     @property
     def f1_s(self) -> float:
@@ -62,8 +64,11 @@ class Priced:
         return max(self.f1_s, self.f2_s)
 
 
-def price(built: CostGraph, solution: Solution) -> Priced:
-    """Lower and price an assignment. Raises `PriceMismatchError` when that gives another objective."""
+def price(built: CostGraph, solution: Solution, charges: Mapping[Node, Costs] | None = None) -> Priced:
+    """Lower and price an assignment; `charges`: picoseconds for choices that break soft constraints.
+
+    Raises `PriceMismatchError` when that gives another objective.
+    """
     assert solution.choices is not None
     choice = dict(zip(node_order(built), solution.choices, strict=True))
     moves = Emitter(built, choice).moves()
@@ -71,7 +76,8 @@ def price(built: CostGraph, solution: Solution) -> Priced:
     exposed_s += sum(move.time_ns for move in moves if not move.hidden) / _NANOSECONDS
     hideable_s = sum(move.time_ns for move in moves if move.hidden) / _NANOSECONDS
     at_best_s = sum(move.time_ns * move.hidden for move in moves) / _NANOSECONDS
-    priced = Priced(built, solution, choice, moves, compute_s, exposed_s, hideable_s, at_best_s)
+    wish_s = sum(float(cost[choice[node]]) for node, cost in (charges or {}).items()) / PICOSECONDS
+    priced = Priced(built, solution, choice, moves, compute_s, exposed_s, hideable_s, at_best_s, wish_s)
     _check_price(priced)
     return priced
 
@@ -79,7 +85,7 @@ def price(built: CostGraph, solution: Solution) -> Priced:
 def _check_price(priced: Priced) -> None:
     weight = priced.built.prices.weight
     ties_s = sum(priced.built.tie_picoseconds(name, priced.choice) for name in priced.built.kept) / PICOSECONDS
-    ours_s = weight * priced.f1_s + (1.0 - weight) * priced.f2_s + ties_s
+    ours_s = weight * priced.f1_s + (1.0 - weight) * priced.f2_s + ties_s + priced.wish_s
     theirs_s = priced.solution.cost / PICOSECONDS
     roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in priced.moves) + 1e-6
     if abs(ours_s - theirs_s) > _TOLERANCE * theirs_s + roundings_s:
@@ -111,6 +117,7 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
 
 def _model_section(built: CostGraph) -> Mapping[str, object]:
     model, options = built.model, built.options
+    constraints = [str(constraint) for constraint in options.constraints]
     return {
         "name": model.name,
         "digest": structure_digest(model),
@@ -122,6 +129,7 @@ def _model_section(built: CostGraph) -> Mapping[str, object]:
         "operators": len(model.operators),
         "parameters": len(model.parameters),
         "parameter_elements": sum(model.tensor(parameter.tensor).elements for parameter in model.parameters),
+        **({"constraints": constraints} if constraints else {}),
     }
 
 

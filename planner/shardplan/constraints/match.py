@@ -1,0 +1,111 @@
+"""Which tensors and operators of a model a constraint is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from shardplan.constraints.types import Constraint
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.model.types import Model
+
+_CALLED = {
+    "inputs": "input",
+    "outputs": "output",
+    "parameters": "parameter",
+    "tensors": "tensor",
+    "operators": "operator",
+    "any": "tensor",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tensor in the graph; `perm` as in `Parameter` when it was named as a weight of the checkpoint."""
+
+    tensor: str
+    perm: tuple[int, ...] = ()
+
+
+class Names:
+    """The names by which things of one model can be called."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.parameters: dict[str, Target] = {}
+        for parameter in model.parameters:
+            target = Target(parameter.tensor, parameter.perm)
+            for name in (parameter.name, *parameter.aliases, parameter.onnx):
+                self.parameters.setdefault(name, target)
+        weights = {parameter.tensor for parameter in model.parameters}
+        made = [name for operator in model.operators for name in operator.outputs if name]
+        self.tensors = {name: Target(name) for name in (*model.inputs, *made) if name not in weights}
+        self.weights = {name: Target(name) for name in sorted(weights)}
+
+    def targets(self, constraint: Constraint) -> tuple[Target, ...]:
+        """The tensors that a constraint is about, each once, in graph order.
+
+        Raises `ShardplanError` (`no-match`) with the nearest name when there is none.
+        """
+        section, pattern = constraint.section, constraint.pattern
+        if section in ("inputs", "outputs"):
+            names = getattr(self.model, section)
+            if pattern.startswith("#") and pattern not in names:
+                found = [Target(name) for name in names[int(pattern[1:]) : int(pattern[1:]) + 1]]
+            else:
+                found = [Target(name) for name in _matching(pattern, names)]
+            known: Iterable[str] = names
+        elif section == "parameters":
+            found, known = _found(pattern, self.parameters), self.parameters
+        elif section == "tensors":
+            found = [*_found(pattern, {**self.tensors, **self.weights}), *self._of_module(pattern)]
+            known = self.tensors
+        else:
+            found = _found(pattern, self.parameters)
+            found = found or [*_found(pattern, self.tensors), *self._of_module(pattern)]
+            known = (*self.parameters, *self.tensors)
+        if not found:
+            raise ShardplanError(_no_match(constraint, known))
+        return tuple({target.tensor: target for target in found}.values())
+
+    def operators(self, constraint: Constraint) -> tuple[int, ...]:
+        """Numbers of the operators whose name, module path or type matches. Raises `ShardplanError` as `targets`."""
+        found = [
+            number
+            for number, operator in enumerate(self.model.operators)
+            if any(fnmatchcase(name, constraint.pattern) for name in (operator.name, operator.module, operator.kind))
+        ]
+        if not found:
+            known = {name for op in self.model.operators for name in (op.name, op.module, op.kind) if name}
+            raise ShardplanError(_no_match(constraint, known))
+        return tuple(found)
+
+    def _of_module(self, pattern: str) -> list[Target]:
+        return [
+            Target(name)
+            for operator in self.model.operators
+            if operator.module and fnmatchcase(operator.module, pattern)
+            for name in operator.outputs
+            if name
+        ]
+
+
+def _matching(pattern: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if fnmatchcase(name, pattern)]
+
+
+def _found(pattern: str, targets: Mapping[str, Target]) -> list[Target]:
+    return [targets[name] for name in _matching(pattern, targets)]
+
+
+def _no_match(constraint: Constraint, known: Iterable[str]) -> Diagnostic:
+    names = sorted(known)
+    what = _CALLED[constraint.section]
+    if constraint.pattern.startswith("#") and constraint.pattern[1:].isdecimal():
+        summary = f"there is no {what} number {int(constraint.pattern[1:]) + 1}; the model has {len(names)}"
+        return error("no-match", summary, **constraint.where)
+    summary = f"no {what} matches '{constraint.pattern}'"
+    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    hint = did_you_mean(constraint.pattern, names)
+    return error("no-match", summary, detail=f"there are {shown}" if names else "", hint=hint, **constraint.where)

@@ -1,0 +1,189 @@
+"""Constraints, matched against a model and a mesh: what is asked of every single tensor and operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardplan.constraints.match import Names, Target
+from shardplan.constraints.types import AxisUse, Constraint, Dims, Split
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.layout.collective import CollectiveKind
+from shardplan.layout.mesh import Mesh
+from shardplan.model.types import Model
+
+
+@dataclass(frozen=True, slots=True)
+class TensorWish:
+    """How a tensor of the graph is to be kept: `dims[d]`, the mesh axes that shard dim d, major first; `None`: open."""
+
+    constraint: Constraint
+    tensor: str
+    dims: tuple[tuple[int, ...] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AxisWish:
+    """Mesh axis `axis` shards dim `dim` of a tensor; `dim` -1: it shards none."""
+
+    constraint: Constraint
+    tensor: str
+    axis: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorWish:
+    """`splits`: (mesh axis, factor or `""`, whether that is wanted or ruled out) of operator number `operator`."""
+
+    constraint: Constraint
+    operator: int
+    splits: tuple[tuple[int, str, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """All that is asked. `forbidden`: collectives that may not run over a mesh axis."""
+
+    tensors: tuple[TensorWish | AxisWish, ...] = ()
+    operators: tuple[OperatorWish, ...] = ()
+    forbidden: frozenset[tuple[CollectiveKind, int]] = frozenset()
+
+    def shards(self) -> Mapping[str, frozenset[int]]:
+        """Tensor -> dims that somebody wants sharded: choices that the operators beside it may not call for."""
+        found: dict[str, set[int]] = {}
+        for wish in self.tensors:
+            wanted = [wish.dim] if isinstance(wish, AxisWish) else [d for d, axes in enumerate(wish.dims) if axes]
+            found.setdefault(wish.tensor, set()).update(dim for dim in wanted if dim >= 0)
+        return {name: frozenset(dims) for name, dims in found.items()}
+
+    def ordered(self) -> frozenset[str]:
+        """Tensors for which somebody cares which of several axes on one dim is major."""
+        return frozenset(
+            wish.tensor
+            for wish in self.tensors
+            if isinstance(wish, TensorWish)
+            and any(axes is not None and list(axes) != sorted(axes) for axes in wish.dims)
+        )
+
+
+def resolve(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> Wishes:
+    """What `constraints` ask of `model` on `mesh`.
+
+    A constraint that names one tensor exactly comes before the patterns of its section that match it too. Raises
+    `ShardplanError` with every constraint that matches nothing, names an axis that is not there, or cannot be had.
+    """
+    resolver = _Resolver(model, mesh)
+    for constraint, targets in resolver.tensor_targets(constraints):
+        for target in targets:
+            resolver.want_dims(constraint, target)
+    for constraint in constraints:
+        if isinstance(constraint.spec, AxisUse):
+            resolver.want_use(constraint, constraint.spec)
+        elif not isinstance(constraint.spec, Dims):
+            resolver.want_splits(constraint, constraint.spec)
+    if resolver.problems:
+        raise ShardplanError(*resolver.problems)
+    return Wishes(tuple(resolver.tensors), tuple(resolver.operators), frozenset(resolver.forbidden))
+
+
+class _Resolver:
+    """Collects what is asked, and what is wrong with the asking."""
+
+    def __init__(self, model: Model, mesh: Mesh) -> None:
+        self.model, self.mesh, self.names = model, mesh, Names(model)
+        self.tensors: list[TensorWish | AxisWish] = []
+        self.operators: list[OperatorWish] = []
+        self.forbidden: set[tuple[CollectiveKind, int]] = set()
+        self.problems: list[Diagnostic] = []
+
+    def problem(self, constraint: Constraint, code: str, summary: str, **fields: object) -> None:
+        found = error(code, summary, **fields, **constraint.where)
+        if found not in self.problems:
+            self.problems.append(found)
+
+    def tensor_targets(self, constraints: Sequence[Constraint]) -> list[tuple[Constraint, list[Target]]]:
+        """Constraints on tensors with what they are about; a name given exactly comes before patterns."""
+        found: list[tuple[Constraint, tuple[Target, ...]]] = []
+        for constraint in constraints:
+            if isinstance(constraint.spec, Dims):
+                try:
+                    found.append((constraint, self.names.targets(constraint)))
+                except ShardplanError as unmatched:
+                    self.problems += unmatched.diagnostics
+        exact = {(c.section, target.tensor) for c, targets in found if c.is_exact for target in targets}
+        return [
+            (c, [target for target in targets if c.is_exact or (c.section, target.tensor) not in exact])
+            for c, targets in found
+        ]
+
+    def want_dims(self, constraint: Constraint, target: Target) -> None:
+        spec, shape = constraint.spec, self.model.tensor(target.tensor).shape
+        assert isinstance(spec, Dims)
+        if len(spec.entries) > len(shape):
+            summary = f"{constraint.text} speaks of {len(spec.entries)} dims; '{target.tensor}' has {len(shape)}"
+            self.problem(constraint, "bad-constraint", summary)
+            return
+        rest = (None,) if spec.rest_open else ((),)
+        names = [*spec.entries, *rest * (len(shape) - len(spec.entries))]
+        in_graph = [names[dim] for dim in target.perm] if target.perm else names
+        used = [axis for entry in names for axis in entry or ()]
+        dims = [None if entry is None else self.axes(constraint, entry) for entry in in_graph]
+        if len(set(used)) < len(used):
+            self.problem(constraint, "bad-constraint", f"{constraint.text} uses a mesh axis twice")
+        for dim, axes in enumerate(dims):
+            self.check_divides(constraint, target, dim, axes or ())
+        real = (None if axes is None else tuple(a for a in axes if self.mesh.shape[a] > 1) for axes in dims)
+        self.tensors.append(TensorWish(constraint, target.tensor, tuple(real)))
+
+    def want_use(self, constraint: Constraint, use: AxisUse) -> None:
+        axis = self.axis(constraint, constraint.pattern)
+        if axis is None:
+            return
+        self.forbidden.update((kind, axis) for kind in use.forbidden)
+        if self.mesh.shape[axis] == 1:
+            return
+        if use.inputs_dim >= 0:
+            for name in self.model.inputs:
+                if len(self.model.tensor(name).shape) > use.inputs_dim:
+                    self.check_divides(constraint, Target(name), use.inputs_dim, (axis,))
+                    self.tensors.append(AxisWish(constraint, name, axis, use.inputs_dim))
+        if use.whole_parameters:
+            self.tensors += [AxisWish(constraint, p.tensor, axis, -1) for p in self.model.parameters]
+
+    def want_splits(self, constraint: Constraint, splits: Sequence[Split]) -> None:
+        wanted = [(self.axis(constraint, split.axis), split.factor, split.wanted) for split in splits]
+        real = tuple((a, factor, w) for a, factor, w in wanted if a is not None and self.mesh.shape[a] > 1)
+        try:
+            numbers = self.names.operators(constraint)
+        except ShardplanError as unmatched:
+            self.problems += unmatched.diagnostics
+            return
+        self.operators += [OperatorWish(constraint, number, real) for number in numbers]
+
+    def axes(self, constraint: Constraint, names: Iterable[str]) -> tuple[int, ...]:
+        found = [self.axis(constraint, name) for name in names]
+        return tuple(axis for axis in found if axis is not None)
+
+    def axis(self, constraint: Constraint, name: str) -> int | None:
+        """Number of the mesh axis called `name`, under its own name or that of the file; None after noting a fault."""
+        aliases = constraint.aliases
+        if aliases and len(aliases) != len(self.mesh):
+            summary = f"mesh_axis_names has {len(aliases)} names; the mesh is {self.mesh}"
+            self.problem(constraint, "unknown-axis", summary)
+            return None
+        for names in (aliases, self.mesh.names):
+            if name in names:
+                return names.index(name)
+        known = aliases or self.mesh.names
+        hint = did_you_mean(name, known) or f"its axes are {', '.join(known)}"
+        self.problem(constraint, "unknown-axis", f"the mesh {self.mesh} has no axis '{name}'", hint=hint)
+        return None
+
+    def check_divides(self, constraint: Constraint, target: Target, dim: int, axes: Sequence[int]) -> None:
+        size, ways = self.model.tensor(target.tensor).shape[dim], self.mesh.ways(axes)
+        if size % ways:
+            by = " x ".join(str(self.mesh.axes[axis].name) for axis in axes)
+            shown = target.perm[dim] if target.perm else dim
+            summary = f"dim {shown} of '{target.tensor}' has size {size}, which {by} = {ways} does not divide"
+            self.problem(constraint, "indivisible", summary)

@@ -1,0 +1,264 @@
+"""Alpa's manual sharding (tests/shard_parallel/test_manual.py there): local shapes on 2 x 2 devices, and beyond it
+constraints on a part of the model with all the rest solved."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.constraints.parse import parse_constraints, parse_pin
+from shardplan.errors import InfeasibleError, ShardplanError
+from shardplan.layout.legal import local_shape
+from shardplan.layout.text import to_text
+from shardplan.model.read import read_model
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.planning import PlanOptions, plan_model
+
+ADD = "add (float[6,4] a, float[6,4] b) => (float[6,4] y) { y = Add (a, b) }"
+FOUR = """
+four (float[6,4] a, float[6,4] b) => (float[6,4] y0, float[6,4] y1, float[6,4] y2, float[6,4] y3) {
+  y0 = Add (a, b)
+  y1 = Sub (a, b)
+  y2 = Mul (a, b)
+  y3 = Div (a, b)
+}"""
+MLP = """
+mlp (float[64,6] x, float[64,10] y) => (float loss) <float[6,8] w1, float[8] b1, float[8,10] w2, float[10] b2> {
+  m = MatMul (x, w1)
+  h = Add (m, b1)
+  a = Relu (h)
+  n = MatMul (a, w2)
+  o = Add (n, b2)
+  d = Sub (o, y)
+  s = Mul (d, d)
+  loss = ReduceMean <keepdims = 0> (s)
+}"""
+NAMES = "mesh_axis_names: [data, model]\n"
+
+
+@pytest.fixture
+def read(tmp_path: Path):
+    """Read a model from ONNX text; declared values are weights whose data lies elsewhere."""
+
+    def read_text(text: str) -> Model:
+        model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+        made = {name for node in model.graph.node for name in node.output}
+        for info in [info for info in model.graph.value_info if info.name not in made]:
+            kind = info.type.tensor_type
+            dims = [dim.dim_value for dim in kind.shape.dim]
+            tensor = onnx.TensorProto(name=info.name, data_type=kind.elem_type, dims=dims)
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="absent.bin")
+            model.graph.initializer.append(tensor)
+        del model.graph.value_info[:]
+        onnx.save(model, tmp_path / "model.onnx")
+        return read_model(tmp_path / "model.onnx")
+
+    return read_text
+
+
+def plan_of(model: Model, constraints: str = "", pins: tuple[str, ...] = (), mesh: str = "2x2", **options) -> Plan:
+    written = parse_constraints(constraints, "fixed.yaml") if constraints else ()
+    options = {"mode": "inference", **options, "constraints": (*written, *map(parse_pin, pins))}
+    return plan_model(model, make_cluster(load_profile("h100-dgx"), mesh), PlanOptions(**options))
+
+
+def shapes(plan: Plan, *names: str) -> list[tuple[int, ...]]:
+    tensors = {tensor.name: tensor for tensor in plan.tensors}
+    return [local_shape(tensors[name].layout.forward, plan.mesh, tensors[name].shape) for name in names]
+
+
+def layout(plan: Plan, name: str) -> str:
+    (tensor,) = (tensor for tensor in plan.tensors if tensor.name == name)
+    return to_text(tensor.layout.forward, plan.mesh)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "wanted"),
+    [
+        ("[[null, model], [null, model]]", [(6, 2), (6, 2)]),
+        ("[[data, null], [data, model]]", [(3, 4), (3, 2)]),
+        ("[null, [data, null]]", [(6, 4), (3, 4)]),
+        ('{"*": [null, model]}', [(6, 2), (6, 2)]),
+        ("{b: [data]}\ntensors: {a: replicate}", [(6, 4), (3, 4)]),
+    ],
+)
+def test_set_input(inputs, wanted, read):
+    assert shapes(plan_of(read(ADD), f"{NAMES}inputs: {inputs}"), "a", "b") == wanted
+
+
+def test_set_output(read):
+    plan = plan_of(read(FOUR), f"{NAMES}outputs: [[data, null], null, [null, model], [data, model]]")
+    assert shapes(plan, "y0", "y1", "y2", "y3") == [(3, 4), (6, 4), (6, 2), (3, 2)]
+
+
+GRAD_ACC = f"""{NAMES}
+inputs: {{x: [data, null], y: [data, null]}}
+parameters: {{w1: [null, model], b1: [model], w2: [model, null], b2: [null]}}
+"""
+
+
+def test_grad_acc(read):
+    plan = plan_of(read(MLP), GRAD_ACC, mode="training", microbatches=2)
+    assert shapes(plan, "w1", "b1", "w2", "b2") == [(6, 4), (4,), (4, 10), (10,)]
+    per_microbatch = [(rows // 2, columns) for rows, columns in shapes(plan, "x", "y")]
+    assert per_microbatch == [(16, 6), (16, 10)]
+    reduced = {move.tensor for move in plan.moves if move.phase == "backward" and "all_reduce" in _kinds(move)}
+    assert reduced >= {"w1", "b1", "w2", "b2"}, "the gradients of every weight are summed over data"
+
+
+def _kinds(move) -> set[str]:
+    return {step.collective.kind for step in move.steps}
+
+
+def test_only_the_output_is_given_and_the_rest_is_solved(read):
+    free, fixed = plan_of(read(MLP)), plan_of(read(MLP), pins=("o=[null, gpu]",))
+    assert shapes(fixed, "o") == [(64, 5)]
+    assert fixed.summary.outcome == "optimal"
+    assert fixed.summary.objective_ns >= free.summary.objective_ns
+
+
+def test_a_dim_may_be_left_to_the_solver(read):
+    for dims in ("[machine, free]", "[free, gpu]", "[free, free]"):
+        plan = plan_of(read(MLP), pins=(f"a={dims}",))
+        (rows, columns), wanted = shapes(plan, "a")[0], dims.strip("[]").split(", ")
+        assert rows in ({32} if wanted[0] == "machine" else {64, 32, 16})
+        assert columns in ({4} if wanted[1] == "gpu" else {8, 4, 2})
+
+
+def test_a_constraint_in_the_middle_changes_the_plan_around_it_and_loses_nothing_else(read):
+    pinned = plan_of(read(MLP), f"{NAMES}inputs: {{x: [data]}}\ntensors: {{a: [model, data]}}")
+    assert (layout(pinned, "x"), layout(pinned, "a")) == ("S(0)@machine", "S(1)@machine, S(0)@gpu")
+    assert len(pinned.tensors) == len(plan_of(read(MLP)).tensors)
+
+
+def test_several_axes_on_one_dim_keep_their_order(read):
+    assert layout(plan_of(read(MLP), pins=("x=[[gpu, machine]]",)), "x") == "S(0)@gpu,machine"
+    assert layout(plan_of(read(MLP), pins=("x=S(0)@gpu,machine",)), "x") == "S(0)@gpu,machine"
+    assert layout(plan_of(read(MLP), pins=("h=[[gpu, machine]]",)), "h") == "S(0)@gpu,machine"
+
+
+def test_a_shard_that_no_operator_would_choose_can_be_had(read):
+    plan = plan_of(
+        read(
+            "rev (float[8,8] x) => (float[8,8] y) { y = CumSum (x, x0) }".replace(
+                "{ y", "{ x0 = Constant <value = int64 {1}> () y"
+            )
+        ),
+        pins=("y=[null, gpu]",),
+    )
+    assert layout(plan, "y") == "S(1)@gpu"
+
+
+def test_operators_are_forced_and_forbidden(read):
+    model = read(MLP)
+    first = next(operator.name for operator in model.operators if operator.op_type == "MatMul")
+
+    def split(constraint: str) -> tuple[str, ...]:
+        plan = plan_of(model, f'operators: {{"{first}": {constraint}}}')
+        return next(operator.split for operator in plan.operators if operator.name == first)
+
+    assert split("{machine: k, gpu: n}") == ("k", "n")
+    assert split("{machine: none, gpu: none}") == ("-", "-")
+    assert "n" not in split("{machine: not n, gpu: not n}")
+
+
+def test_axes(read):
+    plan = plan_of(read(MLP), "axes: {machine: {inputs: 0, parameters: replicate}}", mode="training")
+    assert all(layout(plan, name).endswith("@machine") and "S(0)" in layout(plan, name) for name in ("x", "y"))
+    assert all("machine" not in layout(plan, name) for name in ("w1", "b1", "w2", "b2"))
+
+
+def test_a_forbidden_collective_is_not_used(read):
+    model = read("turn (float[4096,4096] x) => (float[4096,4096] y) { y = Relu (x) }")
+    pins = ("x=[machine, gpu]", "y=[[machine, gpu]]")
+    free = plan_of(model, pins=pins)
+    assert any("all_to_all" in _kinds(move) for move in free.moves)
+    limited = plan_of(model, "axes: {machine: {forbid: [all_to_all]}, gpu: {forbid: [all_to_all]}}", pins)
+    assert not any("all_to_all" in _kinds(move) for move in limited.moves)
+    assert limited.summary.objective_ns > free.summary.objective_ns
+
+
+def test_a_soft_constraint_is_kept_when_it_is_cheap_and_broken_when_it_is_dear(read):
+    free = layout(plan_of(read(MLP)), "o")
+    other = "[null, gpu]" if free != "S(1)@gpu" else "replicate"
+    dear = plan_of(read(MLP), f"tensors: {{o: {{dims: {other}, cost: 1 s}}}}")
+    cheap = plan_of(read(MLP), f"tensors: {{o: {{dims: {other}, cost: 0.001 ns}}}}")
+    assert layout(dear, "o") == ("S(1)@gpu" if other != "replicate" else "R")
+    assert layout(cheap, "o") == free
+
+
+def test_what_is_fixed_is_written_in_the_plan(read):
+    plan = plan_of(read(MLP), f"{NAMES}inputs: {{x: [data]}}", ("w1=[null, gpu]",))
+    assert plan.model["constraints"] == ["inputs: x: [data]", "w1: [null, gpu]"]
+    assert "constraints" not in plan_of(read(MLP)).model
+
+
+def refused(read, constraints: str = "", pins: tuple[str, ...] = (), **options) -> str:
+    with pytest.raises(ShardplanError) as caught:
+        plan_of(read(MLP), constraints, pins, **options)
+    return str(caught.value)
+
+
+def test_a_pattern_that_matches_nothing(read):
+    assert refused(read, "parameters:\n  ww1: replicate\n") == (
+        "fixed.yaml:2:8: error[no-match]: no parameter matches 'ww1'\n"
+        "  there are b1, b2, w1, w2\n"
+        "hint: did you mean 'w1'?"
+    )
+
+
+def test_an_axis_that_does_not_exist(read):
+    assert refused(read, "inputs:\n  x: [machin]\n") == (
+        "fixed.yaml:2:6: error[unknown-axis]: the mesh machine=2 x gpu=2 has no axis 'machin'\n"
+        "hint: did you mean 'machine'?"
+    )
+
+
+def test_a_dim_that_does_not_divide(read):
+    assert refused(read, "parameters:\n  w1: [[machine, gpu]]\n") == (
+        "fixed.yaml:2:7: error[indivisible]: dim 0 of 'w1' has size 6, which machine x gpu = 4 does not divide"
+    )
+
+
+def test_constraints_that_contradict_each_other(read):
+    assert refused(read, 'parameters:\n  "w*": replicate\n  "w1*": [null, gpu]\n') == (
+        "fixed.yaml:3:10: error[contradiction]: 'parameters: w1*: [null, gpu]' contradicts what else is asked of 'w1'\n"
+        "  'parameters: w*: replicate' (fixed.yaml:2)\n"
+        "hint: remove one of them, or give one a cost"
+    )
+
+
+def test_a_name_comes_before_a_pattern(read):
+    plan = plan_of(read(MLP), 'parameters: {"*": replicate, w1: [null, gpu]}')
+    assert (layout(plan, "w1"), layout(plan, "w2")) == ("S(1)@gpu", "R")
+
+
+MEMORY = 380
+"""Enough for one of the inputs of `FOUR` on every device, and for everything else in pieces."""
+
+
+def test_a_minimal_set_of_constraints_that_cannot_be_had_together_is_named(read):
+    model, constraints = read(FOUR), "inputs: {a: replicate, b: replicate}\noutputs: {y1: [machine]}\n"
+    for kept in ("a=replicate", "b=replicate"):
+        assert plan_of(model, pins=(kept,), memory_limit_bytes=MEMORY).summary.memory.total <= MEMORY
+    with pytest.raises(InfeasibleError) as caught:
+        plan_of(model, constraints, memory_limit_bytes=MEMORY)
+    assert str(caught.value) == (
+        "fixed.yaml:1:13: error[infeasible]: no plan for 'model' on 'h100-dgx' (machine=2 x gpu=2) fits in memory and "
+        "satisfies the constraints\n"
+        "  these constraints leave none:\n"
+        "    inputs: a: replicate (fixed.yaml:1)\n"
+        "    inputs: b: replicate (fixed.yaml:1)\n"
+        "hint: there is a plan if any one of them is removed or given a cost"
+    )
+
+
+def test_constraints_are_not_blamed_for_what_they_do_not_cause(read):
+    with pytest.raises(InfeasibleError) as caught:
+        plan_of(read(FOUR), pins=("a=replicate",), memory_limit_bytes=64)
+    assert "no plan fits in memory: every device is at least" in str(caught.value)
