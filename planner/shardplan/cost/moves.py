@@ -22,6 +22,8 @@ from shardplan.layout.table import transition_table
 
 Seconds = NDArray[np.float64]
 Index = NDArray[np.int64]
+_BLOCK_ENTRIES = 1 << 21
+"""Paths to so many targets are shortened together that the work fits in a cache and little memory."""
 CollectiveSeconds = Callable[[Collective, float], float]
 """Seconds of a collective on a tensor of so many bytes."""
 
@@ -79,8 +81,7 @@ class MoveSpace:
     def prices(self, legal: NDArray[np.bool_], size_bytes: int, seconds: CollectiveSeconds) -> Seconds:
         """Seconds of the cheapest path from every state (row) to every state (column); `inf` from and to illegal ones.
 
-        Bellman-Ford over all targets together: a path is as long as it must be, and the first one found at the lowest
-        price stays.
+        Bellman-Ford over many targets together: a path is as long as it must be.
         """
         price = np.array([seconds(collective, float(size_bytes)) for collective in self.collectives])
         usable = legal[self.source] & legal[self.target]
@@ -93,17 +94,25 @@ class MoveSpace:
             return best
         starts = np.flatnonzero(np.r_[True, source[1:] != source[:-1]])
         rows = source[starts]
-        while True:
-            reached = np.minimum.reduceat(step + best[target], starts, axis=0)
-            improved = np.minimum(best[rows], reached)
-            if np.array_equal(improved, best[rows]):
-                return best
-            best[rows] = improved
+        columns = max(1, _BLOCK_ENTRIES // len(source))
+        for first in range(0, len(self.states), columns):
+            _relax(best[:, first : first + columns], step, target, starts, rows)
+        return best
 
     def layout(self, state: int, shards: Sequence[Placement]) -> Layout:
         """The plain layout of a state, for a tensor whose pseudo-dims are `shards`."""
         placements = [_placement(int(code), self.count, shards) for code in self.codes[state]]
         return Layout.of(*placements, order=self.states[state].order)
+
+
+def _relax(best: Seconds, step: Seconds, target: Index, starts: Index, rows: Index) -> None:
+    """Shorten the paths to some targets, in place, until no first step of any state shortens one."""
+    while True:
+        reached = np.minimum.reduceat(step + best[target], starts, axis=0)
+        improved = np.minimum(best[rows], reached)
+        if np.array_equal(improved, best[rows]):
+            return
+        best[rows] = improved
 
 
 @functools.lru_cache(maxsize=64)
