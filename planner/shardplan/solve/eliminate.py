@@ -12,8 +12,7 @@ from shardplan.solve.graph import Graph
 
 
 def eliminate(graph: Graph) -> None:
-    """Remove nodes without memory that have at most two neighbours until none is left; drop infinite choices on the
-    way."""
+    """Remove nodes without memory and with at most two neighbours, and drop infinite choices, until there are none."""
     queue = _Queue(graph)
     graph.touched.update(graph.alive)
     while True:

@@ -1,4 +1,8 @@
-"""Removal of choices and pairs that no assignment at or below a target can take, by reduced cost."""
+"""Removal of choices and pairs that no assignment at or below a target can take, by reduced cost.
+
+With a label fixed, every other node and edge still costs at least its least entry. So the bound grows by the label's own
+excess and by the least excess of its row in every edge around it; with a pair fixed, by the pair's and its labels' excess.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,43 @@ import numpy as np
 
 from shardplan.solve.dual import Dual
 from shardplan.solve.graph import Contradiction, Graph
+from shardplan.solve.problem import Costs
 from shardplan.solve.tables import open_rows
 
 
-def prune(graph: Graph, dual: Dual, target: float) -> int:
-    """Forbid in `graph` (of which `dual.core` was taken) what costs more than `target`; how many pairs went.
+def prune(graph: Graph, dual: Dual, target: float) -> None:
+    """Forbid in `graph`, of which `dual.core` was taken, choices and pairs that cost more than `target`.
 
-    With a label fixed, every other node and edge still costs at least its least entry, so the bound grows by the
-    label's own excess and by the least excess of its row in every edge around it. Raises `Contradiction` when nothing
-    is left: then no assignment costs `target` or less.
+    The graph takes over the dual's messages: its costs become theta and its tables r, so that the next dual starts from
+    this bound. Raises `Contradiction` when nothing is left: then no assignment costs `target` or less.
     """
     core = dual.core
-    least = dual.least()
-    bound = core.const + float(least.sum())
-    if bound > target:
+    room = target - dual.bound()
+    if room < 0:
         raise Contradiction
-    excess = dual.theta - np.repeat(least, core.sizes)
-    slacks = [dual.slack(edge) for edge in range(len(core.tables))]
-    total = excess.copy()
-    for edge, slack in enumerate(slacks):
-        a, b = int(core.first[edge]), int(core.second[edge])
-        total[core.offsets[a] : core.offsets[a + 1]] += slack.min(axis=1)
-        total[core.offsets[b] : core.offsets[b + 1]] += slack.min(axis=0)
-    room = target - bound
-    removed = 0
+    excess = dual.theta - np.repeat(dual.least(), core.sizes)
+    total = _label_excess(dual)
     for position, node in enumerate(core.nodes):
         graph.replace_costs(node, dual.theta[core.offsets[position] : core.offsets[position + 1]])
-    for edge, slack in enumerate(slacks):
+    for edge in range(len(core.tables)):
         a, b = int(core.first[edge]), int(core.second[edge])
         rows, columns = (excess[core.offsets[p] : core.offsets[p + 1]] for p in (a, b))
-        closed = (slack + rows[:, None] + columns[None, :] > room) & np.isfinite(slack)
-        removed += int(closed.sum())
+        slack = dual.slack(edge)
+        closed = slack + rows[:, None] + columns[None, :] > room
         graph.replace_edge(core.nodes[a], core.nodes[b], np.where(closed, np.inf, slack))
     for position, node in enumerate(core.nodes):
         fits = total[core.offsets[position] : core.offsets[position + 1]] <= room
         if not fits.all():
             graph.keep(node, open_rows(fits))
-    return removed
+
+
+def _label_excess(dual: Dual) -> Costs:
+    """What every label costs above the bound at least."""
+    core = dual.core
+    total = np.asarray(dual.theta - np.repeat(dual.least(), core.sizes))
+    for edge in range(len(core.tables)):
+        slack = dual.slack(edge)
+        a, b = int(core.first[edge]), int(core.second[edge])
+        total[core.offsets[a] : core.offsets[a + 1]] += slack.min(axis=1)
+        total[core.offsets[b] : core.offsets[b + 1]] += slack.min(axis=0)
+    return total

@@ -60,7 +60,7 @@ class Tables:
         number = self._by_content.get(key)
         if number is None:
             number = len(self.arrays)
-            self.arrays += [array, np.ascontiguousarray(array.T)]
+            self.arrays += [array, array.T]
             self._by_content[key] = number
         return number
 
@@ -91,10 +91,7 @@ class Tables:
     def split(self, matrix: int) -> Split:
         """Normal form of a matrix."""
         flip = matrix & 1
-        const, row, column, rest = self.memo(("split", matrix ^ flip), lambda: self._split(self.arrays[matrix ^ flip]))
-        if not flip:
-            return Split(const, row, column, rest)
-        return Split(const, column, row, rest if rest == NONE else rest ^ 1)
+        return _seen(self.memo(("split", matrix ^ flip), lambda: self._split(self.arrays[matrix ^ flip])), flip)
 
     def _split(self, array: Costs) -> Split:
         row = array.min(axis=1)
@@ -121,8 +118,7 @@ class Tables:
         """Matrix `left + right` in normal form."""
         flip = min(left, right) & 1  # the sum of two transposes is the transpose of the sum
         low, high = sorted((left ^ flip, right ^ flip))
-        number = self.memo(("sum", low, high), lambda: self.add(self.arrays[low] + self.arrays[high]))
-        return self.split(number ^ flip)
+        return _seen(self.memo(("sum", low, high), lambda: self._split(self.arrays[low] + self.arrays[high])), flip)
 
     def project(self, costs: int, matrix: int) -> tuple[float, int]:
         """Vector `min over k of costs[k] + matrix[k, j]`: what a leaf leaves on its neighbour."""
@@ -133,11 +129,10 @@ class Tables:
         flip = (right ^ 1) < left
         if flip:
             left, right = right ^ 1, left ^ 1
-        number = self.memo(
-            ("join", left, costs, right),
-            lambda: self.add(min_plus(self._priced(costs, left ^ 1).T, self.arrays[right])),
-        )
-        return self.split(number ^ flip)
+        return _seen(self.memo(("join", left, costs, right), lambda: self._join(left, costs, right)), int(flip))
+
+    def _join(self, left: int, costs: int, right: int) -> Split:
+        return self._split(min_plus(self._priced(costs, left ^ 1).T, self.arrays[right]))
 
     def _priced(self, costs: int, matrix: int) -> Costs:
         return self.arrays[matrix] if costs == NONE else self.arrays[matrix] + self.arrays[costs][:, None]
@@ -157,6 +152,12 @@ class Tables:
     def has_infinity(self, table: int) -> bool:
         """Whether any entry is infinite."""
         return table != NONE and self.memo(("infinite", table & ~1), lambda: bool(np.isinf(self.arrays[table]).any()))
+
+
+def _seen(split: Split, flip: int) -> Split:
+    """A normal form, or that of the transpose."""
+    const, row, column, rest = split
+    return Split(const, column, row, rest if rest == NONE else rest ^ 1) if flip else split
 
 
 def open_rows(mask: NDArray[np.bool_]) -> tuple[int, ...]:
