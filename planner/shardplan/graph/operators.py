@@ -126,7 +126,8 @@ class OperatorPricer:
                 if space is not None and pair is not None:
                     moved += passes * space.state_bytes[pair[0]]
         local_flops = flops / (strategies.work * micro)
-        sizes = {role: _local_size(strategies, factors, micro if role == "m" else 1) for role, factors in _roles(rule)}
+        cut = micro if _rows_hold_batch(strategies) else 1
+        sizes = {role: _local_size(strategies, factors, cut if role == "m" else 1) for role, factors in _roles(rule)}
         return self.compute.seconds(
             rule.cost, dtype, local_flops, moved, sizes.get("m"), sizes.get("n"), sizes.get("k"),
             launches=passes if charged[2] or rule.cost != "pointwise" else 0,
@@ -151,6 +152,14 @@ class OperatorPricer:
 
 def _roles(rule: Rule) -> list[tuple[str, tuple[str, ...]]]:
     return [] if rule.gemm is None else [("m", rule.gemm.m), ("n", rule.gemm.n), ("k", rule.gemm.k)]
+
+
+def _rows_hold_batch(strategies: StrategySpace) -> bool:
+    """Whether microbatches cut the rows of the matrix product: with a weight they do; products of two activations (inside
+    attention) have the batch outside, and each of them is as large in a microbatch."""
+    gemm = strategies.rule.gemm
+    weights = [space.kind.traffic == "weight" for space in strategies.operands[:2] if space is not None]
+    return gemm is None or not gemm.batch or any(weights)
 
 
 def _local_size(strategies: StrategySpace, factors: tuple[str, ...], microbatches: int) -> Seconds:
