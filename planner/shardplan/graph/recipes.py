@@ -123,7 +123,7 @@ def _inputs_by_batch(built: CostGraph, axes: range) -> dict[Node, NDArray[np.boo
 
 
 def _weights_read_whole(built: CostGraph) -> dict[Node, NDArray[np.bool_]]:
-    """Operators read no shard of a weight."""
+    """Operators read no shard of a weight, if they have a choice."""
     weights = set(_parameters(built))
     allowed: dict[Node, NDArray[np.bool_]] = {}
     for operator, space in zip(built.model.operators, built.operators, strict=True):
@@ -132,7 +132,7 @@ def _weights_read_whole(built: CostGraph) -> dict[Node, NDArray[np.bool_]]:
             if name in weights:
                 codes = space.strategies.layout_codes("operands", position)
                 mask &= (codes >= len(built.kept[name].kind.shards)).all(axis=1)
-        if not mask.all():
+        if mask.any() and not mask.all():
             allowed["operator", operator.name] = mask
     return allowed
 
