@@ -227,7 +227,7 @@ def _times(size: int, need: int, prime: int, least: int) -> int:
     """How often `size` can be divided by `prime` and still be a multiple of `need`, and no less than it should."""
     times = 0
     least = min(size, max(2 * need, least))
-    while size % prime == 0 and (size // prime) % need == 0 and size // prime >= least:
+    while size and size % prime == 0 and (size // prime) % need == 0 and size // prime >= least:
         size //= prime
         times += 1
     return times
