@@ -14,6 +14,7 @@ import click
 
 from shardplan import __version__
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.verbs.diff import diff
 from shardplan.verbs.inspect import inspect
 from shardplan.verbs.profiles import profiles
 from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
@@ -61,7 +62,7 @@ def cli() -> None:
     """Gather the verbs; what a person reads is `_HELP`."""
 
 
-for _verb in (solve, show, inspect, profiles):
+for _verb in (solve, show, diff, inspect, profiles):
     cli.add_command(_verb)
 
 

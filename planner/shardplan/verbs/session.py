@@ -29,7 +29,8 @@ from shardplan.errors import Diagnostic
 if TYPE_CHECKING:
     from rich.console import Console
 
-EXIT_DONE, EXIT_USAGE, EXIT_LIMIT, EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE = 0, 2, 4, 70, 130, 141
+EXIT_DONE, EXIT_NO, EXIT_USAGE, EXIT_INFEASIBLE, EXIT_LIMIT = 0, 1, 2, 3, 4
+EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE = 70, 130, 141
 _SOURCES = {
     ParameterSource.COMMANDLINE: "command line",
     ParameterSource.ENVIRONMENT: "environment",

@@ -1,0 +1,208 @@
+"""What differs between two plans: decisions, their effect on time and memory, and what caused it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shardplan.folding import folded, pattern
+from shardplan.layout.text import to_text
+from shardplan.plan.orientation import checkpoint_layout
+from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
+
+_ABSENT = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Decisions that changed alike in identical layers. `before`, `after`: layout or split, `""` where there is none.
+
+    `kind`: the tensor's role, or `operator`. `bytes_delta`: kept on a device; `time_ns_delta`: what moving the tensors
+    or computing the operators takes, before anything hides.
+    """
+
+    kind: str
+    name: str
+    count: int
+    before: str
+    after: str
+    bytes_delta: int
+    time_ns_delta: int
+
+    @property
+    def sign(self) -> str:
+        """`+` added, `-` removed, `~` changed."""
+        return "+" if not self.before else "-" if not self.after else "~"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One number of the summary, in nanoseconds or bytes."""
+
+    name: str
+    before: int
+    after: int
+
+    @property
+    def delta(self) -> int:
+        return self.after - self.before
+
+    @property
+    def share(self) -> float:
+        """Relative change; 0 where there was nothing before."""
+        return self.delta / self.before if self.before else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """`unchanged`: how many tensors and operators are as they were. `causes`: what was asked for differently."""
+
+    changes: tuple[Change, ...]
+    unchanged: int
+    effects: tuple[Effect, ...]
+    causes: tuple[str, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the plans say the same."""
+        return not (self.changes or self.causes or any(effect.delta for effect in self.effects))
+
+    def effect(self, name: str) -> Effect:
+        return next(effect for effect in self.effects if effect.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    kind: str
+    name: str
+    text: str
+    size_bytes: int
+    time_ns: int
+
+
+def diff_plans(old: Plan, new: Plan) -> PlanDiff:
+    """What `new` decides otherwise than `old`; identical layers are one change."""
+    before, after = _items(old), _items(new)
+    everything = [name for _, name in {**before, **after}]
+    groups: dict[tuple[str, str, str, str], list[tuple[str, int, int]]] = {}
+    unchanged = 0
+    for kind, name in {**after, **before}:
+        was, now = before.get((kind, name)), after.get((kind, name))
+        texts = (was.text if was else _ABSENT, now.text if now else _ABSENT)
+        if texts[0] == texts[1]:
+            unchanged += 1
+            continue
+        effect = (
+            name,
+            (now.size_bytes if now else 0) - (was.size_bytes if was else 0),
+            (now.time_ns if now else 0) - (was.time_ns if was else 0),
+        )
+        groups.setdefault((kind, pattern(name), *texts), []).append(effect)
+    changes = [
+        Change(
+            kind,
+            folded([name for name, _, _ in group], everything),
+            len(group),
+            was_text,
+            now_text,
+            sum(size for _, size, _ in group),
+            sum(time for _, _, time in group),
+        )
+        for (kind, _, was_text, now_text), group in groups.items()
+    ]
+    return PlanDiff(tuple(changes), unchanged, _effects(old, new), tuple(_causes(old, new)))
+
+
+def _items(plan: Plan) -> dict[tuple[str, str], _Item]:
+    """Every decision by kind and by the name people know it by; weights first."""
+    moved: dict[str, int] = {}
+    for move in plan.moves:
+        moved[move.tensor] = moved.get(move.tensor, 0) + move.time_ns
+    found = [_tensor_item(plan, tensor, moved.get(tensor.name, 0)) for tensor in plan.tensors]
+    found += [_operator_item(plan, operator) for operator in plan.operators]
+    return {(item.kind, item.name): item for item in found}
+
+
+def _tensor_item(plan: Plan, tensor: TensorDecision, moved_ns: int) -> _Item:
+    shown, served = (to_text(checkpoint_layout(one, tensor.perm), plan.mesh) for one in (tensor.layout, tensor.served))
+    text = shown if served == shown else f"{shown}, served {served}"
+    return _Item(tensor.role, tensor.checkpoint or tensor.name, text, tensor.bytes_per_device, moved_ns)
+
+
+def _operator_item(plan: Plan, operator: OperatorDecision) -> _Item:
+    splits = (f"{part}@{axis}" for part, axis in zip(operator.split, plan.mesh.names, strict=True) if part != "-")
+    text = ", ".join(splits) or "replicated"
+    return _Item("operator", operator.name, text, 0, operator.compute_ns)
+
+
+def _effects(old: Plan, new: Plan) -> tuple[Effect, ...]:
+    was, now = old.summary, new.summary
+    return (
+        Effect("step", was.step_ns, now.step_ns),
+        Effect("compute", was.compute_ns, now.compute_ns),
+        Effect("communication", was.communication_ns, now.communication_ns),
+        Effect("memory", was.memory.total, now.memory.total),
+    )
+
+
+def _causes(old: Plan, new: Plan) -> Iterator[str]:
+    """What the two plans were asked for differently; without any, the planner itself decides otherwise."""
+    was, now = old.model, new.model
+    if was.get("digest") != now.get("digest"):
+        yield f"model changed ({was.get('operators', '?')} → {now.get('operators', '?')} operators)"
+    for key in ("mode", "optimizer", "remat", "microbatches"):
+        if was.get(key) != now.get(key):
+            yield f"{key} {was.get(key)} → {now.get(key)}"
+    yield from _differences(was.get("dims") or {}, now.get("dims") or {}, "dim ")
+    lost, added = _constraints(old) - _constraints(new), _constraints(new) - _constraints(old)
+    yield from (f"constraint removed: {text}" for text in sorted(lost))
+    yield from (f"constraint added: {text}" for text in sorted(added))
+    if old.mesh != new.mesh:
+        yield f"mesh {old.mesh} → {new.mesh}"
+    if old.summary.memory_limit_bytes != new.summary.memory_limit_bytes:
+        yield f"memory limit {old.summary.memory_limit_bytes} → {new.summary.memory_limit_bytes} bytes"
+    if old.cluster.get("digest") != new.cluster.get("digest"):
+        yield from _cluster_causes(old, new)
+
+
+def _cluster_causes(old: Plan, new: Plan) -> Iterator[str]:
+    if old.cluster.get("name") != new.cluster.get("name"):
+        yield f"cluster {old.cluster.get('name')} → {new.cluster.get('name')}"
+        return
+    profiles = [plan.cluster.get("profile") for plan in (old, new)]
+    was, now = (_leaves({k: v for k, v in _mapping(p).items() if k not in ("mesh", "provenance")}) for p in profiles)
+    yield from (f"cluster profile changed: {text}" for text in _differences(was, now, ""))
+
+
+def _differences(was: Mapping[str, object], now: Mapping[str, object], label: str) -> Iterator[str]:
+    for key in dict.fromkeys([*was, *now]):
+        if was.get(key) != now.get(key):
+            yield f"{label}{key} {was.get(key, 'unset')} → {now.get(key, 'unset')}"
+
+
+def _constraints(plan: Plan) -> set[str]:
+    found = plan.model.get("constraints")
+    return {str(text) for text in found} if isinstance(found, Sequence) else set()
+
+
+def _leaves(value: object, path: str = "") -> dict[str, object]:
+    """Every number and word of nested plain data under its path; list entries go by their names where they have one."""
+    if isinstance(value, Mapping):
+        entries = list(value.items())
+    elif isinstance(value, list | tuple):
+        entries = [(_mapping(entry).get("name", number), entry) for number, entry in enumerate(value)]
+    else:
+        return {path: value}
+    found: dict[str, object] = {}
+    for key, entry in entries:
+        found |= _leaves(entry, f"{path}.{key}" if path else str(key))
+    return found
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def without_operators(diff: PlanDiff) -> PlanDiff:
+    """The same diff with only what is stored: how operators are split follows from it, mostly."""
+    return replace(diff, changes=tuple(change for change in diff.changes if change.kind != "operator"))

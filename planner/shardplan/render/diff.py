@@ -1,0 +1,158 @@
+"""`diff`: two plans side by side, for people, for a pull request, for a CI log, and for scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from shardplan.plan.diff import Change, Effect, PlanDiff
+from shardplan.render.console import emit, table
+from shardplan.units import duration, percent, size
+
+MOST_ROWS = 20
+"""Rows that `--all` completes."""
+COMMENT_LIMIT = 60_000
+"""Characters: GitHub refuses comments above 65,536."""
+_STYLES = {"+": "green", "-": "red", "~": "yellow"}
+_NO_CAUSE = "none in what was asked: the planner decides otherwise (another version of it?)"
+
+
+def show_diff(console: Console, diff: PlanDiff, *, everything: bool = False) -> None:
+    """Changes, largest effect first, then the totals and the cause."""
+    if diff.is_empty:
+        emit(console, "the plans say the same")
+        return
+    shown, hidden = _shown(diff.changes, everything=everything)
+    rows = table("", "*what", "*before → after", ">memory", ">time")
+    rows.show_header = False
+    for change in shown:
+        rows.add_row(change.sign, _name(change), _arrow(change), _memory(change), _time(change))
+    if shown:
+        for number, change in enumerate(shown):
+            rows.rows[number].style = _STYLES[change.sign]
+        emit(console, rows)
+    emit(console, Text(_rest(diff, hidden)))
+    for line in totals(diff):
+        emit(console, Text(line))
+
+
+def diff_markdown(diff: PlanDiff, name: str) -> str:
+    """For a pull request: a marker by which CI finds its own comment, the totals, and the table folded away."""
+    lines = [f"<!-- shardplan diff: {name} -->", f"**`{name}`** {_headline(diff)}", ""]
+    if diff.is_empty:
+        return "\n".join(lines)
+    lines += [f"- {line}" for line in totals(diff)]
+    if diff.changes:
+        shown, _ = _shown(diff.changes, everything=True)
+        many = sum(change.count for change in diff.changes)
+        lines += ["", f"<details><summary>{many} decisions changed, {diff.unchanged:,} unchanged</summary>", ""]
+        lines += ["| | what | before | after | memory | time |", "|---|---|---|---|--:|--:|"]
+        used = sum(map(len, lines))
+        for number, change in enumerate(shown):
+            row = f"| {change.sign} | `{change.name}`{_times(change)} | {change.before} | {change.after} |"
+            row += f" {_memory(change)} | {_time(change)} |"
+            used += len(row) + 1
+            if used > COMMENT_LIMIT:
+                lines.append(f"\n{len(shown) - number} more rows: see `shardplan diff --all`")
+                break
+            lines.append(row)
+        lines += ["", "</details>"]
+    return "\n".join([*lines, ""])
+
+
+def diff_github(diff: PlanDiff, name: str) -> str:
+    """One annotation for a GitHub Actions log."""
+    if diff.is_empty:
+        return f"::notice file={name},title=plan unchanged::{_headline(diff)}\n"
+    level = "warning" if diff.effect("step").delta > 0 else "notice"
+    text = "%0A".join(line.replace("%", "%25") for line in totals(diff))
+    return f"::{level} file={name},title=plan changed::{text}\n"
+
+
+def diff_document(diff: PlanDiff) -> dict[str, object]:
+    """The diff as plain data: microseconds and bytes."""
+    return {
+        "same": diff.is_empty,
+        "changes": [
+            {
+                "change": {"+": "added", "-": "removed", "~": "changed"}[change.sign],
+                **{key: value for key, value in dataclasses.asdict(change).items() if key != "time_ns_delta"},
+                "time_us_delta": change.time_ns_delta / 1000,
+            }
+            for change in diff.changes
+        ],
+        "unchanged": diff.unchanged,
+        "effects": {_key(effect): _effect_record(effect) for effect in diff.effects},
+        "causes": list(diff.causes),
+    }
+
+
+def totals(diff: PlanDiff) -> list[str]:
+    """`step 39.1 → 38.2 ms (−2.3 %)`, memory, and the causes, one line each."""
+    parts = [_effect(diff.effect(name)) for name in ("step", "compute", "communication")]
+    causes = diff.causes or (_NO_CAUSE,)
+    return ["   ".join(parts), _effect(diff.effect("memory")), *(f"cause: {cause}" for cause in causes)]
+
+
+def _headline(diff: PlanDiff) -> str:
+    return "unchanged" if diff.is_empty else _effect(diff.effect("step"))
+
+
+def _effect(effect: Effect) -> str:
+    show = size if effect.name == "memory" else duration
+    if not effect.delta:
+        return f"{effect.name} {show(effect.after)} (same)"
+    return f"{effect.name} {show(effect.before)} → {show(effect.after)} ({_signed(percent, effect.share)})"
+
+
+def _shown(changes: Sequence[Change], *, everything: bool) -> tuple[list[Change], int]:
+    """Stored tensors before operators, larger effects first; and how many groups are left out."""
+    order = {"parameter": 0, "input": 1, "output": 1, "constant": 2, "activation": 2, "operator": 3}
+    ranked = sorted(
+        changes, key=lambda change: (order.get(change.kind, 2), -abs(change.time_ns_delta), -abs(change.bytes_delta))
+    )
+    shown = ranked if everything else ranked[:MOST_ROWS]
+    return shown, len(ranked) - len(shown)
+
+
+def _rest(diff: PlanDiff, hidden: int) -> str:
+    more = f"{hidden} more kinds of change and " if hidden else ""
+    hint = "; --all shows the changes" if hidden else ""
+    return f"({more}{diff.unchanged:,} unchanged decisions hidden{hint})"
+
+
+def _name(change: Change) -> str:
+    return f"{'operator ' if change.kind == 'operator' else ''}{change.name}{_times(change)}"
+
+
+def _times(change: Change) -> str:
+    return f" (×{change.count})" if change.count > 1 else ""
+
+
+def _arrow(change: Change) -> str:
+    return " → ".join(text for text in (change.before, change.after) if text)
+
+
+def _memory(change: Change) -> str:
+    return _signed(size, change.bytes_delta) if change.bytes_delta else ""
+
+
+def _time(change: Change) -> str:
+    return _signed(duration, change.time_ns_delta) if change.time_ns_delta else ""
+
+
+def _signed(show: object, value: float) -> str:
+    assert callable(show)
+    return f"{'−' if value < 0 else '+'}{show(abs(value))}"
+
+
+def _key(effect: Effect) -> str:
+    return "memory_bytes" if effect.name == "memory" else f"{effect.name}_us"
+
+
+def _effect_record(effect: Effect) -> dict[str, float]:
+    scale = 1 if effect.name == "memory" else 1000
+    return {"before": effect.before / scale, "after": effect.after / scale, "share": effect.share}

@@ -1,0 +1,83 @@
+"""`shardplan diff OLD NEW`: what changed between two plans, what it costs, and why."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from shardplan.errors import ShardplanError, error
+from shardplan.verbs.inputs import Attempts
+from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardplan.plan.diff import PlanDiff
+
+_CONDITION = re.compile(r"\s*(step|compute|communication|memory)\s*>\s*\+?\s*(.+?)\s*")
+
+
+@click.command(short_help="Say what changed between two plans.")
+@click.argument("old", type=click.Path(path_type=str))
+@click.argument("new", type=click.Path(path_type=str))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "markdown", "github", "json"]),
+    default="text",
+    show_default=True,
+    help="For people, a pull request, an Actions log, or scripts.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Every change, not only the largest.")
+@click.option("--exit-zero", is_flag=True, help="Exit with 0 although the plans differ.")
+@click.option(
+    "--fail-if",
+    metavar="CONDITION",
+    help="Exit with 1 only if this holds: 'step>+2%', 'step>+1 ms', 'memory>+1 GiB'.",
+)
+@verb
+def diff(
+    session: Session, /, old: str, new: str, form: str, fail_if: str | None, *, show_all: bool, exit_zero: bool
+) -> int:
+    """Say what the plan NEW decides otherwise than OLD, what that costs, and what caused it.
+
+    Exits with 0 when they say the same, with 1 when they differ.
+    """
+    from shardplan.plan.diff import diff_plans  # noqa: PLC0415
+    from shardplan.plan.file import read_plan  # noqa: PLC0415
+    from shardplan.render.diff import diff_document, diff_github, diff_markdown, show_diff  # noqa: PLC0415
+
+    attempt = Attempts()
+    fails = attempt(lambda: _condition(fail_if)) if fail_if else None
+    before, after = attempt(lambda: read_plan(old)), attempt(lambda: read_plan(new))
+    attempt.finish()
+    assert before is not None
+    assert after is not None
+    found = diff_plans(before, after)
+    session.as_json = session.as_json or form == "json"
+    if form in ("markdown", "github") and not session.as_json:
+        sys.stdout.write((diff_markdown if form == "markdown" else diff_github)(found, new))
+    else:
+        session.finish(diff_document(found), lambda console: show_diff(console, found, everything=show_all))
+    bad = fails(found) if fails is not None else not found.is_empty
+    return EXIT_NO if bad and not exit_zero else EXIT_DONE
+
+
+def _condition(text: str) -> Callable[[PlanDiff], bool]:
+    """`step>+2%` as a question about a diff. Raises `ShardplanError` for other texts."""
+    from shardplan.cluster.quantity import MICROSECONDS, PLAIN, SIZE, parse_quantity  # noqa: PLC0415
+
+    match = _CONDITION.fullmatch(text)
+    name, amount = match.groups() if match else ("", "")
+    try:
+        if amount.endswith("%"):
+            share = parse_quantity(amount[:-1], PLAIN) / 100
+            return lambda found: found.effect(name).share > share
+        limit = parse_quantity(amount, SIZE) if name == "memory" else 1000 * parse_quantity(amount, MICROSECONDS)
+    except ValueError:
+        hint = "write for example 'step>+2%', 'step>+1 ms' or 'memory>+1 GiB'"
+        raise ShardplanError(error("bad-condition", f"--fail-if '{text}' is no condition", hint=hint)) from None
+    return lambda found: found.effect(name).delta > limit

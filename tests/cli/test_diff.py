@@ -1,0 +1,99 @@
+"""`shardplan diff`: text at a fixed width, Markdown, annotations, JSON, and when it fails."""
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from example_plans import example_plan, example_summary
+from jsonschema import Draft202012Validator
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import R
+from shardplan.plan.file import write_plan
+
+SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def plans(folder: Path) -> Path:
+    """`old.plan.json`, and `new.plan.json` with the embedding and one weight of every layer replicated."""
+    old = example_plan()
+    names = {t.checkpoint for t in old.tensors if "down" in t.checkpoint or "embed" in t.checkpoint}
+    whole = Layout.of(R, R)
+    tensors = tuple(
+        replace(t, layout=whole, served=whole, bytes_per_device=4 * t.bytes_per_device) if t.checkpoint in names else t
+        for t in old.tensors
+    )
+    model = {**old.model, "optimizer": "sgd"}
+    write_plan(old, "old.plan.json")
+    write_plan(example_plan(tensors=tensors, model=model, summary=example_summary(step_ns=43_000_000)), "new.plan.json")
+    return folder
+
+
+def test_text(shardplan, plans, monkeypatch):
+    run = shardplan("diff", "old.plan.json", "new.plan.json")
+    assert (run.code, run.err) == (1, "")
+    assert run.out == (Path(__file__).parent / "golden" / "diff.txt").read_text(encoding="utf-8")
+
+
+def test_markdown(shardplan, plans):
+    run = shardplan("diff", "old.plan.json", "new.plan.json", "--format", "markdown")
+    assert run.code == 1
+    assert run.out == (Path(__file__).parent / "golden" / "diff.md").read_text(encoding="utf-8")
+
+
+def test_github(shardplan, plans):
+    run = shardplan("diff", "old.plan.json", "new.plan.json", "--format", "github")
+    assert run.code == 1
+    assert run.out == (
+        "::warning file=new.plan.json,title=plan changed::step 41.2 ms → 43 ms (+4.3 %25)   compute 33.1 ms (same)   "
+        "communication 8.13 ms (same)%0Amemory 28.1 GiB (same)%0Acause: optimizer adam-mixed → sgd\n"
+    )
+
+
+def test_json(shardplan, plans):
+    run = shardplan("diff", "old.plan.json", "new.plan.json", "--json")
+    document = json.loads(run.out)
+    Draft202012Validator(SCHEMA).validate(document)
+    assert run.code == 1
+    assert shardplan("diff", "old.plan.json", "new.plan.json", "--format", "json").out == run.out
+    result = document["result"]
+    assert (result["same"], result["causes"]) == (False, ["optimizer adam-mixed → sgd"])
+    assert result["effects"]["step_us"]["after"] == 43_000.0
+    assert {change["change"] for change in result["changes"]} == {"changed"}
+
+
+def test_the_same(shardplan, plans):
+    run = shardplan("diff", "old.plan.json", "old.plan.json")
+    assert (run.code, run.out, run.err) == (0, "the plans say the same\n", "")
+    markdown = shardplan("diff", "old.plan.json", "old.plan.json", "--format", "markdown")
+    assert markdown.out == "<!-- shardplan diff: old.plan.json -->\n**`old.plan.json`** unchanged\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--exit-zero",), 0),
+        (("--fail-if", "step>+2%"), 1),
+        (("--fail-if", "step > 5 %"), 0),
+        (("--fail-if", "step>+1 ms"), 1),
+        (("--fail-if", "step>2 ms"), 0),
+        (("--fail-if", "memory>+0%"), 0),
+        (("--fail-if", "memory>-1 GiB"), 1),
+        (("--fail-if", "step>+2%", "--exit-zero"), 0),
+    ],
+)
+def test_exit_codes(options, code, shardplan, plans):
+    assert shardplan("diff", "old.plan.json", "new.plan.json", *options).code == code
+
+
+def test_bad_conditions_and_files_are_said_together(shardplan, plans):
+    run = shardplan("diff", "old.plan.json", "absent.plan.json", "--fail-if", "speed<1")
+    assert run.code == 2
+    assert run.err == (
+        "error[bad-condition]: --fail-if 'speed<1' is no condition\n"
+        "hint: write for example 'step>+2%', 'step>+1 ms' or 'memory>+1 GiB'\n"
+        "absent.plan.json: error[unreadable-plan]: cannot read the plan: no such file or directory\n"
+    )

@@ -1,0 +1,94 @@
+"""What two plans decide differently, grouped over identical layers, with its effect and its cause."""
+
+from dataclasses import replace
+
+from example_plans import MESH, example_plan, example_summary
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import R, S
+from shardplan.plan.diff import Change, diff_plans
+
+
+def rewritten(pattern: str, layout: Layout, **changes: object):
+    """The example with other layouts for the weights whose checkpoint name ends so."""
+    tensors = tuple(
+        replace(tensor, layout=layout, served=layout, bytes_per_device=tensor.bytes_per_device + 1000)
+        if tensor.checkpoint.endswith(pattern)
+        else tensor
+        for tensor in example_plan().tensors
+    )
+    return example_plan(tensors=tensors, **changes)
+
+
+def weights_of(suffix: str) -> list:
+    return [tensor for tensor in example_plan().tensors if tensor.checkpoint.endswith(suffix)]
+
+
+def test_a_plan_and_itself():
+    found = diff_plans(example_plan(), example_plan())
+    assert found.is_empty
+    assert found.unchanged == len(example_plan().tensors) + len(example_plan().operators)
+
+
+def test_identical_layers_are_one_change():
+    suffix = "mlp.down.weight"
+    found = diff_plans(example_plan(), rewritten(suffix, Layout.of(R, R)))
+    (change,) = found.changes
+    assert (change.kind, change.name, change.count) == ("parameter", f"layers.*.{suffix}", len(weights_of(suffix)))
+    assert (change.after, change.bytes_delta, change.sign) == ("R", 2000, "~")
+
+
+def test_what_appears_and_what_goes():
+    less = example_plan(tensors=example_plan().tensors[1:])
+    gone, new = diff_plans(example_plan(), less).changes[0], diff_plans(less, example_plan()).changes[0]
+    assert (gone.sign, new.sign) == ("-", "+")
+    assert (gone.before, gone.after) == (new.after, new.before)
+    assert gone.bytes_delta == -new.bytes_delta < 0
+
+
+def test_the_step_and_the_memory():
+    summary = example_summary(step_ns=50_000_000)
+    found = diff_plans(example_plan(), example_plan(summary=summary))
+    effect = found.effect("step")
+    assert (effect.delta, round(effect.share, 3)) == (50_000_000 - 41_234_567, 0.213)
+    assert found.changes == ()
+    assert not found.is_empty
+    assert found.effect("memory").delta == 0
+
+
+def test_causes():
+    base = example_plan()
+    profile = {"name": "h100-dgx", "levels": [{"name": "up", "link_gbps": 450.0}], "provenance": {"date": "now"}}
+    faster = {**profile, "levels": [{"name": "up", "link_gbps": 900.0}], "provenance": {"date": "later"}}
+    slow = example_plan(cluster={"name": "h100-dgx", "digest": "a", "profile": profile})
+    cases = {
+        "model changed (? → ? operators)": (base, example_plan(model={**base.model, "digest": "other"})),
+        "optimizer adam-mixed → sgd": (base, example_plan(model={**base.model, "optimizer": "sgd"})),
+        "dim batch 32 → 64": (base, example_plan(model={**base.model, "dims": {"batch": 64, "sequence": 512}})),
+        "constraint added: x: replicate": (base, example_plan(model={**base.model, "constraints": ["x: replicate"]})),
+        "cluster h100-dgx → mine": (base, example_plan(cluster={**base.cluster, "name": "mine", "digest": "b"})),
+        "cluster profile changed: levels.up.link_gbps 450.0 → 900.0": (
+            slow,
+            example_plan(cluster={"name": "h100-dgx", "digest": "b", "profile": faster}),
+        ),
+    }
+    for cause, (old, new) in cases.items():
+        assert diff_plans(old, new).causes == (cause,)
+
+
+def test_operators_are_compared_by_their_splits():
+    operators = example_plan().operators
+    other = replace(operators[0], split=tuple("-" for _ in MESH.names), compute_ns=operators[0].compute_ns + 7)
+    found = diff_plans(example_plan(), example_plan(operators=(other, *operators[1:])))
+    (change,) = found.changes
+    assert (change.kind, change.after, change.time_ns_delta) == ("operator", "replicated", 7)
+    assert isinstance(change, Change)
+
+
+def test_layouts_are_those_of_the_checkpoint():
+    tensor = next(t for t in example_plan().tensors if t.checkpoint and t.perm == (1, 0))
+    moved = replace(tensor, layout=Layout.of(S(0), R), served=Layout.of(S(0), R))
+    plan = example_plan()
+    tensors = tuple(moved if t.name == tensor.name else t for t in plan.tensors)
+    (change,) = diff_plans(plan, example_plan(tensors=tensors)).changes
+    assert change.after == "S(1)@machine"
