@@ -49,7 +49,7 @@ DEVICE: Final = Section({
     "hbm_gbps": _RATE,
     "peak_tflops": Table(Number(TFLOPS, open=True), keys=DTYPES),
     "allow_tf32": Flag(),
-    "gemm": Section({"e": _SHARE, "m0": Number(), "n0": Number(), "k0": Number()}),
+    "gemm": Section({"e": _SHARE, "m0": Number(), "n0": Number(), "k0": Number(), "sustained": _SHARE}),
     "mem_efficiency": _SHARE,
     "launch_us": Number(MICROSECONDS),
 })  # fmt: skip
@@ -81,7 +81,7 @@ DEVICE_DEFAULTS: Final[dict[str, object]] = {
     "kind": "", "usable_fraction": 0.92, "reserved_bytes": 1_500_000_000, "allow_tf32": True,
     "mem_efficiency": 0.75, "launch_us": 4.0,
 }  # fmt: skip
-GEMM_DEFAULTS: Final[dict[str, float]] = {"e": 0.75, "m0": 64.0, "n0": 64.0, "k0": 128.0}
+GEMM_DEFAULTS: Final[dict[str, float]] = {"e": 0.75, "m0": 64.0, "n0": 64.0, "k0": 128.0, "sustained": 1.0}
 OVERLAP_DEFAULTS: Final[dict[str, float]] = {
     "weight_gather": 0.9, "grad_reduce": 0.9, "tp": 0.0, "a2a": 0.0, "p2p": 0.9, "kappa": 1.1,
 }  # fmt: skip

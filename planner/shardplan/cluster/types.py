@@ -14,12 +14,14 @@ Topology = Literal["switch", "full_mesh", "torus", "pcie", "custom"]
 
 @dataclass(frozen=True, slots=True)
 class GemmEfficiency:
-    """Share of the peak a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0)."""
+    """Share of the peak a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0), and what of
+    that a whole step keeps: `sustained`, of the clocks that a device holds for a second, not for hours."""
 
     e: float = 0.75
     m0: float = 64.0
     n0: float = 64.0
     k0: float = 128.0
+    sustained: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

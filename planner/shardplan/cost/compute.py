@@ -1,7 +1,7 @@
 """Seconds of local work: a roofline with matrix-unit saturation.
 
     seconds = launches * launch + max( FLOP / (peak[dtype] e f),  bytes / (hbm e_mem) )
-    f       = k/(k+k0) n/(n+n0) m/(m+m0)        matrix products only, local sizes
+    f       = k/(k+k0) n/(n+n0) m/(m+m0) sustained        matrix products only, local sizes
 
 See docs/cost-model.md; the constants of the shipped profiles are fits to measured GEMM sweeps.
 """
@@ -89,7 +89,7 @@ class ComputeModel:
             wanted = _profile_dtype(dtype)
             used = self._available(wanted)
             efficiency = min(self.device.gemm.e, _NARROW_EFFICIENCY.get(used, 1.0))
-            self._rates[dtype] = self.device.peak_flops[used] * efficiency
+            self._rates[dtype] = self.device.peak_flops[used] * efficiency * self.device.gemm.sustained
             if used != wanted and not (wanted == "fp32" and used == "tf32"):
                 self._warnings[dtype] = warning(
                     "missing-peak",
