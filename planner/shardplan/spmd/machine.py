@@ -15,19 +15,25 @@ from fractions import Fraction
 
 import numpy as np
 
+from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
-from shardplan.layout.legal import tile
+from shardplan.layout.legal import local_shape, tile
 from shardplan.layout.lower import Step, wire_share
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
-from shardplan.model.types import DTYPE_BITS, Operator
+from shardplan.model.types import DTYPE_BITS, Model, Operator
+from shardplan.plan.types import Plan
+from shardplan.rules import model_rules
 from shardplan.spmd import collectives
 from shardplan.spmd.evaluate import evaluate, widen
 from shardplan.spmd.kernels import kernel_for
+from shardplan.spmd.lower import lower_program
 from shardplan.spmd.program import Array, Compute, Instruction, Program, Transfer, Value, values_read
 from shardplan.spmd.talk import Talk
+from shardplan.spmd.weights import random_values
 
 MOST_DEVICES = 64
+MOST_BYTES = 4 << 30
 RTOL = 1e-6
 
 
@@ -82,6 +88,41 @@ def place(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:
     return held
 
 
+def verify_plan(
+    model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float = RTOL, seed: int = 0
+) -> Report:
+    """Run `plan` for `model` on all devices of its mesh. `given`: known values of parameters; others are drawn from `seed`.
+
+    Raises `ShardplanError`: as `lower_program`, `too-many-devices` beyond 64, `too-large` where the simulation would not fit
+    in a few GiB.
+    """
+    if plan.mesh.size > MOST_DEVICES:
+        summary = f"the plan is for {plan.mesh.size} devices; at most {MOST_DEVICES} are simulated"
+        raise ShardplanError(error("too-many-devices", summary, hint="solve for a smaller mesh of the same axes"))
+    rules = model_rules(model)
+    program = lower_program(model, plan, rules)
+    needed = needed_bytes(program)
+    if needed > MOST_BYTES:
+        summary = f"'{model.name}' on {plan.mesh.size} simulated devices needs about {needed / 2**30:.0f} GiB"
+        raise ShardplanError(error("too-large", summary, hint="verify a small twin of it: --shrink"))
+    microbatches = plan.model.get("microbatches", 1)
+    assert isinstance(microbatches, int)
+    return Machine(program, random_values(model, seed, rules, given), rtol, microbatches).run()
+
+
+def needed_bytes(program: Program) -> int:
+    """Rough memory of a run: all that is loaded, whole and by device, and the largest operator with its copies."""
+    model, mesh = program.model, program.mesh
+
+    def size(value: Value) -> int:
+        shape = model.tensors[value.tensor].shape
+        return math.prod(local_shape(value.layout, mesh, shape)) * mesh.size + math.prod(shape)
+
+    computes = (i for i in program.instructions if isinstance(i, Compute))
+    around = (sum(size(v) for v in (*c.reads, *c.makes) if v is not None) for c in computes)
+    return 8 * (sum(map(size, program.loads)) + 2 * max(around, default=0))
+
+
 class Machine:
     """One run of a program. `values`: whole values of everything that the program loads and the model does not make."""
 
@@ -124,7 +165,8 @@ class Machine:
             self._check(transfer, transfer.target, value)
 
     def _count(
-        self, transfer: Transfer, layout: Layout, step: Step, payload: int, received: Sequence[int], item_bytes: int) -> None:
+        self, transfer: Transfer, layout: Layout, step: Step, payload: int, received: Sequence[int], item_bytes: int
+    ) -> None:
         """Bytes at the model's element size, against the plan's payload."""
         if step.collective.is_free:
             return
@@ -144,7 +186,7 @@ class Machine:
             self.report.mispriced.append(text)
 
     def _compute(self, compute: Compute) -> None:
-        operator, site = compute.site.operator, compute.site
+        operator = compute.site.operator
         whole = [self.whole[name] if name else None for name in operator.inputs]
         expected = evaluate(operator, operator.attributes, whole)
         for name, array in zip(operator.outputs, expected, strict=True):
@@ -163,7 +205,6 @@ class Machine:
         except (ValueError, IndexError, AssertionError, TypeError, RuntimeError) as problem:
             self._differs(compute, f"a device cannot run it: {type(problem).__name__}: {problem}", math.nan)
             return
-        del site
         self.report.operators += 1
         for position, value in enumerate(compute.makes):
             if value is not None and self.report.mismatch is None:
@@ -241,7 +282,9 @@ def _last_reads(program: Program) -> dict[int, list[str]]:
 def _changes_segments(source: Layout, target: Layout) -> bool:
     """Whether some dim is cut into other segments: what a device keeps of it then differs from device to device, and an
     all-to-all moves less than its payload, which is the most that any of them could have to send."""
-    return {dim for dim, _ in source.dims()} & {dim for dim, _ in target.dims()} != set() and source.dims() != target.dims()
+    return {dim for dim, _ in source.dims()} & {
+        dim for dim, _ in target.dims()
+    } != set() and source.dims() != target.dims()
 
 
 def _scale(array: Array) -> float:

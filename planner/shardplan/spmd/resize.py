@@ -97,9 +97,7 @@ def _relate(model: Model, rules: Sequence[Rule]) -> _Classes:
     return classes
 
 
-def _relate_dim(
-    classes: _Classes, rule: Rule, number: int, operator: Operator, place: Place, dim: Dim
-) -> None:
+def _relate_dim(classes: _Classes, rule: Rule, number: int, operator: Operator, place: Place, dim: Dim) -> None:
     factors = [factor for factor in dim.factors if rule.sizes.get(factor, 1) > 1]
     nodes: list[_Node] = [(number, factor) for factor in factors]
     for factor, node in zip(factors, nodes, strict=True):
@@ -171,9 +169,7 @@ def _needs(model: Model, plan: Plan) -> dict[_Node, int]:
     return {node: plan.mesh.ways(sorted(split)) for node, split in axes.items()}
 
 
-def _free_sizes(
-    classes: _Classes, sizes: Mapping[Place, int], needs: Mapping[_Node, int]
-) -> dict[_Node, int]:
+def _free_sizes(classes: _Classes, sizes: Mapping[Place, int], needs: Mapping[_Node, int]) -> dict[_Node, int]:
     """Class -> new size, for dims that are no part of a product."""
     members: dict[_Node, list[Place]] = defaultdict(list)
     for place in sizes:

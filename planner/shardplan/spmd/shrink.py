@@ -54,7 +54,9 @@ def shrink(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tup
 
 def _refusal(detail: str) -> ShardplanError:
     hint = "verify a smaller model of the same kind, or this one whole"
-    return ShardplanError(error("cannot-shrink", "no small twin of the model has the same strategies", detail=detail, hint=hint))
+    return ShardplanError(
+        error("cannot-shrink", "no small twin of the model has the same strategies", detail=detail, hint=hint)
+    )
 
 
 def _thinned(model: Model) -> tuple[list[int], dict[tuple[int, str], str]]:
@@ -76,7 +78,10 @@ def _thinned(model: Model) -> tuple[list[int], dict[tuple[int, str], str]]:
                 stands_for.update({old: new for old, new in both if old})
     kept = [index for index in range(len(model.operators)) if index not in dropped]
     renamed = {
-        (index, name): stands_for[name] for index in kept for name in model.operators[index].inputs if name in stands_for
+        (index, name): stands_for[name]
+        for index in kept
+        for name in model.operators[index].inputs
+        if name in stands_for
     }
     return kept, renamed
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import external_data_helper, numpy_helper
 
-from shardplan.model.load import load_proto
+from shardplan.model.attributes import has_data
 from shardplan.model.types import Model, Operator, Tensor
 from shardplan.rules import model_rules
 from shardplan.rules.types import Rule
@@ -57,28 +57,33 @@ def random_values(
 
 
 def stored_values(path: str | Path, model: Model) -> dict[str, Array]:
-    """Values of the parameters and large constants of `model` that the file at `path`, or external data beside it, holds."""
-    proto = load_proto(path)
-    stored = {tensor.name: tensor for tensor in proto.graph.initializer}
-    folder = str(Path(path).parent)
+    """Values of parameters and large constants of `model` that the file at `path`, or a file beside it, holds."""
+    path = Path(path)
+    stored = {tensor.name: tensor for tensor in onnx.load(path, load_external_data=False).graph.initializer}
     wanted = {parameter.tensor: (parameter.onnx, parameter.onnx_perm) for parameter in model.parameters}
-    wanted |= {name: (name, ()) for name, tensor in model.tensors.items() if tensor.role == "constant"}
+    large = (
+        name for name, tensor in model.tensors.items() if tensor.role == "constant" and name not in model.constants
+    )
+    wanted |= {name: (name, ()) for name in large}
     found: dict[str, Array] = {}
-    for name, (initializer, perm) in wanted.items():
-        array = _stored(stored.get(initializer), folder)
+    for name, (initializer, perm) in sorted(wanted.items()):
+        array = _stored(stored.get(initializer), path.parent)
         if array is not None:
             found[name] = array.transpose(perm) if perm else array
     return found
 
 
-def _stored(tensor: onnx.TensorProto | None, folder: str) -> Array | None:
+def _stored(tensor: onnx.TensorProto | None, folder: Path) -> Array | None:
     """The data of an initializer; None when it is absent, here or in its external file."""
     if tensor is None:
         return None
-    try:
-        return np.asarray(numpy_helper.to_array(tensor, folder))
-    except (OSError, ValueError, onnx.checker.ValidationError):
-        return None
+    if external_data_helper.uses_external_data(tensor):
+        place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        if not place or not (folder / place).is_file():
+            return None
+        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    return np.asarray(numpy_helper.to_array(tensor)) if has_data(tensor) else None
 
 
 def _draw(tensor: Tensor, generator: np.random.Generator, spread: float | None, limit: int | None) -> Array:

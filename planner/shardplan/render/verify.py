@@ -1,0 +1,82 @@
+"""What `verify` found, as a few lines and as a document."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from rich.console import Console
+
+from shardplan.model.types import Model
+from shardplan.render.console import emit
+from shardplan.spmd.machine import Report
+
+
+def show_verification(console: Console, report: Report, model: Model, *, shrunk: bool) -> None:
+    """The verdict, then what was run, or the first value that differs."""
+    of = f"a small twin of '{model.name}'" if shrunk else f"'{model.name}'"
+    ran = f"{report.operators} operators of {of} on {report.devices} devices, {report.values} values compared"
+    lines = [f"verified: {ran}" if report.verified else f"not verified: {ran}"]
+    if report.mismatch is None:
+        lines.append(f"largest relative difference {report.worst:.1e}")
+        lines.append(_moved(report))
+    else:
+        lines += _first_difference(report)
+    lines += [f"bytes: {text}" for text in report.mispriced]
+    emit(console, *lines)
+
+
+def _moved(report: Report) -> str:
+    """What collectives moved, in bytes received by all devices together."""
+    parts = [f"{kind} {count}" for kind, count in sorted(report.moved_bytes.items())]
+    match = "as the plan says" if not report.mispriced else "not as the plan says"
+    return f"moved {', '.join(parts)} bytes, {match}" if parts else "nothing was moved"
+
+
+def _first_difference(report: Report) -> list[str]:
+    found = report.mismatch
+    assert found is not None
+    where = f"operator '{found.operator}' ({found.kind})" if found.operator else "no operator"
+    if found.kind == "move":
+        where = (
+            f"the move for operator '{found.operator}'" if found.operator else f"the move to where it is {found.form}"
+        )
+    difference = "" if math.isnan(found.error) else f" (by {found.error:.1e})"
+    return [
+        f"first difference: '{found.tensor}' after {where}",
+        f"  {found.why}{difference}",
+        *(f"  layout {layout}" for layout in found.layouts),
+    ]
+
+
+def verification_document(report: Report, model: Model, *, rtol: float, shrunk: bool) -> dict[str, object]:
+    """The `result` of the JSON document."""
+    found = report.mismatch
+    return {
+        "verified": report.verified,
+        "model": model.name,
+        "shrunk": shrunk,
+        "devices": report.devices,
+        "operators": report.operators,
+        "values": report.values,
+        "rtol": rtol,
+        "largest_difference": report.worst if math.isfinite(report.worst) else None,
+        "moved_bytes": _sorted(report.moved_bytes),
+        "priced_bytes": _sorted(report.priced_bytes),
+        "mispriced": list(report.mispriced),
+        "first_difference": None
+        if found is None
+        else {
+            "tensor": found.tensor,
+            "operator": found.operator,
+            "kind": found.kind,
+            "form": found.form,
+            "layouts": list(found.layouts),
+            "why": found.why,
+            "error": found.error if math.isfinite(found.error) else None,
+        },
+    }
+
+
+def _sorted(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items()))

@@ -1,0 +1,76 @@
+"""`shardplan verify MODEL PLAN`: run the plan on simulated devices and compare every value with the model run whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from shardplan.errors import ShardplanError, error
+from shardplan.verbs.inputs import Attempts, dim_option, model_argument, parse_dims
+from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
+
+if TYPE_CHECKING:
+    from shardplan.model.types import Model
+    from shardplan.plan.types import Plan
+
+
+@click.command(short_help="Run a plan on simulated devices, compare every value.")
+@model_argument
+@click.argument("plan", type=click.Path(path_type=str))
+@click.option("--shrink", is_flag=True, help="Verify a small twin: fewer layers, smaller dims, the same strategies.")
+@option(
+    "--rtol",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1e-6,
+    show_default=True,
+    help="Largest relative difference that is rounding.",
+)
+@option("--seed", type=int, default=0, show_default=True, help="Of the inputs, and of weights that the model lacks.")
+@dim_option
+@verb
+def verify(
+    session: Session, /, model: str, plan: str, rtol: float, seed: int, dims: tuple[str, ...], *, shrink: bool
+) -> int:
+    """Run PLAN for MODEL on simulated devices, in double precision, and compare every value with the model run whole.
+
+    Weights are the model's own where its file has them, else random. Symbolic dims are bound as the plan says. Exits with 0
+    when all values are equal and all collectives move what the plan says, with 1 when not.
+    """
+    from shardplan.render.verify import show_verification, verification_document  # noqa: PLC0415
+    from shardplan.spmd.machine import verify_plan  # noqa: PLC0415
+
+    loaded, planned = _read(model, plan, dims)
+    values = {}
+    if shrink:
+        from shardplan.spmd.shrink import shrink as make_twin  # noqa: PLC0415
+
+        loaded, planned = make_twin(loaded, planned)
+    else:
+        from shardplan.spmd.weights import stored_values  # noqa: PLC0415
+
+        values = stored_values(model, loaded)
+    report = verify_plan(loaded, planned, values, rtol=rtol, seed=seed)
+    session.finish(
+        verification_document(report, loaded, rtol=rtol, shrunk=shrink),
+        lambda console: show_verification(console, report, loaded, shrunk=shrink),
+    )
+    return EXIT_DONE if report.verified else EXIT_NO
+
+
+def _read(model: str, plan: str, dims: tuple[str, ...]) -> tuple[Model, Plan]:
+    """Both files; the dims of the plan bind those of the model unless the command line says otherwise."""
+    from shardplan.model.read import read_model  # noqa: PLC0415
+    from shardplan.plan.file import read_plan  # noqa: PLC0415
+
+    attempt = Attempts()
+    given = attempt(lambda: parse_dims(dims))
+    planned = attempt(lambda: read_plan(plan))
+    loaded = None
+    if given is not None:
+        bound = planned.model.get("dims", {}) if planned is not None else {}
+        loaded = attempt(lambda: read_model(model, {**bound, **given}))  # type: ignore[dict-item]
+    attempt.finish()
+    if loaded is None or planned is None:
+        raise ShardplanError(error("no-input", "there is nothing to verify"))
+    return loaded, planned
