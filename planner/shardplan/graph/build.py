@@ -30,8 +30,6 @@ from shardplan.rules.types import Rule
 
 Node = tuple[str, str]
 """("operator", name), ("kept", tensor) or ("served", tensor)."""
-_TIE_PICOSECONDS = 1.0
-"""Charged per sharded mesh axis of a kept tensor: of plans that cost the same, the one with fewer splits."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,8 @@ class CostGraph:
     trainable: frozenset[str]
 
     def tie_picoseconds(self, name: str, choice: Mapping[Node, int]) -> float:
-        """What the objective charges for the splits of a kept tensor, to break ties."""
-        return _TIE_PICOSECONDS * float(self.kept[name].splits[choice["kept", name]])
+        """What the objective charges for the layout of a kept tensor, to break ties."""
+        return float(self.kept[name].ties[choice["kept", name]])
 
     def source_of_reads(self, tensor: str) -> Node:
         """The node from which readers take a tensor: its served node where it has one, else its kept node."""
@@ -130,16 +128,13 @@ def _compute_dtype(model: Model, index: int) -> str:
 def _add_nodes(built: CostGraph) -> None:
     """Nodes in graph order: what an operator reads, itself, what it makes."""
     graph, added = built.graph, set[str]()
-    tie_costs: dict[int, np.ndarray] = {}
 
     def add_tensor(name: str) -> None:
         if not name or name in added or name not in built.kept:
             return
         added.add(name)
         space = built.kept[name]
-        if id(space) not in tie_costs:
-            tie_costs[id(space)] = space.splits * _TIE_PICOSECONDS
-        cost = tie_costs[id(space)]
+        cost = space.ties
         if name in built.trainable:
             seconds = built.pricer.optimizer_seconds(space, built.model.tensor(name).dtype)
             cost = np.rint(built.prices.weight * seconds * PICOSECONDS) + cost

@@ -25,6 +25,7 @@ PICOSECONDS = 1e12
 _LEAST_CHARGED = 0.05
 """However well a collective hides, this share of it is charged: free moves would make ties."""
 
+_TIE_PICOSECONDS = 64.0
 Phase = Literal["forward", "backward"]
 
 
@@ -70,7 +71,7 @@ class TensorSpace:
             self._add_orders()
         tiles = self.space.tiles.prod(axis=1)
         self.state_bytes: Index = -(-kind.size_bytes // tiles)
-        self.splits = (self.codes < len(kind.shards)).sum(axis=1).astype(np.float64)
+        self.ties = self._tie_picoseconds(tiles[self.forward])
 
     def __len__(self) -> int:
         return len(self.forward)
@@ -121,6 +122,13 @@ class TensorSpace:
         if self._gradient_s is None:
             return np.zeros((len(source), len(target)))
         return self._gradient_s[np.ix_(source, target)]
+
+    def _tie_picoseconds(self, pieces: Index) -> NDArray[np.float64]:
+        """A few picoseconds per choice that decide between equally good ones: of a weight the one with fewer bytes on a
+        device, of an activation the one with fewer splits."""
+        if self.kind.ordered:
+            return np.ceil(_TIE_PICOSECONDS / pieces)
+        return (self.codes < len(self.kind.shards)).sum(axis=1).astype(np.float64)
 
     def _kept_codes(self, mesh: Mesh) -> Index:
         count = len(self.kind.shards)
