@@ -14,12 +14,14 @@ import click
 
 from shardplan import __version__
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.verbs.check import check
 from shardplan.verbs.diff import diff
 from shardplan.verbs.inspect import inspect
 from shardplan.verbs.profiles import profiles
 from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
 from shardplan.verbs.show import show
 from shardplan.verbs.solve import solve
+from shardplan.verbs.verify import verify
 
 
 class _PipeClosedError(Exception):
@@ -62,7 +64,7 @@ def cli() -> None:
     """Gather the verbs; what a person reads is `_HELP`."""
 
 
-for _verb in (solve, show, diff, inspect, profiles):
+for _verb in (solve, show, diff, check, verify, inspect, profiles):
     cli.add_command(_verb)
 
 

@@ -71,6 +71,18 @@ def parse_pin(text: str) -> Constraint:
     return replace(found, is_pin=True)
 
 
+def parse_recorded(text: str, file: str, aliases: tuple[str, ...] = ()) -> Constraint:
+    """The constraint that was written as `str(constraint)` into the plan `file`. Raises `ShardplanError`."""
+    section, _, rest = text.partition(": ")
+    pattern, _, spec = (rest if section in SECTIONS else text).partition(": ")
+    parser = _Parser(file)
+    parser.aliases = aliases
+    found = parser.constraint(_SECTIONS.get(section, "any"), pattern, compose(spec, file), spec)
+    if found is None:
+        raise ShardplanError(*parser.faults)
+    return replace(found, is_pin=True)
+
+
 class _Parser:
     """Turns composed nodes into constraints; `faults` collects what is wrong."""
 

@@ -118,6 +118,7 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
 def _model_section(built: CostGraph) -> Mapping[str, object]:
     model, options = built.model, built.options
     constraints = [str(constraint) for constraint in options.constraints]
+    aliases = next((constraint.aliases for constraint in options.constraints if constraint.aliases), ())
     return {
         "name": model.name,
         "digest": structure_digest(model),
@@ -130,6 +131,7 @@ def _model_section(built: CostGraph) -> Mapping[str, object]:
         "parameters": len(model.parameters),
         "parameter_elements": sum(model.tensor(parameter.tensor).elements for parameter in model.parameters),
         **({"constraints": constraints} if constraints else {}),
+        **({"mesh_axis_names": list(aliases)} if aliases else {}),
     }
 
 

@@ -153,7 +153,7 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
     for key in ("mode", "optimizer", "remat", "microbatches"):
         if was.get(key) != now.get(key):
             yield f"{key} {was.get(key)} → {now.get(key)}"
-    yield from _differences(was.get("dims") or {}, now.get("dims") or {}, "dim ")
+    yield from _differences(_mapping(was.get("dims")), _mapping(now.get("dims")), "dim ")
     lost, added = _constraints(old) - _constraints(new), _constraints(new) - _constraints(old)
     yield from (f"constraint removed: {text}" for text in sorted(lost))
     yield from (f"constraint added: {text}" for text in sorted(added))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -61,6 +61,11 @@ class Session:
         self.diagnostics.append(diagnostic)
         if diagnostic.severity == "error" or not self.quiet:
             click.echo(self._styled(diagnostic), err=True, color=self._wants_color(sys.stderr.isatty()))
+
+    def say_all(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """`say` each."""
+        for diagnostic in diagnostics:
+            self.say(diagnostic)
 
     def paint(self, draw: Callable[[Console], None]) -> None:
         """Let `draw` print a part of the result on standard output, unless that belongs to a document."""

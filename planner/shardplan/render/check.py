@@ -1,0 +1,35 @@
+"""`check`: one line for every plan, and how many are fresh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from shardplan.render.console import emit, table
+from shardplan.study.check import Verdict
+
+_STYLES = {"fresh": "green", "not optimal": "yellow"}
+
+
+def show_check(console: Console, rows: Sequence[tuple[str, Verdict, str]]) -> None:
+    """Plans with their verdicts; what speaks against them has been said on standard error."""
+    shown = table("*plan", "status", "*note")
+    shown.show_header = False
+    for file, verdict, _ in rows:
+        shown.add_row(file, verdict.status, "; ".join(verdict.notes))
+        shown.rows[-1].style = _STYLES.get(verdict.status, "red")
+    emit(console, shown)
+    bad = sum(verdict.status != "fresh" for _, verdict, _ in rows)
+    if len(rows) > 1:
+        emit(console, f"{bad} of {len(rows)} plans need attention" if bad else f"all {len(rows)} plans are fresh")
+
+
+def check_document(rows: Sequence[tuple[str, Verdict, str]]) -> dict[str, object]:
+    """The verdicts as plain data; `repair`: the command that makes the plan anew, or an empty text."""
+    return {
+        "plans": [
+            {"plan": file, "status": verdict.status, "findings": [*verdict.findings, *verdict.notes], "repair": repair}
+            for file, verdict, repair in rows
+        ]
+    }

@@ -1,0 +1,64 @@
+"""What a plan was asked for, read back from it: its cluster, its options, and how its model is to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast, get_args
+
+from shardplan.cluster.mesh import cluster_from_resolved
+from shardplan.cluster.types import Cluster
+from shardplan.constraints.parse import parse_recorded
+from shardplan.constraints.types import Constraint
+from shardplan.cost.recipes import RECIPES
+from shardplan.errors import ShardplanError, error
+from shardplan.graph.options import Mode, PlanOptions, Remat
+from shardplan.model.digest import structure_digest
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+
+
+def cluster_of(plan: Plan, file: str) -> Cluster:
+    """The cluster that `plan` was made for. Raises `ShardplanError` (`damaged-plan`) when it is not all there."""
+    profile = plan.cluster.get("profile")
+    try:
+        return cluster_from_resolved(dict(cast(Mapping[str, object], profile)))
+    except (TypeError, KeyError, ValueError, AttributeError, ShardplanError):
+        summary = "cluster: the profile in this plan is not complete"
+        raise ShardplanError(error("damaged-plan", summary, file=file, hint="solve again")) from None
+
+
+def options_of(plan: Plan, file: str) -> PlanOptions:
+    """The options that `plan` was made with. Raises `ShardplanError` as `cluster_of`."""
+    asked = plan.model
+    known = {"mode": get_args(Mode), "remat": get_args(Remat), "optimizer": ("none", *RECIPES)}
+    for key, words in known.items():
+        if asked.get(key, words[0]) not in words:
+            summary = f"model: {key} is '{asked.get(key)}', which this shardplan does not know"
+            raise ShardplanError(error("damaged-plan", summary, file=file, hint="solve again"))
+    given: dict[str, Any] = {key: asked[key] for key in known if key in asked}
+    if given.get("mode") != "training":
+        given.pop("optimizer", None)
+    return PlanOptions(
+        **given,
+        microbatches=int(cast(int, asked.get("microbatches", 1))),
+        memory_limit_bytes=plan.summary.memory_limit_bytes,
+        constraints=_constraints(asked, file),
+    )
+
+
+def dims_of(plan: Plan) -> dict[str, int]:
+    """The sizes that symbolic dims of the model had."""
+    dims = plan.model.get("dims")
+    return {str(name): int(size) for name, size in dims.items()} if isinstance(dims, Mapping) else {}
+
+
+def is_of(plan: Plan, model: Model) -> bool:
+    """Whether `plan` was made for a model of this structure."""
+    return plan.model.get("digest") == structure_digest(model)
+
+
+def _constraints(asked: Mapping[str, object], file: str) -> tuple[Constraint, ...]:
+    texts, names = asked.get("constraints"), asked.get("mesh_axis_names")
+    aliases = tuple(str(name) for name in names) if isinstance(names, list | tuple) else ()
+    written = [str(text) for text in texts] if isinstance(texts, list | tuple) else []
+    return tuple(parse_recorded(text, file, aliases) for text in written)

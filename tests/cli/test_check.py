@@ -1,0 +1,100 @@
+"""`shardplan check`: fresh, stale, invalid, infeasible, no longer optimal; and the command that repairs."""
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import onnx
+import pytest
+from jsonschema import Draft202012Validator
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import R, S
+from shardplan.plan.file import read_plan, write_plan
+
+SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+PLAN = "plans/mlp.2x2.plan.json"
+REPAIR = f"shardplan solve mlp.onnx --mesh machine=2,gpu=2 --cluster h100-dgx --dim batch=64 --output {PLAN}"
+
+
+@pytest.fixture
+def solved(shardplan, mlp) -> Path:
+    shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
+    return Path(PLAN)
+
+
+def test_fresh(shardplan, solved):
+    for options in ((), ("--model", "mlp.onnx"), ("--model", "mlp.onnx", "--resolve")):
+        run = shardplan("check", PLAN, *options)
+        assert (run.code, run.out, run.err) == (0, f"{PLAN}  fresh\n", "")
+
+
+def test_constraints_are_part_of_what_was_asked(shardplan, solved):
+    pins = ("--pin", "down.weight=[null, [gpu, machine]]", "--pin", "up={gpu: n}", "--pin", "y=replicate")
+    shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", *pins)
+    assert shardplan("check", PLAN, "--model", "mlp.onnx", "--resolve").code == 0
+
+
+def test_stale_model(shardplan, solved):
+    model = onnx.load("mlp.onnx", load_external_data=False)
+    model.graph.node[1].op_type, model.graph.node[1].name = "Gelu", "gelu"
+    Path("mlp.onnx").write_bytes(model.SerializeToString())
+    run = shardplan("check", PLAN, "--model", "mlp.onnx")
+    assert (run.code, run.out) == (1, f"{PLAN}  stale\n")
+    assert run.err == (
+        f"{PLAN}: error[stale-plan]: stale: model structure changed since this plan was made\n"
+        "  + 1 nodes, among them 'gelu'\n  - 1 nodes, among them 'relu'\n"
+        f"hint: {REPAIR}\n"
+    )
+
+
+def test_stale_profile(shardplan, solved):
+    plan = read_plan(PLAN)
+    profile = {**plan.cluster["profile"], "device": {**plan.cluster["profile"]["device"], "hbm_gbps": 1.0}}
+    write_plan(replace(plan, cluster={**plan.cluster, "profile": profile}), PLAN)
+    run = shardplan("check", PLAN)
+    assert run.code == 1
+    assert "error[stale-plan]: stale: the profile 'h100-dgx' changed since\n" in run.err
+
+
+def test_invalid(shardplan, solved):
+    plan = read_plan(PLAN)
+    odd = {"layout": Layout.of(S(0), R), "shape": (63, 256)}
+    tensors = tuple(replace(t, **odd) if t.name == "hidden" else t for t in plan.tensors)
+    write_plan(replace(plan, tensors=tensors), PLAN)
+    run = shardplan("check", PLAN)
+    assert run.code == 1
+    assert "'hidden' cannot be S(0)@machine: dim 0 of size 63 does not divide by machine=2\n" in run.err
+
+
+def test_infeasible(shardplan, solved):
+    plan = read_plan(PLAN)
+    write_plan(replace(plan, summary=replace(plan.summary, memory_limit_bytes=1024)), PLAN)
+    run = shardplan("check", PLAN)
+    assert run.code == 3
+    assert "of the 1 KiB that a device may use\n" in run.err
+
+
+def test_not_optimal(shardplan, solved):
+    plan = read_plan(PLAN)
+    write_plan(replace(plan, summary=replace(plan.summary, step_ns=2 * plan.summary.step_ns)), PLAN)
+    run = shardplan("check", PLAN, "--model", "mlp.onnx", "--resolve")
+    assert run.code == 1
+    assert "error[not-optimal-plan]: not optimal: a step of" in run.err
+    assert "100.0 % more\n" in run.err
+
+
+def test_several_and_json(shardplan, solved):
+    Path("other.json").write_text("{}")
+    run = shardplan("check", PLAN, "other.json", "--json")
+    document = json.loads(run.out)
+    Draft202012Validator(SCHEMA).validate(document)
+    assert run.code == 2
+    assert [row["status"] for row in document["result"]["plans"]] == ["fresh", "unreadable"]
+    assert "1 of 2 plans need attention\n" in shardplan("check", PLAN, "other.json").out
+    assert "all 2 plans are fresh\n" in shardplan("check", PLAN, PLAN).out
+
+
+def test_resolve_needs_a_model(shardplan, solved):
+    assert shardplan("check", PLAN, "--resolve").code == 2
