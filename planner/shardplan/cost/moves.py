@@ -22,6 +22,7 @@ from shardplan.layout.table import transition_table
 
 Seconds = NDArray[np.float64]
 Index = NDArray[np.int64]
+Numbers = NDArray[np.int32]
 _BLOCK_ENTRIES = 1 << 21
 """Paths to so many targets are shortened together that the work fits in a cache and little memory."""
 CollectiveSeconds = Callable[[Collective, float], float]
@@ -105,7 +106,7 @@ class MoveSpace:
         return Layout.of(*placements, order=self.states[state].order)
 
 
-def _relax(best: Seconds, step: Seconds, target: Index, starts: Index, rows: Index) -> None:
+def _relax(best: Seconds, step: Seconds, target: Numbers, starts: Index, rows: Numbers) -> None:
     """Shorten the paths to some targets, in place, until no first step of any state shortens one."""
     while True:
         reached = np.minimum.reduceat(step + best[target], starts, axis=0)

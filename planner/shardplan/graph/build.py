@@ -171,10 +171,10 @@ def _add_edges(built: CostGraph) -> None:
             if kept is not None:
                 times = again.forwards(index)
                 unread = name not in built.flow.readers and name not in outputs
-                key = ("made", id(kept), id(strategies), position, times, unread)
-                if key not in tables:
-                    tables[key] = edges.made_to_kept(strategies, position, kept, forwards=times, unread=unread)
-                _join(graph, node, ("kept", name), tables[key])
+                made_key = ("made", id(kept), id(strategies), position, times, unread)
+                if made_key not in tables:
+                    tables[made_key] = edges.made_to_kept(strategies, position, kept, forwards=times, unread=unread)
+                _join(graph, node, ("kept", name), tables[made_key])
     for name, serving in built.served.items():
         times = again.serves(name)
         serving_key = ("served", id(built.kept[name]), id(serving), times)

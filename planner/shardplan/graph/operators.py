@@ -155,8 +155,8 @@ def _roles(rule: Rule) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _rows_hold_batch(strategies: StrategySpace) -> bool:
-    """Whether microbatches cut the rows of the matrix product: with a weight they do; products of two activations (inside
-    attention) have the batch outside, and each of them is as large in a microbatch."""
+    """Whether microbatches cut the rows of the matrix product: with a weight they do; products of two activations
+    (inside attention) have the batch outside, and each of them is as large in a microbatch."""
     gemm = strategies.rule.gemm
     weights = [space.kind.traffic == "weight" for space in strategies.operands[:2] if space is not None]
     return gemm is None or not gemm.batch or any(weights)

@@ -15,8 +15,8 @@ Remat = Literal["none", "selective", "full"]
 class PlanOptions:
     """`microbatches`: the graph's batch is one step's; it runs as so many equal microbatches. `remat`: which
     activations are recomputed in backward instead of saved. `memory_limit_bytes`: per device; `None` takes what the
-    profile's device has to give. `gap`: where memory binds, the relative gap at which a plan is good enough. `strict`: an
-    operator without a rule is an error. `constraints`: what is fixed by hand."""
+    profile's device has to give. `gap`: where memory binds, the relative gap at which a plan is good enough. `strict`:
+    an operator without a rule is an error. `constraints`: what is fixed by hand."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"

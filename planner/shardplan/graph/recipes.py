@@ -79,7 +79,7 @@ def _megatron(built: CostGraph, *, sequence: bool) -> Allowed:
     for name in _parameters(built):
         space = built.kept[name]
         sharded = space.codes < len(space.kind.shards)
-        mask: NDArray[np.bool_] = ~sharded[:, :last].any(axis=1)
+        mask = np.asarray(~sharded[:, :last].any(axis=1))
         if len(space.kind.shape) > 1 and (mask & sharded[:, last]).any():
             mask &= sharded[:, last]
         allowed["kept", name] = mask
@@ -87,7 +87,7 @@ def _megatron(built: CostGraph, *, sequence: bool) -> Allowed:
         space = built.kept[name]
         wanted = space.code(S(1)) if sequence and len(space.kind.shape) > 2 else space.code(R)
         if wanted is not None:
-            between: NDArray[np.bool_] = space.codes[:, last] == wanted
+            between = np.asarray(space.codes[:, last] == wanted)
             if between.any():
                 allowed["kept", name] = between
     return allowed

@@ -238,8 +238,7 @@ def dominated(space: StrategySpace, seconds: Seconds, held_bytes: Index, *, forw
             extra += result.kind.microbatches * result.gradient_move(gradient, gradient)
             extra[:, space.exclusive_codes(position).any(axis=1)] = np.inf
     cheaper = seconds[None, :] + extra < seconds[:, None] - _ROUNDINGS_S
-    unused: NDArray[np.bool_] = (cheaper & (held_bytes[None, :] <= held_bytes[:, None])).any(axis=1)
-    return unused
+    return np.asarray((cheaper & (held_bytes[None, :] <= held_bytes[:, None])).any(axis=1))
 
 
 def cheapest_of_equals(space: StrategySpace, seconds: Seconds) -> Index:

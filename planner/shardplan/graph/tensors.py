@@ -127,8 +127,8 @@ class TensorSpace:
         """A few picoseconds per choice that decide between equally good ones: of a weight the one with fewer bytes on a
         device, of an activation the one with fewer splits."""
         if self.kind.ordered:
-            return np.ceil(_TIE_PICOSECONDS / pieces)
-        return (self.codes < len(self.kind.shards)).sum(axis=1).astype(np.float64)
+            return np.asarray(np.ceil(_TIE_PICOSECONDS / pieces))
+        return np.asarray((self.codes < len(self.kind.shards)).sum(axis=1), dtype=np.float64)
 
     def _kept_codes(self, mesh: Mesh) -> Index:
         count = len(self.kind.shards)

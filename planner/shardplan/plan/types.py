@@ -105,8 +105,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`objective_ns`: what was minimised, and `bound_ns` its proven lower bound: compute and communication of a step, of
-    which `overlap_weight` tells how much of what can hide behind compute is taken to (see `shardplan.graph.overlap`).
+    """`objective_ns`: what was minimised, and `bound_ns` its proven lower bound: compute and communication of a step,
+    of which `overlap_weight` tells how much of what can hide behind compute is taken to (see `shardplan.graph.overlap`).
     `step_ns` = `compute_ns` + `communication_ns`; the latter is what stays exposed when no more hides than there is
     compute, `hidden_ns` the rest. `step_bound_ns`: proven lower bound on the step of any plan."""
 
