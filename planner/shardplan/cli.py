@@ -15,6 +15,7 @@ import click
 from shardplan import __version__
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.verbs.check import check
+from shardplan.verbs.compare import compare
 from shardplan.verbs.diff import diff
 from shardplan.verbs.inspect import inspect
 from shardplan.verbs.profiles import profiles
@@ -64,7 +65,7 @@ def cli() -> None:
     """Gather the verbs; what a person reads is `_HELP`."""
 
 
-for _verb in (solve, show, diff, check, verify, inspect, profiles):
+for _verb in (solve, show, diff, check, compare, verify, inspect, profiles):
     cli.add_command(_verb)
 
 

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardplan.errors import InfeasibleError, warning
-from shardplan.verbs.inputs import (
-    Attempts,
-    constraint_options,
-    dim_option,
-    load_model,
-    model_argument,
-    name_of_model,
-    parse_dims,
-    parse_memory_limit,
-    read_all_constraints,
-)
+from shardplan.verbs.asking import Asking, asking_options
+from shardplan.verbs.inputs import Attempts, constraint_options, model_argument, name_of_model, read_all_constraints
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
 if TYPE_CHECKING:
@@ -36,45 +27,7 @@ STANDARD_OUTPUT = "-"
 
 @click.command(short_help="Find the fastest plan that fits, and write it.")
 @model_argument
-@option("-m", "--mesh", metavar="SIZES", help="4x4 or machine=4,gpu=4, outermost first.  [default: the profile's]")
-@option(
-    "-c",
-    "--cluster",
-    metavar="NAME|FILE",
-    default="h100-dgx",
-    show_default=True,
-    help="A shipped profile or a YAML file.",
-)
-@option(
-    "--mode",
-    type=click.Choice(["training", "inference"]),
-    default="training",
-    show_default=True,
-    help="What one step is.",
-)
-@dim_option
-@option(
-    "--optimizer",
-    type=click.Choice(["adam-mixed", "adam-fp32", "sgd", "none"]),
-    default="adam-mixed",
-    show_default=True,
-    help="Whose state is kept, in training.",
-)
-@option(
-    "--microbatches",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Equal parts in which the batch runs.",
-)
-@option(
-    "--remat",
-    type=click.Choice(["none", "selective", "full"]),
-    default="none",
-    show_default=True,
-    help="Which activations are computed again in backward instead of kept.",
-)
-@option("--memory-limit", metavar="SIZE", help="What a device may use, such as '40 GiB'.  [default: the profile's]")
+@asking_options
 @option(
     "-o",
     "--output",
@@ -135,29 +88,20 @@ class _Request:
 
 def _read_request(given: Mapping[str, Any]) -> _Request:
     """Read every input; all that is wrong with any of them is raised together."""
-    from shardplan.cluster.mesh import make_cluster  # noqa: PLC0415
-    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
-    from shardplan.graph.options import PlanOptions  # noqa: PLC0415
     from shardplan.plan.file import check_output  # noqa: PLC0415
 
     attempt = Attempts()
-    dims = attempt(lambda: parse_dims(given["dims"]))
-    limit = attempt(lambda: parse_memory_limit(given["memory_limit"]))
-    cluster = attempt(lambda: make_cluster(load_profile(given["cluster"]), given["mesh"]))
-    output = given["output"] or (default_output(given["model"], cluster.mesh) if cluster else STANDARD_OUTPUT)
+    asking = Asking(given, attempt)
+    output = given["output"] or (
+        default_output(given["model"], asking.cluster.mesh) if asking.cluster else STANDARD_OUTPUT
+    )
     if output != STANDARD_OUTPUT:
         attempt(lambda: check_output(output))
-    model = attempt(lambda: load_model(given["model"], dims)) if dims is not None else None
     constraints = attempt(lambda: read_all_constraints(given["constraint_files"], given["pins"]))
     attempt.finish()
-    assert model is not None
-    assert cluster is not None
-    options = PlanOptions(
-        mode=given["mode"],
-        optimizer=given["optimizer"],
-        microbatches=given["microbatches"],
-        remat=given["remat"],
-        memory_limit_bytes=limit,
+    asked = asking.finish()
+    options = replace(
+        asked.options,
         time_limit=given["time_limit"],
         gap=0.0 if given["require_optimal"] else given["gap"],
         seed=given["seed"],
@@ -165,7 +109,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         strict=given["strict"],
         constraints=constraints or (),
     )
-    return _Request(model, cluster, options, output)
+    return _Request(asked.model, asked.cluster, options, output)
 
 
 def default_output(model_path: str, mesh: Mesh) -> str:

@@ -1,0 +1,58 @@
+"""The plans people write by hand beside the best one: each a set of restrictions, solved by the same engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shardplan.cluster.types import Cluster
+from shardplan.errors import InfeasibleError
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.recipes import RECIPES
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.planning import Planner, Restrict
+
+BEST = "best"
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """`plan`: the fastest of its kind that fits, or where none fits the fastest without regard to memory; `None` where
+    this model on this mesh cannot be planned so."""
+
+    name: str
+    plan: Plan | None
+    fits: bool
+
+
+def compare_recipes(
+    model: Model, cluster: Cluster, options: PlanOptions, on_done: Callable[[Contender], None] | None = None
+) -> tuple[Contender, ...]:
+    """Every hand-written recipe, then the best plan there is; `on_done` hears of each as it is found.
+
+    Raises `ShardplanError` as `plan_model` for a model that cannot be planned as asked; memory is no such reason.
+    """
+    planner = Planner(model, cluster, options)
+    roomy = Planner(model, cluster, replace(options, memory_limit_bytes=_UNLIMITED))
+    found = []
+    for name, recipe in (*RECIPES.items(), (BEST, None)):
+        contender = _contend(name, recipe, planner, roomy)
+        found.append(contender)
+        if on_done is not None:
+            on_done(contender)
+    return tuple(found)
+
+
+def _contend(name: str, recipe: Restrict | None, planner: Planner, roomy: Planner) -> Contender:
+    try:
+        fastest = roomy.plan(recipe)
+    except InfeasibleError:
+        return Contender(name, None, fits=False)
+    if fastest.summary.memory.total <= planner.limit_bytes:
+        return Contender(name, fastest, fits=True)
+    try:
+        return Contender(name, planner.plan(recipe), fits=True)
+    except InfeasibleError:
+        return Contender(name, fastest, fits=False)

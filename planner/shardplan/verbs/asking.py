@@ -1,0 +1,98 @@
+"""What a plan is asked for on the command line: model, mesh, cluster, mode and memory, for every verb that plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardplan.verbs.inputs import Attempts, dim_option, load_model, parse_dims, parse_memory_limit
+from shardplan.verbs.session import Verb, option
+
+if TYPE_CHECKING:
+    from shardplan.cluster.types import Cluster
+    from shardplan.graph.options import PlanOptions
+    from shardplan.model.types import Model
+
+_OPTIONS = (
+    option("-m", "--mesh", metavar="SIZES", help="4x4 or machine=4,gpu=4, outermost first.  [default: the profile's]"),
+    option(
+        "-c",
+        "--cluster",
+        metavar="NAME|FILE",
+        default="h100-dgx",
+        show_default=True,
+        help="A shipped profile or a YAML file.",
+    ),
+    option(
+        "--mode",
+        type=click.Choice(["training", "inference"]),
+        default="training",
+        show_default=True,
+        help="What one step is.",
+    ),
+    dim_option,
+    option(
+        "--optimizer",
+        type=click.Choice(["adam-mixed", "adam-fp32", "sgd", "none"]),
+        default="adam-mixed",
+        show_default=True,
+        help="Whose state is kept, in training.",
+    ),
+    option(
+        "--microbatches",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Equal parts in which the batch runs.",
+    ),
+    option(
+        "--remat",
+        type=click.Choice(["none", "selective", "full"]),
+        default="none",
+        show_default=True,
+        help="Which activations are computed again in backward instead of kept.",
+    ),
+    option("--memory-limit", metavar="SIZE", help="What a device may use, such as '40 GiB'.  [default: the profile's]"),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`options`: those of a plan, as far as `asking_options` give them."""
+
+    model: Model
+    cluster: Cluster
+    options: PlanOptions
+
+
+def asking_options(function: Verb) -> Verb:
+    """Add the options that say what is planned, and for what."""
+    for add in reversed(_OPTIONS):
+        function = add(function)
+    return function
+
+
+class Asking:
+    """Reads `asking_options` in two steps, so that a verb can read more in between and all faults are said together."""
+
+    def __init__(self, given: Mapping[str, Any], attempt: Attempts) -> None:
+        from shardplan.cluster.mesh import make_cluster  # noqa: PLC0415
+        from shardplan.cluster.profile import load_profile  # noqa: PLC0415
+
+        self._given = given
+        dims = attempt(lambda: parse_dims(given["dims"]))
+        self._limit = attempt(lambda: parse_memory_limit(given["memory_limit"]))
+        self.cluster = attempt(lambda: make_cluster(load_profile(given["cluster"]), given["mesh"]))
+        self._model = attempt(lambda: load_model(given["model"], dims)) if dims is not None else None
+
+    def finish(self) -> Asked:
+        """What was asked, once the attempts are known to have succeeded."""
+        from shardplan.graph.options import PlanOptions  # noqa: PLC0415
+
+        assert self._model is not None
+        assert self.cluster is not None
+        named = {name: self._given[name] for name in ("mode", "optimizer", "microbatches", "remat")}
+        return Asked(self._model, self.cluster, PlanOptions(**named, memory_limit_bytes=self._limit))

@@ -1,0 +1,58 @@
+"""`shardplan compare`: recipes and the best plan, side by side."""
+
+import json
+from importlib.resources import files
+
+import pytest
+from jsonschema import Draft202012Validator
+
+SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+COMPARE = ("compare", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
+NAMES = ["data parallel", "ZeRO-3", "Megatron", "Megatron + sequence", "best"]
+
+
+def test_the_table(shardplan, mlp):
+    run = shardplan(*COMPARE)
+    lines = run.out.splitlines()
+    assert (run.code, run.err) == (0, "")
+    assert lines[0].split() == ["plan", "step", "compute", "communication", "memory"]
+    assert [next(name for name in reversed(NAMES) if line.startswith(name)) for line in lines[1:-1]] == NAMES
+    assert lines[-1] == "a device may use 67.1 GiB"
+
+
+def rows(run) -> dict[str, dict]:
+    document = json.loads(run.out)
+    Draft202012Validator(SCHEMA).validate(document)
+    return {row["name"]: row for row in document["result"]["plans"]}
+
+
+def test_nothing_is_faster_than_the_best(shardplan, mlp):
+    run = shardplan(*COMPARE, "--json")
+    assert run.code == 0
+    found = rows(run)
+    assert list(found) == NAMES
+    assert all(row["step_us"] >= found["best"]["step_us"] for row in found.values() if row["fits"])
+
+
+def test_what_does_not_fit_says_by_how_much(shardplan, mlp):
+    used = {name: row["memory_bytes"] for name, row in rows(shardplan(*COMPARE, "--json")).items()}
+    limit = str(used["data parallel"] - 1)
+    run = shardplan(*COMPARE, "--memory-limit", limit)
+    row = next(line for line in run.out.splitlines() if line.startswith("data parallel"))
+    assert row.endswith("does not fit: 1 B too much") or "+" in row
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_nothing_fits(form, shardplan, mlp):
+    run = shardplan(*COMPARE, "--memory-limit", "1 KiB", *form)
+    assert run.code == 3
+    if form:
+        assert not any(row["fits"] for row in rows(run).values())
+    else:
+        assert run.out.count("does not fit: ") == len(NAMES)
+
+
+def test_faults_are_said_together(shardplan, mlp):
+    run = shardplan("compare", "mlp.onnx", "--mesh", "2x", "--memory-limit", "lots")
+    assert run.code == 2
+    assert run.err.count("error[") == 3
