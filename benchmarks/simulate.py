@@ -1,0 +1,219 @@
+"""What shardplan predicts for published training runs, whose parallel layout is given: graph, recipe, prices.
+
+Tensor and data parallelism go through the cost graph with the choices restricted to the published layout; pipeline
+stages, which shardplan does not plan, are layers divided by stages, with the bubble (p - 1) / (m v) of p stages, m
+microbatches and v chunks per stage. The slowest stage, which has the output matrix, sets the pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.cluster.types import Cluster
+from shardplan.graph.build import CostGraph, Node, build_cost_graph
+from shardplan.graph.memory import Memory
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.problem import node_order, to_problem
+from shardplan.graph.recipes import Allowed, data_parallel, megatron, megatron_sequence, restrict, zero_3
+from shardplan.layout.placement import S
+from shardplan.models import NAMED, TransformerSpec, build
+from shardplan.plan.assemble import peak_memory, price
+from shardplan.rules import model_rules
+from shardplan.solve import solve
+
+NO_LIMIT = 1 << 60
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Run:
+    """One published run. `microbatch`: sequences per device group and microbatch; `batch`: sequences per step."""
+
+    spec: TransformerSpec
+    profile: str
+    gpus: int
+    batch: int
+    microbatch: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    interleave: int = 1
+    context: int = 1
+    remat: str = "none"
+    sequence: bool = False
+    sharded: bool = False
+    tp_hidden: float = 0.0
+
+    @property
+    def data(self) -> int:
+        return self.gpus // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def microbatches(self) -> int:
+        return max(1, self.batch // (self.data * self.microbatch))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds per step: all of it, and what a layer's compute and communication take of the slowest stage."""
+
+    step_s: float
+    compute_s: float
+    hidden_s: float
+    exposed_s: float
+
+    def tflops(self, run: Run, flops: float) -> float:
+        """TFLOP/s per GPU when a step counts as `flops`."""
+        return flops / self.step_s / run.gpus / 1e12
+
+
+def spec_of(name: str, **sizes: object) -> TransformerSpec:
+    return replace(NAMED[name], **sizes)
+
+
+def cluster_of(run: Run) -> Cluster:
+    """Tensor parallelism innermost, then as many data-parallel ranks as fill a machine, then machines."""
+    profile = load_profile(run.profile)
+    ranks, per_machine = run.data, profile.levels[0].devices or 8
+    if run.tensor > per_machine:
+        return make_cluster(profile, f"machine={run.tensor // per_machine},gpu={per_machine}")
+    inside = 1 if run.pipeline > 1 else min(ranks, per_machine // run.tensor)
+    text = f"machine={ranks // inside},gpu0={inside},gpu1={run.tensor}"
+    if inside == 1 or run.tensor == 1:
+        text = f"machine={ranks // inside},gpu={inside * run.tensor}"
+    cluster = make_cluster(profile, text)
+    return replace(cluster, overlap=replace(cluster.overlap, tp=run.tp_hidden)) if run.tp_hidden else cluster
+
+
+def solved(built: CostGraph, memory: Memory, allowed: Allowed, limit: int = NO_LIMIT):
+    """The best assignment among those that `allowed` leaves."""
+    return solve(restrict(to_problem(built, memory, limit), built, allowed))
+
+
+def published_layout(built: CostGraph, run: Run) -> Allowed:
+    """The choices of the run's layout."""
+    if run.sharded and run.tensor == 1:
+        return zero_3(built)
+    if run.tensor == 1:
+        return data_parallel(built)
+    if run.tensor > run.data * 8:
+        return _weights_read_sharded(built, axes=range(len(built.cluster.mesh)))
+    return pure(built, megatron_sequence(built) if run.sequence else megatron(built), sequence=run.sequence)
+
+
+def pure(built: CostGraph, allowed: Allowed, *, sequence: bool) -> Allowed:
+    """A Megatron layout in which everything outside the tensor-parallel regions is saved sharded by sequence, or
+    nothing is: what the solver may otherwise mix where it gains."""
+    pure_layout: dict[Node, np.ndarray] = dict(allowed)
+    last = len(built.cluster.mesh) - 1
+    for operator in built.model.operators:
+        width = built.model.tensor(operator.outputs[0]).shape[-1]
+        if (
+            operator.op_type not in _OUTSIDE
+            or width != built.model.tensor(built.model.operators[0].outputs[0]).shape[-1]
+        ):
+            continue
+        for name in operator.outputs:
+            space = built.kept[name]
+            shards = len(space.kind.shards)
+            codes = space.codes[:, last]
+            mask = (codes == space.code(S(1))) | (codes == shards + 1) if sequence else codes >= shards
+            pure_layout["kept", name] = mask & np.asarray(pure_layout.get(("kept", name), True))
+    return {**pure_layout, **_weights_read_sharded(built, axes=[last])}
+
+
+def _weights_read_sharded(built: CostGraph, axes: Iterable[int]) -> Allowed:
+    """Matrix products read weights sharded over `axes`; gathering weights would be another layout."""
+    weights = {p.tensor for p in built.model.parameters if len(built.model.tensor(p.tensor).shape) > 1}
+    allowed: dict[Node, np.ndarray] = {}
+    for operator, space in zip(built.model.operators, built.operators, strict=True):
+        for position, name in enumerate(operator.inputs):
+            if name in weights:
+                codes = space.strategies.layout_codes("operands", position)[:, list(axes)]
+                mask = (codes < len(built.kept[name].kind.shards)).all(axis=1)
+                if mask.any():
+                    allowed["operator", operator.name] = mask
+    return allowed
+
+
+_OUTSIDE = frozenset({"Add", "Dropout", "LayerNormalization", "RMSNormalization"})
+"""What happens to the hidden state outside attention and MLP."""
+
+
+@cache
+def stage(run: Run, layers: int) -> Prediction:
+    """One step of a stage of so many layers that also has the embedding and the output matrix."""
+    batch = run.data * run.microbatch * run.microbatches
+    spec = replace(run.spec, layers=layers, batch=batch)
+    model = build(spec)
+    options = PlanOptions(remat=run.remat, microbatches=run.microbatches)
+    built = build_cost_graph(model, model_rules(model), cluster_of(run), options)
+    solution = solved(built, Memory(built), published_layout(built, run))
+    priced = price(built, solution)
+    exposed = priced.step_s - priced.compute_s
+    total = priced.exposed_s + priced.hideable_s
+    return Prediction(priced.step_s, priced.compute_s, max(0.0, total - exposed), exposed)
+
+
+def predict(run: Run) -> Prediction:
+    """One step of the whole run. Layers are alike, so the time of many follows from that of two and four."""
+    two, four = stage(run, 2), stage(run, 4)
+    layers = run.spec.layers / run.pipeline
+    wait = (run.pipeline - 1) / (run.microbatches * run.interleave)
+
+    def of(part: str) -> tuple[float, float]:
+        layer = (getattr(four, part) - getattr(two, part)) / 2
+        return layer, max(0.0, getattr(two, part) - 2 * layer)
+
+    layer, ends = of("step_s")
+    step = layers * layer + ends + wait * (layers * layer + ends / run.pipeline)
+    parts = [layers * of(part)[0] + of(part)[1] for part in ("compute_s", "hidden_s", "exposed_s")]
+    return Prediction(step, *parts)
+
+
+def layer_activations(name: str, batch: int, *, sequence: bool, remat: str) -> int:
+    """Bytes that one GPU of eight saves for the backward of one inner layer, GPT of that name, no flash attention."""
+    run = Run(
+        spec_of(name, layers=3, dropout=True, attention="decomposed", logits=False, batch=batch),
+        "a100-dgx", gpus=8, batch=batch, microbatch=batch, tensor=8, sequence=sequence, remat=remat,
+    )  # fmt: skip
+    model = build(run.spec)
+    built = build_cost_graph(model, model_rules(model), cluster_of(run), PlanOptions(remat=remat))
+    memory = Memory(built)
+    choices = solved(built, memory, published_layout(built, run)).choices
+    choice = dict(zip(node_order(built), choices, strict=True))
+    made = {name for index in model.blocks[0].copies[1] for name in model.operators[index].outputs}
+    turn = len(model.operators)
+    return sum(
+        int(holding.amount[choice[holding.node]])
+        for holding in memory.holdings
+        if holding.category == "activations" and holding.start <= turn < holding.end and holding.node[1] in made
+    )
+
+
+def peak_bytes(spec: TransformerSpec, profile: str, mesh: str, remat: str) -> tuple[int | None, int]:
+    """Most bytes of one device in the fastest ZeRO-3 plan that fits, `None` where none does, and what it may use."""
+    model, cluster = build(spec), make_cluster(load_profile(profile), mesh)
+    built = build_cost_graph(model, model_rules(model), cluster, PlanOptions(remat=remat))
+    memory = Memory(built)
+    choices = solved(built, memory, zero_3(built), cluster.device.usable_bytes).choices
+    if choices is None:
+        return None, cluster.device.usable_bytes
+    choice = dict(zip(node_order(built), choices, strict=True))
+    return peak_memory(memory.holdings, memory.moments, choice).total, cluster.device.usable_bytes
+
+
+def state_memory(name: str, profile: str, mesh: str, recipe: str) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and optimizer state of one device, of the whole model under a recipe."""
+    model = build(spec_of(name, batch=1024, seq=128))
+    built = build_cost_graph(model, model_rules(model), make_cluster(load_profile(profile), mesh), PlanOptions())
+    memory = Memory(built)
+    allowed = {"data parallel": data_parallel, "ZeRO-3": zero_3}[recipe](built)
+    choice = dict(zip(node_order(built), solved(built, memory, allowed).choices, strict=True))
+    peak = peak_memory(memory.holdings, memory.moments, choice)
+    return peak.parameters, peak.gradients, peak.optimizer
