@@ -25,7 +25,7 @@ PICOSECONDS = 1e12
 _LEAST_CHARGED = 0.05
 """However well a collective hides, this share of it is charged: free moves would make ties."""
 
-_TIE_PICOSECONDS = 64.0
+_TIE_PICOSECONDS = 16.0
 Phase = Literal["forward", "backward"]
 
 

@@ -1,0 +1,118 @@
+"""Choices and prices of a cost graph: legal, complete enough, and dropped only where nothing is lost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.graph import operators
+from shardplan.graph.build import build_cost_graph
+from shardplan.graph.memory import Memory
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.problem import node_order, to_problem
+from shardplan.layout.legal import is_legal
+from shardplan.model.types import Model, Operator, Parameter, Tensor
+from shardplan.plan.assemble import PriceMismatchError, price
+from shardplan.rules import model_rules
+from shardplan.solve import solve
+
+
+def tiny(rows=8, width=8):
+    """relu(x @ w0) @ w1 + x: a residual, so one tensor with two readers."""
+    shape = (rows, width)
+    tensors = {"x": Tensor("x", shape, "float", "input")}
+    for name in ("w0", "w1"):
+        tensors[name] = Tensor(name, (width, width), "float", "parameter")
+    for name in ("a", "b", "c", "y"):
+        tensors[name] = Tensor(name, shape, "float", "activation")
+    steps = [
+        Operator("dot0", "MatMul", ("x", "w0"), ("a",), version=21),
+        Operator("relu", "Relu", ("a",), ("b",), version=21),
+        Operator("dot1", "MatMul", ("b", "w1"), ("c",), version=21),
+        Operator("add", "Add", ("c", "a"), ("y",), version=21),
+    ]
+    weights = tuple(Parameter(name, name, name) for name in ("w0", "w1"))
+    return Model("tiny", tuple(steps), tensors, weights, ("x",), ("y",), {}, opset=21)
+
+
+def built_on(mesh, **options):
+    model, cluster = tiny(), make_cluster(load_profile("generic"), mesh)
+    return build_cost_graph(model, model_rules(model), cluster, PlanOptions(**options))
+
+
+@pytest.mark.parametrize("mesh", ["2", "2x2", "4x2", "2x2x2"])
+def test_every_choice_is_a_legal_layout(mesh):
+    built = built_on(mesh)
+    for name, space in built.kept.items():
+        layouts = [space.layout(choice) for choice in range(len(space))]
+        assert len(set(layouts)) == len(layouts)
+        for layout in layouts:
+            assert is_legal(layout.forward, built.cluster.mesh, built.model.tensor(name).shape)
+    for operator, space in zip(built.model.operators, built.operators, strict=True):
+        for strategy in range(len(space)):
+            for position, name in enumerate(operator.inputs):
+                layout = space.strategies.layout("operands", position, strategy)
+                assert is_legal(layout.forward, built.cluster.mesh, built.model.tensor(name).shape)
+
+
+def test_what_rests_holds_no_partial_values():
+    built = built_on("2x2")
+    for name in ("x", "w0", "w1", "y"):
+        kinds = {p.kind for choice in range(len(built.kept[name])) for p in built.kept[name].layout(choice).placements}
+        assert kinds == {"S", "R"}
+
+
+def test_weights_may_be_stored_with_either_axis_major():
+    built = built_on("2x2")
+    orders = {built.kept["w0"].layout(choice).order for choice in range(len(built.kept["w0"]))}
+    assert orders == {(0, 1), (1, 0)}
+
+
+def test_without_gradients_there_are_fewer_choices():
+    trained, served = built_on("2x2"), built_on("2x2", mode="inference")
+    assert len(served.kept["a"]) < len(trained.kept["a"])
+    kinds = {p.kind for choice in range(len(served.kept["a"])) for p in served.kept["a"].layout(choice).placements}
+    assert kinds == {"S", "R", "P"}
+
+
+def test_only_tensors_with_several_readers_are_served():
+    assert set(built_on("2").served) == {"a"}
+
+
+@pytest.mark.parametrize("mesh", ["2", "2x2", "4x2"])
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_dropping_strategies_loses_nothing(mesh, mode, monkeypatch):
+    fewer = built_on(mesh, mode=mode)
+    monkeypatch.setattr(operators, "dominated", lambda space, *_, **__: np.zeros(len(space), dtype=bool))
+    everything = built_on(mesh, mode=mode)
+    kept, all_of_them = (sum(map(len, built.operators)) for built in (fewer, everything))
+    assert kept <= all_of_them
+    costs = [solve(to_problem(built, Memory(built), None)).cost for built in (fewer, everything)]
+    assert costs[0] == pytest.approx(costs[1], abs=100)  # picoseconds
+
+
+def test_equal_edges_share_one_table():
+    built = built_on("2x2")
+    tables = {id(data["table"]) for _, _, data in built.graph.edges(data=True)}
+    assert len(tables) < built.graph.number_of_edges() + 1
+    assert all(np.isfinite(data["table"]).any() for _, _, data in built.graph.edges(data=True))
+
+
+def test_a_plan_is_priced_again_and_must_agree():
+    built = built_on("2x2")
+    solution = solve(to_problem(built, Memory(built), None))
+    assert price(built, solution).f1_s == pytest.approx(solution.cost / 1e12, abs=1e-9)
+    with pytest.raises(PriceMismatchError, match="the lowered plan costs"):
+        price(built, replace(solution, cost=solution.cost * 1.01 + 1e7))
+
+
+def test_memory_rows_cover_every_node_that_holds_bytes():
+    built = built_on("2x2")
+    memory = Memory(built)
+    known = set(node_order(built))
+    assert {holding.node for holding in memory.holdings} <= known
+    assert all(0 <= holding.start < holding.end <= memory.moments for holding in memory.holdings)
+    states = {h.category for h in memory.holdings if h.node == ("kept", "w0")}
+    assert states == {"parameters", "gradients", "optimizer"}
