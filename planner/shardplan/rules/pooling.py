@@ -41,7 +41,9 @@ def resize(signature: Signature) -> Row:
         made.append(name if size == enlarged else f"({name} !copies{dim})")
         if size != enlarged:
             sizes[f"copies{dim}"] = enlarged // size
-    return Row(f"{' '.join(dims)}{signature.rest} -> {' '.join(made)}", cost="memory", linear=((0,),), sizes=sizes)
+    fills = signature.text("coordinate_transformation_mode") == "tf_crop_and_resize"  # with a value that is added once
+    linear = () if fills else ((0,),)
+    return Row(f"{' '.join(dims)}{signature.rest} -> {' '.join(made)}", cost="memory", linear=linear, sizes=sizes)
 
 
 def _repeats(signature: Signature) -> bool:
