@@ -156,6 +156,8 @@ class Emitter:
         seconds = [prices.seconds(step.collective, float(size_bytes)) for step in steps]
         hides = [prices.hidden(kind, priced, step.collective.kind) for step in steps]
         emitted = [_emitted(step.collective, size_bytes, time) for step, time in zip(steps, seconds, strict=True)]
+        if len(set(hides)) == 1:
+            return tuple(emitted), hides[0]
         hideable = sum(time * share for time, share in zip(seconds, hides, strict=True))
         return tuple(emitted), hideable / sum(seconds) if sum(seconds) else 0.0
 
