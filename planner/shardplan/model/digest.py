@@ -14,7 +14,7 @@ _VERSION = "shardplan-structure-1"
 
 
 def structure_digest(model: Model) -> str:
-    """`sha256:` and hex digits, over operators, shapes, types, attributes, constants and parameters, by their names in the graph.
+    """`sha256:` and hex digits: operators, shapes, types, attributes, constants and parameters, by name in the graph.
 
     Independent of the data of weights, of metadata and doc strings, of the file's name and producer, and of the
     process. Renaming a value changes it: plans speak of values by name.
