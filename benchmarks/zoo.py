@@ -24,13 +24,19 @@ EXTRA = {
     "gpt2_small_dyn": ["--dim", "batch=8", "--dim", "seq=1024"],
     "llama3_8b_decode": ["--mode", "inference"],
 }
+ROOMIER = {
+    ("mixtral_8x7b_dense", "4x4"): ["--remat", "full"],
+    ("llama3_70b", "4x4"): ["--remat", "full", "--cluster", "h200-dgx"],
+    ("llama3_70b", "4x2x4"): ["--remat", "full", "--cluster", "h200-dgx"],
+}
+"""What it takes for a model to fit at all: 16 bytes a parameter, and activations, on so few devices."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def solve(model: Path, mesh: str, output: Path) -> dict:
     """One cold run of the command; resources of that process alone."""
     command = [sys.executable, "-m", "shardplan", "solve", str(model), "--mesh", mesh, "-o", str(output), "--json"]
-    command += EXTRA.get(model.stem, [])
+    command += EXTRA.get(model.stem, []) + ROOMIER.get((model.stem, mesh), [])
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "planner")}
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
@@ -40,7 +46,7 @@ def solve(model: Path, mesh: str, output: Path) -> dict:
     report = json.loads(document)
     return {
         "exit": process.returncode,
-        "summary": (report.get("result") or {}).get("summary", {}),
+        "summary": {k: v for k, v in ((report.get("result") or {}).get("summary") or {}).items() if v is not None},
         "cpu_s": usage.ru_utime + usage.ru_stime,
         "wall_s": time.perf_counter() - start,
         "rss_mib": usage.ru_maxrss / 1024,
