@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 
 import numpy as np
 
 from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.program import Array, Local, Site
 from shardplan.spmd.talk import Ask, Coordinates, Operands, Running
+
+_Extending = Generator[Ask, Array | None, tuple[Array, tuple[bool, bool]]]
 
 
 def borders(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
@@ -29,15 +32,19 @@ def borders(site: Site, local: Local, operands: Operands, coordinates: Coordinat
         pads[place] = 0 if got[0] else before
         pads[place + space] = 0 if got[1] or after <= 0 else after
         assert got == (before > 0 and number > 0, after > 0 and number < last)
+    if site.kind == "MaxPool":
+        data, pads = _padded(data, pads), [0] * len(pads)
     attributes = {**local.attributes, "pads": tuple(pads)}
     attributes.pop("auto_pad", None)
     return evaluate(site.operator, attributes, [data, *operands[1:]])
 
 
-def _extend(data: Array, dim: int, axes: tuple[int, ...], before: int, after: int):  # type: ignore[no-untyped-def]
-    """`data` with `before` rows of the device before and `after` rows of the one behind; a negative `after` cuts rows off.
+def _extend(data: Array, dim: int, axes: tuple[int, ...], before: int, after: int) -> _Extending:
+    """`data` with `before` rows of the device before and `after` rows of the one behind; a negative `after` cuts rows
+    off.
 
-    Also whether there was a device before, and one behind."""
+    Also whether there was a device before, and one behind.
+    """
     size = data.shape[dim]
     pieces = [data]
     got = [False, False]
@@ -54,7 +61,15 @@ def _extend(data: Array, dim: int, axes: tuple[int, ...], before: int, after: in
     joined = np.concatenate(pieces, axis=dim)
     if after < 0:
         joined = joined.take(range(joined.shape[dim] + after), axis=dim)
-    return joined, tuple(got)
+    return joined, (got[0], got[1])
+
+
+def _padded(data: Array, pads: list[int]) -> Array:
+    """`data` among lowest values, which never are a maximum: the evaluator mixes up paddings that are not symmetric."""
+    space = data.ndim - 2
+    lowest = -np.inf if data.dtype.kind == "f" else np.iinfo(data.dtype).min
+    around = [(0, 0), (0, 0), *zip(pads[:space], pads[space:], strict=True)]
+    return np.pad(data, around, constant_values=lowest)
 
 
 def _axes_of(site: Site, dim: int) -> tuple[int, ...]:

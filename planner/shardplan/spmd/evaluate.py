@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import RuntimeTypeError
 
 from shardplan.errors import ShardplanError, error
 from shardplan.model.draft import CAPTURED
@@ -31,22 +32,38 @@ def widen(array: Array) -> Array:
 def evaluate(
     operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
 ) -> list[Array]:
-    """The results of `operator` with these attributes, absent ones as None-free list in output order.
+    """The results of `operator` with these attributes and operands (None: absent), in output order.
 
-    Raises `ShardplanError` when the evaluator does not know the operator, or when the operator holds a nested graph.
+    In double precision; functions whose body has constants of single precision are run in that. Raises `ShardplanError`
+    where the evaluator does not know the operator, where it holds a nested graph, or looks at bits.
     """
     if CAPTURED in attributes or any(_is_opaque(value) for value in attributes.values()):
         raise _refusal(operator, "has a nested graph")
-    present = tuple(operand is not None for operand in operands)
+    if operator.kind == "BitCast":
+        raise _refusal(operator, "looks at bits, and all is computed in double precision")
+    try:
+        return _run(operator, attributes, operands)
+    except RuntimeTypeError:
+        narrow = [None if operand is None else _narrowed(operand) for operand in operands]
+        return [widen(result) for result in _run(operator, attributes, narrow)]
+
+
+def _run(operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]) -> list[Array]:
+    dtypes = tuple("" if operand is None else operand.dtype.str for operand in operands)
     widened = tuple((name, _Held(_widened(operator.kind, name, value))) for name, value in sorted(attributes.items()))
     try:
-        runner = _runner(operator.op_type, operator.domain, operator.version, present, len(operator.outputs), widened)
+        runner = _runner(operator.op_type, operator.domain, operator.version, dtypes, len(operator.outputs), widened)
     except (NotImplementedError, RuntimeError, TypeError) as problem:
-        raise _refusal(operator, f"is unknown to the reference evaluator ({problem})") from None
+        reason = str(problem).partition("\n")[0].partition(" in [")[0]
+        raise _refusal(operator, f"is unknown to the reference evaluator: {reason[:200]}") from None
     feed = {f"i{position}": operand for position, operand in enumerate(operands) if operand is not None}
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [np.asarray(result) for result in runner.run(None, feed)]
+
+
+def _narrowed(array: Array) -> Array:
+    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def _refusal(operator: Operator, why: str) -> ShardplanError:
@@ -85,14 +102,18 @@ def _runner(
     op_type: str,
     domain: str,
     version: int,
-    present: tuple[bool, ...],
+    dtypes: tuple[str, ...],
     results: int,
     attributes: tuple[tuple[str, _Held], ...],
 ) -> ReferenceEvaluator:
-    names = [f"i{position}" if there else "" for position, there in enumerate(present)]
+    names = [f"i{position}" if dtype else "" for position, dtype in enumerate(dtypes)]
     made = [f"o{position}" for position in range(results)]
     node = helper.make_node(op_type, names, made, domain=domain, **{name: _plain(held) for name, held in attributes})
-    inputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in names if name]
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)
+        for name, dtype in zip(names, dtypes, strict=True)
+        if name
+    ]
     outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in made]
     graph = helper.make_graph([node], "operator", inputs, outputs)
     imports = [helper.make_opsetid(domain, version)]

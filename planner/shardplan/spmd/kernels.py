@@ -1,4 +1,6 @@
-"""Which kernel runs at an operator, and the simple ones: the plain operator, lookups in a part of a table, whole shapes."""
+"""Which kernel runs at an operator, and the simple ones: the plain operator, lookups in a part of a table, whole
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from shardplan.spmd.localise import refuse
 from shardplan.spmd.program import Array, Local, Site
 from shardplan.spmd.recurrent import recurrent
 from shardplan.spmd.statistics import KERNELS as STATISTICS
-from shardplan.spmd.talk import Coordinates, Kernel, Operands, Running
+from shardplan.spmd.talk import Coordinates, Kernel, Operands, Running, all_reduce
 
-_RANDOM = frozenset("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial".split())
+_RANDOM = frozenset(
+    ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+)
 
 
 def kernel_for(site: Site) -> Kernel:
@@ -97,6 +101,21 @@ def _local_index(site: Site, index: Array, dim: int, length: int, coordinates: C
     return np.where(inside, here, 0), inside
 
 
+def triangle(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`Trilu` of a part of the matrix: its rows and columns begin at an offset."""
+    data, shift = operands[0], operands[1] if len(operands) > 1 else None
+    assert data is not None
+    diagonal = 0 if shift is None else int(shift)
+    rows, columns = (
+        np.arange(data.shape[dim]) + site.mesh.number(_index_axes(site, dim), coordinates) * data.shape[dim]
+        for dim in (data.ndim - 2, data.ndim - 1)
+    )
+    distance = columns[None, :] - rows[:, None]
+    kept = distance >= diagonal if local.attributes.get("upper", 1) else distance <= diagonal
+    return [np.where(kept, data, np.zeros((), data.dtype))]
+    yield
+
+
 def one_hot(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
     """`OneHot` of the classes that the device holds."""
     del local
@@ -115,6 +134,31 @@ def one_hot(site: Site, local: Local, operands: Operands, coordinates: Coordinat
     yield
 
 
+def likelihood(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`NegativeLogLikelihoodLoss`: what lies in other classes counts elsewhere; means are taken over all samples."""
+    scores, target = _both(operands)
+    weights = operands[2] if len(operands) > 2 else None
+    axes = tuple(axis for axis in _index_axes(site, 1) if (o := site.options[axis]) and o.ordered)
+    first = site.mesh.number(axes, coordinates) * scores.shape[1]
+    ignored = target == local.attributes.get("ignore_index", np.iinfo(np.int64).min)
+    inside = (target >= first) & (target < first + scores.shape[1]) & ~ignored
+    place = np.where(inside, target - first, 0)
+    weight = np.where(inside, 1.0 if weights is None else weights[place], 0.0)
+    loss = -weight * np.take_along_axis(scores, place[:, None], 1)[:, 0]
+    how = local.attributes.get("reduction", "mean")
+    if how == "none":
+        return [loss]
+    total = loss.sum()
+    if how == "sum":
+        return [total]
+    samples = tuple(axis for axis, option in enumerate(site.options) if option and axis not in axes)
+    counted = yield from all_reduce(weight.sum(), (*axes, *samples))
+    merged = tuple(axis for axis in samples if (o := site.options[axis]) and o.inner)
+    if merged:
+        total = yield from all_reduce(total, merged)
+    return [total / counted]
+
+
 def _axis(site: Site, rank: int, default: int = 0) -> int:
     axis = site.operator.attributes.get("axis", default)
     assert isinstance(axis, int)
@@ -126,6 +170,8 @@ KERNELS: Mapping[str, Kernel] = {
     "Gather": gather,
     "GatherElements": gather_elements,
     "OneHot": one_hot,
+    "Trilu": triangle,
+    "NegativeLogLikelihoodLoss": likelihood,
     **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), borders),
     **dict.fromkeys(("LSTM", "RNN"), recurrent),
 }

@@ -1,8 +1,9 @@
-"""What an operator must be told differently on a device that holds only shards: one small function per kind of operator.
+"""What an operator must be told differently on a device that holds only shards: one small function per kind of
+operator.
 
 Most operators run on their shards as they are. Those listed in `LOCALISERS` carry sizes in constant operands or
-attributes (the target of a `Reshape`, the bounds of a `Slice`, the number of heads), which are those of the whole tensors.
-All of it is the same on every device; what differs from device to device is in `shardplan.spmd.kernels`.
+attributes (the target of a `Reshape`, the bounds of a `Slice`, the number of heads), which are those of the whole
+tensors. All of it is the same on every device; what differs from device to device is in `shardplan.spmd.kernels`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def target_shape(site: Site, local: Local) -> None:
         local.attributes["shape"] = site.local_result()
     else:
         local.operands[1] = _sizes(site.local_result())
-        local.attributes.pop("allowzero", None)
+        if site.kind == "Reshape" and site.operator.version >= 14:
+            local.attributes["allowzero"] = 1
 
 
 def filled_shape(site: Site, local: Local) -> None:
@@ -131,10 +133,18 @@ def _bounds(site: Site) -> tuple[list[int], list[int], list[int], list[int]]:
 
 def resize(site: Site, local: Local) -> None:
     """`Resize` to sizes: the local ones."""
-    if site.has(3):
-        made = site.local_result()
+    made = site.local_result()
+    if site.has(3) and made != site.result():
+        if site.operator.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+            raise refuse(site, "its sizes follow from each other")
         axes = _integers(site, "axes") or tuple(range(len(made)))
         local.operands[3] = _sizes([made[axis] for axis in axes])
+
+
+def depth(site: Site, local: Local) -> None:
+    """`OneHot`: as many classes as the new dim has."""
+    made = site.local_result()
+    local.operands[1] = np.full(site.operand(1), made[_integer(site, "axis", -1) % len(made)], dtype=np.int64)
 
 
 def centre(site: Site, local: Local) -> None:
@@ -182,6 +192,7 @@ LOCALISERS: Mapping[str, Localiser] = {
     "Split": split,
     "Slice": slice_,
     "Resize": resize,
+    "OneHot": depth,
     "CenterCropPad": centre,
     "AffineGrid": affine_size,
     "Attention": divide(q_num_heads=("h", "g"), kv_num_heads=("h",)),

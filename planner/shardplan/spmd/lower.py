@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Literal
 
 from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.layout.collective import Collective
@@ -21,16 +22,17 @@ from shardplan.spmd.localise import localise
 from shardplan.spmd.program import Compute, Instruction, Program, Site, Transfer, Value, placements_of
 from shardplan.spmd.steps import retrace
 
+Side = Literal["operands", "results"]
+Layouts = tuple[Layout | None, ...]
+
 
 def lower_program(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> Program:
     """The forward program of `plan` for `model`; `rules`: those of the operators, if they are at hand.
 
-    Raises `ShardplanError`: `stale-plan` for a plan of another model, `cannot-execute` for an operator that cannot be run
-    on shards as the plan splits it.
+    Raises `ShardplanError`: `stale-plan` for a plan of another model, `cannot-execute` for an operator that cannot be
+    run on shards as the plan splits it.
     """
-    if plan.model.get("digest") != structure_digest(model):
-        summary = f"the plan was made for another model than '{model.name}': operators or shapes differ"
-        raise ShardplanError(error("stale-plan", summary, hint="solve again, or give the model and dims of the plan"))
+    check_fresh(model, plan)
     return _Lowering(model, plan, model_rules(model) if rules is None else rules).program()
 
 
@@ -144,48 +146,55 @@ class _Lowering:
         return tuple(found)
 
     def _site(self, operator: Operator, rule: Rule, decision: OperatorDecision) -> Site:
-        """The operator with the layouts of everything around it. Raises `ShardplanError` where plan and rule disagree."""
+        """The operator with the layouts around it. Raises `ShardplanError` where plan and rule disagree."""
         chosen = [_choice(operator, rule, label) for label in decision.split]
-        layouts = []
-        for side, names, planned in (
-            ("operands", operator.inputs, decision.reads),
-            ("results", operator.outputs, decision.makes),
-        ):
-            per_axis = [placements_of(choice, side, len(names)) for choice in chosen]
-            wanted = [Layout.of(*(axis[position] for axis in per_axis)).forward for position in range(len(names))]
-            layouts.append(tuple(self._agreed(operator, *trio) for trio in zip(names, wanted, planned, strict=True)))
-        tensors = self.model.tensors
+        tensors, constants = self.model.tensors, self.model.constants
         return Site(
             operator,
             rule,
             self.mesh,
-            tuple(choice if isinstance(choice, Option) else None for choice in chosen),
-            *layouts,
-            tuple(tensors[name].shape if name else None for name in operator.inputs),
-            tuple(tensors[name].shape if name else None for name in operator.outputs),
-            {i: self.model.constants[name] for i, name in enumerate(operator.inputs) if name in self.model.constants},
+            options=tuple(choice if isinstance(choice, Option) else None for choice in chosen),
+            operand_layouts=self._layouts(operator, chosen, "operands", operator.inputs, decision.reads),
+            result_layouts=self._layouts(operator, chosen, "results", operator.outputs, decision.makes),
+            operand_shapes=tuple(tensors[name].shape if name else None for name in operator.inputs),
+            result_shapes=tuple(tensors[name].shape if name else None for name in operator.outputs),
+            known={i: constants[name] for i, name in enumerate(operator.inputs) if name in constants},
         )
 
-    def _agreed(self, operator: Operator, name: str, wanted: Layout, planned: Layout | None) -> Layout | None:
-        """The layout of one operand or result, which plan and rule must agree on; tensors without a plan follow the rule."""
-        if not name:
-            return None
-        if planned is not None and planned.forward != wanted:
-            texts = [to_text(layout, self.mesh) for layout in (planned.forward, wanted)]
-            summary = f"the plan gives operator '{operator.name}' the value '{name}' as {texts[0]}, its split means {texts[1]}"
-            raise ShardplanError(
-                error("inconsistent-plan", summary, hint="solve again; the plan file may have been edited")
-            )
-        reasons = check(wanted, self.mesh, self.model.tensors[name].shape)
-        if reasons:
-            raise ShardplanError(
-                error(
-                    "inconsistent-plan",
-                    f"operator '{operator.name}': '{name}' cannot be split",
-                    detail="; ".join(reasons),
+    def _layouts(
+        self, operator: Operator, chosen: Sequence[Option | str], side: Side, names: Sequence[str], planned: Layouts
+    ) -> Layouts:
+        """Of all operands or results; plan and rule must agree on those that are planned, others follow the rule."""
+        if len(planned) != len(names):
+            raise _inconsistent(operator, f"it has {len(names)} {side}, the plan lists {len(planned)}")
+        per_axis = [placements_of(choice, side, len(names)) for choice in chosen]
+        found: list[Layout | None] = []
+        for position, (name, given) in enumerate(zip(names, planned, strict=True)):
+            wanted = Layout.of(*(axis[position] for axis in per_axis)).forward
+            if not name:
+                found.append(None)
+                continue
+            if given is not None and given.forward != wanted:
+                texts = [to_text(layout, self.mesh) for layout in (given.forward, wanted)]
+                raise _inconsistent(
+                    operator, f"the plan gives '{name}' the layout {texts[0]}, its split means {texts[1]}"
                 )
-            )
-        return wanted
+            if reasons := check(wanted, self.mesh, self.model.tensors[name].shape):
+                raise _inconsistent(operator, f"'{name}' cannot be split so: {'; '.join(reasons)}")
+            found.append(wanted)
+        return tuple(found)
+
+
+def check_fresh(model: Model, plan: Plan) -> None:
+    """Raise `ShardplanError` (`stale-plan`) where `plan` was made for another model."""
+    if plan.model.get("digest") != structure_digest(model):
+        summary = f"the plan was made for another model than '{model.name}': operators or shapes differ"
+        raise ShardplanError(error("stale-plan", summary, hint="solve again, or give the model and dims of the plan"))
+
+
+def _inconsistent(operator: Operator, why: str) -> ShardplanError:
+    summary = f"the plan contradicts itself at operator '{operator.name}' ({operator.kind}): {why}"
+    return ShardplanError(error("inconsistent-plan", summary, hint="solve again; the plan file may have been edited"))
 
 
 def _choice(operator: Operator, rule: Rule, label: str) -> Option | str:
@@ -196,5 +205,4 @@ def _choice(operator: Operator, rule: Rule, label: str) -> Option | str:
         if option.label == label:
             return option
     labels = ", ".join(option.label for option in rule.options) or "none"
-    summary = f"the plan splits factor '{label}' of operator '{operator.name}' ({operator.kind}); it has {labels}"
-    raise ShardplanError(error("inconsistent-plan", summary))
+    raise _inconsistent(operator, f"it splits factor '{label}'; the operator has {labels}")

@@ -75,7 +75,7 @@ class Report:
 
 
 def place(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:
-    """What every device holds of `array` in a plain layout; along partial axes the first device has it, others zeros."""
+    """What every device holds of `array` in a plain layout; of partial axes the first device has it, others zeros."""
     partial = [axis for axis, placement in enumerate(layout.placements) if placement.kind == "P"]
     held = []
     for coordinates in mesh.coordinates():
@@ -91,10 +91,11 @@ def place(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:
 def verify_plan(
     model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float = RTOL, seed: int = 0
 ) -> Report:
-    """Run `plan` for `model` on all devices of its mesh. `given`: known values of parameters; others are drawn from `seed`.
+    """Run `plan` for `model` on all devices of its mesh. `given`: known values of parameters; others are drawn from
+    `seed`.
 
-    Raises `ShardplanError`: as `lower_program`, `too-many-devices` beyond 64, `too-large` where the simulation would not fit
-    in a few GiB.
+    Raises `ShardplanError`: as `lower_program`, `too-many-devices` beyond 64, `too-large` where the simulation would
+    not fit in a few GiB.
     """
     if plan.mesh.size > MOST_DEVICES:
         summary = f"the plan is for {plan.mesh.size} devices; at most {MOST_DEVICES} are simulated"
@@ -182,8 +183,8 @@ class Machine:
         fits = payload == math.ceil(share * -(-transfer.size_bytes // runs))
         fewer = kind == "all_to_all" and _changes_segments(layout, step.target)
         if not fits or (most > priced_share * whole if fewer else most != priced_share * whole):
-            text = f"{kind} of '{transfer.source.tensor}' moved {float(most):.0f} bytes per device, the plan says {payload}"
-            self.report.mispriced.append(text)
+            name, found = transfer.source.tensor, f"{float(most):.0f} bytes per device"
+            self.report.mispriced.append(f"{kind} of '{name}' moved {found}, the payload in the plan is {payload}")
 
     def _compute(self, compute: Compute) -> None:
         operator = compute.site.operator
@@ -282,9 +283,9 @@ def _last_reads(program: Program) -> dict[int, list[str]]:
 def _changes_segments(source: Layout, target: Layout) -> bool:
     """Whether some dim is cut into other segments: what a device keeps of it then differs from device to device, and an
     all-to-all moves less than its payload, which is the most that any of them could have to send."""
-    return {dim for dim, _ in source.dims()} & {
-        dim for dim, _ in target.dims()
-    } != set() and source.dims() != target.dims()
+    before, after = source.dims(), target.dims()
+    shared = {dim for dim, _ in before} & {dim for dim, _ in after}
+    return any((dim, segments) not in after for dim, segments in before if dim in shared)
 
 
 def _scale(array: Array) -> float:
@@ -297,7 +298,7 @@ def _scale(array: Array) -> float:
 
 
 def _difference(found: Array, expected: Array, scale: float) -> float:
-    """Largest difference, relative to the element and to the scale of the tensor; infinite where one is not a number."""
+    """Largest difference, relative to element plus scale of the tensor; infinite where only one is a number."""
     if expected.dtype.kind not in "fc":
         return 0.0 if np.array_equal(found, expected) else math.inf
     same = (found == expected) | (np.isnan(found) & np.isnan(expected))

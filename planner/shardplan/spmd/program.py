@@ -1,7 +1,7 @@
 """The program that every device of a mesh runs: one list of instructions, the same for all (SPMD).
 
-A tensor takes up to four forms on its way: `made` as its operator leaves it, `kept`, `served` to its readers and `read` by
-one of them. Every form is a value with a layout of its own; a `Transfer` turns one into another with collectives, a
+A tensor takes up to four forms on its way: `made` as its operator leaves it, `kept`, `served` to its readers and `read`
+by one of them. Every form is a value with a layout of its own; a `Transfer` turns one into another with collectives, a
 `Compute` runs an operator on what the device holds. Devices differ only in the slices that layouts give them.
 """
 

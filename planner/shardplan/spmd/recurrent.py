@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 
 import numpy as np
 
 from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.program import Array, Local, Site
-from shardplan.spmd.talk import Coordinates, Operands, Running, all_gather
+from shardplan.spmd.talk import Ask, Coordinates, Operands, Running, all_gather
 
 _STATES = {"LSTM": 2, "RNN": 1}
+_Stepping = Generator[Ask, Array | None, tuple[Array, list[Array]]]
 
 
 def recurrent(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
@@ -45,13 +47,14 @@ def _of_direction(operand: Array | None, direction: int, place: int, batch_first
     return operand[direction : direction + 1]
 
 
-def _direction(site: Site, local: Local, data: Array, parts: Operands):  # type: ignore[no-untyped-def]
+def _direction(site: Site, local: Local, data: Array, parts: Operands) -> _Stepping:
     """One direction: (results of all steps, last states).
 
-    The gathered state enters through the input: the operator runs one step on [x, h] with weights [W, R] and no recurrence,
-    so its own activations, clipping and peepholes are used.
+    The gathered state enters through the input: the operator runs one step on [x, h] with weights [W, R] and no
+    recurrence, so its own activations, clipping and peepholes are used.
     """
-    _, weights, recurrence, bias, _, *rest = [*parts, *[None] * (8 - len(parts))]
+    padded: Operands = [*parts, *[None] * (8 - len(parts))]
+    weights, recurrence, bias, rest = padded[1], padded[2], padded[3], padded[5:]
     assert weights is not None
     assert recurrence is not None
     hidden = recurrence.shape[1] // (4 if site.kind == "LSTM" else 1)

@@ -1,12 +1,13 @@
 """Smaller sizes for the dims of a model that fit together everywhere, and still divide by what the plan cuts them into.
 
-Rules say which dims are the same factor and which are products of factors. Dims that are never part of a product take any
-size; the others are divided by powers of small primes, whose exponents are a small integer program: the exponent of a product
-is the sum of those of its factors.
+Rules say which dims are the same factor and which are products of factors. Dims that are never part of a product take
+any size; the others are divided by powers of small primes, whose exponents are a small integer program: the exponent of
+a product is the sum of those of its factors.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -71,7 +72,7 @@ def smaller_sizes(model: Model, plan: Plan, rules: Sequence[Rule]) -> Sizes:
     factors = {(i, name): size for i, rule in enumerate(rules) for name, size in rule.sizes.items()}
     needs = _needs(model, plan)
     free = _free_sizes(classes, sizes, needs)
-    current: dict[_Node, int] = {**sizes, **factors}
+    current: dict[_Node, int] = dict(itertools.chain[tuple[_Node, int]](sizes.items(), factors.items()))
     for prime in PRIMES:
         exponents = _exponents(classes, current, needs, free, prime)
         for node in current:

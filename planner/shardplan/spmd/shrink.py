@@ -1,7 +1,8 @@
 """A small twin of a large model with the same plan: fewer layers, smaller dims, every operator split as before.
 
-What holds for the twin holds for the model as far as structure goes: the same operators, the same strategies, the same moves,
-only shorter dims. Strategies are transferred by operator and option; segmented shards get the segments of the twin.
+What holds for the twin holds for the model as far as structure goes: the same operators, the same strategies, the same
+moves, only shorter dims. Strategies are transferred by operator and option; segmented shards get the segments of the
+twin.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from shardplan.plan.types import CollectiveStep, Move, OperatorDecision, Plan, T
 from shardplan.rules import model_rules
 from shardplan.rules.types import Option, Rule
 from shardplan.spmd.localise import LOCALISERS
+from shardplan.spmd.lower import check_fresh
 from shardplan.spmd.program import Array, Local, Site
 from shardplan.spmd.resize import Sizes, smaller_sizes
 from shardplan.spmd.steps import retrace
@@ -39,6 +41,7 @@ def shrink(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tup
 
     Raises `ShardplanError` (`cannot-shrink`) where the twin does not have the same strategies.
     """
+    check_fresh(model, plan)
     rules = model_rules(model) if rules is None else rules
     kept, renamed = _thinned(model)
     thin = _thin_model(model, kept, renamed)
@@ -123,7 +126,9 @@ class _Scaling(Site):
 
 
 def _resized(model: Model, rules: Sequence[Rule], sizes: Sizes) -> Model:
-    """The model with these sizes: shapes, attributes and constants that carry sizes, and the beginnings of other constants."""
+    """The model with these sizes: shapes, attributes and constants that carry sizes, and the beginnings of other
+    constants.
+    """
     shapes = {name: sizes.shape(name, len(tensor.shape)) for name, tensor in model.tensors.items()}
     tensors = {name: replace(tensor, shape=shapes[name]) for name, tensor in model.tensors.items()}
     constants = {name: _beginning(array, shapes[name]) for name, array in model.constants.items()}
@@ -151,10 +156,9 @@ def _scaled(
     names = (operator.inputs, operator.outputs)
     if localiser is None or all(shapes[n] == model.tensors[n].shape for side in names for n in side if n):
         return local
-    whole = (tuple(model.tensors[n].shape if n else None for n in side) for side in names)
+    before, after = (tuple(model.tensors[n].shape if n else None for n in side) for side in names)
     known = {i: model.constants[n] for i, n in enumerate(operator.inputs) if n in model.constants}
-    site = _Scaling(operator, rule, Mesh(()), (), (), (), *whole, known, shapes, ratios)
-    localiser(site, local)
+    localiser(_Scaling(operator, rule, Mesh(()), (), (), (), before, after, known, shapes, ratios), local)
     return local
 
 
@@ -239,9 +243,9 @@ class _Transfer:
             moves += self._reads(given[old.name], old, decision, served)
             moves += self._stores(given[old.name], decision)
         model = {**self.given.model, "digest": structure_digest(self.new), "microbatches": 1}
-        return replace(
-            self.given, model=model, tensors=tuple(self.tensors.values()), operators=tuple(operators), moves=tuple(moves), blocks=()
-        )  # fmt: skip
+        tensors = tuple(self.tensors.values())
+        decided = replace(self.given, model=model, tensors=tensors, operators=tuple(operators), blocks=())
+        return replace(decided, moves=tuple(moves))
 
     def _tensor(self, decision: TensorDecision) -> TensorDecision:
         layout, served = (self._layout(decision.name, layout) for layout in (decision.layout, decision.served))

@@ -185,24 +185,42 @@ def attention(site: Site, local: Local, operands: Operands, coordinates: Coordin
 
     The scores come from the operator itself (mode 2: as they enter the softmax), with their mask and cap."""
     del coordinates
-    if len(site.operator.outputs) > 3 and site.operator.outputs[3]:
-        raise refuse(site, "its scores are a result")
     operator = replace(site.operator, outputs=("y", "k", "v", "scores"))
     made, keys, values, scores = evaluate(operator, {**local.attributes, "qk_matmul_output_mode": 2}, operands)
     axes = site.axes("t")
-    top = scores.max(axis=-1, keepdims=True)
-    highest = yield from all_reduce(top, axes, "max")
-    safe = np.where(np.isneginf(highest), 0, highest)
-    weight = np.exp(scores - safe).sum(axis=-1, keepdims=True)
+    highest = yield from all_reduce(scores.max(axis=-1, keepdims=True), axes, "max")
+    exponentials = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
+    weight = exponentials.sum(axis=-1, keepdims=True)
     total = yield from all_reduce(weight, axes)
-    share = weight / np.where(total == 0, 1, total)
+    total = np.where(total == 0, 1, total)
     if made.ndim == 3:
-        heads = scores.shape[1]
-        parts = made.reshape(*made.shape[:2], heads, -1) * share.swapaxes(1, 2)
-        made = parts.reshape(made.shape)
+        by_head = made.reshape(*made.shape[:2], scores.shape[1], -1) * (weight / total).swapaxes(1, 2)
+        made = by_head.reshape(made.shape)
     else:
-        made = made * share
-    return [(yield from all_reduce(made, axes)), keys, values][: len(site.operator.outputs)]
+        made = made * (weight / total)
+    results = [(yield from all_reduce(made, axes)), keys, values]
+    if len(site.operator.outputs) > 3:
+        asked = local.attributes.get("qk_matmul_output_mode", 0)
+        results.append(exponentials / total if asked == 3 else evaluate(operator, local.attributes, operands)[3])
+    return results[: len(site.operator.outputs)]
+
+
+def hardmax(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`Hardmax`: one at the first largest element of a row, wherever that lies."""
+    del local
+    data = _first(operands)
+    dims = _row_dims(site)
+    if len(dims) > 1:
+        raise refuse(site, "its row is more than one dim")
+    place = data.argmax(axis=dims[0], keepdims=True)
+    value = np.take_along_axis(data, place, dims[0])
+    best = yield from all_reduce(value, site.communicates, "max")
+    offset = site.mesh.number(site.communicates, coordinates) * data.shape[dims[0]]
+    first = yield from all_reduce(np.where(value == best, place + offset, FAR), site.communicates, "min")
+    shape = [1] * data.ndim
+    shape[dims[0]] = -1
+    index = np.arange(offset, offset + data.shape[dims[0]]).reshape(shape)
+    return [(index == first).astype(data.dtype)]
 
 
 def quantize(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
@@ -218,6 +236,7 @@ def quantize(site: Site, local: Local, operands: Operands, coordinates: Coordina
 KERNELS: Mapping[str, Kernel] = {
     "Softmax": softmax,
     "LogSoftmax": softmax,
+    "Hardmax": hardmax,
     "LayerNormalization": layer_norm,
     "RMSNormalization": layer_norm,
     "InstanceNormalization": channel_norm,

@@ -23,8 +23,8 @@ def retrace(
 ) -> tuple[Step, ...] | None:
     """The steps that lead from `source` to `target` (plain layouts) by exactly these collectives; None if they do not.
 
-    Layouts on the way use the placements of the two ends, and where those do not suffice `shards` and partial sums. Where
-    several ways exist they move the same bytes, and the first in the order of `transitions` is taken.
+    Layouts on the way use the placements of the two ends, and where those do not suffice `shards` and partial sums.
+    Where several ways exist they move the same bytes, and the first in the order of `transitions` is taken.
     """
     ends = {p for p in (*source.placements, *target.placements) if p.kind != "R"}
     sums = {P()} if all(p.kind != "P" for p in ends) else set()

@@ -1,7 +1,7 @@
 """Kernels as generators, and their lockstep on a mesh.
 
-A kernel is what one device runs in place of an operator. It yields what it asks of the devices of its group and is sent the
-answer. All devices run the same kernel, so all ask for the same thing at the same time.
+A kernel is what one device runs in place of an operator. It yields what it asks of the devices of its group and is sent
+the answer. All devices run the same kernel, so all ask for the same thing at the same time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ Coordinates = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """`all_reduce` by `reduction`; `all_gather` along `dim`; `shift`: get the array of the neighbour `offset` places before
-    in the group (None where there is none). `axes`: the group, major first."""
+    """`all_reduce` by `reduction`; `all_gather` along `dim`; `shift`: get the array of the neighbour `offset` places
+    before in the group (None where there is none). `axes`: the group, major first.
+    """
 
     kind: Literal["all_reduce", "all_gather", "shift"]
     array: Array
@@ -40,7 +41,7 @@ Asking = Generator[Ask, "Array | None", Array]
 
 
 def all_reduce(array: Array, axes: tuple[int, ...], reduction: str = "sum") -> Asking:
-    """Ask for the combined values of the group: `total = yield from all_reduce(...)`."""
+    """Ask for the combined values of the group; used with `yield from`."""
     answer = yield Ask("all_reduce", array, axes, reduction)
     assert answer is not None
     return answer

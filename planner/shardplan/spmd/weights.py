@@ -1,7 +1,8 @@
 """Values for everything a program loads: the model's own where its file has them, else seeded random ones.
 
-Random values are drawn so that nothing degenerates: weights of products are scaled by what they sum over, so that depth does
-not blow up; vectors (scales, biases, variances) lie around 1; indices lie within what they index; masks are mostly true.
+Random values are drawn so that nothing degenerates: weights of products are scaled by what they sum over, so that depth
+does not blow up; vectors (scales, biases, variances) lie around 1; indices lie within what they index; masks are mostly
+true.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from shardplan.rules.types import Rule
 from shardplan.spmd.evaluate import Array
 
 _KEEPS_VALUES = frozenset(
-    "Cast Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Concat Expand Tile Identity Gather GatherND".split()
-)
+    (
+        "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile",
+        "Identity", "Gather", "GatherND",
+    )
+)  # fmt: skip
+"""Kinds whose results are values of their first operand (`Concat`: of all)."""
 _INDEXED_AT: Mapping[str, tuple[int, int]] = {"Gather": (0, 1), "GatherElements": (0, 1)}
 """Kind -> (operand that is indexed along the attribute `axis`, operand that holds the indices)."""
 _TRUE_SHARE = 0.8
@@ -34,8 +39,8 @@ def random_values(
 ) -> dict[str, Array]:
     """Whole values of all inputs, parameters and constants of `model`; those in `given` are taken as they are.
 
-    Known constants keep their values. Every tensor is drawn from its own name and `seed`, so what else a model holds does
-    not matter.
+    Known constants keep their values. Every tensor is drawn from its own name and `seed`, so what else a model holds
+    does not matter.
     """
     rules = model_rules(model) if rules is None else rules
     given = given or {}
@@ -129,7 +134,7 @@ def _spreads(model: Model, rules: Sequence[Rule]) -> dict[str, float]:
 
 
 def index_limits(model: Model) -> dict[str, int]:
-    """Integer inputs that become indices: into how many entries. Followed backwards through what only rearranges them."""
+    """Integers that become indices: into how many entries, followed backwards through what only rearranges them."""
     limits: dict[str, int] = {}
     for operator in reversed(model.operators):
         for name, limit in _limits_at(model, operator, limits):
