@@ -23,7 +23,7 @@ from shardplan.graph.wishes import Bearing, Without, allowed, bearings, charged,
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Priced, assemble, price
 from shardplan.plan.need import Need, need_of
-from shardplan.plan.refusals import infeasible, irreconcilable, out_of_time, without_rule
+from shardplan.plan.refusals import infeasible, irreconcilable, many_axes, out_of_time, without_rule
 from shardplan.plan.types import Plan
 from shardplan.rules import model_rules
 from shardplan.solve import Progress, solve
@@ -73,8 +73,13 @@ class Planner:
         options: PlanOptions,
         on_progress: Callable[[Progress], None] | None = None,
         on_warning: Callable[[Diagnostic], None] | None = None,
+        *,
+        reasons: bool = True,
     ) -> None:
-        """Raises `ShardplanError` for a model that cannot be planned as asked."""
+        """`reasons`: where nothing fits, find out what fills the memory and which constraints conflict.
+
+        Raises `ShardplanError` for a model that cannot be planned as asked.
+        """
         if options.training and (obstacles := training_obstacles(model)):
             raise ShardplanError(*obstacles)
         if obstacles := microbatch_obstacles(model, options.microbatches):
@@ -86,10 +91,13 @@ class Planner:
             model = replace(model, warnings=(*model.warnings, diagnostic))
             if on_warning is not None:
                 on_warning(diagnostic)
+        for diagnostic in many_axes(cluster.mesh) if on_warning is not None else []:
+            on_warning(diagnostic)
         self.model, self.cluster, self.options = model, cluster, options
         given = options.memory_limit_bytes
         self.limit_bytes = given if given is not None else cluster.device.usable_bytes
         self._on_progress = on_progress
+        self._reasons = reasons
         self.wishes = resolve(options.constraints, model, cluster.mesh)
         pricing = Pricing.of(cluster)
         if self.wishes.forbidden:
@@ -167,10 +175,10 @@ class Planner:
             return KeyboardInterrupt()
         if solved.solution.outcome != "infeasible":
             return LimitError(out_of_time(self.model, self.cluster))
-        if conflict := self._conflict(solved):
+        if self._reasons and (conflict := self._conflict(solved)):
             return InfeasibleError(irreconcilable(self.model, self.cluster, conflict))
         shortfall, training = solved.solution.shortfall_bytes, self.options.training
-        need = self._least_need(solved)
+        need = self._least_need(solved) if self._reasons else None
         return InfeasibleError(
             infeasible(self.model, self.cluster, self.limit_bytes, shortfall, training=training, need=need)
         )

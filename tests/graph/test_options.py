@@ -13,8 +13,10 @@ from shardplan.graph.flow import training_obstacles
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import to_problem
+from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model
-from shardplan.planning import plan_model
+from shardplan.plan.refusals import many_axes
+from shardplan.planning import Planner, plan_model
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 
@@ -100,3 +102,14 @@ def test_quantised_weights_cannot_be_trained(gpt2):
     [obstacle] = training_obstacles(frozen)
     assert obstacle.summary == "'gpt2_small' has no float weights to train"
     assert obstacle.hint == "plan it for serving: --mode inference"
+
+
+def test_four_axes_come_with_a_warning():
+    heard = []
+    cluster = make_cluster(load_profile("generic"), "1x2x2x2")
+    Planner(read_model(MODELS / "lstm_lm.onnx"), cluster, PlanOptions(), on_warning=heard.append)
+    assert heard == []
+    assert [str(diagnostic) for diagnostic in many_axes(Mesh.of(a=2, b=2, c=2, d=2))] == [
+        "warning[many-axes]: 4 mesh axes: every layout of up to 4 splits is weighed, which takes minutes and gigabytes\n"
+        "hint: axes that share a link can be one: --mesh 2x8 where 2x2x2x2 was meant"
+    ]

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, error, warning
+from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.plan.need import Need
 from shardplan.rules.types import Rule
 from shardplan.units import size
 
 _SHOWN = 8
+_FAST_AXES = 3
 
 
 def without_rule(model: Model, rules: Sequence[Rule], *, strict: bool) -> list[Diagnostic]:
@@ -37,6 +39,16 @@ def without_rule(model: Model, rules: Sequence[Rule], *, strict: bool) -> list[D
         return [error("no-rule", summary, detail="\n".join(kinds), hint="plan without --strict, or add a rule")]
     hint = "shardplan inspect says how much of the work they are"
     return [warning("no-rule", f"{what} no sharding rule and will be replicated", detail="\n".join(kinds), hint=hint)]
+
+
+def many_axes(mesh: Mesh) -> list[Diagnostic]:
+    """A warning where the search space of `mesh` makes a plan a matter of minutes; else empty."""
+    real = sum(size > 1 for size in mesh.shape)
+    if real <= _FAST_AXES:
+        return []
+    hint = "axes that share a link can be one: --mesh 2x8 where 2x2x2x2 was meant"
+    summary = f"{real} mesh axes: every layout of up to {real} splits is weighed, which takes minutes and gigabytes"
+    return [warning("many-axes", summary, hint=hint)]
 
 
 def infeasible(
