@@ -26,7 +26,7 @@ class OperatorSpace:
     """The strategies of operators of one kind with their prices.
 
     `picoseconds`: what the objective charges per step, compute weighted as in `shardplan.graph.overlap`.
-    `compute_s`, `inner_s`: its parts in seconds per step.
+    `compute_s`, `inner_s`: its parts in seconds per step; `backward_s`: of `compute_s`, what runs after the forward pass.
     `forward_bytes`, `backward_bytes`: what one device holds while a microbatch's forward (backward) of it runs.
     """
 
@@ -34,6 +34,7 @@ class OperatorSpace:
     picoseconds: NDArray[np.float64]
     compute_s: Seconds
     inner_s: Seconds
+    backward_s: Seconds
     forward_bytes: Index
     backward_bytes: Index
 
@@ -96,7 +97,8 @@ class OperatorPricer:
         with_gradient = [space is not None and space.kind.has_gradient for space in operands]
         backward = any(space is not None and space.kind.has_gradient for space in results)
         micro = self.options.microbatches
-        compute_s = micro * forwards * self._kernel(strategies, rule.flops, charged, dtype, passes=1)
+        forward_s = micro * self._kernel(strategies, rule.flops, charged, dtype, passes=1)
+        compute_s = forwards * forward_s
         if backward:
             floats = max(1, sum(space is not None for space in operands))
             flops = rule.backward_flops * (sum(with_gradient) / floats if rule.gemm else 1.0)
@@ -111,7 +113,8 @@ class OperatorPricer:
             strategies.keep(of_use)
             keep, held = keep[of_use], held[of_use]
         picoseconds = np.rint(charged_s[keep] * PICOSECONDS)
-        return OperatorSpace(strategies, picoseconds, compute_s[keep], inner_s[keep], held, 2 * held)
+        later_s = (compute_s - forward_s)[keep]
+        return OperatorSpace(strategies, picoseconds, compute_s[keep], inner_s[keep], later_s, held, 2 * held)
 
     def _kernel(self, strategies: StrategySpace, flops: float, charged: Charged, dtype: str, *, passes: int) -> Seconds:
         """Seconds of one microbatch; backward makes two passes over the bytes."""

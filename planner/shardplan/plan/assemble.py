@@ -7,7 +7,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from shardplan.graph.tensors import PICOSECONDS
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Parameter
 from shardplan.plan.emit import Emitter
+from shardplan.plan.timeline import schedule_of
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
 from shardplan.solve.problem import Costs, Solution
 
@@ -97,6 +98,9 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
     """The plan of a priced assignment; `step_bound_s`: proven lower bound on the step of any plan."""
     built, choice = priced.built, priced.choice
     emitter = Emitter(built, choice)
+    operators = tuple(_operator(built, choice, index) for index in range(len(built.operators)))
+    summary = _summary(priced, memory, limit_bytes, step_bound_s)
+    laid_out = schedule_of(operators, priced.moves, summary, built.options.mode, built.cluster.overlap.kappa)
     return Plan(
         model=_model_section(built),
         cluster={
@@ -106,9 +110,9 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
         },
         mesh=built.cluster.mesh,
         axis_links=tuple(built.cluster.levels[level].name for level in built.cluster.axis_levels),
-        summary=_summary(priced, memory, limit_bytes, step_bound_s),
+        summary=replace(summary, scheduled_ns=round(laid_out.seconds * _NANOSECONDS)),
         tensors=_tensors(built, choice, emitter),
-        operators=tuple(_operator(built, choice, index) for index in range(len(built.operators))),
+        operators=operators,
         moves=priced.moves,
         warnings=tuple(str(diagnostic) for diagnostic in built.model.warnings),
         blocks=tuple((block.names, block.copies) for block in built.model.blocks),
@@ -180,6 +184,8 @@ def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> Opera
         reads=tuple(space.strategies.layout("operands", i, strategy) for i in range(len(operator.inputs))),
         makes=tuple(space.strategies.layout("results", i, strategy) for i in range(len(operator.outputs))),
         compute_ns=round(float(space.compute_s[strategy]) * _NANOSECONDS),
+        backward_ns=round(float(space.backward_s[strategy]) * _NANOSECONDS),
+        inner_ns=round(float(space.inner_s[strategy]) * _NANOSECONDS),
         inputs=operator.inputs,
         outputs=operator.outputs,
     )

@@ -173,6 +173,7 @@ class _Decoder:
             reproducible=details.flag("reproducible"),
             overlap_weight=details.number("overlap_weight"),
             step_bound_ns=details.nanoseconds("step_bound_us"),
+            scheduled_ns=details.nanoseconds("scheduled_us") if details.has("scheduled_us") else 0,
         )
 
     def _parameter(self, row: Record) -> TensorDecision:
@@ -236,6 +237,8 @@ class _Decoder:
             reads=row.items("reads", self._optional_layout),
             makes=row.items("makes", self._optional_layout),
             compute_ns=row.integer("compute_ns"),
+            backward_ns=row.integer("backward_ns", default=0),
+            inner_ns=row.integer("inner_ns", default=0),
             inputs=row.texts("inputs"),
             outputs=row.texts("outputs"),
         )

@@ -32,6 +32,7 @@ def dumps(plan: Plan) -> str:
         "hidden_us": plan.summary.hidden_ns / 1000,
         "overlap_weight": plan.summary.overlap_weight,
         "step_bound_us": plan.summary.step_bound_ns / 1000,
+        "scheduled_us": plan.summary.scheduled_ns / 1000,
         "reproducible": plan.summary.reproducible,
         "warnings": list(plan.warnings),
     }
@@ -169,6 +170,8 @@ class _Encoder:
             "outputs": operator.outputs,
             "makes": [layout and self._text(layout) for layout in operator.makes],
             "compute_ns": operator.compute_ns,
+            **({"backward_ns": operator.backward_ns} if operator.backward_ns else {}),
+            **({"inner_ns": operator.inner_ns} if operator.inner_ns else {}),
         }
 
     def move(self, move: Move) -> Record:

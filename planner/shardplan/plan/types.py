@@ -43,7 +43,9 @@ class TensorDecision:
 class OperatorDecision:
     """`split[axis]`: the factor that mesh axis splits, or `"-"` (replicated), `"~"` (replicated, partial gradients),
     `"+0"` (partial sums of operands 0 ... pass through). `reads`, `makes`: layouts of operands and results, whose names
-    are `inputs` and `outputs` (`""` where an optional operand is absent)."""
+    are `inputs` and `outputs` (`""` where an optional operand is absent). `compute_ns`: per step, of which
+    `backward_ns` after the forward pass (recomputation included); `inner_ns`: collectives inside the operator, which
+    `compute_ns` leaves out."""
 
     name: str
     op_type: str
@@ -55,6 +57,8 @@ class OperatorDecision:
     compute_ns: int
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    backward_ns: int = 0
+    inner_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,10 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """`objective_ns`: what was minimised, and `bound_ns` its proven lower bound: compute and communication of a step,
-    of which `overlap_weight` tells how much of what can hide behind compute is taken to (see `shardplan.graph.overlap`).
+    of which `overlap_weight` tells how much of what can hide is taken to (see `shardplan.graph.overlap`).
     `step_ns` = `compute_ns` + `communication_ns`; the latter is what stays exposed when no more hides than there is
-    compute, `hidden_ns` the rest. `step_bound_ns`: proven lower bound on the step of any plan."""
+    compute, `hidden_ns` the rest. `step_bound_ns`: proven lower bound on the step of any plan.
+    `scheduled_ns`: the step when the same work is laid out in time (`shardplan.plan.timeline`); 0 where it was not."""
 
     outcome: Literal["optimal", "feasible", "interrupted"]
     objective_ns: int
@@ -123,6 +128,7 @@ class Summary:
     reproducible: bool = True
     overlap_weight: float = 1.0
     step_bound_ns: int = 0
+    scheduled_ns: int = 0
 
 
 @dataclass(frozen=True)

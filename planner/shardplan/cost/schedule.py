@@ -1,0 +1,106 @@
+"""List scheduling: tasks on streams that each run one at a time, every stream taking the first of its ready tasks.
+
+The price of a plan is a sum in which a share of some communication is taken to hide (`shardplan.graph.overlap`). Here
+the same work is laid out in time instead, so that a collective hides exactly where there is something to compute while
+it runs. Compute that runs beside communication is slower by `kappa`: both want memory bandwidth and processors.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+COMPUTE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`stream`: 0 computes, all others communicate; `after`: numbers of the tasks that must have ended."""
+
+    name: str
+    stream: int
+    seconds: float
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`starts[i]`, `ends[i]`: seconds of task i from the start of the step; `seconds`: when the last one ends."""
+
+    tasks: tuple[Task, ...]
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        return max(self.ends, default=0.0)
+
+    def busy(self, stream: int) -> float:
+        """Seconds in which a stream works."""
+        spans = zip(self.tasks, self.starts, self.ends, strict=True)
+        return sum(end - start for task, start, end in spans if task.stream == stream)
+
+
+def schedule(tasks: Sequence[Task], kappa: float = 1.0) -> Timeline:
+    """Start every task as early as its stream and its predecessors allow, earlier numbers first.
+
+    Raises `ValueError` when tasks wait for each other in a circle. Never longer than all tasks in a row times kappa,
+    never shorter than the longest chain or the busiest stream.
+    """
+    run = _Run(tasks, kappa)
+    done = 0
+    while done < len(tasks):
+        run.start_what_can()
+        if not run.events:
+            raise ValueError("tasks wait for each other in a circle")
+        run.end_next()
+        done += 1
+    return Timeline(tuple(tasks), tuple(run.starts), tuple(run.ends))
+
+
+class _Run:
+    """A schedule in the making. `ready`: by stream, tasks that wait for their stream alone; `free`: when it is free."""
+
+    def __init__(self, tasks: Sequence[Task], kappa: float) -> None:
+        self.tasks = tasks
+        self.kappa = kappa
+        self.starts, self.ends = [0.0] * len(tasks), [0.0] * len(tasks)
+        self.waiting = [len(task.after) for task in tasks]
+        self.followers: list[list[int]] = [[] for _ in tasks]
+        for number, task in enumerate(tasks):
+            for before in task.after:
+                self.followers[before].append(number)
+        # communication first, so that compute knows what runs beside it
+        streams = sorted({task.stream for task in tasks}, reverse=True)
+        self.ready: dict[int, list[int]] = {stream: [] for stream in streams}
+        self.free = dict.fromkeys(streams, 0.0)
+        self.events: list[tuple[float, int]] = []
+        self.now = 0.0
+        for number, count in enumerate(self.waiting):
+            if not count:
+                self.ready[tasks[number].stream].append(number)
+
+    def start_what_can(self) -> None:
+        for stream, ready in self.ready.items():
+            while ready and self.free[stream] <= self.now:
+                number = heapq.heappop(ready)
+                end = self.now + self._seconds(self.tasks[number])
+                self.starts[number], self.ends[number] = self.now, end
+                self.free[stream] = end
+                heapq.heappush(self.events, (end, number))
+
+    def end_next(self) -> None:
+        """Go on to when the next task ends; what waited for it alone becomes ready."""
+        self.now, number = heapq.heappop(self.events)
+        for follower in self.followers[number]:
+            self.waiting[follower] -= 1
+            if not self.waiting[follower]:
+                heapq.heappush(self.ready[self.tasks[follower].stream], follower)
+
+    def _seconds(self, task: Task) -> float:
+        """How long a task takes if it starts now: compute is slower while communication that runs already goes on."""
+        if task.stream != COMPUTE or self.kappa <= 1.0:
+            return task.seconds
+        until = max((free for stream, free in self.free.items() if stream != COMPUTE), default=self.now)
+        return task.seconds + (self.kappa - 1.0) * min(task.seconds, max(0.0, until - self.now))

@@ -1,0 +1,154 @@
+"""A plan laid out in time: what one device computes and sends in a step, as tasks that wait for each other.
+
+Three streams: compute; communication of activations and their gradients, which somebody waits for; communication that
+can hide (weights gathered ahead of use, their gradients reduced behind it). All microbatches are laid out as one: the
+work of a step is the same, and what waits for what as well.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from shardplan.cost.schedule import COMPUTE, Task, Timeline, schedule
+from shardplan.plan.types import Move, OperatorDecision, Plan, Summary
+
+ACTIVATIONS: Final = 1
+WEIGHTS: Final = 2
+STREAMS: Final = ("compute", "communication: activations", "communication: weights and gradients")
+_DEFAULT_KAPPA = 1.1
+_SECOND = 1e-9
+_Awaited = tuple[int, ...]
+"""Numbers of tasks that somebody waits for."""
+
+
+def timeline(plan: Plan) -> Timeline:
+    """The scheduled step of a plan."""
+    return schedule_of(plan.operators, plan.moves, plan.summary, str(plan.model.get("mode")), kappa_of(plan.cluster))
+
+
+def kappa_of(cluster: Mapping[str, object]) -> float:
+    """How much slower compute runs beside communication, from the profile inside a plan."""
+    profile = cluster.get("profile")
+    overlap = profile.get("overlap") if isinstance(profile, Mapping) else None
+    kappa = overlap.get("kappa", _DEFAULT_KAPPA) if isinstance(overlap, Mapping) else _DEFAULT_KAPPA
+    return float(kappa)
+
+
+def schedule_of(
+    operators: Sequence[OperatorDecision], moves: Sequence[Move], summary: Summary, mode: str, kappa: float
+) -> Timeline:
+    """As `timeline`, of the parts of a plan in the making. `summary`: its compute includes the optimizer's."""
+    work = _Work(operators, moves)
+    work.forward()
+    if mode == "training":
+        work.backward()
+        rest_ns = summary.compute_ns - sum(operator.compute_ns for operator in operators)
+        work.add("optimizer step", COMPUTE, rest_ns, work.all_so_far())
+    return schedule(work.tasks, kappa)
+
+
+@dataclass
+class _Moves:
+    """Moves by tensor (of what serves all readers or stores the result) and by tensor and reader, in plan order."""
+
+    shared: dict[str, list[Move]] = field(default_factory=lambda: defaultdict(list))
+    own: dict[tuple[str, str], list[Move]] = field(default_factory=lambda: defaultdict(list))
+
+    def put(self, move: Move) -> None:
+        (self.own[move.tensor, move.reader] if move.reader else self.shared[move.tensor]).append(move)
+
+
+class _Work:
+    """Collects the tasks of a step. `made[t]`: tasks after which tensor t can be read."""
+
+    def __init__(self, operators: Sequence[OperatorDecision], moves: Sequence[Move]) -> None:
+        self.operators = operators
+        self.tasks: list[Task] = []
+        self.bring, self.again, self.back = _Moves(), _Moves(), _Moves()
+        for move in moves:
+            kind = self.bring if move.phase == "forward" else self.again if move.regather else self.back
+            kind.put(move)
+        self.readers: dict[str, list[str]] = defaultdict(list)
+        for operator in operators:
+            for name in dict.fromkeys(filter(None, operator.inputs)):
+                self.readers[name].append(operator.name)
+        self.made: dict[str, tuple[int, ...]] = {}
+
+    def add(self, name: str, stream: int, nanoseconds: int, after: _Awaited) -> _Awaited:
+        """A task, and its number as what to wait for; work that takes no time is no task."""
+        if nanoseconds <= 0:
+            return after
+        self.tasks.append(Task(name, stream, nanoseconds * _SECOND, tuple(dict.fromkeys(after))))
+        return (len(self.tasks) - 1,)
+
+    def all_so_far(self) -> _Awaited:
+        """Tasks that nobody waits for yet: when they have ended, all have."""
+        awaited = {before for task in self.tasks for before in task.after}
+        return tuple(number for number in range(len(self.tasks)) if number not in awaited)
+
+    def forward(self) -> None:
+        for operator in self.operators:
+            after: list[int] = []
+            for name in filter(None, operator.inputs):
+                if name not in self.made:
+                    self.made[name] = self._chain(self.bring.shared.get(name, ()), (), "")
+                after += self._chain(self.bring.own.get((name, operator.name), ()), self.made[name], "")
+            done = self._run(operator, "", operator.compute_ns - operator.backward_ns, tuple(after))
+            for name in filter(None, operator.outputs):
+                self.made[name] = self._chain(self.bring.shared.get(name, ()), done, "")
+
+    def backward(self) -> None:
+        """Operators in reverse; a gradient comes back from every reader, is stored, and starts the maker's backward."""
+        turn = self.all_so_far()
+        come: dict[str, list[int]] = defaultdict(list)
+        missing = {name: len(readers) for name, readers in self.readers.items()}
+        again: dict[str, tuple[int, ...]] = {}
+        stored: dict[str, tuple[int, ...]] = {}
+        for operator in reversed(self.operators):
+            after = list(turn)
+            for name in filter(None, operator.outputs):
+                after += stored.get(name, ())
+            for name in dict.fromkeys(filter(None, operator.inputs)):
+                if name not in again:
+                    again[name] = self._chain(self.again.shared.get(name, ()), turn, "again: ")
+                after += self._chain(self.again.own.get((name, operator.name), ()), again[name], "again: ")
+            done = self._run(operator, "backward: ", operator.backward_ns, tuple(after))
+            for name in dict.fromkeys(filter(None, operator.inputs)):
+                come[name] += self._chain(self.back.own.get((name, operator.name), ()), done, "gradient: ")
+                missing[name] -= 1
+                if not missing[name]:
+                    stored[name] = self._chain(self.back.shared.get(name, ()), tuple(come[name]), "gradient: ")
+
+    def _run(self, operator: OperatorDecision, prefix: str, nanoseconds: int, after: _Awaited) -> _Awaited:
+        done = self.add(prefix + operator.name, COMPUTE, nanoseconds, after)
+        share = nanoseconds / operator.compute_ns if operator.compute_ns else 0.0
+        return self.add(f"{prefix}inside {operator.name}", ACTIVATIONS, round(operator.inner_ns * share), done)
+
+    def _chain(self, moves: Sequence[Move], after: _Awaited, prefix: str) -> _Awaited:
+        for move in moves:
+            stream = WEIGHTS if move.hidden else ACTIVATIONS
+            kinds = ", ".join(step.collective.kind.replace("_", "-") for step in move.steps)
+            after = self.add(f"{prefix}{move.tensor} ({kinds})", stream, move.time_ns, after)
+        return after
+
+
+def chrome_trace(laid_out: Timeline, title: str) -> dict[str, object]:
+    """The timeline as Chrome's trace event format, which Perfetto reads; times in microseconds."""
+    events: list[dict[str, object]] = [
+        {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": title}},
+        *(
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": stream, "args": {"name": name}}
+            for stream, name in enumerate(STREAMS)
+        ),
+    ]
+    for task, start, end in zip(laid_out.tasks, laid_out.starts, laid_out.ends, strict=True):
+        events.append(
+            {
+                "ph": "X", "name": task.name, "cat": STREAMS[task.stream], "pid": 0, "tid": task.stream,
+                "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3),
+            }
+        )  # fmt: skip
+    return {"displayTimeUnit": "ms", "traceEvents": events}
