@@ -34,8 +34,8 @@ def compare_recipes(
 
     Raises `ShardplanError` as `plan_model` for a model that cannot be planned as asked; memory is no such reason.
     """
-    planner = Planner(model, cluster, options)
-    roomy = Planner(model, cluster, replace(options, memory_limit_bytes=_UNLIMITED))
+    planner = Planner(model, cluster, options, reasons=False)
+    roomy = Planner(model, cluster, replace(options, memory_limit_bytes=_UNLIMITED), reasons=False)
     found = []
     for name, recipe in (*RECIPES.items(), (BEST, None)):
         contender = _contend(name, recipe, planner, roomy)

@@ -123,12 +123,22 @@ def _plan(session: Session, request: _Request, on_progress: Any) -> Plan:
 
     try:
         return plan_model(request.model, request.cluster, request.options, on_progress, session.say)
-    except InfeasibleError:
+    except InfeasibleError as problem:
         from shardplan.plan.encode import infeasible_summary  # noqa: PLC0415
 
         limit = request.options.memory_limit_bytes or request.cluster.device.usable_bytes
         session.failure = {"plan": None, "summary": infeasible_summary(limit)}
-        raise
+        raise _with_remedies(session, problem, request) from None
+
+
+def _with_remedies(session: Session, problem: InfeasibleError, request: _Request) -> InfeasibleError:
+    """The same, with a hint that was tried; where constraints are to blame they are all there is to say."""
+    from shardplan.study.remedies import find_remedies, remedies_record, remedies_text  # noqa: PLC0415
+
+    first, *rest = problem.diagnostics
+    remedies = () if first.file else find_remedies(request.model, request.cluster, request.options)
+    session.failure = {**(session.failure or {}), "remedies": remedies_record(remedies)}
+    return InfeasibleError(replace(first, hint=remedies_text(remedies)), *rest) if remedies else problem
 
 
 def _deliver(session: Session, request: _Request, plan: Plan, *, require_optimal: bool) -> int:

@@ -1,0 +1,107 @@
+"""What would make a plan fit: changes of what was asked for that were solved, and do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from shardplan.cluster.build import profile_from_resolved
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.types import Cluster
+from shardplan.errors import InfeasibleError, LimitError, ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.model.types import Model
+from shardplan.planning import Planner
+from shardplan.units import duration, size
+
+_MICROBATCHES = (2, 4, 8, 16)
+_GROWTH = (2, 4, 8)
+
+_NEAR_ENOUGH, _SECONDS = 0.1, 4.0
+"""A remedy is to be found, not perfected: relative gap and time limit of each solve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """`change`: as on the command line. The plan it leads to takes `step_ns` and `memory_bytes` of a device."""
+
+    change: str
+    step_ns: int
+    memory_bytes: int
+
+
+def find_remedies(model: Model, cluster: Cluster, options: PlanOptions) -> tuple[Remedy, ...]:
+    """The least change of each kind under which a plan fits, for a request that has none.
+
+    More microbatches, rematerialisation, a lighter optimizer, and more devices of the same profile; each alone.
+    """
+    kinds = [
+        [(change, cluster, asked) for change, asked in kind]
+        for kind in (_microbatches(options), _remat(options), _optimizer(options))
+    ]
+    kinds.append([(f"--mesh {text}", grown, options) for text, grown in _larger(cluster)])
+    found = (_first(model, candidates) for candidates in kinds)
+    return tuple(remedy for remedy in found if remedy is not None)
+
+
+def remedies_text(remedies: Sequence[Remedy]) -> str:
+    """`these were solved, and fit:` and a line for each."""
+    width = max(len(remedy.change) for remedy in remedies)
+    lines = [
+        f"  - {remedy.change:{width}}  step {duration(remedy.step_ns)}, {size(remedy.memory_bytes)} per device"
+        for remedy in remedies
+    ]
+    return "\n".join(["these were solved, and fit:", *lines])
+
+
+def remedies_record(remedies: Sequence[Remedy]) -> list[dict[str, object]]:
+    """The same as plain data: microseconds and bytes."""
+    return [
+        {"change": remedy.change, "step_us": remedy.step_ns / 1000, "memory_bytes": remedy.memory_bytes}
+        for remedy in remedies
+    ]
+
+
+def _first(model: Model, candidates: Sequence[tuple[str, Cluster, PlanOptions]]) -> Remedy | None:
+    for change, cluster, options in candidates:
+        try:
+            quick = replace(options, gap=max(options.gap, _NEAR_ENOUGH), time_limit=_SECONDS)
+            summary = Planner(model, cluster, quick, reasons=False).plan().summary
+        except (InfeasibleError, LimitError):
+            continue
+        except ShardplanError:  # the model cannot be cut so: other candidates of the kind cannot help either
+            return None
+        return Remedy(change, summary.step_ns, summary.memory.total)
+    return None
+
+
+def _microbatches(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
+    if options.training:
+        for times in _MICROBATCHES:
+            number = times * options.microbatches
+            yield f"--microbatches {number}", replace(options, microbatches=number)
+
+
+def _remat(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
+    if options.training:
+        if options.remat == "none":
+            yield "--remat selective", replace(options, remat="selective")
+        if options.remat != "full":
+            yield "--remat full", replace(options, remat="full")
+
+
+def _optimizer(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
+    if options.training and options.optimizer.startswith("adam"):
+        yield "--optimizer sgd", replace(options, optimizer="sgd")
+
+
+def _larger(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
+    """More of the outermost axis; a profile that has no room for more ends it."""
+    profile = profile_from_resolved(cluster.resolved)
+    for times in _GROWTH:
+        first, *rest = cluster.mesh.shape
+        text = "x".join(map(str, (times * first, *rest)))
+        try:
+            yield text, make_cluster(profile, text)
+        except ShardplanError:
+            return
