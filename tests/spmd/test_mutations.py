@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from forced_plans import INFERENCE, TRAINING, forced_plan
 from small_models import small_model
+from strategies import strategy_plan
 
 from shardplan.errors import ShardplanError
 from shardplan.layout.layout import Layout
@@ -18,7 +19,6 @@ from shardplan.spmd import borders, kernels, localise
 from shardplan.spmd.lower import lower_program
 from shardplan.spmd.machine import Machine, verify_plan
 from shardplan.spmd.weights import random_values
-from strategies import strategy_plan
 
 
 @pytest.fixture(scope="module")
@@ -194,5 +194,3 @@ def test_a_plan_that_contradicts_itself_is_refused(models, moved):
 def test_too_many_devices_are_refused(models, moved):
     with pytest.raises(ShardplanError, match="the plan is for 128 devices; at most 64 are simulated"):
         verify_plan(models["mlp"], replace(moved, mesh=Mesh.of(a=128)))
-
-

@@ -44,7 +44,9 @@ def forced_plan(
     wanted = restrict(problem, built, RECIPES[recipe](built)) if recipe else problem
     if seed is not None:
         generator = np.random.default_rng(seed)
-        drawn = [np.where(np.isfinite(cost), generator.integers(1 << 30, size=len(cost)), np.inf) for cost in wanted.costs]
+        drawn = [
+            np.where(np.isfinite(cost), generator.integers(1 << 30, size=len(cost)), np.inf) for cost in wanted.costs
+        ]
         wanted = replace(wanted, costs=tuple(drawn))
     solution = solve(wanted)
     assert solution.choices is not None

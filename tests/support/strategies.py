@@ -40,7 +40,9 @@ def strategy_plan(model: Model, rule: Rule, mesh: Mesh, per_axis: tuple[Option |
     )
     layouts: dict[str, Layout] = {}
     for name, layout in (*zip(operator.inputs, reads, strict=True), *zip(operator.outputs, makes, strict=True)):
-        if name and (layouts.setdefault(name, layout) != layout or not is_legal(layout, mesh, model.tensors[name].shape)):
+        if name and (
+            layouts.setdefault(name, layout) != layout or not is_legal(layout, mesh, model.tensors[name].shape)
+        ):
             return None
     tensors = tuple(
         TensorDecision(name, "activation", model.tensors[name].shape, model.tensors[name].dtype, layout, layout, 0)
@@ -53,12 +55,12 @@ def strategy_plan(model: Model, rule: Rule, mesh: Mesh, per_axis: tuple[Option |
         "",
         rule.equation,
         tuple(choice.label if isinstance(choice, Option) else choice for choice in per_axis),
-        tuple(None if name in model.constants or not name else x for name, x in zip(operator.inputs, reads, strict=True)),
+        tuple(
+            None if name in model.constants or not name else x for name, x in zip(operator.inputs, reads, strict=True)
+        ),
         tuple(x if name else None for name, x in zip(operator.outputs, makes, strict=True)),
         0,
         operator.inputs,
         operator.outputs,
     )
-    return Plan(
-        {"digest": structure_digest(model)}, {}, mesh, ("link",) * len(mesh), NOTHING, tensors, (decision,), ()
-    )
+    return Plan({"digest": structure_digest(model)}, {}, mesh, ("link",) * len(mesh), NOTHING, tensors, (decision,), ())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ Array = NDArray[Any]
 WIDENED = frozenset({"float", "float16", "bfloat16", "double"})
 """Element types that are computed in double precision; others keep what their rounding means."""
 _WIDENED_NUMBERS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+_OVER_ALL_BEHIND, _ONE_DIM_SINCE = frozenset({"Softmax", "LogSoftmax", "Hardmax"}), 13
 _TYPE_ATTRIBUTES = {"Cast": "to", "EyeLike": "dtype"}
 
 
@@ -41,6 +44,8 @@ def evaluate(
         raise _refusal(operator, "has a nested graph")
     if operator.kind == "BitCast":
         raise _refusal(operator, "looks at bits, and all is computed in double precision")
+    if operator.kind in _OVER_ALL_BEHIND and operator.version < _ONE_DIM_SINCE and operands[0] is not None:
+        return [_over_all_behind(operator, attributes, operands[0])]
     try:
         return _run(operator, attributes, operands)
     except RuntimeTypeError:
@@ -60,6 +65,14 @@ def _run(operator: Operator, attributes: Mapping[str, AttributeValue], operands:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [np.asarray(result) for result in runner.run(None, feed)]
+
+
+def _over_all_behind(operator: Operator, attributes: Mapping[str, AttributeValue], data: Array) -> Array:
+    """`Softmax` and its kin as they were: over the dim `axis` and all behind it. The evaluator knows the new form only."""
+    axis = attributes.get("axis", 1)
+    assert isinstance(axis, int)
+    rows = data.reshape(math.prod(data.shape[: axis % data.ndim]), -1)
+    return _run(replace(operator, version=_ONE_DIM_SINCE), {"axis": 1}, [rows])[0].reshape(data.shape)
 
 
 def _narrowed(array: Array) -> Array:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from shardplan.layout.placement import S
 from shardplan.spmd.borders import borders
 from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.localise import refuse
@@ -61,7 +62,7 @@ def whole_shape(site: Site, local: Local, operands: Operands, coordinates: Coord
 
 def _index_axes(site: Site, place: int) -> tuple[int, ...]:
     """Mesh axes that cut dim `place` of the table of a lookup by index."""
-    return tuple(axis for axis in site.communicates if (o := site.options[axis]) and o.operands[0].dim == place)
+    return tuple(axis for axis in site.communicates if (o := site.options[axis]) and o.operands[0] == S(place))
 
 
 def gather(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
@@ -138,7 +139,7 @@ def likelihood(site: Site, local: Local, operands: Operands, coordinates: Coordi
     """`NegativeLogLikelihoodLoss`: what lies in other classes counts elsewhere; means are taken over all samples."""
     scores, target = _both(operands)
     weights = operands[2] if len(operands) > 2 else None
-    axes = tuple(axis for axis in _index_axes(site, 1) if (o := site.options[axis]) and o.ordered)
+    axes = _index_axes(site, 1)
     first = site.mesh.number(axes, coordinates) * scores.shape[1]
     ignored = target == local.attributes.get("ignore_index", np.iinfo(np.int64).min)
     inside = (target >= first) & (target < first + scores.shape[1]) & ~ignored
@@ -151,9 +152,8 @@ def likelihood(site: Site, local: Local, operands: Operands, coordinates: Coordi
     total = loss.sum()
     if how == "sum":
         return [total]
-    samples = tuple(axis for axis, option in enumerate(site.options) if option and axis not in axes)
-    counted = yield from all_reduce(weight.sum(), (*axes, *samples))
-    merged = tuple(axis for axis in samples if (o := site.options[axis]) and o.inner)
+    counted = yield from all_reduce(weight.sum(), tuple(axis for axis, option in enumerate(site.options) if option))
+    merged = tuple(axis for axis, option in enumerate(site.options) if option and option.inner)
     if merged:
         total = yield from all_reduce(total, merged)
     return [total / counted]

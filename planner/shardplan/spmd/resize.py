@@ -86,6 +86,8 @@ def _relate(model: Model, rules: Sequence[Rule]) -> _Classes:
     """Which dims scale alike, from the equation of every operator."""
     classes = _Classes()
     for number, (operator, rule) in enumerate(zip(model.operators, rules, strict=True)):
+        if operator.kind in _RECURRENT:
+            classes.join((number, "h"), (number, "j"))  # the state that is made is the state that is read
         for place, dim, is_scan in _dims(model, operator, rule):
             if is_scan:
                 classes.join(place, (operator.inputs[0], place[1]))

@@ -64,7 +64,10 @@ def random_values(
 def stored_values(path: str | Path, model: Model) -> dict[str, Array]:
     """Values of parameters and large constants of `model` that the file at `path`, or a file beside it, holds."""
     path = Path(path)
-    stored = {tensor.name: tensor for tensor in onnx.load(path, load_external_data=False).graph.initializer}
+    graph = onnx.load(path, load_external_data=False).graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    constants = (node for node in graph.node if node.op_type == "Constant")
+    stored |= {node.output[0]: a.t for node in constants for a in node.attribute if a.name == "value"}
     wanted = {parameter.tensor: (parameter.onnx, parameter.onnx_perm) for parameter in model.parameters}
     large = (
         name for name, tensor in model.tensors.items() if tensor.role == "constant" and name not in model.constants

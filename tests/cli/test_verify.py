@@ -1,0 +1,92 @@
+"""`shardplan verify`: what it says, what it finds, how it exits."""
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from shardplan.plan.file import read_plan, write_plan
+
+SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = Draft202012Validator(SCHEMA)
+PLAN = "plans/mlp.2x2.plan.json"
+
+
+@pytest.fixture
+def plan(shardplan, mlp: Path) -> Path:
+    """A plan of the small model for serving, which moves something."""
+    run = shardplan(
+        "solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", "--mode", "inference", "--memory-limit", "110 KiB"
+    )
+    assert run.code == 0, run.err
+    return Path(PLAN)
+
+
+def test_a_plan_is_verified(shardplan, plan):
+    run = shardplan("verify", "mlp.onnx", PLAN)
+    assert (run.code, run.err) == (0, "")
+    lines = run.out.splitlines()
+    assert lines[0].startswith("verified: 3 operators of 'mlp' on 4 devices, ")
+    assert lines[1].startswith("largest relative difference ")
+    assert lines[2].startswith("moved ")
+    assert lines[2].endswith(" bytes, as the plan says")
+
+
+def test_the_twin_is_verified(shardplan, plan):
+    run = shardplan("verify", "mlp.onnx", PLAN, "--shrink", "--seed", "5")
+    assert run.code == 0
+    assert run.out.startswith("verified: 3 operators of a small twin of 'mlp' on 4 devices")
+
+
+def test_the_document(shardplan, plan):
+    run = shardplan("verify", "mlp.onnx", PLAN, "--json")
+    document = json.loads(run.out)
+    VALIDATOR.validate(document)
+    result = document["result"]
+    assert run.code == 0
+    assert result["verified"] is True
+    assert result["moved_bytes"] == result["priced_bytes"] != {}
+    assert result["first_difference"] is None
+    assert not VALIDATOR.is_valid({**document, "result": {**result, "verified": "yes"}})
+
+
+def test_a_plan_without_its_moves_is_not(shardplan, plan):
+    whole = read_plan(plan)
+    write_plan(replace(whole, moves=()), plan)
+    run = shardplan("verify", "mlp.onnx", PLAN)
+    assert (run.code, run.err) == (1, "")
+    lines = run.out.splitlines()
+    assert lines[0].startswith("not verified: ")
+    assert lines[1].startswith("first difference: '")
+    assert lines[2].startswith("  the plan has no move from ")
+    document = json.loads(shardplan("verify", "mlp.onnx", PLAN, "--json").out)
+    VALIDATOR.validate(document)
+    assert document["result"]["verified"] is False
+    assert document["result"]["first_difference"]["why"].startswith("the plan has no move from ")
+
+
+def test_the_tolerance_is_asked_for(shardplan, plan):
+    run = shardplan("verify", "mlp.onnx", PLAN, "--rtol", "0")
+    assert run.code == 2
+    assert "--rtol" in run.err
+
+
+def test_another_model_is_refused(shardplan, plan):
+    run = shardplan("verify", "mlp.onnx", PLAN, "--dim", "batch=32")
+    assert run.code == 2
+    assert run.err == (
+        "error[stale-plan]: the plan was made for another model than 'mlp': operators or shapes differ\n"
+        "hint: solve again, or give the model and dims of the plan\n"
+    )
+
+
+def test_all_that_is_wrong_is_said_at_once(shardplan, folder):
+    run = shardplan("verify", "absent.onnx", "absent.plan.json", "--dim", "batch")
+    assert run.code == 2
+    assert [line.partition("]")[0] for line in run.err.splitlines() if "error[" in line] == [
+        "error[bad-dim",
+        "absent.plan.json: error[unreadable-plan",
+    ]

@@ -1,0 +1,179 @@
+"""Every strategy of operators that are told something else on a device, or ask others for something: executed, compared.
+
+One case for each entry of the tables of localisers and kernels, with dims that two and four devices divide.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rule_cases import Case, b, f, i, index, positive, u
+from strategies import strategy_plans
+
+from shardplan.errors import ShardplanError
+from shardplan.layout.mesh import Mesh
+from shardplan.spmd.kernels import KERNELS
+from shardplan.spmd.localise import LOCALISERS
+from shardplan.spmd.lower import lower_program
+from shardplan.spmd.machine import Machine
+
+MESHES = (Mesh.of(a=2), Mesh.of(a=2, b=2))
+
+
+def whole(*values: int):
+    return i(*values)
+
+
+CASES = {
+    "reshape splits a dim": Case("Reshape", (f(8, 32), i(8, 4, 8)), constants=(1,)),
+    "reshape merges dims": Case("Reshape", (f(8, 4, 8), i(-1, 8)), constants=(1,)),
+    "old reshape": Case("Reshape", (f(8, 4, 8), i(0, 32)), constants=(1,), opset=11),
+    "expand": Case("Expand", (f(8, 1, 4), i(8, 4, 4)), constants=(1,)),
+    "squeeze": Case("Squeeze", (f(4, 1, 8),)),
+    "old squeeze": Case("Squeeze", (f(2, 1, 8),), opset=11),
+    "tile": Case("Tile", (f(4, 8), i(4, 1)), constants=(1,)),
+    "split": Case("Split", (f(4, 16), i(4, 8, 4)), {"axis": 1}, (1,), outputs=3),
+    "split evenly": Case("Split", (f(4, 16),), {"axis": 1, "num_outputs": 2}, outputs=2),
+    "old split": Case("Split", (f(4, 16),), {"axis": 1, "split": [8, 8]}, outputs=2, opset=11),
+    "slice": Case("Slice", (f(8, 16), i(4, 0), i(12, 8), i(1, 0)), constants=(1, 2, 3)),
+    "slice to the end": Case("Slice", (f(8, 16), i(-8), i(2**62), i(1)), constants=(1, 2, 3)),
+    "slice with steps": Case("Slice", (f(8, 16), i(1), i(16), i(1), i(2)), constants=(1, 2, 3, 4)),
+    "old slice": Case("Slice", (f(8, 16),), {"starts": [0, 8], "ends": [8, 16]}, opset=9),
+    "resize": Case("Resize", (f(4, 4, 4, 8), None, None, i(4, 4, 8, 8)), {"mode": "nearest"}, (3,)),
+    "centre": Case("CenterCropPad", (f(8, 4), i(8, 6)), constants=(1,)),
+    "affine": Case("AffineGrid", (f(4, 2, 3), i(4, 1, 3, 3)), constants=(1,)),
+    "one hot": Case("OneHot", (index(8, 4, 4), np.array(8), f(2)), {"axis": 1}, (1,)),
+    "one hot from the end": Case("OneHot", (index(8, 8) - 4, np.array(8), f(2)), {}, (1,)),
+    "gather": Case("Gather", (f(8, 4), index(8, 2, 4) - 4)),
+    "gather inner": Case("Gather", (f(4, 8, 4), index(8, 4)), {"axis": 1}),
+    "gather elements": Case("GatherElements", (f(8, 4), index(8, 4, 4)), {"axis": 0}),
+    "triangle": Case("Trilu", (f(2, 8, 4), np.array(1)), {"upper": 0}, (1,)),
+    "attention": Case("Attention", (f(4, 4, 8, 4), f(4, 4, 8, 4), f(4, 4, 8, 4))),
+    "grouped attention": Case(
+        "Attention", (f(2, 8, 32), f(2, 8, 16), f(2, 8, 16), b(8, 8)), {"q_num_heads": 8, "kv_num_heads": 4}
+    ),
+    "causal attention": Case("Attention", (f(4, 4, 8, 4), f(4, 4, 8, 4), f(4, 4, 8, 4)), {"is_causal": 1}),
+    "attention and its scores": Case(
+        "Attention", (f(2, 4, 4, 4), f(2, 4, 8, 4), f(2, 4, 8, 4)), {"qk_matmul_output_mode": 3}, outputs=4, opset=23
+    ),
+    "rotary": Case("RotaryEmbedding", (f(4, 4, 16), f(4, 4, 2), f(4, 4, 2)), {"num_heads": 4}),
+    "convolution": Case("Conv", (f(4, 4, 16, 8), f(4, 4, 3, 3), f(4)), {"pads": [1, 1, 1, 1]}),
+    "convolution in groups": Case("Conv", (f(2, 8, 8, 8), f(8, 2, 3, 3)), {"group": 4, "pads": [1, 1, 1, 1]}),
+    "dilated convolution": Case("Conv", (f(2, 4, 16, 4), f(4, 4, 3, 1)), {"dilations": [2, 1], "pads": [2, 0, 2, 0]}),
+    "strided convolution": Case("Conv", (f(2, 4, 16), f(4, 4, 3)), {"strides": [2], "auto_pad": "SAME_UPPER"}),
+    "transposed convolution": Case("ConvTranspose", (f(4, 8, 3, 3), f(8, 4, 2, 2))),
+    "integer convolution": Case("ConvInteger", (u(2, 4, 8, 8), u(4, 4, 1, 1))),
+    "largest of a window": Case("MaxPool", (f(4, 4, 16, 8),), {"kernel_shape": [3, 2], "auto_pad": "SAME_UPPER"}),
+    "mean of a window": Case("AveragePool", (f(4, 4, 8),), {"kernel_shape": [2], "strides": [2]}),
+    "norm of a window": Case("LpPool", (f(4, 4, 16),), {"kernel_shape": [2], "strides": [2], "p": 2}),
+    "lstm": Case("LSTM", (f(3, 4, 8), f(1, 32, 8), f(1, 32, 8), f(1, 64)), {"hidden_size": 8}, outputs=3),
+    "lstm both ways": Case(
+        "LSTM", (f(3, 4, 4), f(2, 16, 4), f(2, 16, 4)), {"hidden_size": 4, "direction": "bidirectional"}, outputs=2
+    ),
+    "lstm from a state": Case(
+        "LSTM",
+        (f(3, 4, 4), f(1, 16, 4), f(1, 16, 4), f(1, 32), None, f(1, 4, 4), f(1, 4, 4), f(1, 12)),
+        {"hidden_size": 4},
+        outputs=3,
+    ),
+    "rnn": Case("RNN", (f(3, 4, 4), f(1, 4, 4), f(1, 4, 4), f(1, 8)), {"hidden_size": 4}, outputs=2),
+    "softmax": Case("Softmax", (f(4, 8),)),
+    "old softmax": Case("Softmax", (f(4, 4, 4),), {"axis": 1}, opset=11),
+    "log softmax": Case("LogSoftmax", (f(4, 8),), {"axis": 0}),
+    "hardmax": Case("Hardmax", (f(4, 8),)),
+    "layer norm": Case("LayerNormalization", (f(4, 4, 8), f(4, 8), f(4, 8)), {"axis": 1}, outputs=3),
+    "rms norm": Case("RMSNormalization", (f(4, 8), f(8))),
+    "instance norm": Case("InstanceNormalization", (f(4, 4, 8), f(4), f(4))),
+    "group norm": Case("GroupNormalization", (f(4, 16, 8), f(16), f(16)), {"num_groups": 4}),
+    "old group norm": Case("GroupNormalization", (f(4, 16, 8), f(4), f(4)), {"num_groups": 4}, opset=18),
+    "batch norm": Case("BatchNormalization", (f(8, 4, 4), f(4), f(4), f(4), positive(4))),
+    "batch norm in training": Case(
+        "BatchNormalization", (f(8, 4, 4), f(4), f(4), f(4), positive(4)), {"training_mode": 1}, outputs=3
+    ),
+    "lp norm": Case("LpNormalization", (f(4, 8),), {"axis": 1, "p": 2}),
+    "mean and variance": Case("MeanVarianceNormalization", (f(4, 4, 4, 4),)),
+    "mean": Case("ReduceMean", (f(4, 8), i(1)), {"keepdims": 0}, (1,)),
+    "largest": Case("ReduceMax", (f(4, 8), i(0)), constants=(1,)),
+    "length": Case("ReduceL2", (f(4, 8), i(1)), constants=(1,)),
+    "log of sum": Case("ReduceLogSum", (positive(4, 8), i(1)), constants=(1,)),
+    "log of sum of exponentials": Case("ReduceLogSumExp", (f(4, 8), i(0, 1)), constants=(1,)),
+    "global length": Case("GlobalAveragePool", (f(4, 4, 8, 4),)),
+    "where largest": Case("ArgMax", (f(4, 8),), {"axis": 1, "keepdims": 0}),
+    "where smallest": Case("ArgMin", (np.round(f(8, 4)),), {"axis": 0, "select_last_index": 1}),
+    "quantize": Case("DynamicQuantizeLinear", (f(4, 8),), outputs=3),
+    "loss": Case("NegativeLogLikelihoodLoss", (f(4, 8), index(8, 4)), {"reduction": "sum"}),
+    "weighted mean loss": Case("NegativeLogLikelihoodLoss", (f(4, 8, 4), index(8, 4, 4), positive(8))),
+    "mean loss": Case("NegativeLogLikelihoodLoss", (f(4, 8), index(8, 4))),
+    "shape": Case("Shape", (f(4, 8),)),
+}
+
+
+def values_of(case: Case) -> dict[str, np.ndarray]:
+    return {f"i{position}": array for position, array in enumerate(case.operands) if array is not None}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_strategy_gives_the_result_of_the_whole(name):
+    case = CASES[name]
+    model, rule = case.model(), case.rule()
+    kind = model.operators[0].op_type
+    found = 0
+    for mesh in MESHES:
+        for plan in strategy_plans(model, rule, mesh):
+            program = lower_program(model, plan, [rule])
+            report = Machine(program, values_of(case)).run()
+            assert report.mismatch is None, (plan.operators[0].split, report.mismatch)
+            found += 1
+    assert found or kind in {"AffineGrid"}, "nothing was split"
+
+
+def test_all_localisers_and_kernels_have_a_case():
+    tested = {case.kind for case in CASES.values()}
+    unusual = {"ConstantOfShape", "LinearAttention", "QLinearConv", "DeformConv", "GRU", "GlobalLpPool"}
+    assert set(LOCALISERS) | set(KERNELS) <= tested | unusual
+
+
+def strategies_of(case: Case, factor: str):
+    model, rule = case.model(), case.rule()
+    for plan in strategy_plans(model, rule, MESHES[0]):
+        if plan.operators[0].split[0] == factor:
+            yield lower_program(model, plan, [rule])
+
+
+@pytest.mark.parametrize(
+    ("case", "factor", "words"),
+    [
+        (
+            Case("GRU", (f(3, 4, 4), f(1, 12, 4), f(1, 12, 4)), {"hidden_size": 4}, outputs=2),
+            "h;3x4",
+            "cannot run operator 'node' (GRU) on shards: this split needs communication inside the operator",
+        ),
+        (
+            Case("RandomNormalLike", (f(4, 4),)),
+            "x0",
+            "cannot run operator 'node' (RandomNormalLike) on shards: it draws random numbers",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused(case, factor, words):
+    programs = list(strategies_of(case, factor)) or list(strategies_of(case, "h"))
+    assert programs
+    for program in programs:
+        with pytest.raises(ShardplanError) as caught:
+            Machine(program, values_of(case)).run()
+        assert words in str(caught.value)
+        assert caught.value.diagnostics[0].detail.startswith("a splits ")
+
+
+def test_bytes_inside_operators_are_those_priced():
+    """Statistics travel in single precision where the machine computes in double: half of what it moves."""
+    for name in ("softmax", "layer norm", "length", "where largest"):
+        case = CASES[name]
+        model, rule = case.model(), case.rule()
+        for plan in strategy_plans(model, rule, MESHES[0]):
+            option = next((o for o in rule.options if o.label == plan.operators[0].split[0]), None)
+            priced = sum(c.payload_bytes * c.count for c in option.inner if c.phase == "forward") if option else 0
+            report = Machine(lower_program(model, plan, [rule]), values_of(case)).run()
+            on_the_wire = 2 * priced * (2 - 1) // 2 * 2  # an all-reduce over two devices, received by both
+            scale = 1 if name == "where largest" else 2
+            assert report.inner_bytes.total() == scale * on_the_wire, (name, option)
