@@ -14,6 +14,7 @@ import click
 
 from shardplan import __version__
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.verbs.calibrate import calibrate
 from shardplan.verbs.check import check
 from shardplan.verbs.compare import compare
 from shardplan.verbs.diff import diff
@@ -22,6 +23,7 @@ from shardplan.verbs.profiles import profiles
 from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
 from shardplan.verbs.show import show
 from shardplan.verbs.solve import solve
+from shardplan.verbs.timeline import timeline
 from shardplan.verbs.verify import verify
 
 
@@ -65,7 +67,7 @@ def cli() -> None:
     """Gather the verbs; what a person reads is `_HELP`."""
 
 
-for _verb in (solve, show, diff, check, compare, verify, inspect, profiles):
+for _verb in (solve, show, diff, check, compare, verify, timeline, inspect, profiles, calibrate):
     cli.add_command(_verb)
 
 

@@ -37,7 +37,15 @@ def load_profile(name_or_path: str | Path) -> Profile:
     Raises `ShardplanError` with every fault of the file and of those it extends.
     """
     text = str(name_or_path)
-    source = _file_source(Path(text)) if _is_path(text) else _builtin_source(text.removeprefix(BUILTIN), None)
+    return _load(_file_source(Path(text)) if _is_path(text) else _builtin_source(text.removeprefix(BUILTIN), None))
+
+
+def profile_from_text(text: str, name: str) -> Profile:
+    """The profile that `text` is, for one that is in no file yet. Raises `ShardplanError` as `load_profile`."""
+    return _load(_Source(text, f"{name}.yaml", name, Path()))
+
+
+def _load(source: _Source) -> Profile:
     tree, faults = _read_chain(source, ())
     faults += [] if faults else missing_keys(tree)
     if faults:

@@ -14,8 +14,8 @@ Topology = Literal["switch", "full_mesh", "torus", "pcie", "custom"]
 
 @dataclass(frozen=True, slots=True)
 class GemmEfficiency:
-    """Share of the peak a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0), and what of
-    that a whole step keeps: `sustained`, of the clocks that a device holds for a second, not for hours."""
+    """Share of the peak a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0); and what
+    of that a whole step keeps, `sustained`: clocks that a device holds for a second it does not hold for hours."""
 
     e: float = 0.75
     m0: float = 64.0

@@ -1,0 +1,191 @@
+"""`shardplan calibrate`: from measurements on your machine to a profile of your own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardplan.errors import ShardplanError, error, warning
+from shardplan.verbs.session import Session, verb
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shardplan.cost.calibrate.collectives import Fitted
+
+_GROUP = re.compile(r"(\d+)[xX×](\d+)")
+_FAR_OFF = 1.5
+"""A measured step that differs from the predicted one by more than this factor hints at another plan or machine."""
+_base_option = click.option(
+    "-c", "--cluster", metavar="NAME", default="h100-dgx", show_default=True, help="The shipped profile to start from."
+)
+_output_option = click.option(
+    "-o", "--output", metavar="FILE", required=True, help="Where the profile goes; - is standard output."
+)
+
+
+@click.group(short_help="Fit a cluster profile to measurements.")
+def calibrate() -> None:
+    """Fit a cluster profile to measurements on your machine: collectives, matrix products, a whole step."""
+
+
+@calibrate.command()
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=str))
+@_base_option
+@click.option("--group", metavar="MACHINESxDEVICES", help="What the logs ran on, if they do not list their ranks.")
+@_output_option
+@verb
+def nccl(session: Session, /, logs: tuple[str, ...], cluster: str, group: str | None, output: str) -> int:
+    """Fit bandwidth and latency of links to logs of nccl-tests or rccl-tests (all they print, comments included).
+
+    Run all_reduce, all_gather, reduce_scatter and alltoall from 512 B to 1 GiB, on 2, 4 and all devices of a machine
+    and on all devices of two machines or more. What fits to within 15 % becomes keys of the profile; for the rest the
+    measured points are kept.
+    """
+    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
+    from shardplan.cost.calibrate.collectives import calibrate as fit  # noqa: PLC0415
+    from shardplan.cost.calibrate.nccl_log import read_logs  # noqa: PLC0415
+
+    _refuse_two_documents(session, output)
+    base = load_profile(cluster)
+    measured = read_logs([(log, _read(log)) for log in logs], _parse_group(group))
+    text, fits = fit(measured, base, _name_of(output, base.name))
+    rows = [
+        {
+            "collective": entry.measurement.collective,
+            "machines": entry.measurement.nodes,
+            "per_machine": entry.measurement.per_node,
+            "points": len(entry.measurement.points),
+            "busbw_gbps": round(entry.busbw_bytes_per_s / 1e9, 2),
+            "latency_us": round(entry.latency_s * 1e6, 2),
+            "error": round(entry.error, 4),
+            "curve": entry.kept,
+        }
+        for entry in fits
+    ]
+    _deliver(session, text, output)
+    return _finish(session, {"profile": output, "fits": rows}, output, lambda console: _show_fits(console, fits))
+
+
+@calibrate.command()
+@click.argument("table", metavar="CSV", type=click.Path(path_type=str))
+@_base_option
+@_output_option
+@verb
+def gemm(session: Session, /, table: str, cluster: str, output: str) -> int:
+    """Fit the matrix units and the memory of a device to a table of measured matrix products.
+
+    The table has the columns m, n, k, dtype, seconds: [m, k] times [k, n], one product per row.
+    """
+    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
+    from shardplan.cost.calibrate.products import calibrate as fit  # noqa: PLC0415
+    from shardplan.cost.calibrate.products import read_products  # noqa: PLC0415
+
+    _refuse_two_documents(session, output)
+    base = load_profile(cluster)
+    products = read_products(_read(table), table)
+    text, left = fit(products, base, _name_of(output, base.name))
+    _deliver(session, text, output)
+
+    def show(console: Console) -> None:
+        console.print(f"{len(products)} products, off by {100 * left:.1f} % on average", highlight=False)
+
+    return _finish(session, {"profile": output, "products": len(products), "error": round(left, 4)}, output, show)
+
+
+@calibrate.command()
+@click.argument("plan", type=click.Path(path_type=str))
+@click.option(
+    "--measured-ms", type=click.FloatRange(min=0, min_open=True), required=True, help="What one step really takes."
+)
+@verb
+def step(session: Session, /, plan: str, measured_ms: float) -> int:
+    """Compare a measured step with what the plan file PLAN predicts.
+
+    The factor is told, and applied to nothing: a plan is chosen by which step is shorter, and one factor for all plans
+    changes no choice.
+    """
+    from shardplan.plan.file import read_plan  # noqa: PLC0415
+    from shardplan.plan.timeline import timeline  # noqa: PLC0415
+
+    loaded = read_plan(plan)
+    predicted_ms, scheduled_ms = loaded.summary.step_ns / 1e6, timeline(loaded).seconds * 1e3
+    factor = measured_ms / predicted_ms
+    if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
+        hint = "calibrate links and matrix products first: shardplan calibrate nccl, shardplan calibrate gemm"
+        session.say(warning("far-off", "the step is far from what was predicted: is it this plan that ran?", hint=hint))
+    document = {
+        "measured_ms": measured_ms,
+        "step_ms": round(predicted_ms, 6),
+        "scheduled_ms": round(scheduled_ms, 6),
+        "factor": round(factor, 4),
+        "scheduled_factor": round(measured_ms / scheduled_ms, 4),
+    }
+
+    def show(console: Console) -> None:
+        console.print(f"measured   {measured_ms:.4g} ms", highlight=False)
+        console.print(f"sum        {predicted_ms:.4g} ms, measured is {factor:.3f} times that", highlight=False)
+        ratio = measured_ms / scheduled_ms
+        console.print(f"scheduled  {scheduled_ms:.4g} ms, measured is {ratio:.3f} times that", highlight=False)
+
+    return session.finish(document, show)
+
+
+def _show_fits(console: Console, fits: list[Fitted]) -> None:
+    for entry in fits:
+        found = entry.measurement
+        where = f"{found.collective} on {found.nodes}x{found.per_node}"
+        speed = f"{entry.busbw_bytes_per_s / 1e9:8.1f} GB/s, {entry.latency_s * 1e6:7.1f} us"
+        kept = ", kept as measured" if entry.kept else ""
+        console.print(f"{where:<24}{speed}, off by {100 * entry.error:.1f} %{kept}", highlight=False)
+
+
+def _deliver(session: Session, text: str, output: str) -> None:
+    from shardplan.cluster.profile import profile_from_text  # noqa: PLC0415
+    from shardplan.plan.file import write_text  # noqa: PLC0415
+
+    for diagnostic in profile_from_text(text, "calibrated").warnings:
+        session.say(diagnostic)
+    if output == "-":
+        sys.stdout.write(text)
+    else:
+        write_text(text, output)
+
+
+def _finish(session: Session, document: dict[str, object], output: str, show: object) -> int:
+    if output == "-":
+        return 0
+    code = session.finish(document, show)  # type: ignore[arg-type]
+    session.paint(lambda console: console.print(f"wrote {output}", highlight=False))
+    return code
+
+
+def _refuse_two_documents(session: Session, output: str) -> None:
+    if session.as_json and output == "-":
+        raise click.UsageError("--json and --output - both want standard output")
+
+
+def _parse_group(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = _GROUP.fullmatch(text.strip())
+    if not match or not int(match[1]) or not int(match[2]):
+        hint = "write machines and devices per machine, such as --group 2x8"
+        raise ShardplanError(error("bad-group", f"--group '{text}' cannot be read", hint=hint))
+    return int(match[1]), int(match[2])
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise ShardplanError(error("unreadable-file", f"cannot read the file: {reason}", file=path)) from None
+
+
+def _name_of(output: str, base: str) -> str:
+    return f"{base}-measured" if output == "-" else Path(output).stem

@@ -1,0 +1,72 @@
+"""`calibrate` and `timeline` from the command line."""
+
+import json
+from pathlib import Path
+
+from example_plans import example_plan
+
+from shardplan.plan.file import write_plan
+
+LOG = """\
+# Using devices
+#  Rank  0 Group  0 Pid 300 on    a-1 device  0 [0x07] NVIDIA A100-SXM4-80GB
+#  Rank  1 Group  0 Pid 301 on    a-1 device  1 [0x0f] NVIDIA A100-SXM4-80GB
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+"""
+
+
+def write_log() -> None:
+    rows = [
+        f"{2**p} {2**p // 4} float sum -1 {t:.2f} 1 1 0 {t:.2f} 1 1 0" for p in range(10, 29) if (t := 10 + 2**p / 2e5)
+    ]
+    Path("all_reduce_perf.log").write_text(LOG + "\n".join(rows) + "\n")
+
+
+def test_links_are_fitted_and_the_profile_is_usable(shardplan, folder):
+    write_log()
+    run = shardplan("calibrate", "nccl", "all_reduce_perf.log", "-c", "a100-dgx", "-o", "mine.yaml")
+    assert (run.code, run.err) == (0, "")
+    first, last = run.out.splitlines()
+    assert first.split() == ["all_reduce", "on", "1x2", "200.0", "GB/s,", "10.0", "us,", "off", "by", "0.0", "%"]
+    assert last == "wrote mine.yaml"
+    assert shardplan("profiles", "check", "mine.yaml").code == 0
+    text = Path("mine.yaml").read_text()
+    assert "extends: builtin:a100-dgx" in text
+    assert "busbw_gbps: {all_reduce: {2: 200}}" in text
+
+
+def test_a_log_that_says_nothing_is_refused(shardplan, folder):
+    Path("empty.log").write_text("")
+    run = shardplan("calibrate", "nccl", "empty.log", "--group", "2by8", "-o", "mine.yaml")
+    assert run.code == 2
+    assert "error[bad-group]: --group '2by8' cannot be read" in run.err
+    run = shardplan("calibrate", "nccl", "empty.log", "absent.log", "-o", "mine.yaml")
+    assert run.code == 2
+    assert "absent.log: error[unreadable-file]: cannot read the file: No such file or directory" in run.err
+    assert not Path("mine.yaml").exists()
+
+
+def test_a_measured_step_is_told_and_applied_to_nothing(shardplan, folder):
+    plan = example_plan()
+    write_plan(plan, "two.plan.json")
+    before = Path("two.plan.json").read_bytes()
+    run = shardplan("calibrate", "step", "two.plan.json", "--measured-ms", str(plan.summary.step_ns * 1.1e-6), "--json")
+    assert run.code == 0
+    assert json.loads(run.out)["result"]["factor"] == 1.1
+    assert Path("two.plan.json").read_bytes() == before
+    assert "warning[far-off]" in shardplan("calibrate", "step", "two.plan.json", "--measured-ms", "1e9").err
+
+
+def test_the_trace_is_written(shardplan, folder):
+    write_plan(example_plan(), "two.plan.json")
+    run = shardplan("timeline", "two.plan.json", "-o", "trace.json")
+    assert (run.code, run.err) == (0, "")
+    assert run.out.startswith("scheduled ")
+    assert "trace.json" in run.out
+    trace = json.loads(Path("trace.json").read_text())
+    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}
+    piped = shardplan("timeline", "two.plan.json", "-o", "-")
+    assert json.loads(piped.out) == trace
+    document = json.loads(shardplan("timeline", "two.plan.json", "--json").out)
+    assert document["result"]["trace"] is None
+    assert document["result"]["scheduled_us"] > 0
