@@ -45,7 +45,7 @@ def test_the_twin_of_gpt2(gpt2):
 
 
 def test_strategies_are_those_of_the_model(gpt2):
-    model, plan, twin, small = gpt2
+    _, plan, _, small = gpt2
     before = {o.name: o for o in plan.operators}
     assert any(";" in label for o in plan.operators for label in o.split), "segmented shards are among them"
     for operator in small.operators:
@@ -58,7 +58,7 @@ def test_strategies_are_those_of_the_model(gpt2):
 
 
 def test_no_dim_that_matters_vanishes(gpt2):
-    model, plan, twin, small = gpt2
+    model, _, twin, _ = gpt2
     for name, tensor in twin.tensors.items():
         if name in model.tensors:
             whole = model.tensors[name].shape

@@ -36,7 +36,7 @@ def forced_plan(
     seed: int | None = None,
     limit_bytes: int | None = None,
 ) -> Plan:
-    """The plan of a recipe, or, with a seed, one whose every choice is drawn at random among those that fit together."""
+    """The plan of a recipe, or, with a seed, one whose every choice is drawn at random among those that fit."""
     cluster = cluster_of(mesh)
     built = build_cost_graph(model, model_rules(model), cluster, options)
     memory = Memory(built)

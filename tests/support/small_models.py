@@ -1,4 +1,4 @@
-"""Small models of the kinds that people plan, as ONNX text: every one runs in milliseconds and splits on 2 and 8 devices.
+"""Small models of the kinds that people plan, as ONNX text: each runs in milliseconds and splits on 2 and 8 devices.
 
 Weights are the values that the text declares without data; they become initializers without payload, so every run draws
 its own.
@@ -55,7 +55,8 @@ mlp (float[8,32] x) => (float[8,16] y) <float[32,64] w1, float[64] b1, float[64,
 GPT_BLOCK = """
 gpt (int64[4,8] ids) => (float[4,8,32] logits)
 <float[32,16] wte, float[8,16] wpe, float[16] g1, float[16] c1, float[16,48] wqkv, float[48] bqkv,
- float[16,16] wo, float[16] bo, float[16] g2, float[16] c2, float[16,64] w1, float[64] b1, float[64,16] w2, float[16] b2> {
+ float[16,16] wo, float[16] bo, float[16] g2, float[16] c2, float[16,64] w1, float[64] b1, float[64,16] w2,
+ float[16] b2> {
   positions = Constant <value = int64[1,8] {0,1,2,3,4,5,6,7}> ()
   sizes = Constant <value = int64[3] {16,16,16}> ()
   heads = Constant <value = int64[4] {4,8,4,4}> ()
@@ -76,8 +77,8 @@ gpt (int64[4,8] ids) => (float[4,8,32] logits)
   s = MatMul (qt, kt)
   scale = Constant <value = float {0.5}> ()
   scaled = Mul (s, scale)
-  mask = Constant <value = float[8,8] {0,-9,-9,-9,-9,-9,-9,-9, 0,0,-9,-9,-9,-9,-9,-9, 0,0,0,-9,-9,-9,-9,-9, 0,0,0,0,-9,-9,-9,-9,
-    0,0,0,0,0,-9,-9,-9, 0,0,0,0,0,0,-9,-9, 0,0,0,0,0,0,0,-9, 0,0,0,0,0,0,0,0}> ()
+  mask = Constant <value = float[8,8] {0,-9,-9,-9,-9,-9,-9,-9, 0,0,-9,-9,-9,-9,-9,-9, 0,0,0,-9,-9,-9,-9,-9,
+    0,0,0,0,-9,-9,-9,-9, 0,0,0,0,0,-9,-9,-9, 0,0,0,0,0,0,-9,-9, 0,0,0,0,0,0,0,-9, 0,0,0,0,0,0,0,0}> ()
   masked = Add (scaled, mask)
   w = Softmax <axis = -1> (masked)
   o = MatMul (w, vt)

@@ -68,7 +68,7 @@ def _run(operator: Operator, attributes: Mapping[str, AttributeValue], operands:
 
 
 def _over_all_behind(operator: Operator, attributes: Mapping[str, AttributeValue], data: Array) -> Array:
-    """`Softmax` and its kin as they were: over the dim `axis` and all behind it. The evaluator knows the new form only."""
+    """`Softmax` and its kin as they once were, over `axis` and all behind it; the evaluator knows the new form only."""
     axis = attributes.get("axis", 1)
     assert isinstance(axis, int)
     rows = data.reshape(math.prod(data.shape[: axis % data.ndim]), -1)

@@ -25,7 +25,7 @@ from shardplan.spmd.evaluate import Array
 _KEEPS_VALUES = frozenset(
     (
         "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat", "Expand", "Tile",
-        "Identity", "Gather", "GatherND",
+        "Identity", "Gather", "GatherND", "GatherElements",
     )
 )  # fmt: skip
 """Kinds whose results are values of their first operand (`Concat`: of all)."""
@@ -107,8 +107,9 @@ def _draw(tensor: Tensor, generator: np.random.Generator, spread: float | None, 
         return generator.integers(0, max(1, limit), shape).astype(kind)
     if tensor.role == "input":
         return _first_true(generator.random(shape) < _TRUE_SHARE).astype(kind)
-    low, high = (0, 16) if tensor.dtype.startswith("u") else (-8, 8)
-    return generator.integers(low, high, shape).astype(kind)
+    if kind.itemsize == 1:
+        return generator.integers(0, 16, shape).astype(kind)
+    return generator.integers(0, 2, shape).astype(kind)
 
 
 _INTEGERS = {name: name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}

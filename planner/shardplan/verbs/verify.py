@@ -34,8 +34,8 @@ def verify(
 ) -> int:
     """Run PLAN for MODEL on simulated devices, in double precision, and compare every value with the model run whole.
 
-    Weights are the model's own where its file has them, else random. Symbolic dims are bound as the plan says. Exits with 0
-    when all values are equal and all collectives move what the plan says, with 1 when not.
+    Weights are the model's own where its file has them, else random. Symbolic dims are bound as the plan says. Exits
+    with 0 when all values are equal and all collectives move what the plan says, with 1 when not.
     """
     from shardplan.render.verify import show_verification, verification_document  # noqa: PLC0415
     from shardplan.spmd.machine import verify_plan  # noqa: PLC0415
