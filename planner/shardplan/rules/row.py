@@ -52,18 +52,20 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A row, or a function of the signature that gives one (None: this form of the operator is replicated), for the
-    operators `kinds` from opset version `since` on; `reads`: operands whose constant values the function looks at."""
+    operators `kinds` from opset version `since` on; `reads`: operands whose constant values the function looks at;
+    `why`: for people, where nothing can be split."""
 
     kinds: tuple[str, ...]
     row: Row | Callable[[Signature], Row | None] | None
     since: int = 1
     reads: tuple[int, ...] = ()
+    why: str = ""
 
 
 def row(kinds: str, equation: str, **facts: object) -> Entry:
     """The table line of the operators named in `kinds`; `facts` are those of `Row` and `Entry`."""
-    since = facts.pop("since", 1)
-    return Entry(tuple(kinds.split()), Row(equation, **facts), since)  # type: ignore[arg-type]
+    since, why = facts.pop("since", 1), facts.pop("why", "")
+    return Entry(tuple(kinds.split()), Row(equation, **facts), since, why=why)  # type: ignore[arg-type]
 
 
 def by(kinds: str, function: Callable[[Signature], Row | None], *, since: int = 1, reads: Sequence[int] = ()) -> Entry:
@@ -71,9 +73,9 @@ def by(kinds: str, function: Callable[[Signature], Row | None], *, since: int = 
     return Entry(tuple(kinds.split()), function, since, tuple(reads))
 
 
-def replicated(kinds: str) -> Entry:
+def replicated(kinds: str, why: str) -> Entry:
     """The table line of operators whose result depends on data in a way that no split follows."""
-    return Entry(tuple(kinds.split()), None)
+    return Entry(tuple(kinds.split()), None, why=why)
 
 
 Places = Sequence[Mapping[str, Placement]]
