@@ -119,7 +119,7 @@ class Planner:
             solved = self.solve_at(weight, restriction, spent_s=time.monotonic() - started)
             ended = solved.solution.outcome == "interrupted" or not solved.solution.reproducible
             if solved.solution.choices is None:
-                refusals.append(self._no_plan(solved))
+                refusals.append(self.refusal(solved))
                 return None
             priced = price(solved.built, solved.solution, solved.charges)
             bound_s = solved.solution.bound / PICOSECONDS
@@ -170,7 +170,8 @@ class Planner:
             on_progress=self._on_progress,
         )
 
-    def _no_plan(self, solved: Solved) -> ShardplanError | KeyboardInterrupt:
+    def refusal(self, solved: Solved) -> ShardplanError | KeyboardInterrupt:
+        """What to raise when a solve gave no assignment."""
         if solved.solution.outcome == "interrupted":
             return KeyboardInterrupt()
         if solved.solution.outcome != "infeasible":

@@ -1,0 +1,144 @@
+"""Why this and not that: every other choice of some tensors or of an operator, with all the rest solved again.
+
+The difference is that of the objective which the plan minimised, so no alternative is better than nothing; where the
+search proves both sides it is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.folding import folded, pattern
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.problem import node_order
+from shardplan.graph.recipes import Allowed
+from shardplan.graph.tensors import PICOSECONDS
+from shardplan.layout.text import to_text
+from shardplan.plan.assemble import peak_memory
+from shardplan.plan.orientation import checkpoint_layout
+from shardplan.planning import Planner, Solved
+from shardplan.units import size
+
+_MOST = 16
+_NAMED = 3
+_NANOSECONDS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """`choice`: layout or split, as people write it. `cost_ns`, `memory_bytes`: what it takes more than the best;
+    `also`: what else then changes. Where it cannot be had, these are `None` and `why_not` says why."""
+
+    choice: str
+    chosen: bool
+    cost_ns: int | None
+    memory_bytes: int | None
+    also: tuple[str, ...] = ()
+    why_not: str = ""
+
+
+def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tuple[Alternative, ...]:
+    """The choices that `nodes` (of one kind: kept tensors with one shape, or one operator) have together.
+
+    `weight`: the overlap weight of the plan. The chosen one comes first, then by cost. Raises `ShardplanError` as
+    `plan_model` where there is no plan at all.
+    """
+    best = planner.solve_at(weight)
+    if best.solution.choices is None:
+        raise planner.refusal(best)
+    choice = dict(zip(node_order(best.built), best.solution.choices, strict=True))
+    named = _choices(best.built, nodes[0])
+    chosen = next(text for text, mask in named.items() if mask[choice[nodes[0]]])
+    tried = sorted(named, key=lambda text: (_distance(text, chosen), text))[:_MOST]
+    found = [_try(planner, weight, nodes, text, named[text], best) for text in tried if text != chosen]
+    found += _impossible(best.built, nodes[0], named)
+    found.sort(key=lambda one: (one.cost_ns is None, one.cost_ns or 0, one.choice))
+    return (Alternative(chosen, chosen=True, cost_ns=0, memory_bytes=0), *found)
+
+
+def _try(
+    planner: Planner, weight: float, nodes: Sequence[Node], text: str, mask: NDArray[np.bool_], best: Solved
+) -> Alternative:
+    def pin(_: CostGraph) -> Allowed:
+        return dict.fromkeys(nodes, mask)
+
+    solved = planner.solve_at(weight, pin)
+    solution = solved.solution
+    if solution.choices is None:
+        short = solution.shortfall_bytes
+        why = f"does not fit: {size(short)} too much" if short else "contradicts the constraints"
+        return Alternative(text, False, None, None, why_not=why if solution.outcome == "infeasible" else "not decided")
+    before, after = _choice_of(best), _choice_of(solved)
+    cost_ns = round((solution.cost - best.solution.cost) / PICOSECONDS * _NANOSECONDS)
+    rows = best.memory
+    memory = [peak_memory(rows.holdings, rows.moments, choice).total for choice in (before, after)]
+    return Alternative(text, False, max(cost_ns, 0), memory[1] - memory[0], _changes(best.built, nodes, before, after))
+
+
+def _choice_of(solved: Solved) -> Mapping[Node, int]:
+    assert solved.solution.choices is not None
+    return dict(zip(node_order(solved.built), solved.solution.choices, strict=True))
+
+
+def _choices(built: CostGraph, node: Node) -> dict[str, NDArray[np.bool_]]:
+    """Text of every choice of a node -> which of its choices that is."""
+    kind, name = node
+    if kind == "operator":
+        number = next(i for i, operator in enumerate(built.model.operators) if operator.name == name)
+        space = built.operators[number]
+        texts = [_split_text(space.strategies.labels(choice), built) for choice in range(len(space))]
+    else:
+        texts = [layout_text(built, name, choice) for choice in range(len(built.kept[name]))]
+    return {text: np.array([one == text for one in texts]) for text in dict.fromkeys(texts)}
+
+
+def _split_text(labels: Sequence[str], built: CostGraph) -> str:
+    names = built.cluster.mesh.names
+    return (
+        ", ".join(f"{label}@{axis}" for label, axis in zip(labels, names, strict=True) if label != "-") or "replicated"
+    )
+
+
+def layout_text(built: CostGraph, name: str, choice: int) -> str:
+    """The layout of a kept choice, that of a weight in checkpoint orientation."""
+    perm = next((p.perm for p in built.model.parameters if p.tensor == name), ())
+    return to_text(checkpoint_layout(built.kept[name].layout(choice).forward, perm), built.cluster.mesh)
+
+
+def _distance(text: str, chosen: str) -> int:
+    return len(set(text.split(", ")) ^ set(chosen.split(", ")))
+
+
+def _impossible(built: CostGraph, node: Node, named: Mapping[str, object]) -> Iterator[Alternative]:
+    """Single shards of a tensor that its shape does not allow."""
+    if node[0] == "operator":
+        return
+    perm = next((p.perm for p in built.model.parameters if p.tensor == node[1]), ())
+    for dim, extent in enumerate(built.kept[node[1]].kind.shape):
+        for axis in built.cluster.mesh.axes:
+            text = f"S({perm[dim] if perm else dim})@{axis.name}"
+            if axis.size > 1 and extent % axis.size and text not in named:
+                why = f"not possible: size {extent} does not divide by {axis.name}={axis.size}"
+                yield Alternative(text, False, None, None, why_not=why)
+
+
+def _changes(
+    built: CostGraph, nodes: Sequence[Node], before: Mapping[Node, int], after: Mapping[Node, int]
+) -> tuple[str, ...]:
+    """Other tensors that are kept otherwise then, most alike ones first."""
+    names = {p.tensor: p.name for p in built.model.parameters}
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node, choice in after.items():
+        if node[0] == "kept" and node not in nodes and choice != before[node]:
+            text = layout_text(built, node[1], choice)
+            if text != layout_text(built, node[1], before[node]):
+                name = names.get(node[1], node[1])
+                groups.setdefault((pattern(name), text), []).append(name)
+    everything = [names.get(name, name) for name in built.kept]
+    ranked = sorted(groups.items(), key=lambda group: (-(group[1][0] in names.values()), -len(group[1]), group[0]))
+    shown = [f"{folded(group, everything)} → {text}" for (_, text), group in ranked[:_NAMED]]
+    return (*shown, f"and {len(ranked) - _NAMED} more") if len(ranked) > _NAMED else tuple(shown)

@@ -1,0 +1,65 @@
+"""What takes the time of a step: operators and moves of a plan, those of identical layers together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from shardplan.folding import folded, pattern
+from shardplan.plan.types import Move, OperatorDecision, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`what`: `compute`, or the collectives of a move with their phase. `time_ns`: what stays exposed, all together."""
+
+    name: str
+    what: str
+    count: int
+    time_ns: int
+
+
+def shares_of(
+    plan: Plan, tensors: Collection[str] | None = None, operators: Collection[str] | None = None
+) -> tuple[Share, ...]:
+    """Shares of the step, dearest first; of everything, or of `tensors` (their moves and the operators that read them)
+    and `operators` (their compute and the moves made for them)."""
+    everything = tensors is None and operators is None
+    tensors, operators = tensors or (), operators or ()
+    weights = {tensor.name: tensor.checkpoint for tensor in plan.tensors if tensor.checkpoint}
+    items: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for operator in plan.operators:
+        if everything or operator.name in operators or any(name in tensors for name in operator.inputs):
+            name = _operator_name(operator)
+            items.setdefault((pattern(name), "compute"), []).append((name, operator.compute_ns))
+    exposed = _exposed(plan)
+    for move in plan.moves:
+        if everything or move.tensor in tensors or move.reader in operators:
+            name = weights.get(move.tensor, move.tensor)
+            time_ns = round(move.time_ns * (1 - move.hidden * exposed))
+            items.setdefault((pattern(name), _collectives(move, plan)), []).append((name, time_ns))
+    names = [name for group in items.values() for name, _ in group]
+    found = [
+        Share(folded(list(dict.fromkeys(name for name, _ in group)), names), what, len(group), sum(t for _, t in group))
+        for (_, what), group in items.items()
+    ]
+    return tuple(sorted((share for share in found if share.time_ns), key=lambda share: -share.time_ns))
+
+
+def _operator_name(operator: OperatorDecision) -> str:
+    return f"{operator.module} ({operator.op_type})" if operator.module else operator.name
+
+
+def _exposed(plan: Plan) -> float:
+    """How much of what could hide does: there may be too little compute for all of it."""
+    could = sum(move.time_ns * move.hidden for move in plan.moves)
+    return min(1.0, plan.summary.hidden_ns / could) if could else 1.0
+
+
+def _collectives(move: Move, plan: Plan) -> str:
+    steps = [
+        f"{step.collective.kind.replace('_', '-')}@{','.join(plan.mesh.names[axis] for axis in step.collective.axes)}"
+        for step in move.steps
+        if not step.collective.is_free
+    ]
+    return f"{', '.join(steps) or 'slice'}, {'gathered again' if move.regather else move.phase}"

@@ -1,0 +1,38 @@
+"""`shardplan explain PLAN [NAME] --model MODEL`: what takes the time, and why this and not that."""
+
+from __future__ import annotations
+
+import click
+
+from shardplan.verbs.inputs import load_model
+from shardplan.verbs.session import Session, verb
+
+
+@click.command(short_help="Say why a tensor or an operator is treated as it is.")
+@click.argument("plan", type=click.Path(path_type=str))
+@click.argument("name", required=False)
+@click.option("--model", metavar="MODEL", help="The model of the plan, as given to solve; needed to explain NAME.")
+@verb
+def explain(session: Session, /, plan: str, name: str | None, model: str | None) -> int:
+    """Say what takes the time of a step; or, with NAME, why that tensor or operator is treated as it is.
+
+    NAME is a weight's name in the checkpoint, a value or an operator of the graph, or a pattern such as
+    'layers.*.up.weight'. Each alternative is solved again with all else free: what it costs more is exact.
+    """
+    from shardplan.plan.file import read_plan  # noqa: PLC0415
+    from shardplan.render.explain import explain_document, show_explanation, show_shares  # noqa: PLC0415
+    from shardplan.study.shares import shares_of  # noqa: PLC0415
+
+    if name is not None and model is None:
+        raise click.UsageError("to explain NAME, give the plan's --model")
+    loaded = read_plan(plan)
+    if name is None or model is None:
+        shares = shares_of(loaded)
+        document = explain_document(loaded, None, shares, None)
+        return session.finish(document, lambda console: show_shares(console, loaded, shares))
+    from shardplan.study.explain import explain as explain_name  # noqa: PLC0415
+    from shardplan.study.request import dims_of  # noqa: PLC0415
+
+    found = explain_name(loaded, plan, load_model(model, dims_of(loaded)), name)
+    document = explain_document(loaded, found.subject, found.shares, found)
+    return session.finish(document, lambda console: show_explanation(console, loaded, found))
