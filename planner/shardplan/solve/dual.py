@@ -31,6 +31,7 @@ class _Batch:
     far: Indices  # (ki, n) places in the messages
     near: Indices  # (kj, n) places in the messages
     labels: Indices  # (kj, n) places in theta
+    ends: Indices  # (n,) positions at the far end
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class _Level:
     """One step of a sweep: batches that arrive, and the messages through which its nodes hand on."""
 
     batches: tuple[_Batch, ...]
+    nodes: Indices
     labels: Indices
     starts: Indices
     owner: Indices
@@ -84,6 +86,7 @@ class Dual:
         out_labels = place[_spans(core.offsets[far[leaving]], core.sizes[far[leaving]])]
         return _Level(
             batches=tuple(self._batches(arriving, near, far, near_end)),
+            nodes=nodes,
             labels=labels,
             starts=np.cumsum([0, *core.sizes[nodes][:-1]]).astype(np.int64),
             owner=owner,
@@ -115,6 +118,7 @@ class Dual:
                         far=self.places[2 * chunk + (1 - near_end)] + rows,
                         near=self.places[2 * chunk + near_end] + columns,
                         labels=core.offsets[near[chunk]] + columns,
+                        ends=far[chunk],
                     )
                 )
         return batches
@@ -124,7 +128,8 @@ class Dual:
         key = (turned, *map(id, tables))
         if key not in self._stacks:
             sides = [table.T if turned else table for table in tables]
-            self._stacks[key] = np.ascontiguousarray(np.stack(sides, axis=-1))
+            large = len(sides) == 1 and sides[0].size > CHUNK
+            self._stacks[key] = sides[0][:, :, None] if large else np.ascontiguousarray(np.stack(sides, axis=-1))
         return self._stacks[key]
 
     def sweep(self) -> float:
@@ -146,6 +151,24 @@ class Dual:
         share = np.floor(above / level.share)
         messages[level.out] -= share[level.out_labels]
         theta[level.labels] = mine - share * level.given
+
+    def decode(self, *, backward: bool = False) -> Indices:
+        """A label per position, level by level: the best for the neighbours that have one, others priced by messages.
+
+        Forbidden pairs may be taken where there is no way out.
+        """
+        core = self.core
+        score = self.theta.copy()
+        labels = np.zeros(len(core.nodes), dtype=np.int64)
+        for level in self._backward if backward else self._forward:
+            for batch in level.batches:
+                depth = np.arange(len(batch.ends)) if batch.stack.shape[2] > 1 else 0
+                rows = batch.stack[labels[batch.ends], :, depth].T
+                np.add.at(score, batch.labels, rows - self.messages[batch.near])
+            mine = score[level.labels]
+            hits = np.flatnonzero(mine == np.minimum.reduceat(mine, level.starts)[level.owner])
+            labels[level.nodes] = hits[np.searchsorted(hits, level.starts)] - level.starts
+        return labels
 
     def bound(self) -> float:
         """Valid right after a sweep, when every edge's least entry is zero."""

@@ -7,17 +7,17 @@ from itertools import permutations, product
 import numpy as np
 
 from shardplan.solve.budget import Budget
-from shardplan.solve.core import core_of
 from shardplan.solve.cross import crossed, crossed_bytes, crossings
 from shardplan.solve.decode import condition, hubs
-from shardplan.solve.dual import Dual
 from shardplan.solve.eliminate import eliminate
-from shardplan.solve.exact import COMBINATIONS, Incumbent, close, combinations, offer
+from shardplan.solve.exact import COMBINATIONS, HUBS, Incumbent, close, combinations, offer
 from shardplan.solve.graph import Contradiction, Graph, Take
-from shardplan.solve.highs import Program
-from shardplan.solve.lagrange import FRESH, DeadEnd, Point, Prices, Relaxation, priced
+from shardplan.solve.integer import Pressure, integer
+from shardplan.solve.lagrange import DeadEnd, Point, Prices, Relaxation
+from shardplan.solve.large import search_large
 from shardplan.solve.marginals import Marginals
-from shardplan.solve.memory import Profiles, keep_moments, peaks, reduce
+from shardplan.solve.memory import Profiles, reduce
+from shardplan.solve.presolve import presolve
 from shardplan.solve.prune import prune
 from shardplan.solve.tables import open_rows
 
@@ -40,11 +40,15 @@ FUSION_EFFORT = 1000.0
 FUSION_GAP = 0.02
 
 
-def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget, gap: float = 0.0) -> None:
+def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget, gap: float = 0.0, seed: int = 0) -> None:
     """Solve a graph as it was built, with memory, to optimality or a relative `gap`, unless the budget ends."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     try:
         reduce(graph, limit)
+        if len(hubs(graph)) > HUBS:
+            presolve(graph, limit)
+            search_large(graph, limit, best, budget, whole, seed)
+            return
         relaxation = Relaxation(graph, limit, budget, whole)
         _free(relaxation, best)
         if best.closed:
@@ -59,6 +63,13 @@ def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget, gap: float = 
         best.prove(best.cost)
 
 
+def _pressure(relaxation: Relaxation) -> Pressure:
+    """Where memory is short, as pricing found."""
+    prices = relaxation.known.prices if relaxation.best is not None else {}
+    moments = tuple(relaxation.moments)
+    return Pressure(relaxation.graph.moments, relaxation.limit, relaxation.budget, relaxation.whole, moments, prices)
+
+
 def _free(relaxation: Relaxation, best: Incumbent) -> None:
     """The optimum without a limit: a bound, and the optimum with it if it fits."""
     trial = Incumbent(best.scale)
@@ -67,7 +78,7 @@ def _free(relaxation: Relaxation, best: Incumbent) -> None:
         free.uses[node] = ()
     close(free, trial, relaxation.budget)
     best.prove(trial.bound)
-    if trial.choices is not None and relaxation.excess(trial.choices).max(initial=0) <= 0:
+    if trial.choices is not None and _pressure(relaxation).excess(trial.choices).max(initial=0) <= 0:
         best.take(trial)
 
 
@@ -200,7 +211,7 @@ def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
         if len(seen) < trial.sizes[node]:
             trial.keep(node, tuple(seen))
     try:
-        _integer(trial, relaxation, best, None)
+        integer(trial, _pressure(relaxation), best, None)
     except Contradiction:
         return
 
@@ -211,7 +222,7 @@ def _finish(relaxation: Relaxation, best: Incumbent) -> None:
     if not best.within(CLOSE):
         _fuse(relaxation, best)
     if not np.isfinite(best.cost):
-        _integer(graph.copy(), relaxation, best, np.inf)
+        integer(graph.copy(), _pressure(relaxation), best, np.inf)
     for share in SHARES:
         if best.closed or relaxation.budget.expired() or not np.isfinite(best.cost):
             return
@@ -220,7 +231,7 @@ def _finish(relaxation: Relaxation, best: Incumbent) -> None:
         trial = graph.copy()
         _forbid(trial, Marginals(*relaxation.reduction, ceiling - bound))
         try:
-            _integer(trial, relaxation, best, ceiling)
+            integer(trial, _pressure(relaxation), best, ceiling)
         except Contradiction:
             best.prove(ceiling)
 
@@ -237,55 +248,3 @@ def _forbid(graph: Graph, known: Marginals) -> None:
         fits = np.isfinite(known.node[node])
         if not fits.all():
             graph.keep(node, open_rows(fits))
-
-
-def _integer(graph: Graph, relaxation: Relaxation, best: Incumbent, ceiling: float | None) -> None:
-    """HiGHS on what is left of a restricted graph: whatever costs less than `ceiling` is still in it, if one is given.
-
-    Only moments that were short of memory are looked at first: the others free many nodes for elimination. What the
-    answer breaks is added.
-    """
-    moments = set(relaxation.moments)
-    while True:
-        trial = Incumbent(best.scale, cost=best.cost if ceiling is None else min(ceiling, best.cost))
-        part = graph.copy()
-        keep_moments(part, np.array(sorted(moments), dtype=np.int64))
-        try:
-            reduce(part, relaxation.limit)
-            _program(part, relaxation, trial, proof=ceiling is not None)
-        except Contradiction:
-            trial.prove(trial.cost)
-        if ceiling is not None:
-            best.prove(trial.bound)
-        if trial.choices is None:
-            return
-        excess = relaxation.excess(trial.choices)
-        if excess.max() <= 0:
-            best.take(trial)
-            return
-        moments.update(peaks(excess.astype(np.float64), FRESH, 1))
-
-
-def _program(graph: Graph, relaxation: Relaxation, best: Incumbent, *, proof: bool) -> None:
-    limit, budget = relaxation.limit, relaxation.budget
-    if not any(graph.uses[node] for node in graph.alive):
-        close(graph, best, budget)
-        return
-    place = {int(moment): index for index, moment in enumerate(graph.moments)}
-    prices = {int(relaxation.graph.moments[m]): price for m, price in relaxation.known.prices.items()}
-    here = {place[moment]: price for moment, price in prices.items() if moment in place}
-    core = core_of(graph)
-    dual = Dual(core_of(priced(graph, here)))
-    for _ in range(SWEEPS):
-        dual.sweep()
-    profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
-    program = Program(dual, budget, best.target, profiles, limit, here)
-    if proof:
-        program.effort, program.enough = budget.efforts()
-        program.small_gap = SMALL_GAP * abs(best.cost)
-    else:
-        program.effort, program.gap = FUSION_EFFORT, FUSION_GAP
-    answer = program.solve()
-    if answer.choices is not None:
-        offer(graph, core, answer.choices, best)
-    best.prove(best.cost if answer.verdict == "infeasible" else answer.bound)

@@ -7,12 +7,16 @@ cost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from shardplan.solve.problem import Bytes, Costs, Problem
 from shardplan.solve.tables import NONE, Split, Tables, open_rows
+
+DIGITS = 50
+"""Costs are scaled so that their sum has about so many bits: room for fractions of a cost in exact arithmetic."""
 
 
 class Contradiction(Exception):  # noqa: N818 - not an error: a proof that nothing is allowed
@@ -64,6 +68,7 @@ class Graph:
         self.uses: list[tuple[Use, ...]] = [()] * len(sizes)
         self.alive = dict.fromkeys(range(len(sizes)))
         self.const = 0.0
+        self.scale = 1.0
         self.base_steps = np.zeros(moments + 1, dtype=np.int64)
         self.moments = np.arange(moments)
         self.trail: list[Take | Follow | Gone] = []
@@ -79,6 +84,7 @@ class Graph:
         twin.uses = self.uses.copy()
         twin.alive = self.alive.copy()
         twin.const = self.const
+        twin.scale = self.scale
         twin.base_steps = self.base_steps.copy()
         twin.moments = self.moments
         twin.trail = self.trail.copy()
@@ -204,6 +210,17 @@ class Graph:
         elif others:
             self.add_edge(others[0], others[1], self.tables.join(matrices[0] ^ 1, costs, matrices[1]))
 
+    def labels(self, choices: tuple[int, ...], nodes: Sequence[int]) -> list[int] | None:
+        """The labels of nodes that are alive in an assignment of the original problem; `None` if one was taken away."""
+        left = dict(zip(nodes, (choices[node] for node in nodes), strict=True))
+        for step in self.trail:
+            if isinstance(step, Take) and step.node in left:
+                label = left[step.node]
+                if label not in step.rows:
+                    return None
+                left[step.node] = step.rows.index(label)
+        return [left[node] for node in nodes]
+
     def restore(self, core: dict[int, int]) -> tuple[int, ...]:
         """Choices of all nodes of the original problem from the choices of the nodes that are alive."""
         choices = [0] * len(self.sizes)
@@ -226,29 +243,42 @@ class Graph:
         return tuple(choices)
 
 
-def build(problem: Problem, tables: Tables, scale: float = 1.0) -> Graph:
-    """The working copy of a checked problem, costs multiplied by `scale` (a power of two, so exactly)."""
+def build(problem: Problem, tables: Tables) -> Graph:
+    """The working copy of a checked problem.
+
+    Its costs are those of the problem times `scale`: a power of two, so exactly, and large enough that a fraction of a cost can be
+    an integer too.
+    """
     graph = Graph(tables, [len(costs) for costs in problem.costs], problem.moments)
-    scaled: dict[int, int] = {}
-
-    def number(array: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int:
-        found = scaled.get(id(array))
-        if found is None:
-            found = tables.intern(array)
-            if scale != 1.0:
-                found = tables.add(tables.arrays[found] * scale)
-            scaled[id(array)] = found
-        return found
-
-    for node, costs in enumerate(problem.costs):
-        graph.add_cost(node, *tables.normal(number(costs)))
-    for edge in problem.edges:
-        graph.add_edge(edge.u, edge.v, tables.split(number(edge.table)))
+    costs = [tables.intern(vector) for vector in problem.costs]
+    edges = [tables.intern(edge.table) for edge in problem.edges]
+    graph.scale = _scale(tables, [*costs, *edges])
+    for node, vector in enumerate(costs):
+        graph.add_cost(node, *tables.normal(tables.scaled(vector, graph.scale)))
+    for edge, matrix in zip(problem.edges, edges, strict=True):
+        graph.add_edge(edge.u, edge.v, tables.split(tables.scaled(matrix, graph.scale)))
     if problem.limit is not None:
-        for usage in problem.usages:
-            if usage.end > usage.start:
-                amount = np.minimum(usage.amount, problem.limit + 1).astype(
-                    np.float64
-                )  # more than the limit is all the same
-                graph.add_use(usage.node, usage.start, usage.end, tables.add(amount))
+        _add_usages(graph, problem, problem.limit)
     return graph
+
+
+def _scale(tables: Tables, numbers: list[int]) -> float:
+    counts = np.bincount(numbers, minlength=1)
+    total = sum(
+        float(count) * float(np.abs(table[np.isfinite(table)]).max(initial=0.0))
+        for number, count in enumerate(counts.tolist())
+        if count
+        for table in [tables.arrays[number]]
+    )
+    return float(2.0 ** max(0, min(30, DIGITS - int(np.ceil(np.log2(total + 1))))))
+
+
+def _add_usages(graph: Graph, problem: Problem, limit: int) -> None:
+    clipped: dict[int, int] = {}
+    for usage in problem.usages:
+        if usage.end > usage.start:
+            number = clipped.get(id(usage.amount))
+            if number is None:  # more than the limit is all the same
+                amount = np.minimum(usage.amount, limit + 1).astype(np.float64)
+                number = clipped[id(usage.amount)] = graph.tables.add(amount)
+            graph.add_use(usage.node, usage.start, usage.end, number)

@@ -81,6 +81,7 @@ class Program:
     effort: float = np.inf
     gap: float = 0.0
     enough: float = np.inf
+    seconds: float = np.inf
     small_gap: float = 0.0
     highs: Any = None
     scale: float = 1.0
@@ -161,7 +162,8 @@ class Program:
     def _run(self) -> tuple[Verdict, Costs | None]:
         highs = self.highs
         if np.isfinite(self.budget.seconds_left):
-            highs.setOptionValue("time_limit", highs.getRunTime() + max(self.budget.seconds_left, 0.01))
+            left = max(min(self.budget.seconds_left, self.seconds), 0.01)
+            highs.setOptionValue("time_limit", highs.getRunTime() + left)
         before = self.work
         if highs.run() == highspy.HighsStatus.kError:
             raise HighsError(f"HiGHS failed: {highs.modelStatusToString(highs.getModelStatus())}")

@@ -22,6 +22,7 @@ from shardplan.solve.eliminate import eliminate
 from shardplan.solve.graph import Graph
 from shardplan.solve.highs import quiet_highs
 from shardplan.solve.memory import Profiles, peaks, reduce
+from shardplan.solve.prices import Prices, priced, rounded
 from shardplan.solve.problem import Bytes
 
 SWEEPS = 12
@@ -29,9 +30,6 @@ HUBS = 12
 MOMENTS = 24
 FRESH = 3
 PULL = 0.7
-
-Prices = dict[int, float]
-
 
 class DeadEnd(Exception):  # noqa: N818 - of a heuristic, not an error
     """Greedy decoding met forbidden pairs on every road."""
@@ -112,10 +110,6 @@ class Relaxation:
             self.best = point, reduced, dual
         return point
 
-    def excess(self, choices: tuple[int, ...]) -> Bytes:
-        """Bytes above the limit, per moment of the graph, of an assignment of the whole problem."""
-        return self.whole.of(np.array(choices))[self.graph.moments] - self.limit
-
     def propose(self) -> tuple[float, Prices]:
         """A ceiling on L under all planes seen, and the prices to try next."""
         for moment in peaks(self.points[-1].excess.astype(np.float64), FRESH, 1):
@@ -146,32 +140,6 @@ class Relaxation:
         values = np.array(highs.getSolution().col_value)
         prices = {m: float(v) * money / space for m, v in zip(self.moments, values[1:], strict=True) if v > 0}
         return float(values[0]) * money, prices
-
-
-def rounded(prices: Prices) -> Prices:
-    """Prices with few digits, so that sums of them are exact and equal sums are equal numbers."""
-    largest = max(prices.values(), default=0.0)
-    if largest <= 0:
-        return {}
-    step = float(2.0 ** (np.floor(np.log2(largest)) - 24))
-    steps = {moment: float(np.round(price / step)) for moment, price in sorted(prices.items())}
-    return {moment: count * step for moment, count in steps.items() if count > 0}
-
-
-def priced(graph: Graph, prices: Prices) -> Graph:
-    """A copy without a trail, in which choices cost what they use at the prices of the moments, rounded down."""
-    twin = graph.copy()
-    twin.trail = []
-    total = np.zeros(len(graph.base_steps))
-    for moment, price in prices.items():
-        total[moment + 1] = price
-    total = np.cumsum(total)  # exact: prices have few digits
-    for node in twin.alive:
-        for use in twin.uses[node]:
-            price = float(total[use.end] - total[use.start])
-            if price > 0:
-                twin.add_cost(node, *twin.tables.at_price(use.amount, price))
-    return twin
 
 
 def _settle(reduced: Graph, budget: Budget) -> tuple[Dual | None, dict[int, int]]:

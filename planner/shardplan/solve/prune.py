@@ -14,11 +14,11 @@ from shardplan.solve.problem import Costs
 from shardplan.solve.tables import open_rows
 
 
-def prune(graph: Graph, dual: Dual, target: float) -> None:
+def prune(graph: Graph, dual: Dual, target: float, *, adopt: bool = True) -> None:
     """Forbid in `graph`, of which `dual.core` was taken, choices and pairs that cost more than `target`.
 
-    The graph takes over the dual's messages: its costs become theta and its tables r, so that the next dual starts from
-    this bound. Raises `Contradiction` when nothing is left: then no assignment costs `target` or less.
+    With `adopt`, the graph takes over the dual's messages: its costs become theta and its tables r, so that the next dual
+    starts from this bound. Raises `Contradiction` when nothing is left: then no assignment costs `target` or less.
     """
     core = dual.core
     room = target - dual.bound()
@@ -26,14 +26,16 @@ def prune(graph: Graph, dual: Dual, target: float) -> None:
         raise Contradiction
     excess = dual.theta - np.repeat(dual.least(), core.sizes)
     total = _label_excess(dual)
-    for position, node in enumerate(core.nodes):
+    for position, node in enumerate(core.nodes if adopt else ()):
         graph.replace_costs(node, dual.theta[core.offsets[position] : core.offsets[position + 1]])
     for edge in range(len(core.tables)):
         a, b = int(core.first[edge]), int(core.second[edge])
         rows, columns = (excess[core.offsets[p] : core.offsets[p + 1]] for p in (a, b))
         slack = dual.slack(edge)
         closed = slack + rows[:, None] + columns[None, :] > room
-        graph.replace_edge(core.nodes[a], core.nodes[b], np.where(closed, np.inf, slack))
+        if adopt or (closed & np.isfinite(slack)).any():
+            kept = slack if adopt else core.tables[edge]
+            graph.replace_edge(core.nodes[a], core.nodes[b], np.where(closed, np.inf, kept))
     for position, node in enumerate(core.nodes):
         fits = total[core.offsets[position] : core.offsets[position + 1]] <= room
         if not fits.all():

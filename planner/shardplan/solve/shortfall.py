@@ -22,7 +22,7 @@ def least_limit(problem: Problem, budget: Budget) -> int | None:
     """
     free = _without_costs(problem)
     everything = sum(int(usage.amount.max()) for usage in problem.usages)
-    found = Incumbent(1.0)
+    found = Incumbent(1.0)  # there are no costs to scale
     try:
         graph = build(replace(free, limit=everything), Tables())
         graph.settle()

@@ -18,10 +18,6 @@ from shardplan.solve.shortfall import least_limit
 from shardplan.solve.tables import Tables
 from shardplan.solve.validate import validate
 
-DIGITS = 50
-"""Costs are multiplied by a power of two so that their sum has about so many bits: room for fractions of a cost in
-exact arithmetic."""
-
 
 def solve(
     problem: Problem,
@@ -40,25 +36,37 @@ def solve(
     search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
-    del seed
+    return search(problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress)
+
+
+def search(
+    problem: Problem,
+    time_limit: float | None,
+    work_limit: float | None,
+    *,
+    gap: float,
+    seed: int,
+    presolve: bool,
+    on_progress: Callable[[Progress], None] | None,
+) -> Solution:
+    """`solve` for a problem that is known to be well formed."""
     with Budget(time_limit, work_limit) as budget:
-        best = Incumbent(_scale(problem))
+        best = Incumbent(1.0)
         phase: list[Phase] = ["reduce"]
         if on_progress is not None:
             best.report = lambda: on_progress(
                 Progress(budget.seconds, best.cost / best.scale, best.bound / best.scale, phase[0])
             )
         try:
-            graph = build(problem, Tables(), best.scale)
+            graph = build(problem, Tables())
+            best.scale = graph.scale
+            phase[0] = "bound"
             if not presolve:
-                phase[0] = "prove"
                 _whole(graph, best, budget, problem.limit)
             elif problem.limit is None:
-                phase[0] = "bound"
                 close(graph, best, budget)
             else:
-                phase[0] = "bound"
-                fit(graph, problem.limit, best, budget, gap)
+                fit(graph, problem.limit, best, budget, gap, seed)
         except Contradiction:
             best.bound = np.inf
         shortfall = 0
@@ -66,13 +74,6 @@ def solve(
             needed = least_limit(problem, budget)
             shortfall = 0 if needed is None else needed - problem.limit
         return _solution(problem, best, budget, shortfall)
-
-
-def _scale(problem: Problem) -> float:
-    tables = {id(table): table for table in [*problem.costs, *(edge.table for edge in problem.edges)]}
-    largest = {key: float(np.abs(table[np.isfinite(table)]).max(initial=0.0)) for key, table in tables.items()}
-    total = sum(largest[id(costs)] for costs in problem.costs) + sum(largest[id(edge.table)] for edge in problem.edges)
-    return float(2.0 ** max(0, min(30, DIGITS - int(np.ceil(np.log2(total + 1))))))
 
 
 def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> None:

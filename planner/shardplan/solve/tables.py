@@ -64,6 +64,10 @@ class Tables:
             self._by_content[key] = number
         return number
 
+    def known(self, key: Any) -> Any:
+        """What `memo` holds, or `None`."""
+        return self._memo.get(key)
+
     def memo(self, key: Any, compute: Callable[[], T]) -> T:
         """What `compute` gave the first time `key` was asked."""
         value: T | None = self._memo.get(key)
@@ -82,6 +86,12 @@ class Tables:
     def normal(self, vector: int) -> tuple[float, int]:
         """Normal form of a vector: (least entry, number of the rest)."""
         return self.memo(("normal", vector), lambda: self.vector(self.arrays[vector]))
+
+    def scaled(self, table: int, factor: float) -> int:
+        """`factor` times a table."""
+        if factor == 1.0:
+            return table
+        return self.memo(("scaled", table, factor), lambda: self.add(self.arrays[table] * factor))
 
     def at_price(self, amounts: int, price: float) -> tuple[float, int]:
         """Vector `price * amounts`, rounded down, in normal form."""
@@ -149,6 +159,14 @@ class Tables:
         chosen = array[np.array(rows)]
         return self.add(np.ascontiguousarray(chosen.T)) ^ 1 if flip else self.add(chosen)
 
+    def image(self, matrix: int) -> tuple[int, ...]:
+        """The one finite column of every row, if every row has exactly one; else nothing."""
+        return self.memo(("image", matrix), lambda: _image(self.arrays[matrix]))
+
+    def diagonal(self, matrix: int) -> tuple[float, int]:
+        """The diagonal as a vector in normal form."""
+        return self.memo(("diagonal", matrix & ~1), lambda: self.vector(np.diagonal(self.arrays[matrix]).copy()))
+
     def has_infinity(self, table: int) -> bool:
         """Whether any entry is infinite."""
         return table != NONE and self.memo(("infinite", table & ~1), lambda: bool(np.isinf(self.arrays[table]).any()))
@@ -158,6 +176,11 @@ def _seen(split: Split, flip: int) -> Split:
     """A normal form, or that of the transpose."""
     const, row, column, rest = split
     return Split(const, column, row, rest if rest == NONE else rest ^ 1) if flip else split
+
+
+def _image(array: Costs) -> tuple[int, ...]:
+    finite = np.isfinite(array)
+    return tuple(finite.argmax(axis=1).tolist()) if (finite.sum(axis=1) == 1).all() else ()
 
 
 def open_rows(mask: NDArray[np.bool_]) -> tuple[int, ...]:

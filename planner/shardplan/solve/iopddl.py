@@ -1,0 +1,329 @@
+"""The file format of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism (github.com/google/iopddl), read as a stream.
+
+    {"problem": {"name": ..., "nodes": {"intervals": [[0, 9], ...], "costs": [[15], ...], "usages": [[10], ...]},
+                 "edges": {"nodes": [[0, 1], ...], "costs": [[30, 40], ...]}, "usage_limit": 50}}
+
+Files are up to a gigabyte of digits. The text is looked at a piece at a time and numbers go straight into flat arrays;
+nothing is kept per number. 1e18 and more means: not allowed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.errors import ShardplanError, did_you_mean, error
+from shardplan.solve.problem import Edge, Problem, Usage
+
+FORBIDDEN = 10**18
+PIECE = 1 << 22
+_SPACE = b" \t\r\n"
+_NUMBER = np.zeros(256, dtype=bool)
+_NUMBER[list(b"0123456789+-.eE")] = True
+_KNOWN = _NUMBER.copy()
+_KNOWN[list(b"[], \t\r\n")] = True
+_BLANK = bytes.maketrans(b"[],\t\r\n", b"      ")
+_KEYS = {
+    "": {"problem"},
+    "problem": {"name", "nodes", "edges", "usage_limit"},
+    "problem.nodes": {"intervals", "costs", "usages"},
+    "problem.edges": {"nodes", "costs"},
+}
+
+
+class _Malformed(Exception):
+    """What is wrong with the text, told to the reader of the file by `read_problem`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ragged:
+    """Rows of integers: row i is `values[ends[i - 1]:ends[i]]`."""
+
+    values: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.ends, prepend=0)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        start = 0
+        for end in self.ends.tolist():
+            yield start, end
+            start = end
+
+
+def read_problem(path: Path) -> Problem:
+    """The problem of a contest file, `.json` or `.json.gz`. Raises `ShardplanError` saying what is malformed, and where."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            fields = _Reader(file).fields()
+        return _problem(fields)
+    except _Malformed as fault:
+        raise ShardplanError(error("bad-problem", str(fault), file=str(path))) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        summary = "the gzip data ends early or is damaged"
+        raise ShardplanError(error("bad-problem", summary, file=str(path), hint="fetch the file again")) from None
+    except OSError as fault:
+        raise ShardplanError(error("unreadable", fault.strerror or str(fault), file=str(path))) from None
+
+
+class _Reader:
+    """A position in the text, and the piece of it that is in memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.piece = b""
+        self.at = 0
+        self.before = 0  # bytes of the file ahead of this piece
+
+    def fields(self) -> dict[str, object]:
+        """Everything that is not an object, by dotted name."""
+        found: dict[str, object] = {}
+        self._object("", found)
+        if self._peek():
+            raise _Malformed(f"byte {self._byte}: text after the end of the document")
+        return found
+
+    @property
+    def _byte(self) -> int:
+        return self.before + self.at
+
+    def _refill(self) -> bool:
+        fresh = self.file.read(PIECE)
+        self.before += self.at
+        self.piece, self.at = self.piece[self.at :] + fresh, 0
+        return bool(fresh)
+
+    def _peek(self) -> bytes:
+        """The next character that is no space; empty at the end."""
+        while True:
+            while self.at < len(self.piece) and self.piece[self.at] in _SPACE:
+                self.at += 1
+            if self.at < len(self.piece):
+                return self.piece[self.at : self.at + 1]
+            if not self._refill():
+                return b""
+
+    def _expect(self, characters: bytes) -> bytes:
+        found = self._peek()
+        if not found or found not in characters:
+            wanted = " or ".join(f"'{chr(character)}'" for character in characters)
+            raise _Malformed(f"byte {self._byte}: {wanted} expected, found {_shown(found)}")
+        self.at += 1
+        return found
+
+    def _object(self, name: str, found: dict[str, object]) -> None:
+        self._expect(b"{")
+        seen: set[str] = set()
+        while True:
+            key = self._string()
+            if key not in _KEYS[name]:
+                where = f"'{name}'" if name else "the document"
+                hint = did_you_mean(key, _KEYS[name])
+                raise _Malformed(f"byte {self._byte}: unknown key '{key}' in {where}" + (f"; {hint}" if hint else ""))
+            if key in seen:
+                raise _Malformed(f"byte {self._byte}: key '{key}' comes twice")
+            seen.add(key)
+            self._expect(b":")
+            path = f"{name}.{key}" if name else key
+            if path in _KEYS:
+                self._object(path, found)
+            elif path == "problem.name":
+                found[path] = self._string()
+            elif path == "problem.usage_limit":
+                found[path] = self._integer()
+            else:
+                found[path] = self._rows(path)
+            if self._expect(b",}") == b"}":
+                return
+
+    def _string(self) -> str:
+        self._expect(b'"')
+        while True:
+            end = self.piece.find(b'"', self.at)
+            while end > 0 and self.piece[end - 1 : end] == b"\\":
+                end = self.piece.find(b'"', end + 1)
+            if end >= 0:
+                text = self.piece[self.at : end]
+                self.at = end + 1
+                return str(json.loads(b'"' + text + b'"'))
+            if not self._refill():
+                raise _Malformed(f"byte {self._byte}: a string without an end")
+
+    def _integer(self) -> int:
+        self._peek()
+        while not (rest := self.piece[self.at :].lstrip(b"0123456789-")):
+            if not self._refill():
+                break
+        text = self.piece[self.at : len(self.piece) - len(rest)]
+        try:
+            value = int(text)
+        except ValueError:
+            raise _Malformed(f"byte {self._byte}: an integer expected, found {_shown(text or rest[:1])}") from None
+        self.at += len(text)
+        return value
+
+    def _rows(self, name: str) -> _Ragged:
+        """A list of lists of integers."""
+        self._expect(b"[")
+        depth, total, commas = 1, 0, np.zeros(3, dtype=np.int64)
+        values: list[NDArray[np.int64]] = []
+        ends: list[NDArray[np.int64]] = []
+        while depth:
+            if self.at == len(self.piece) and not self._refill():
+                raise _Malformed(f"byte {self._byte}: '{name}' ends before its last ']'")
+            text, depths = self._take(name, depth)
+            depth = int(depths[-1])
+            numbers, starts = _numbers(text, name)
+            closing = np.frombuffer(text, dtype=np.uint8) == ord("]")
+            values.append(numbers)
+            ends.append(total + np.cumsum(starts)[closing & (depths == 1)])
+            total += len(numbers)
+            commas += np.bincount(depths[np.frombuffer(text, dtype=np.uint8) == ord(",")], minlength=3)
+        rows = _Ragged(np.concatenate(values), np.concatenate(ends))
+        if commas[1] != max(len(rows.ends) - 1, 0) or commas[2] != np.maximum(rows.lengths - 1, 0).sum():
+            raise _Malformed(f"'{name}' has a comma too many or too few")
+        return rows
+
+    def _take(self, name: str, depth: int) -> tuple[bytes, NDArray[np.int64]]:
+        """The next part of a list that cuts no number, and the depth of brackets after each of its characters."""
+        while True:
+            raw = np.frombuffer(self.piece, dtype=np.uint8)[self.at :]
+            depths = depth + np.cumsum((raw == ord("[")).astype(np.int8) - (raw == ord("]")).astype(np.int8), dtype=np.int64)
+            closed = np.flatnonzero(depths == 0)
+            stop = int(closed[0]) + 1 if len(closed) else len(raw)
+            if not len(closed):
+                free = np.flatnonzero(~_NUMBER[raw])
+                stop = int(free[-1]) + 1 if len(free) else 0
+            if stop:
+                break
+            if not self._refill():
+                raise _Malformed(f"byte {self._byte}: '{name}' ends before its last ']'")
+        flat = _NUMBER[raw[:stop]] & (depths[:stop] == 1)
+        strange = np.flatnonzero(~_KNOWN[raw[:stop]] | (depths[:stop] > 2) | flat)
+        if len(strange):
+            at = int(strange[0])
+            raise _Malformed(f"byte {self._byte + at}: '{name}' is a list of lists of integers, found {_shown(bytes(raw[at : at + 1]))}")
+        text = self.piece[self.at : self.at + stop]
+        self.at += stop
+        return text, depths[:stop]
+
+
+def _numbers(text: bytes, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The integers in a text of digits, commas, brackets and spaces, and which characters begin one."""
+    digit = _NUMBER[np.frombuffer(text, dtype=np.uint8)]
+    starts = digit.copy()
+    starts[1:] &= ~digit[:-1]
+    count = int(starts.sum())
+    if b"." in text or b"e" in text or b"E" in text:
+        numbers = _whole(np.array(text.translate(_BLANK).split(), dtype=object), name)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # numpy's word for text it cannot read: it is counted below
+            numbers = np.fromstring(text.translate(_BLANK), dtype=np.int64, sep=" ")
+    if len(numbers) != count:
+        raise _Malformed(f"'{name}' holds something that is no integer")
+    return numbers, starts
+
+
+def _whole(words: NDArray[np.object_], name: str) -> NDArray[np.int64]:
+    """Integers written with a point or an exponent, such as 1e18."""
+    numbers = np.empty(len(words), dtype=np.int64)
+    for index, word in enumerate(words):
+        try:
+            value = float(word)
+        except ValueError:
+            raise _Malformed(f"'{name}' holds {_shown(word)}, which is no integer") from None
+        if value != int(value):
+            raise _Malformed(f"'{name}' holds {_shown(word)}, which is no integer")
+        numbers[index] = min(int(value), FORBIDDEN)
+    return numbers
+
+
+def _shown(text: bytes) -> str:
+    return f"'{text.decode(errors='replace')}'" if text else "the end of the file"
+
+
+def _problem(fields: dict[str, object]) -> Problem:
+    missing = [
+        f"{parent}.{key}" for parent in ("problem.nodes", "problem.edges") for key in sorted(_KEYS[parent])
+        if f"{parent}.{key}" not in fields
+    ]
+    if missing:
+        raise _Malformed("missing: " + ", ".join(f"'{name}'" for name in missing))
+    intervals, costs, usages = (_rows(fields, f"problem.nodes.{key}") for key in ("intervals", "costs", "usages"))
+    ends, tables = (_rows(fields, f"problem.edges.{key}") for key in ("nodes", "costs"))
+    limit = fields.get("problem.usage_limit")
+    _check_nodes(intervals, costs, usages)
+    _check_edges(ends, tables, costs.lengths)
+    prices, pairs = _priced(costs.values), _priced(tables.values)
+    sizes, times, joined = costs.lengths.tolist(), intervals.values.tolist(), ends.values.tolist()
+    edges = zip(joined[::2], joined[1::2], tables, strict=True)
+    return Problem(
+        costs=tuple(prices[a:b] for a, b in costs),
+        edges=tuple(Edge(u, v, pairs[a:b].reshape(sizes[u], sizes[v])) for u, v, (a, b) in edges),
+        usages=tuple(
+            Usage(node, times[2 * node], times[2 * node + 1], usages.values[a:b]) for node, (a, b) in enumerate(usages)
+        ),
+        limit=limit if isinstance(limit, int) else None,
+    )
+
+
+def _rows(fields: dict[str, object], name: str) -> _Ragged:
+    rows = fields[name]
+    assert isinstance(rows, _Ragged)
+    return rows
+
+
+def _priced(values: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.where(values >= FORBIDDEN, np.inf, values.astype(np.float64))
+
+
+def _check_nodes(intervals: _Ragged, costs: _Ragged, usages: _Ragged) -> None:
+    count = len(costs.ends)
+    if not len(intervals.ends) == count == len(usages.ends):
+        raise _Malformed(f"{len(intervals.ends)} intervals, {count} costs and {len(usages.ends)} usages: one each per node")
+    _refuse("node", intervals.lengths != 2, lambda v: f"its interval has {intervals.lengths[v]} ends, not 2")
+    start, end = intervals.values[::2], intervals.values[1::2]
+    _refuse("node", (start < 0) | (end < start), lambda v: f"[{start[v]}, {end[v]}) is no interval of time")
+    _refuse("node", costs.lengths == 0, lambda _: "it has no choices")
+    _refuse(
+        "node",
+        costs.lengths != usages.lengths,
+        lambda v: f"{costs.lengths[v]} costs and {usages.lengths[v]} usages: one each per choice",
+    )
+    negative = np.searchsorted(usages.ends, np.flatnonzero(usages.values < 0), side="right")
+    _refuse("node", np.bincount(negative, minlength=count) > 0, lambda _: "a usage is negative")
+
+
+def _check_edges(ends: _Ragged, tables: _Ragged, sizes: NDArray[np.int64]) -> None:
+    if len(ends.ends) != len(tables.ends):
+        raise _Malformed(f"{len(ends.ends)} pairs of nodes and {len(tables.ends)} cost tables: one each per edge")
+    _refuse("edge", ends.lengths != 2, lambda e: f"it joins {ends.lengths[e]} nodes, not 2")
+    u, v = ends.values[::2], ends.values[1::2]
+    outside = (np.minimum(u, v) < 0) | (np.maximum(u, v) >= len(sizes))
+    _refuse("edge", outside, lambda e: f"it joins nodes {u[e]} and {v[e]}; there are nodes 0 to {len(sizes) - 1}")
+    _refuse("edge", u == v, lambda e: f"it joins node {u[e]} to itself")
+    wanted = sizes[u] * sizes[v]
+    _refuse(
+        "edge",
+        wanted != tables.lengths,
+        lambda e: f"{tables.lengths[e]} costs; its nodes have {sizes[u[e]]} and {sizes[v[e]]} choices",
+    )
+
+
+def _refuse(kind: str, faulty: NDArray[np.bool_], explain: Callable[[int], str]) -> None:
+    places = np.flatnonzero(faulty).tolist()
+    if places:
+        more = f" ({len(places)} {kind}s are like that)" if len(places) > 1 else ""
+        raise _Malformed(f"{kind} {places[0]}: {explain(places[0])}{more}")
