@@ -11,6 +11,7 @@ from shardplan.constraints.resolve import resolve
 from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.build import CostGraph, Node, build_cost_graph
+from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
@@ -84,6 +85,8 @@ class Planner:
             raise ShardplanError(*obstacles)
         if obstacles := microbatch_obstacles(model, options.microbatches):
             raise ShardplanError(*obstacles)
+        if options.kv_cache_tokens and (obstacles := cache_obstacles(model, training=options.training)):
+            raise ShardplanError(*obstacles)
         self.rules = model_rules(model)
         for diagnostic in without_rule(model, self.rules, strict=options.strict):
             if diagnostic.severity == "error":
@@ -96,7 +99,7 @@ class Planner:
         self.model, self.cluster, self.options = model, cluster, options
         given = options.memory_limit_bytes
         self.limit_bytes = given if given is not None else cluster.device.usable_bytes
-        self._on_progress = on_progress
+        self._on_progress, self._on_warning = on_progress, on_warning
         self._reasons = reasons
         self.wishes = resolve(options.constraints, model, cluster.mesh)
         pricing = Pricing.of(cluster)
@@ -131,6 +134,9 @@ class Planner:
         if found is None:
             raise refusals[0]
         trial, step_bound_s = found
+        if self._on_warning is not None:
+            for diagnostic in self._pricing.compute.warnings:
+                self._on_warning(diagnostic)
         priced, memory = trial.plan
         return assemble(priced, memory, self.limit_bytes, step_bound_s - priced.wish_s)
 

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from shardplan.cost.types import Floats
+from shardplan.errors import Diagnostic
 from shardplan.layout.collective import FREE, CollectiveKind
 
 _ALL_TO_ALL_PENALTY: Final = 1.5
@@ -76,6 +77,8 @@ class AlpaCollectives:
 
 class NoCompute:
     """Local work is free, as in Alpa and XLA's auto-sharding."""
+
+    warnings: tuple[Diagnostic, ...] = ()
 
     def seconds(
         self,

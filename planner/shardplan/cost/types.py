@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.errors import Diagnostic
 from shardplan.layout.collective import CollectiveKind
 
 Floats = NDArray[np.float64]
@@ -23,7 +24,10 @@ class CollectivePricer(Protocol):
 
 
 class ComputePricer(Protocol):
-    """Prices the local work of operators."""
+    """Prices the local work of operators. `warnings`: what was missing for it, so far."""
+
+    @property
+    def warnings(self) -> tuple[Diagnostic, ...]: ...
 
     def seconds(  # noqa: PLR0917 - m, n, k follow each other
         self,

@@ -17,6 +17,7 @@ import numpy as np
 from shardplan.cost.moves import Index
 from shardplan.cost.recipes import StateBytes, state_bytes
 from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.cache import cache_bytes
 from shardplan.graph.tensors import TensorSpace
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
@@ -56,9 +57,18 @@ class Memory:
             space = self.built.operators[index]
             node = ("operator", operator.name)
             yield Holding(node, "temporaries", index, index + 1, space.forward_bytes)
+            yield from self._cache(index, node)
             if self.built.options.training:
                 back = self._backward(index)
                 yield Holding(node, "temporaries", back, back + 1, space.backward_bytes)
+
+    def _cache(self, index: int, node: Node) -> Iterator[Holding]:
+        tokens = self.built.options.kv_cache_tokens
+        if not tokens:
+            return
+        held = cache_bytes(self.built.model, index, self.built.flow, self.built.operators[index].strategies, tokens)
+        if held is not None:
+            yield Holding(node, "activations", 0, self.moments, held)
 
     def _backward(self, operator: int) -> int:
         return 2 * self.count - 1 - operator

@@ -16,7 +16,8 @@ class PlanOptions:
     """`microbatches`: the graph's batch is one step's; it runs as so many equal microbatches. `remat`: which
     activations are recomputed in backward instead of saved. `memory_limit_bytes`: per device; `None` takes what the
     profile's device has to give. `gap`: where memory binds, the relative gap at which a plan is good enough. `strict`:
-    an operator without a rule is an error. `constraints`: what is fixed by hand."""
+    an operator without a rule is an error. `constraints`: what is fixed by hand. `kv_cache_tokens`: in inference, room
+    is kept for the keys and values of so many tokens, all sequences together."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"
@@ -29,6 +30,7 @@ class PlanOptions:
     presolve: bool = True
     strict: bool = False
     constraints: tuple[Constraint, ...] = ()
+    kv_cache_tokens: int = 0
 
     @property
     def training(self) -> bool:

@@ -114,7 +114,7 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
         tensors=_tensors(built, choice, emitter),
         operators=operators,
         moves=priced.moves,
-        warnings=tuple(str(diagnostic) for diagnostic in built.model.warnings),
+        warnings=tuple(str(diagnostic) for diagnostic in (*built.model.warnings, *built.pricer.compute.warnings)),
         blocks=tuple((block.names, block.copies) for block in built.model.blocks),
     )
 
@@ -134,6 +134,7 @@ def _model_section(built: CostGraph) -> Mapping[str, object]:
         "operators": len(model.operators),
         "parameters": len(model.parameters),
         "parameter_elements": sum(model.tensor(parameter.tensor).elements for parameter in model.parameters),
+        **({"kv_cache_tokens": options.kv_cache_tokens} if options.kv_cache_tokens else {}),
         **({"constraints": constraints} if constraints else {}),
         **({"mesh_axis_names": list(aliases)} if aliases else {}),
     }

@@ -43,6 +43,7 @@ def options_of(plan: Plan, file: str) -> PlanOptions:
         microbatches=int(cast(int, asked.get("microbatches", 1))),
         memory_limit_bytes=plan.summary.memory_limit_bytes,
         constraints=_constraints(asked, file),
+        kv_cache_tokens=int(cast(int, asked.get("kv_cache_tokens", 0))),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.verbs.inputs import Attempts, dim_option, load_model, parse_dims, parse_memory_limit
+from shardplan.verbs.inputs import Attempts, dim_option, load_model, parse_cache, parse_dims, parse_memory_limit
 from shardplan.verbs.session import Verb, option
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ _OPTIONS = (
         show_default=True,
         help="Which activations are computed again in backward instead of kept.",
     ),
+    option(
+        "--kv-cache",
+        metavar="tokens=N",
+        help="In inference, keep room for the keys and values of so many tokens, all sequences together.",
+    ),
     option("--memory-limit", metavar="SIZE", help="What a device may use, such as '40 GiB'.  [default: the profile's]"),
 )
 
@@ -85,6 +90,7 @@ class Asking:
         self._given = given
         dims = attempt(lambda: parse_dims(given["dims"]))
         self._limit = attempt(lambda: parse_memory_limit(given["memory_limit"]))
+        self._cached = attempt(lambda: parse_cache(given["kv_cache"]))
         self.cluster = attempt(lambda: make_cluster(load_profile(given["cluster"]), given["mesh"]))
         self._model = attempt(lambda: load_model(given["model"], dims)) if dims is not None else None
 
@@ -95,4 +101,5 @@ class Asking:
         assert self._model is not None
         assert self.cluster is not None
         named = {name: self._given[name] for name in ("mode", "optimizer", "microbatches", "remat")}
-        return Asked(self._model, self.cluster, PlanOptions(**named, memory_limit_bytes=self._limit))
+        limits = {"memory_limit_bytes": self._limit, "kv_cache_tokens": self._cached or 0}
+        return Asked(self._model, self.cluster, PlanOptions(**named, **limits))

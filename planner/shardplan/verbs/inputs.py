@@ -97,6 +97,15 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int]:
     return dims
 
 
+def parse_cache(text: str | None) -> int:
+    """Tokens of `tokens=8192`; 0 for None."""
+    name, equals, number = (part.strip() for part in (text or "tokens=0").partition("="))
+    if name == "tokens" and equals and number.isascii() and number.isdigit() and (text is None or int(number)):
+        return int(number)
+    hint = "write how many tokens of all sequences together, such as --kv-cache tokens=65536"
+    raise ShardplanError(error("bad-cache", f"--kv-cache '{text}' cannot be read", hint=hint))
+
+
 def parse_memory_limit(text: str | None) -> int | None:
     """Bytes of `40 GiB`, `40GB` or a plain number of bytes; None for None."""
     if text is None:
