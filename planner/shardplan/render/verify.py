@@ -49,7 +49,7 @@ def _first_difference(report: Report) -> list[str]:
     ]
 
 
-def verification_document(report: Report, model: Model, *, rtol: float, shrunk: bool) -> dict[str, object]:
+def verification_document(report: Report, model: Model, *, shrunk: bool) -> dict[str, object]:
     """The `result` of the JSON document."""
     found = report.mismatch
     return {
@@ -59,7 +59,7 @@ def verification_document(report: Report, model: Model, *, rtol: float, shrunk: 
         "devices": report.devices,
         "operators": report.operators,
         "values": report.values,
-        "rtol": rtol,
+        "rtol": report.rtol,
         "largest_difference": report.worst if math.isfinite(report.worst) else None,
         "moved_bytes": _sorted(report.moved_bytes),
         "priced_bytes": _sorted(report.priced_bytes),

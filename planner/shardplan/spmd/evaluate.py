@@ -11,15 +11,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeTypeError
 
 from shardplan.errors import ShardplanError, error
 from shardplan.model.draft import CAPTURED
 from shardplan.model.types import AttributeValue, Operator
+from shardplan.spmd.runtime import DOMAINS, OPSET, NoRuntimeError, run_single
 
 Array = NDArray[Any]
+Dtypes = tuple[str, ...]
+Held = tuple[tuple[str, "_Held"], ...]
 WIDENED = frozenset({"float", "float16", "bfloat16", "double"})
 """Element types that are computed in double precision; others keep what their rounding means."""
 _WIDENED_NUMBERS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
@@ -44,6 +47,8 @@ def evaluate(
         raise _refusal(operator, "has a nested graph")
     if operator.kind == "BitCast":
         raise _refusal(operator, "looks at bits, and all is computed in double precision")
+    if operator.domain in DOMAINS:
+        return _elsewhere(operator, attributes, operands)
     if operator.kind in _OVER_ALL_BEHIND and operator.version < _ONE_DIM_SINCE and operands[0] is not None:
         return [_over_all_behind(operator, attributes, operands[0])]
     try:
@@ -112,13 +117,13 @@ class _Held:
 
 @functools.lru_cache(maxsize=2048)
 def _runner(
-    op_type: str,
-    domain: str,
-    version: int,
-    dtypes: tuple[str, ...],
-    results: int,
-    attributes: tuple[tuple[str, _Held], ...],
+    op_type: str, domain: str, version: int, dtypes: Dtypes, results: int, attributes: Held
 ) -> ReferenceEvaluator:
+    return ReferenceEvaluator(_single(op_type, domain, version, dtypes, results, attributes))
+
+
+def _single(op_type: str, domain: str, version: int, dtypes: Dtypes, results: int, attributes: Held) -> ModelProto:
+    """The operator alone as a model with inputs `i0` ... of these element types and outputs `o0` ..."""
     names = [f"i{position}" if dtype else "" for position, dtype in enumerate(dtypes)]
     made = [f"o{position}" for position in range(results)]
     node = helper.make_node(op_type, names, made, domain=domain, **{name: _plain(held) for name, held in attributes})
@@ -130,8 +135,32 @@ def _runner(
     outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in made]
     graph = helper.make_graph([node], "operator", inputs, outputs)
     imports = [helper.make_opsetid(domain, version)]
-    proto: ModelProto = helper.make_model(graph, opset_imports=imports)
-    return ReferenceEvaluator(proto)
+    if domain in DOMAINS:
+        imports.append(helper.make_opsetid("", OPSET))
+    model: ModelProto = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    return model
+
+
+def _elsewhere(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """By ONNX Runtime, in single precision."""
+    narrow = [None if operand is None else _narrowed(operand) for operand in operands]
+    dtypes = tuple("" if operand is None else operand.dtype.str for operand in narrow)
+    held = tuple((name, _Held(value)) for name, value in sorted(attributes.items()))
+    model = _single(operator.op_type, operator.domain, operator.version, dtypes, len(operator.outputs), held)
+    for position, name in enumerate(operator.outputs):
+        if not name:
+            model.graph.node[0].output[position] = ""
+    wanted = [info for info, name in zip(model.graph.output, operator.outputs, strict=True) if name]
+    kept = [info.name for info in wanted]
+    del model.graph.output[:]
+    model.graph.output.extend([ValueInfoProto(name=name) for name in kept])
+    try:
+        results = iter(run_single(model, narrow))
+    except NoRuntimeError as problem:
+        raise _refusal(operator, f"is unknown to the reference evaluator, and {problem}") from None
+    return [widen(next(results)) if name else np.zeros(0) for name in operator.outputs]
 
 
 def _plain(held: _Held) -> object:

@@ -29,12 +29,13 @@ from shardplan.spmd.evaluate import evaluate, widen
 from shardplan.spmd.kernels import kernel_for
 from shardplan.spmd.lower import lower_program
 from shardplan.spmd.program import Array, Compute, Instruction, Program, Transfer, Value, values_read
+from shardplan.spmd.runtime import DOMAINS
 from shardplan.spmd.talk import Talk
 from shardplan.spmd.weights import random_values
 
 MOST_DEVICES = 64
 MOST_BYTES = 4 << 30
-RTOL = 1e-6
+RTOL, SINGLE_RTOL = 1e-6, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Report:
     largest relative error among them."""
 
     devices: int
+    rtol: float
     operators: int = 0
     values: int = 0
     worst: float = 0.0
@@ -89,10 +91,10 @@ def place(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:
 
 
 def verify_plan(
-    model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float = RTOL, seed: int = 0
+    model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float | None = None, seed: int = 0
 ) -> Report:
     """Run `plan` for `model` on all devices of its mesh. `given`: known values of parameters; others are drawn from
-    `seed`.
+    `seed`. `rtol`: by default 1e-6, or 1e-4 where some operator can only be run in single precision.
 
     Raises `ShardplanError`: as `lower_program`, `too-many-devices` beyond 64, `too-large` where the simulation would
     not fit in a few GiB.
@@ -108,6 +110,8 @@ def verify_plan(
         raise ShardplanError(error("too-large", summary, hint="verify a small twin of it: --shrink"))
     microbatches = plan.model.get("microbatches", 1)
     assert isinstance(microbatches, int)
+    if rtol is None:
+        rtol = SINGLE_RTOL if any(operator.domain in DOMAINS for operator in model.operators) else RTOL
     return Machine(program, random_values(model, seed, rules, given), rtol, microbatches).run()
 
 
@@ -133,7 +137,7 @@ class Machine:
         self.program, self.mesh, self.rtol, self.microbatches = program, program.mesh, rtol, microbatches
         self.whole = {name: widen(np.asarray(array)) for name, array in values.items()}
         self.held: dict[Value, list[Array]] = {}
-        self.report = Report(program.mesh.size)
+        self.report = Report(program.mesh.size, rtol)
         self.last_use = _last_uses(program.instructions)
         self.last_read = _last_reads(program)
 

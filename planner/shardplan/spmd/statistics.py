@@ -69,6 +69,21 @@ def layer_norm(site: Site, local: Local, operands: Operands, coordinates: Coordi
     return [made, mean, inverse][: len(site.operator.outputs)]
 
 
+def skip_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`SkipLayerNormalization` and its kin: of the sum with the residual, which is a result as well."""
+    del coordinates
+    is_rms = "Simplified" in site.kind
+    data, residual, scale, *rest = [*operands, None, None][:5]
+    assert data is not None
+    assert residual is not None
+    shift, bias = (None, rest[0]) if is_rms else (rest[0], rest[1])
+    total = data + residual if bias is None else data + residual + bias
+    mean, square = yield from _moments(site, total, (total.ndim - 1,), centre=not is_rms)
+    inverse = 1 / np.sqrt(square + _number(local, "epsilon", 1e-12))
+    made = _affine((total - mean) * inverse, [None, scale, shift], ())
+    return [made, mean, inverse, total][: len(site.operator.outputs)]
+
+
 def channel_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
     """`InstanceNormalization`, `GroupNormalization`: statistics of one channel, or of one group of them."""
     del coordinates
@@ -239,6 +254,8 @@ KERNELS: Mapping[str, Kernel] = {
     "Hardmax": hardmax,
     "LayerNormalization": layer_norm,
     "RMSNormalization": layer_norm,
+    "com.microsoft.SkipLayerNormalization": skip_norm,
+    "com.microsoft.SkipSimplifiedLayerNormalization": skip_norm,
     "InstanceNormalization": channel_norm,
     "GroupNormalization": channel_norm,
     "BatchNormalization": batch_norm,

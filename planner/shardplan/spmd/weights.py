@@ -103,13 +103,11 @@ def _draw(tensor: Tensor, generator: np.random.Generator, spread: float | None, 
             return generator.uniform(0.5, 1.5, shape)
         return generator.standard_normal(shape) * (spread or 1.0)
     kind = np.dtype(_INTEGERS.get(tensor.dtype, "int64"))
-    if limit is not None:
-        return generator.integers(0, max(1, limit), shape).astype(kind)
-    if tensor.role == "input":
+    if limit is None and tensor.role == "input":
         return _first_true(generator.random(shape) < _TRUE_SHARE).astype(kind)
-    if kind.itemsize == 1:
-        return generator.integers(0, 16, shape).astype(kind)
-    return generator.integers(0, 2, shape).astype(kind)
+    if limit is None:
+        limit = 16 if kind.itemsize == 1 else 2
+    return generator.integers(0, max(1, limit), shape).astype(kind)
 
 
 _INTEGERS = {name: name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}
