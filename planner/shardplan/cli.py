@@ -17,6 +17,7 @@ from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.verbs.calibrate import calibrate
 from shardplan.verbs.check import check
 from shardplan.verbs.compare import compare
+from shardplan.verbs.configuration import read_settings
 from shardplan.verbs.diff import diff
 from shardplan.verbs.explain import explain
 from shardplan.verbs.inspect import inspect
@@ -77,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     run = _Run()
     try:
-        return int(cli.main(given, prog_name="shardplan", standalone_mode=False, obj=run) or 0)
+        settings = read_settings(cli)
+        return int(cli.main(given, prog_name="shardplan", standalone_mode=False, obj=run, default_map=settings) or 0)
     except (_PipeClosedError, BrokenPipeError):
         return _stop_writing()
     except click.UsageError as problem:

@@ -1,0 +1,78 @@
+"""Settings in `shardplan.toml` and `pyproject.toml`: which win, where they come from, and what is wrong with them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOLVE = ("solve", "mlp.onnx")
+
+
+def source(run, name: str) -> str:
+    """What `-v` says of an option: its value and where that comes from."""
+    return re.search(rf"^{name}\s+(.*)$", run.err, re.MULTILINE)[1]
+
+
+@pytest.mark.parametrize(
+    ("file", "head"), [("pyproject.toml", "[tool.shardplan]\n"), ("shardplan.toml", "")], ids=["pyproject", "own"]
+)
+def test_settings_are_defaults(file, head, shardplan, mlp):
+    Path(file).write_text(f'{head}mesh = "2x2"\ncluster = "a100-dgx"\ndim = ["batch=64"]\n')
+    run = shardplan(*SOLVE, "-v")
+    assert run.code == 0
+    assert source(run, "cluster") == "a100-dgx  (configuration)"
+    assert source(run, "dims") == "batch=64  (configuration)"
+    assert source(run, "seed") == "0  (default)"
+    assert Path("plans/mlp.2x2.plan.json").exists()
+
+
+def test_the_environment_and_the_command_line_win(shardplan, mlp, monkeypatch):
+    Path("shardplan.toml").write_text('mesh = "2x2"\nmode = "inference"\ndim = ["batch=64"]\n')
+    monkeypatch.setenv("SHARDPLAN_MODE", "training")
+    run = shardplan(*SOLVE, "--mesh", "2x4", "-v")
+    assert source(run, "mode") == "training  (environment)"
+    assert source(run, "mesh") == "2x4  (command line)"
+
+
+def test_a_table_holds_for_its_verb_alone(shardplan, mlp):
+    Path("shardplan.toml").write_text(
+        'dim = ["batch=64"]\nmesh = "2x2"\n[solve]\nmesh = "4x4"\nrequire-optimal = true\n'
+    )
+    run = shardplan(*SOLVE, "-v")
+    assert (source(run, "mesh"), source(run, "require-optimal")) == ("4x4  (configuration)", "True  (configuration)")
+    assert source(shardplan("compare", "mlp.onnx", "-v"), "mesh") == "2x2  (configuration)"
+
+
+def test_own_file_comes_before_pyproject(shardplan, mlp):
+    Path("pyproject.toml").write_text('[tool.shardplan]\nmesh = "4x4"\n')
+    Path("shardplan.toml").write_text('mesh = "2x2"\ndim = ["batch=64"]\n')
+    assert source(shardplan(*SOLVE, "-v"), "mesh") == "2x2  (configuration)"
+
+
+def test_faults(shardplan, mlp):
+    Path("shardplan.toml").write_text('mash = "2x2"\n[solve]\nmemorylimit = 1\n')
+    run = shardplan(*SOLVE)
+    assert (run.code, run.out) == (2, "")
+    assert run.err == (
+        "shardplan.toml: error[unknown-key]: no option is called 'mash'\nhint: did you mean 'mesh'?\n"
+        "shardplan.toml: error[unknown-key]: no option is called 'memorylimit'\nhint: did you mean 'memory-limit'?\n"
+    )
+    Path("shardplan.toml").write_text("mesh = 2x2\n")
+    assert shardplan(*SOLVE).err.startswith("shardplan.toml: error[bad-configuration]: not valid TOML: ")
+
+
+def test_other_projects_are_none_of_ours(shardplan, mlp):
+    Path("pyproject.toml").write_text("[tool.other]\nmesh = 1\n")
+    assert shardplan(*SOLVE, "--dim", "batch=64", "--mesh", "2x2").code == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_what_the_documents_say(shell, folder):
+    root = Path(__file__).resolve().parents[2]
+    code = "import sys; from shardplan.cli import main; sys.argv[0] = 'shardplan'; raise SystemExit(main())"
+    env = {**os.environ, "PYTHONPATH": str(root / "planner"), "_SHARDPLAN_COMPLETE": f"{shell}_source"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert "_SHARDPLAN_COMPLETE" in done.stdout
