@@ -2,9 +2,9 @@
 
     python benchmarks/rules.py [--draws 2] [--jobs 2] [--only PATTERN] [--verbose]
 
-Each case that ONNX's reference evaluator itself passes is stretched so that its dims divide, given new data in each draw,
-and run on simulated meshes of 2, 3 and 2 x 2 devices with every option (every pair of options) of its rule. What the
-devices make together must be what the whole operator makes. Exit code 1 if anything differs.
+Each case that ONNX's reference evaluator itself passes is stretched so that its dims divide, given new data in each
+draw, and run on simulated meshes of 2, 3 and 2 x 2 devices with every option, every pair of options, of its rule. What
+the devices make together must be what the whole operator makes. Exit code 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def print_rest(outcomes: list[Outcome]) -> None:
     whole: dict[str, list[str]] = defaultdict(list)
     for kind, found in sorted(by_kind.items()):
         if not any(outcome.runs or outcome.refused for outcome in found):
-            reason = why_whole(kind) or next((o.skipped for o in found if o.skipped), "no dim of the test cases divides")
+            reason = why_whole(kind) or next(
+                (o.skipped for o in found if o.skipped), "no dim of the test cases divides"
+            )
             whole[reason].append(kind)
     print("\noperators that nothing splits")
     for reason, kinds in sorted(whole.items()):

@@ -11,11 +11,13 @@ from rule_mesh import execute, strategies
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import P, S
 
-SAMPLE = """
-add matmul gemm einsum softmax layernormalization groupnormalization reducesum reducel2 argmax transpose reshape slice
-split concat expand gather gatherelements onehot cumsum topk where pad trilu lstm gru quantizelinear
-negativeloglikelihoodloss rotaryembedding
-""".split()
+SAMPLE = (
+    "add", "matmul", "gemm", "einsum", "softmax", "layernormalization", "groupnormalization", "reducesum", "reducel2",
+    "argmax", "transpose", "reshape", "slice", "split", "concat", "expand", "gather", "gatherelements", "onehot",
+    "cumsum", "topk", "where", "pad", "trilu", "lstm", "gru", "quantizelinear", "negativeloglikelihoodloss",
+    "rotaryembedding",
+)  # fmt: skip
+"""Modules of test cases."""
 MESHES = {4: (Mesh.of(x=2), Mesh.of(x=2, y=2)), 6: (Mesh.of(x=3),)}
 CASES = {name: case for name, _, case in collect(*SAMPLE) if isinstance(case, NodeCase)}
 

@@ -1,5 +1,5 @@
-"""What the devices of `rule_mesh` run: operators as the reference evaluator has them, and splits that the simulated mesh
-of the package leaves out."""
+"""What the devices of `rule_mesh` run: operators as the reference evaluator has them, and splits that the simulated
+mesh of the package leaves out."""
 
 from __future__ import annotations
 
@@ -198,7 +198,16 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
+def response(site: Site, local: Local, operands, coordinates):
+    """`LRN`: the evaluator ends its windows at the number of samples, so there are as many of those as channels."""
+    data = operands[0]
+    square = np.zeros((data.shape[1], *data.shape[1:]), data.dtype)
+    square[: len(data)] = data
+    return [(yield from plain(site, local, [square], coordinates))[0][: len(data)]]
+
+
 OWN: Mapping[str, Kernel] = {
+    "LRN": response,
     "NegativeLogLikelihoodLoss": losses,
     "SoftmaxCrossEntropyLoss": losses,
     "GRU": gru,

@@ -1,4 +1,4 @@
-"""Options of a rule on a mesh of any number of axes, carried out by the simulated devices that `shardplan verify` uses."""
+"""Options of a rule on a mesh of several axes, carried out by the simulated devices that `shardplan verify` uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import R
-from shardplan.rules.types import Option, Rule
+from shardplan.rules.types import Option
 from shardplan.spmd.collectives import shard, unshard
 from shardplan.spmd.program import Site
 from shardplan.spmd.talk import Talk
@@ -65,7 +65,9 @@ def execute(case: NodeCase, strategy: Strategy, mesh: Mesh, seed: int = 0) -> st
     operator, tensors = case.operator, case.model.tensors
     held = layouts(strategy, "operands", len(operator.inputs))
     made = layouts(strategy, "results", len(operator.outputs))
-    known = {place: case.model.constants[name] for place, name in enumerate(operator.inputs) if name in case.model.constants}
+    known = {
+        place: case.model.constants[name] for place, name in enumerate(operator.inputs) if name in case.model.constants
+    }
     site = Site(
         operator, case.rule, mesh, strategy,
         tuple(layout if name else None for name, layout in zip(operator.inputs, held, strict=True)),
