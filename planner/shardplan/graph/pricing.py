@@ -11,6 +11,7 @@ from shardplan.cluster.types import Cluster, Overlap
 from shardplan.cost.alpa import AlpaCollectives, NoCompute
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ComputeModel
+from shardplan.cost.slapo import SlapoCollectives
 from shardplan.cost.types import CollectivePricer, ComputePricer, Floats
 from shardplan.graph.tensors import MovePrices
 from shardplan.layout.collective import Collective, CollectiveKind
@@ -54,6 +55,15 @@ class Pricing:
         Computation is free in it, so it goes with `recipes.alpa_products`: Alpa knows no replicated product.
         """
         collectives = AlpaCollectives(mesh.shape, alpha, beta, gather_cost)
+        return cls.made(mesh, _Microseconds(collectives), NoCompute(), NOTHING_HIDES)
+
+    @classmethod
+    def slapo(cls, mesh: Mesh, *, element_bytes: int = 4, split_penalty: float = 0.0) -> Pricing:
+        """Slapo's cost model (see `shardplan.cost.slapo`), an element being one microsecond of ours; nothing hides.
+
+        Like Alpa's it goes with `recipes.alpa_products`.
+        """
+        collectives = SlapoCollectives(mesh.size, element_bytes, split_penalty)
         return cls.made(mesh, _Microseconds(collectives), NoCompute(), NOTHING_HIDES)
 
     @classmethod
