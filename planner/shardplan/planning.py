@@ -94,8 +94,9 @@ class Planner:
             model = replace(model, warnings=(*model.warnings, diagnostic))
             if on_warning is not None:
                 on_warning(diagnostic)
-        for diagnostic in many_axes(cluster.mesh) if on_warning is not None else []:
-            on_warning(diagnostic)
+        for diagnostic in many_axes(cluster.mesh):
+            if on_warning is not None:
+                on_warning(diagnostic)
         self.model, self.cluster, self.options = model, cluster, options
         given = options.memory_limit_bytes
         self.limit_bytes = given if given is not None else cluster.device.usable_bytes
