@@ -53,6 +53,13 @@ STANDARD_OUTPUT = "-"
     "--presolve/--no-presolve", default=True, show_default=True, help="Exact reductions before the integer program."
 )
 @constraint_options
+@option(
+    "--robust",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Then ask what the plan is worth if the profile is wrong: N random draws, and each constant by itself.",
+)
 @option("--strict", is_flag=True, help="An operator without a sharding rule is an error.")
 @option("--require-optimal", is_flag=True, help="Allow no gap, and exit with 4 unless the plan is proven optimal.")
 @verb
@@ -84,6 +91,7 @@ class _Request:
     cluster: Cluster
     options: PlanOptions
     output: str
+    draws: int = 0
 
 
 def _read_request(given: Mapping[str, Any]) -> _Request:
@@ -109,7 +117,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         strict=given["strict"],
         constraints=constraints or (),
     )
-    return _Request(asked.model, asked.cluster, options, output)
+    return _Request(asked.model, asked.cluster, options, output, given["robust"])
 
 
 def default_output(model_path: str, mesh: Mesh) -> str:
@@ -154,9 +162,21 @@ def _deliver(session: Session, request: _Request, plan: Plan, *, require_optimal
         written = write_text(text, request.output)
         session.paint(lambda console: describe_outcome(console, plan.summary, request.output, written=written))
     code = _judge(session, plan, require_optimal=require_optimal)
+    study = _study(session, request, plan) if request.draws else {}
     if session.as_json:
-        session.write_document({"plan": request.output, "summary": summary_record(plan.summary)})
+        session.write_document({"plan": request.output, "summary": summary_record(plan.summary), **study})
     return code
+
+
+def _study(session: Session, request: _Request, plan: Plan) -> Mapping[str, Any]:
+    """What the plan, which is written by now, is worth under other constants; what a document says of it."""
+    from shardplan.render.robust import describe_robustness, robustness_record  # noqa: PLC0415
+    from shardplan.study.robust import robustness  # noqa: PLC0415
+
+    found = robustness(request.model, request.cluster, request.options, plan, request.draws)
+    if request.output != STANDARD_OUTPUT:
+        session.paint(lambda console: describe_robustness(console, found))
+    return {"robustness": robustness_record(found)}
 
 
 def _judge(session: Session, plan: Plan, *, require_optimal: bool) -> int:

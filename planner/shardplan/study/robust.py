@@ -1,0 +1,181 @@
+"""How far the constants of a profile may be wrong before another plan is worth having.
+
+Two questions about a plan. Constants drawn at random within a spread, all at once: how much slower is this plan than
+the best one under those constants? And one by one: how far may each constant move, both ways, before some other plan
+is faster by more than one per cent? And one about the model: do the plans that people write keep their order?
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.cluster.perturb import constants, perturbed
+from shardplan.cluster.types import Cluster
+from shardplan.errors import InfeasibleError
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.recipes import Allowed
+from shardplan.graph.tensors import TensorSpace
+from shardplan.layout.layout import Layout
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.planning import Planner
+from shardplan.study.compare import Contender, compare_recipes
+
+SPREAD = 0.15
+WORTH_HAVING = 0.01
+"""A plan that is faster by no more than this is no reason to change."""
+FARTHEST = 2.0
+_HALVINGS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """While `constant` is between `low` and `high` times what the profile says, no other plan is worth having.
+    0 and infinity: as far as was looked, half and twice."""
+
+    constant: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Robustness:
+    """`regrets`: per draw, step of the plan over that of the best one there, less 1; ascending. `slacks`: one per
+    constant."""
+
+    regrets: tuple[float, ...]
+    slacks: tuple[Slack, ...]
+
+
+def drawn(cluster: Cluster, rng: np.random.Generator, spread: float = SPREAD) -> Cluster:
+    """`cluster` with every constant multiplied by its own factor, even on the logarithm, within the spread."""
+    wide = math.log1p(spread)
+    return perturbed(cluster, {name: math.exp(rng.uniform(-wide, wide)) for name in constants(cluster)})
+
+
+def robustness(
+    model: Model,
+    cluster: Cluster,
+    options: PlanOptions,
+    plan: Plan,
+    draws: int,
+    on_done: Callable[[], None] | None = None,
+) -> Robustness:
+    """What `plan`, the best one for `model` on `cluster`, is worth when the constants of `cluster` are others.
+
+    Two solves per draw, and up to a dozen per constant; `on_done` is called after every two.
+    """
+    rng = np.random.default_rng(options.seed)
+
+    def regret_on(other: Cluster) -> float:
+        found = regret(model, other, options, plan)
+        if on_done is not None:
+            on_done()
+        return found
+
+    regrets = sorted(regret_on(drawn(cluster, rng)) for _ in range(draws))
+    slacks = tuple(_slack(name, lambda factors: regret_on(perturbed(cluster, factors))) for name in constants(cluster))
+    return Robustness(tuple(regrets), slacks)
+
+
+def regret(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan) -> float:
+    """Step of `plan` on `cluster` over that of the best plan there, less 1; infinite where it does not fit."""
+    planner = Planner(model, cluster, options, reasons=False)
+    try:
+        held = planner.plan(fixed_to(plan)).summary.step_ns
+    except InfeasibleError:
+        return math.inf
+    return max(0.0, held / min(held, planner.plan().summary.step_ns) - 1.0)
+
+
+def _slack(name: str, regret_at: Callable[[Mapping[str, float]], float]) -> Slack:
+    """Both ends by halving the interval on the logarithm, from twice (half) the value down."""
+
+    def holds(power: float) -> bool:
+        return regret_at({name: FARTHEST**power}) <= WORTH_HAVING
+
+    def reach(direction: float) -> float:
+        if holds(direction):
+            return math.inf
+        inside, outside = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if holds(direction * middle) else (inside, middle)
+        return inside
+
+    return Slack(name, FARTHEST ** -reach(-1.0), FARTHEST ** reach(1.0))
+
+
+def fixed_to(plan: Plan) -> Callable[[CostGraph], Allowed]:
+    """The restriction to what `plan` decides; where a cost graph no longer offers that, to nothing."""
+    splits = {operator.name: operator.split for operator in plan.operators}
+    decided = {tensor.name: tensor for tensor in plan.tensors}
+
+    def restriction(built: CostGraph) -> Allowed:
+        masks: dict[tuple[object, ...], NDArray[np.bool_]] = {}
+        allowed: dict[Node, NDArray[np.bool_]] = {}
+
+        def allow(node: Node, key: tuple[object, ...], choices: Callable[[], list[bool]]) -> None:
+            if key not in masks:
+                masks[key] = np.array(choices(), dtype=np.bool_)
+            if masks[key].any():
+                allowed[node] = masks[key]
+
+        for operator, space in zip(built.model.operators, built.operators, strict=True):
+            wanted, strategies = splits[operator.name], space.strategies
+            allow(
+                ("operator", operator.name),
+                (id(space), wanted),
+                lambda s=strategies, w=wanted: [s.labels(number) == w for number in range(len(s))],  # type: ignore[misc]
+            )
+        for name, tensor in decided.items():
+            for kind, spaces, layout in (("kept", built.kept, tensor.layout), ("served", built.served, tensor.served)):
+                if name in spaces:
+                    space_of: TensorSpace = spaces[name]
+                    allow(
+                        (kind, name),
+                        (id(space_of), layout),
+                        lambda s=space_of, w=layout: _equal(s, w),  # type: ignore[misc]
+                    )
+        return allowed
+
+    return restriction
+
+
+def _equal(space: TensorSpace, layout: Layout) -> list[bool]:
+    return [space.layout(choice) == layout for choice in range(len(space))]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`names`: contenders by step under the profile as it is, fastest first, with their steps. `stable[i]`: share of
+    the draws in which contender i is still no slower than contender i + 1."""
+
+    names: tuple[str, ...]
+    step_ns: tuple[int, ...]
+    stable: tuple[float, ...]
+
+
+def order_of_recipes(model: Model, cluster: Cluster, options: PlanOptions, draws: int) -> Order:
+    """How the hand-written plans and ours rank by predicted step, and how often each neighbouring pair keeps its order
+    when the constants of the profile are drawn within the spread."""
+    first = _steps(compare_recipes(model, cluster, options))
+    names = tuple(sorted(first, key=lambda name: (first[name], name)))
+    kept = np.zeros(max(0, len(names) - 1))
+    rng = np.random.default_rng(options.seed)
+    for _ in range(draws):
+        steps = _steps(compare_recipes(model, drawn(cluster, rng), options))
+        for place, (faster, slower) in enumerate(itertools.pairwise(names)):
+            kept[place] += steps.get(faster, math.inf) <= steps.get(slower, math.inf)
+    return Order(names, tuple(first[name] for name in names), tuple((kept / max(1, draws)).tolist()))
+
+
+def _steps(contenders: tuple[Contender, ...]) -> dict[str, int]:
+    return {found.name: found.plan.summary.step_ns for found in contenders if found.plan is not None}

@@ -1,0 +1,90 @@
+"""What a plan is worth when the profile is wrong."""
+
+import json
+import math
+
+import pytest
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.perturb import constants, perturbed
+from shardplan.cluster.profile import load_profile
+from shardplan.models import transformer
+from shardplan.planning import Planner, PlanOptions, plan_model
+from shardplan.study.robust import fixed_to, order_of_recipes, regret, robustness
+
+SIZES = {"layers": 1, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
+OPTIONS = PlanOptions()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return transformer(**SIZES)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return make_cluster(load_profile("h100-dgx"), "1x4")
+
+
+@pytest.fixture(scope="module")
+def plan(model, cluster):
+    return plan_model(model, cluster, OPTIONS)
+
+
+def test_a_plan_can_be_held_to(model, cluster, plan):
+    again = Planner(model, cluster, OPTIONS).plan(fixed_to(plan))
+    assert again.operators == plan.operators
+    assert again.tensors == plan.tensors
+    assert again.summary.step_ns == plan.summary.step_ns
+
+
+def test_the_best_plan_has_no_regret_where_it_is_the_best(model, cluster, plan):
+    assert regret(model, cluster, OPTIONS, plan) == 0.0
+
+
+def test_a_plan_for_another_machine_has_some(model, cluster, plan):
+    slow = perturbed(cluster, {"up bandwidth": 0.02})
+    assert regret(model, slow, OPTIONS, plan) > 0.05
+
+
+def test_ends_of_the_slack_are_around_the_profile(model, cluster, plan):
+    counted = []
+    found = robustness(model, cluster, OPTIONS, plan, draws=2, on_done=lambda: counted.append(1))
+    assert [slack.constant for slack in found.slacks] == list(constants(cluster))
+    assert all(0 <= slack.low <= 1 <= slack.high for slack in found.slacks)
+    assert len(found.regrets) == 2
+    assert 0 <= found.regrets[0] <= found.regrets[1] < math.inf
+    assert 2 + 2 * len(found.slacks) <= len(counted) <= 2 + 6 * len(found.slacks)
+
+
+def test_draws_depend_on_the_seed_alone(model, cluster, plan):
+    one, two = (order_of_recipes(model, cluster, OPTIONS, draws=1) for _ in range(2))
+    assert one == two
+    assert one.names[0] == "best"
+    assert list(one.step_ns) == sorted(one.step_ns)
+
+
+def test_the_command_says_it(shardplan_run):
+    described = "transformer:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
+    run = shardplan_run("solve", described, "--mesh", "1x2", "--robust", "1", "-c", "generic")
+    assert run[0] == 0
+    assert "robust    of 1 draws of all constants within 15.0 %, " in run[1]
+    document = shardplan_run("solve", described, "--mesh", "1x2", "--robust", "1", "-c", "generic", "--json")[1]
+    found = json.loads(document)["result"]["robustness"]
+    assert len(found["regrets"]) == 1
+    assert [slack["constant"] for slack in found["slacks"]] == list(
+        constants(make_cluster(load_profile("generic"), "1x2"))
+    )
+
+
+@pytest.fixture
+def shardplan_run(tmp_path, monkeypatch, capsys):
+    from shardplan.cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = main(arguments)
+        return code, capsys.readouterr().out
+
+    return run
