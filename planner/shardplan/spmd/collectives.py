@@ -130,6 +130,10 @@ def run_sequence(
     return value
 
 
+_MOST_REMEMBERED = 1 << 15
+"""Elements, on all devices together, up to which the numbers of a layout's elements are kept: 256 KiB each."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Exchange:
     """One collective under way: which elements (by number in the whole tensor) each rank has and wants."""
@@ -199,9 +203,18 @@ def _senders(exchange: _Exchange, source: Layout, target: Layout) -> list[int]:
     return result
 
 
-@functools.lru_cache(maxsize=4096)
 def _indices(layout: Layout, mesh: Mesh, shape: tuple[int, ...]) -> tuple[Indices, ...]:
     """For every rank, the numbers of its elements in the flattened whole tensor, in its local shape."""
+    small = math.prod(shape) * mesh.size <= _MOST_REMEMBERED
+    return _remembered(layout, mesh, shape) if small else _numbered(layout, mesh, shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _remembered(layout: Layout, mesh: Mesh, shape: tuple[int, ...]) -> tuple[Indices, ...]:
+    return _numbered(layout, mesh, shape)
+
+
+def _numbered(layout: Layout, mesh: Mesh, shape: tuple[int, ...]) -> tuple[Indices, ...]:
     whole = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     result = []
     for place in mesh.coordinates():

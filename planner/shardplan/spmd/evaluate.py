@@ -27,6 +27,7 @@ WIDENED = frozenset({"float", "float16", "bfloat16", "double"})
 """Element types that are computed in double precision; others keep what their rounding means."""
 _WIDENED_NUMBERS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 _OVER_ALL_BEHIND, _ONE_DIM_SINCE = frozenset({"Softmax", "LogSoftmax", "Hardmax"}), 13
+_ONE_FORM_SINCE = 15
 _TYPE_ATTRIBUTES = {"Cast": "to", "EyeLike": "dtype"}
 
 
@@ -51,6 +52,9 @@ def evaluate(
         return _elsewhere(operator, attributes, operands)
     if operator.kind in _OVER_ALL_BEHIND and operator.version < _ONE_DIM_SINCE and operands[0] is not None:
         return [_over_all_behind(operator, attributes, operands[0])]
+    if operator.kind == "BatchNormalization" and operator.version < _ONE_FORM_SINCE and len(operator.outputs) == 1:
+        kept = {name: value for name, value in attributes.items() if name == "epsilon"}
+        return _run(replace(operator, version=_ONE_FORM_SINCE), kept, operands)  # the evaluator takes it for training
     try:
         return _run(operator, attributes, operands)
     except RuntimeTypeError:

@@ -185,8 +185,8 @@ class Machine:
         self.report.priced_bytes[kind] += round(self.mesh.size * priced_share * payload * runs)
         most = max(moved)
         fits = payload == math.ceil(share * -(-transfer.size_bytes // runs))
-        fewer = kind == "all_to_all" and _changes_segments(layout, step.target)
-        if not fits or (most > priced_share * whole if fewer else most != priced_share * whole):
+        uneven = kind == "all_to_all" and _changes_segments(layout, step.target)
+        if not fits or (most > whole if uneven else most != priced_share * whole):
             name, found = transfer.source.tensor, f"{float(most):.0f} bytes per device"
             self.report.mispriced.append(f"{kind} of '{name}' moved {found}, the payload in the plan is {payload}")
 
@@ -285,8 +285,9 @@ def _last_reads(program: Program) -> dict[int, list[str]]:
 
 
 def _changes_segments(source: Layout, target: Layout) -> bool:
-    """Whether some dim is cut into other segments: what a device keeps of it then differs from device to device, and an
-    all-to-all moves less than its payload, which is the most that any of them could have to send."""
+    """Whether some dim is cut into other segments: then what a device keeps of it differs from device to device, and
+    an all-to-all makes none send more than its payload, but not all the same.
+    """
     before, after = source.dims(), target.dims()
     shared = {dim for dim, _ in before} & {dim for dim, _ in after}
     return any((dim, segments) not in after for dim, segments in before if dim in shared)

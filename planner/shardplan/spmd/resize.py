@@ -71,12 +71,15 @@ def smaller_sizes(model: Model, plan: Plan, rules: Sequence[Rule]) -> Sizes:
     sizes = {(name, dim): size for name, tensor in model.tensors.items() for dim, size in enumerate(tensor.shape)}
     factors = {(i, name): size for i, rule in enumerate(rules) for name, size in rule.sizes.items()}
     needs = _needs(model, plan)
+    pieces = _pieces(plan, sizes)
     free = _free_sizes(classes, sizes, needs)
     current: dict[_Node, int] = dict(itertools.chain[tuple[_Node, int]](sizes.items(), factors.items()))
     for prime in PRIMES:
-        exponents = _exponents(classes, current, needs, free, prime)
+        exponents = _exponents(classes, current, needs, pieces, free, prime)
         for node in current:
             current[node] //= prime ** exponents.get(classes.find(node), 0)
+        for place, lengths in pieces.items():
+            pieces[place] = {length // prime ** exponents.get(classes.find(place), 0) for length in lengths}
     found = {node: free.get(classes.find(node), size) for node, size in current.items()}
     ratios = {node: size // max(1, found[node]) for node, size in factors.items()}
     return Sizes({place: found[place] for place in sizes}, ratios)
@@ -172,6 +175,20 @@ def _needs(model: Model, plan: Plan) -> dict[_Node, int]:
     return {node: plan.mesh.ways(sorted(split)) for node, split in axes.items()}
 
 
+def _pieces(plan: Plan, sizes: Mapping[Place, int]) -> dict[Place, set[int]]:
+    """The lengths of the segments in which the plan cuts dims; each must remain a multiple of what cuts it."""
+    pieces: dict[Place, set[int]] = defaultdict(set)
+    around = [(tensor.name, layout) for tensor in plan.tensors for layout in (tensor.layout, tensor.served)]
+    for decision in plan.operators:
+        names, layouts = (*decision.inputs, *decision.outputs), (*decision.reads, *decision.makes)
+        around += [(name, layout) for name, layout in zip(names, layouts, strict=True) if layout is not None]
+    for name, layout in around:
+        for placement in layout.placements:
+            if placement.segments and (name, placement.dim) in sizes:
+                pieces[name, placement.dim].update(placement.segments)
+    return dict(pieces)
+
+
 def _free_sizes(classes: _Classes, sizes: Mapping[Place, int], needs: Mapping[_Node, int]) -> dict[_Node, int]:
     """Class -> new size, for dims that are no part of a product."""
     members: dict[_Node, list[Place]] = defaultdict(list)
@@ -193,6 +210,7 @@ def _exponents(
     classes: _Classes,
     current: Mapping[_Node, int],
     needs: Mapping[_Node, int],
+    pieces: Mapping[Place, set[int]],
     free: Mapping[_Node, int],
     prime: int,
 ) -> dict[_Node, int]:
@@ -202,6 +220,9 @@ def _exponents(
         root = classes.find(node)
         limit = 0 if root in classes.fixed else _times(size, needs.get(node, 1), prime, least=_least(node))
         limits[root] = min(limit, limits.get(root, limit))
+    for place, lengths in pieces.items():
+        root = classes.find(place)
+        limits[root] = min(limits[root], *(_times(length, needs.get(place, 1), prime, least=1) for length in lengths))
     used = {node for product, nodes in classes.products for node in map(classes.find, (product, *nodes))}
     simple = {root: limit for root, limit in limits.items() if root not in used and root not in free}
     solver = highspy.Highs()
@@ -225,7 +246,7 @@ def _least(node: _Node) -> int:
 def _times(size: int, need: int, prime: int, least: int) -> int:
     """How often `size` can be divided by `prime` and still be a multiple of `need`, and no less than it should."""
     times = 0
-    least = min(size, max(2 * need, least))
+    least = min(size, max(2 * need, least) if least > 1 else need)
     while size and size % prime == 0 and (size // prime) % need == 0 and size // prime >= least:
         size //= prime
         times += 1

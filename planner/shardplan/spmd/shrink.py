@@ -138,7 +138,6 @@ def _resized(model: Model, rules: Sequence[Rule], sizes: Sizes) -> Model:
         local = _scaled(model, operator, rule, shapes, ratios)
         inputs = list(operator.inputs)
         for position, array in local.operands.items():
-            inputs += [""] * (position + 1 - len(inputs))
             name = inputs[position] = f"{inputs[position]}:{operator.name}:{position}"
             tensors[name] = Tensor(name, array.shape, array.dtype.name, "constant")
             constants[name] = array
@@ -159,6 +158,8 @@ def _scaled(
     before, after = (tuple(model.tensors[n].shape if n else None for n in side) for side in names)
     known = {i: model.constants[n] for i, n in enumerate(operator.inputs) if n in model.constants}
     localiser(_Scaling(operator, rule, Mesh(()), (), (), (), before, after, known, shapes, ratios), local)
+    if any(position >= len(operator.inputs) or not operator.inputs[position] for position in local.operands):
+        return Local(dict(operator.attributes))  # what is not given follows from the shapes
     return local
 
 
@@ -175,6 +176,11 @@ def _within_limits(model: Model, twin: Model) -> dict[str, Array]:
     }
 
 
+def _form(option: Option) -> tuple[tuple[str, int, bool], ...]:
+    """What an option does to every operand and result: kind of placement, dim, whether by segments."""
+    return tuple((p.kind, p.dim, bool(p.segments)) for p in option.operands + option.results)
+
+
 class _Transfer:
     """The plan of the model, for its twin: `old` is the thinned model at full size, `new` the twin."""
 
@@ -183,10 +189,7 @@ class _Transfer:
         renamed: Mapping[tuple[int, str], str],
     ) -> None:  # fmt: skip
         self.given, self.old, self.new, self.mesh = plan, old, new, plan.mesh
-        self.options = [
-            self._matched(operator, one, other)
-            for operator, one, other in zip(old.operators, old_rules, new_rules, strict=True)
-        ]
+        self.options = [self._matched(one, other) for one, other in zip(old_rules, new_rules, strict=True)]
         self.placements = self._placements()
         self.read_before = {new_name: old_name for (_, old_name), new_name in renamed.items()}
         self.tensors = {d.name: self._tensor(d) for d in plan.tensors if d.name in new.tensors}
@@ -197,13 +200,21 @@ class _Transfer:
                 self.collectives.setdefault((move.tensor, move.reader, move.source, move.target), listed)
 
     @staticmethod
-    def _matched(operator: Operator, old: Rule, new: Rule) -> dict[str, tuple[Option, Option]]:
-        """Label of every option -> the option and the same one of the twin's rule."""
-        factors = [[option.factor for option in rule.options] for rule in (old, new)]
-        if factors[0] != factors[1]:
-            listed = " and ".join(", ".join(names) or "nothing" for names in factors)
-            raise _refusal(f"operator '{operator.name}' ({operator.kind}) splits {listed}")
-        return {one.label: (one, other) for one, other in zip(old.options, new.options, strict=True)}
+    def _matched(old: Rule, new: Rule) -> dict[str, tuple[Option, Option]]:
+        """Label of every option -> the option and the one of the twin's rule that shards the same dims in the same way.
+
+        Names do not tell: a reshape numbers the factors of its shapes. Where several shard the same dims (the factors
+        of one compound dim) they correspond in order, if there are equally many."""
+        groups: tuple[dict[object, list[Option]], dict[object, list[Option]]] = ({}, {})
+        for rule, found in zip((old, new), groups, strict=True):
+            for option in rule.options:
+                found.setdefault(_form(option), []).append(option)
+        return {
+            one.label: (one, other)
+            for form, options in groups[0].items()
+            if len(options) == len(groups[1].get(form, ()))
+            for one, other in zip(options, groups[1][form], strict=True)
+        }
 
     def _placements(self) -> dict[tuple[str, Placement], Placement]:
         """(tensor, shard of it) -> the same shard of the twin's tensor."""
@@ -259,6 +270,9 @@ class _Transfer:
             both = zip(names, wanted, strict=True)
             return tuple(None if layout is None else self._layout(name, layout) for name, layout in both)
 
+        for label in given.split:
+            if label not in options and label not in {"-", "~"} and not label.startswith("+"):
+                raise _refusal(f"operator '{old.name}' ({old.kind}) cannot be split by {label} any more")
         reads = layouts(old.inputs, given.reads)
         return replace(
             given,
