@@ -23,6 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
 
 from simulate import Run, layer_activations, peak_bytes, predict, spec_of, state_memory
 
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.cost.calibrate.collectives import wire_factor
+from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.memory import training_state_bytes
 from shardplan.models import TransformerSpec, build
 
@@ -205,6 +209,26 @@ def torchtitan() -> Iterator[Row]:
     yield Row("drop", 100 * (1 - speed[128] / speed[8]), 2.3, -2.3, 3.7, absolute=True)
 
 
+def collectives() -> Iterator[Row]:
+    """Bus bandwidth of large collectives, GB/s, on machines like the profiles'."""
+    rows = [  # case, profile, mesh, collective, axes of the group, GB, GB/s, demand
+        ("H100, 1 of 8 in each of 8", "h100-dgx", "8x8", "all_gather", (0,), 16, 48, 0.10),
+        ("H100, 2 of 8 in each of 8", "h100-dgx", "8x4x2", "all_gather", (0, 2), 16, 96, 0.10),
+        ("H100, 4 of 8 in each of 8", "h100-dgx", "8x2x4", "all_gather", (0, 2), 16, 192, 0.10),
+        ("H100, all of 8 in each of 8", "h100-dgx", "8x8", "all_gather", (0, 1), 16, 334, 0.10),
+        ("H100, 4 machines", "h100-dgx", "4x8", "all_reduce", (0, 1), 8, 366, 0.15),
+        ("B200, 4 machines", "b200-dgx", "4x8", "all_reduce", (0, 1), 17, 382, 0.15),
+        ("GB200, 2 racks of 72", "gb200-nvl72", "2x18x4", "all_reduce", (0, 1, 2), 8, 793, 0.15),
+        ("MI300X, 2", "mi300x-8", "2", "all_reduce", (0,), 4, 47.7, 0.10),
+        ("MI300X, 8", "mi300x-8", "8", "all_reduce", (0,), 4, 312.9, 0.10),
+    ]
+    for case, profile, mesh, kind, axes, gigabytes, wanted, share in rows:
+        cluster = make_cluster(load_profile(profile), mesh)
+        ranks = cluster.mesh.ways(axes)
+        seconds = CollectiveModel(cluster).seconds(kind, axes, gigabytes * 1e9)
+        yield within(f"{case}: {kind}", wire_factor(kind, ranks) * gigabytes / seconds, wanted, share)
+
+
 def alpa_intra() -> Iterator[Row]:
     """Alpa, intra-operator parallelism only, V100 with 25 Gb/s between machines: aggregate PFLOP/s."""
     rows = [("alpa-2.6b", 8, 1, 8, 0.38, 0.3), ("alpa-6.7b", 16, 2, 8, 0.73, 0.3), ("alpa-15b", 32, 4, 8, 1.09, 0.3)]
@@ -241,7 +265,8 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     "zero": zero, "zero-graph": zero_graph, "korthikanti-memory": korthikanti_memory,
     "titan-memory": sharded_state_drop, "feasibility": feasibility,
     "korthikanti-time": korthikanti_time, "megatron-a100": megatron_a100, "megatron-h100": megatron_h100,
-    "llama-405b": llama_405b, "llm-foundry": llm_foundry, "torchtitan": torchtitan, "alpa-intra": alpa_intra,
+    "llama-405b": llama_405b, "llm-foundry": llm_foundry, "torchtitan": torchtitan, "collectives": collectives,
+    "alpa-intra": alpa_intra,
 }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ fidelity = pytest.importorskip("fidelity", reason="the benchmarks are not in the
 
 
 @pytest.mark.parametrize(
-    "table", ["zero", "korthikanti-memory", "titan-memory", "korthikanti-time", "llama-405b", "torchtitan"]
+    "table",
+    ["zero", "korthikanti-memory", "titan-memory", "korthikanti-time", "llama-405b", "torchtitan", "collectives"],
 )
 def test_every_row_is_within_the_demand(table):
     rows = list(fidelity.TABLES[table]())

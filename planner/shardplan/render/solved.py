@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _NOTHING = 0.0005
 """A share that is shown as zero."""
+_MUCH = 0.05
+"""Share of the step by which sum and schedule must differ to be told apart."""
 
 
 def facts(*rows: tuple[str, str]) -> Table:
@@ -86,6 +88,7 @@ def describe_outcome(console: Console, summary: Summary, path: str, *, written: 
         facts(
             ("plan", time_line(summary)),
             ("", proof_line(summary)),
+            *(("", line) for line in scheduled_lines(summary)),
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
             ("wrote" if written else "same as", path),
             ("next", f"shardplan show {path}"),
@@ -110,6 +113,15 @@ def proof_line(summary: Summary) -> str:
         return f"no plan can take less than {duration(bound_ns)}, {percent(slack)} less than this one"
     stopped = "the search was interrupted; " if summary.outcome == "interrupted" else ""
     return f"{stopped}within {percent(summary.gap)} of the best possible (bound {duration(summary.bound_ns)})"
+
+
+def scheduled_lines(summary: Summary) -> list[str]:
+    """The step laid out in time, where that says something else than the sum of its parts."""
+    if not summary.scheduled_ns or abs(summary.scheduled_ns - summary.step_ns) <= _MUCH * summary.step_ns:
+        return []
+    longer = summary.scheduled_ns > summary.step_ns
+    why = "less hides than the sum takes to" if longer else "more hides than the sum allows"
+    return [f"laid out in time it takes {duration(summary.scheduled_ns)}: {why} (shardplan timeline)"]
 
 
 def memory_line(memory: Memory, limit_bytes: int) -> str:
