@@ -23,6 +23,8 @@ from shardplan.rules import (
     views,
     whole,
 )
+from shardplan.rules.body import has_body
+from shardplan.rules.composed import composed
 from shardplan.rules.equation import EquationError
 from shardplan.rules.row import Entry, Row, make_rule
 from shardplan.rules.signature import Signature, sign
@@ -79,21 +81,31 @@ def why_whole(kind: str) -> str:
 
 def signature(operator: Operator, model: Model) -> Hashable:
     """All that the rule of `operator` depends on; equal signatures have the same (identical) rule."""
+    return _signature(operator, model) or operator.kind
+
+
+def _signature(operator: Operator, model: Model) -> Signature | None:
+    """The signature of an operator that has a line in a table, or a body in its schema."""
     entry = _entry(operator.kind, operator.version)
-    return sign(operator, model, entry.reads) if entry and entry.row else operator.kind
+    if entry is not None:
+        return sign(operator, model, entry.reads) if entry.row else None
+    if operator.kind in _ENTRIES or not has_body(operator.kind, operator.version):
+        return None
+    return sign(operator, model, tuple(range(len(operator.inputs))))
 
 
 def rule_for(operator: Operator, model: Model) -> Rule:
     """How `operator` may be split. Pure, and worked out once per signature.
 
-    Operators that no table has, or whose form depends on data, get a rule with `fallback` set: they are replicated.
+    Operators that no table has, or whose form has no line, get the rule composed from the body that their schema gives
+    them. Where there is none, and where results depend on data, the rule has `fallback` set: they are replicated.
     Raises `ShardplanError` when the shapes in the model contradict the operator.
     """
-    entry = _entry(operator.kind, operator.version)
-    if entry is None or entry.row is None:
+    signature = _signature(operator, model)
+    if signature is None:
         return UNKNOWN
     try:
-        return rule_of(sign(operator, model, entry.reads))
+        return rule_of(signature)
     except EquationError as problem:
         shapes = ", ".join(str(list(model.tensors[name].shape)) for name in operator.inputs if name)
         raise ShardplanError(
@@ -113,7 +125,9 @@ def rule_of(signature: Signature) -> Rule:
     line = entry.row if entry else None
     if callable(line):
         line = line(signature)
-    return make_rule(line, signature) if isinstance(line, Row) else UNKNOWN
+    if isinstance(line, Row):
+        return make_rule(line, signature)
+    return composed(signature, rule_for) or UNKNOWN
 
 
 def _entry(kind: str, version: int) -> Entry | None:
