@@ -101,5 +101,5 @@ class Asking:
         assert self._model is not None
         assert self.cluster is not None
         named = {name: self._given[name] for name in ("mode", "optimizer", "microbatches", "remat")}
-        limits = {"memory_limit_bytes": self._limit, "kv_cache_tokens": self._cached or 0}
-        return Asked(self._model, self.cluster, PlanOptions(**named, **limits))
+        options = PlanOptions(**named, memory_limit_bytes=self._limit, kv_cache_tokens=self._cached or 0)
+        return Asked(self._model, self.cluster, options)
