@@ -28,7 +28,7 @@ Place = tuple[str, int]
 """A tensor and one of its dims."""
 _Node = tuple[str, int] | tuple[int, str]
 """A place, or (operator number, factor)."""
-_SET_BY_ATTRIBUTES = re.compile(r"w\d*|y\d*|copies\d+|step.*|[pq]|gates|biases|peepholes|block|f?\d+")
+_SET_BY_ATTRIBUTES = re.compile(r"w\d*|copies\d+|step.*|[pq]|gates|biases|peepholes|block|f?\d+")
 _SCANS = frozenset({"CumSum", "CumProd"})
 _RECURRENT = frozenset({"RNN", "LSTM", "GRU"})
 
@@ -97,17 +97,20 @@ def _relate(model: Model, rules: Sequence[Rule]) -> _Classes:
             elif dim is None or not dim.factors:
                 classes.fixed.add(place)
             else:
-                _relate_dim(classes, rule, number, operator, place, dim)
+                _relate_dim(classes, model, rule, number, operator, place, dim)
     classes.fixed = {classes.find(node) for node in classes.fixed}
     classes.bound = {classes.find(node) for node in classes.bound}
     return classes
 
 
-def _relate_dim(classes: _Classes, rule: Rule, number: int, operator: Operator, place: Place, dim: Dim) -> None:
-    factors = [factor for factor in dim.factors if rule.sizes.get(factor, 1) > 1]
+def _relate_dim(
+    classes: _Classes, model: Model, rule: Rule, number: int, operator: Operator, place: Place, dim: Dim
+) -> None:
+    factors = [factor for factor in dim.factors if rule.sizes.get(factor, 1) > 1 or f"^{factor}" in rule.equation]
     nodes: list[_Node] = [(number, factor) for factor in factors]
+    size = model.tensors[place[0]].shape[place[1]]
     for factor, node in zip(factors, nodes, strict=True):
-        if _is_fixed(operator, rule, factor):
+        if _is_fixed(operator, rule, factor, size, place[1]):
             classes.fixed.add(node)
     if dim.joined:
         for node in nodes:
@@ -116,20 +119,25 @@ def _relate_dim(classes: _Classes, rule: Rule, number: int, operator: Operator, 
         classes.bound.add(place)
     elif len(nodes) == 1:
         classes.join(place, nodes[0])
+        if f"^{factors[0]}" in rule.equation:
+            classes.bound.add(place)
     elif nodes:
         classes.products.append((place, tuple(nodes)))
         classes.bound.update((place, *nodes))
 
 
-def _is_fixed(operator: Operator, rule: Rule, factor: str) -> bool:
-    """Whether a factor has its size from an attribute that does not scale: kernels, repeats, directions."""
-    if operator.kind in _RECURRENT and factor == "d":
+def _is_fixed(operator: Operator, rule: Rule, factor: str, size: int, dim: int) -> bool:
+    """Whether a factor has its size from an attribute that does not scale: kernels, repeats, directions; windows whose
+    steps do not fill the space."""
+    if (operator.kind in _RECURRENT or operator.kind == "RotaryEmbedding") and factor == "d":
         return True
-    if operator.kind == "RotaryEmbedding" and factor == "d":
-        return True
-    is_whole = f"!{factor}" in rule.equation or f"^{factor}" in rule.equation
+    if f"^{factor}" in rule.equation:
+        strides = operator.attributes.get("strides", ())
+        stride = strides[dim - 2] if isinstance(strides, tuple) and len(strides) > dim - 2 else 1
+        made = rule.sizes[factor]
+        return size not in {made, made * int(stride)} or (made == 1 and size == 1)
     views = operator.kind in {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-    return is_whole and not views and _SET_BY_ATTRIBUTES.fullmatch(factor) is not None
+    return f"!{factor}" in rule.equation and not views and _SET_BY_ATTRIBUTES.fullmatch(factor) is not None
 
 
 def _dims(model: Model, operator: Operator, rule: Rule) -> Iterator[tuple[Place, Dim | None, bool]]:

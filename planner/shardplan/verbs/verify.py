@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @option(
     "--rtol",
     type=click.FloatRange(min=0, min_open=True),
-    help="Largest relative difference that is rounding.  [default: 1e-6; 1e-4 with operators of com.microsoft]",
+    help="Largest relative difference that is rounding.  [default: 1e-5; 1e-4 with operators of com.microsoft]",
 )
 @option("--seed", type=int, default=0, show_default=True, help="Of the inputs, and of weights that the model lacks.")
 @dim_option
