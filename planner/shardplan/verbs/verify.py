@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from shardplan.errors import ShardplanError, error
-from shardplan.verbs.inputs import Attempts, dim_option, model_argument, parse_dims
+from shardplan.verbs.inputs import Attempts, dim_option, load_model, model_argument, parse_dims
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def verify(
     else:
         from shardplan.spmd.weights import stored_values  # noqa: PLC0415
 
-        values = stored_values(model, loaded)
+        values = stored_values(model, loaded) if Path(model).is_file() else {}
     report = verify_plan(loaded, planned, values, rtol=rtol, seed=seed)
     session.finish(
         verification_document(report, loaded, shrunk=shrink),
@@ -58,7 +59,6 @@ def verify(
 
 def _read(model: str, plan: str, dims: tuple[str, ...]) -> tuple[Model, Plan]:
     """Both files; the dims of the plan bind those of the model unless the command line says otherwise."""
-    from shardplan.model.read import read_model  # noqa: PLC0415
     from shardplan.plan.file import read_plan  # noqa: PLC0415
 
     attempt = Attempts()
@@ -67,7 +67,7 @@ def _read(model: str, plan: str, dims: tuple[str, ...]) -> tuple[Model, Plan]:
     loaded = None
     if given is not None:
         bound = planned.model.get("dims", {}) if planned is not None else {}
-        loaded = attempt(lambda: read_model(model, {**bound, **given}))  # type: ignore[dict-item]
+        loaded = attempt(lambda: load_model(model, {**bound, **given}))  # type: ignore[dict-item]
     attempt.finish()
     if loaded is None or planned is None:
         raise ShardplanError(error("no-input", "there is nothing to verify"))
