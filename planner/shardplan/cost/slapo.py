@@ -25,7 +25,7 @@ _KNOWN: Final[frozenset[CollectiveKind]] = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SlapoCollectives:
-    """Slapo's prices on `devices`, for elements of `element_bytes`. `split_penalty`: what keeping one's own piece costs."""
+    """Slapo's prices on `devices`, for elements of `element_bytes`. `split_penalty`: what keeping one's piece costs."""
 
     devices: int
     element_bytes: int = 4

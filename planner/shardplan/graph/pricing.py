@@ -11,7 +11,9 @@ from shardplan.cluster.types import Cluster, Overlap
 from shardplan.cost.alpa import AlpaCollectives, NoCompute
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ComputeModel
+from shardplan.cost.hidet import HidetCollectives
 from shardplan.cost.slapo import SlapoCollectives
+from shardplan.cost.trtllm import TrtllmCollectives, TrtllmCompute, Wire
 from shardplan.cost.types import CollectivePricer, ComputePricer, Floats
 from shardplan.graph.tensors import MovePrices
 from shardplan.layout.collective import Collective, CollectiveKind
@@ -65,6 +67,17 @@ class Pricing:
         """
         collectives = SlapoCollectives(mesh.size, element_bytes, split_penalty)
         return cls.made(mesh, _Microseconds(collectives), NoCompute(), NOTHING_HIDES)
+
+    @classmethod
+    def hidet(cls, mesh: Mesh) -> Pricing:
+        """Hidet's cost model (see `shardplan.cost.hidet`), a byte being one microsecond of ours; nothing hides."""
+        return cls.made(mesh, _Microseconds(HidetCollectives(mesh.size)), NoCompute(), NOTHING_HIDES)
+
+    @classmethod
+    def trtllm(cls, mesh: Mesh, wires: tuple[Wire, ...], *, tflops: float, memory_gbps: float) -> Pricing:
+        """TensorRT-LLM's cost model (see `shardplan.cost.trtllm`); nothing hides."""
+        collectives = TrtllmCollectives(mesh.shape, wires)
+        return cls.made(mesh, collectives, TrtllmCompute(tflops, memory_gbps), NOTHING_HIDES)
 
     @classmethod
     def made(cls, mesh: Mesh, collectives: CollectivePricer, compute: ComputePricer, overlap: Overlap) -> Pricing:
