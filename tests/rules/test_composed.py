@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from node_cases import NodeCase, collect, grown
+from node_kernels import evaluate, widen
 from rule_mesh import execute, strategies
 
 from shardplan.layout.mesh import Mesh
@@ -13,7 +15,7 @@ from shardplan.layout.placement import RP, P, R, S
 from shardplan.model.types import Model, Operator, Tensor
 from shardplan.rules import rule_for
 from shardplan.rules.body import body_of, has_body
-from shardplan.rules.composed import composed
+from shardplan.rules.composed import _MERGED, _Composer, _State, _Walk, composed
 from shardplan.rules.signature import Shaped, Signature, sign
 from shardplan.rules.types import InnerCollective, Rule
 
@@ -37,6 +39,7 @@ CASES = {
     for name, _, case in collect(
         "gelu", "softplus", "celu", "swiglu", "softmax", "logsoftmax", "layernormalization", "rmsnormalization",
         "meanvariancenormalization", "rotaryembedding", "reducel1", "reducesumsquare", "hardswish", "mish", "selu",
+        "flexattention",
     )
     if isinstance(case, NodeCase)
 }  # fmt: skip
@@ -81,6 +84,73 @@ def test_free_options_give_what_the_whole_gives(name):
         assert found
         for strategy in found:
             assert execute(twin, strategy, mesh) == "", [option.label for option in strategy]
+
+
+def carry_out(case: NodeCase, factor: str, ways: int = 2) -> None:
+    """Run the body operator by operator on all devices, all-reducing what the rule combines inside; `AssertionError`
+    unless the devices together have the results of the whole operator."""
+    found = sign(case.operator, case.model, ())
+    body = body_of(found)
+    composer = _Composer(found, body, [rule_for(operator, body.model) for operator in body.model.operators])
+    places, option = next(pair for pair in composer.options() if pair[1].factor == factor)
+    walk = _Walk(body.model, composer.rules, places, {name: _State(S(dim)) for name, dim in places if name[0] == "o"})
+    walk.run()
+    held: list[dict[str, np.ndarray]] = [{} for _ in range(ways)]
+    for name, array, placement in zip(composer.operands, case.operands, option.operands, strict=True):
+        for rank, device in enumerate(held):
+            shard = np.split(array, ways, placement.dim)[rank] if placement.is_shard else array
+            device.update({name: widen(case.kind, shard)})
+    tensors = zip(composer.operands, found.operands, strict=True)
+    shapes = tuple(Shaped(held[0][name].shape, tensor.dtype) for name, tensor in tensors)
+    local = body_of(replace(found, operands=shapes)).model
+    numbers = {name: array for name, array in body.model.constants.items() if array.dtype.kind == "f"}
+    constants = {**local.constants, **numbers}  # shapes are those of the shards, but a scale is that of the whole
+    partial: dict[str, tuple[str, bool]] = {}
+    sums = 0
+    for operator, whole, rule in zip(local.operators, body.model.operators, composer.rules, strict=True):
+        for device in held:
+            given = [device.get(name, constants.get(name)) if name else None for name in operator.inputs]
+            made = evaluate(operator.kind, operator.version, operator.attributes, given, len(operator.outputs))
+            device.update(zip(operator.outputs, made, strict=True))
+        split = walk._option(whole, rule)
+        passed = [partial[name] for name in whole.inputs if name in partial]
+        for place, name in enumerate(whole.outputs):
+            if split and split.results[place].kind == "P":
+                partial[name] = (split.results[place].reduction, split.averaged)
+            elif not split and passed:
+                partial[name] = passed[0]
+            if name in partial and walk.of(name) == _MERGED:
+                merge(held, name, *partial.pop(name))
+                sums += 1
+    assert sums == sum(collective.phase == "forward" for collective in option.inner)
+    for name, expected, placement in zip(composer.results, case.results, option.results, strict=True):
+        parts = [device[name] for device in held]
+        together = {"S": lambda parts, p: np.concatenate(parts, p.dim), "P": lambda parts, _: sum(parts)}
+        made = together.get(placement.kind, lambda parts, _: parts[0])(parts, placement)
+        np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-6)
+
+
+def merge(held: list[dict[str, np.ndarray]], name: str, reduction: str, averaged: bool) -> None:
+    """All-reduce a value."""
+    combined = {"sum": np.add, "max": np.maximum}[reduction].reduce([device[name] for device in held])
+    for device in held:
+        device.update({name: combined / len(held) if averaged else combined})
+
+
+INSIDE = {
+    "test_softmax_axis_1": "b", "test_logsoftmax_axis_0": "a", "test_layer_normalization_2d_axis1": "b",
+    "test_rms_normalization_3d_axis2_epsilon": "c", "test_mvn": "ac", "test_flexattention": "d",
+}  # fmt: skip
+"""Factors that are split at the price of combining values of the body itself."""
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_collectives_inside_give_what_the_whole_gives(name):
+    case = grown(CASES[name], 1, 4)
+    found = [option.factor for option in compose(case).options if option.inner]
+    assert set(INSIDE[name]) <= set(found)
+    for factor in INSIDE[name]:
+        carry_out(case, factor)
 
 
 def test_statistics_are_all_reduced_inside():

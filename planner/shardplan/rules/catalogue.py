@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardplan.rules.equation import parse, spread
-from shardplan.rules.examples import EXAMPLES, LATEST
+from shardplan.rules.examples import EXAMPLES, LATEST, Example
 from shardplan.rules.row import Entry, Row, make_rule
 from shardplan.rules.signature import Shaped, Signature
 from shardplan.rules.table import TABLES
@@ -66,14 +66,24 @@ def _cells(entry: Entry, kind: str) -> tuple[str, ...]:
     """What a row says of one operator of a line."""
     if entry.why:
         return "", "", f"nothing: {entry.why}", "", "", "", ""
-    example = EXAMPLES.get(kind, EXAMPLES.get(entry.kinds[0]))
+    rule = example_rule(entry, kind)
+    example = _example(entry, kind)
+    shapes = f"`{example.shapes}`" if example else ""
+    return (f"`{rule.equation}`", shapes, *_effects(rule), _passed(rule))
+
+
+def _example(entry: Entry, kind: str) -> Example | None:
+    return EXAMPLES.get(kind, EXAMPLES.get(entry.kinds[0]))
+
+
+def example_rule(entry: Entry, kind: str) -> Rule:
+    """The rule of the example of `kind`, one of the operators of a line. `ValueError` where that is replicated."""
+    example = _example(entry, kind)
     signature = example.signature(kind) if example else _plain(entry.row, kind)
     line = entry.row(signature) if callable(entry.row) else entry.row
     if line is None:
         raise ValueError(f"the example of {kind} is replicated")
-    rule = make_rule(line, signature)
-    shapes = f"`{example.shapes}`" if example else ""
-    return (f"`{rule.equation}`", shapes, *_effects(rule), _passed(rule))
+    return make_rule(line, signature)
 
 
 def _passed(rule: Rule) -> str:
