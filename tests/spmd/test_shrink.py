@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import onnx
 import pytest
 from forced_plans import INFERENCE, TRAINING, forced_plan
 from small_models import small_model
@@ -102,6 +103,16 @@ def test_large_models(name, mesh, options, recipe):
     assert report.verified, (report.mismatch, report.mispriced)
     assert report.operators == len(twin.operators)
     assert time.perf_counter() - started < 60
+
+
+@pytest.mark.parametrize("name", ["light_bvlc_alexnet", "light_resnet50", "light_squeezenet"])
+def test_networks_of_the_onnx_package(name):
+    """Old exports (opset 9) whose weights are made by nodes; convolutions, batch and local response norms, pools."""
+    model = read_model(Path(onnx.__file__).parent / "backend/test/data/light" / f"{name}.onnx")
+    plan = forced_plan(model, "2x2", INFERENCE, recipe="Megatron")
+    twin, small = shrink(model, plan)
+    report = verify_plan(twin, small)
+    assert report.verified, (report.mismatch, report.mispriced)
 
 
 def test_sizes_fit_together(gpt2):

@@ -27,7 +27,7 @@ def legal(layout):
     return is_legal(layout, MESH, SHAPE)
 
 
-@pytest.mark.parametrize("source", layouts(), ids=str)
+@pytest.mark.parametrize("source", list(layouts()), ids=str)
 def test_every_move_is_retraced(source):
     for target in layouts():
         steps = lower(MESH, source, target, by_bytes(MESH), shards=(S(0), S(1), PACKED), legal=legal)
