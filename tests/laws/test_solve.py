@@ -125,7 +125,7 @@ def test_elimination_keeps_the_optimum_and_restores_full_assignments(problem: Pr
     core = core_of(graph)
     cheapest = math.inf
     for labels in itertools.product(*(range(size) for size in core.sizes)):
-        cost = core.cost(np.array(labels, dtype=np.int64))
+        cost = core.cost(np.array(labels, dtype=np.int64)) / graph.scale
         choices = graph.restore(dict(zip(core.nodes, labels, strict=True)))
         if math.isfinite(cost):
             assert evaluate(problem, choices).cost == cost
@@ -146,7 +146,9 @@ def test_tightening_keeps_exactly_what_fits(problem: Problem) -> None:
         assert best == math.inf
         return
     core = core_of(graph)
-    relaxation = Relaxation(graph, problem.limit, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base))
+    relaxation = Relaxation(
+        graph, problem.limit, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base)
+    )
     cheapest = math.inf
     for labels in itertools.product(*(range(size) for size in core.sizes)):
         choices = np.array(labels, dtype=np.int64)
@@ -168,9 +170,11 @@ def test_every_price_list_gives_a_lower_bound(problem: Problem, price: int, mome
         tighten(graph, problem.limit)
     except Contradiction:
         return
-    relaxation = Relaxation(graph, problem.limit, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base))
+    relaxation = Relaxation(
+        graph, problem.limit, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base)
+    )
     prices = {moment: price / 4} if moment < len(relaxation.room) else {}
-    assert relaxation.at(prices).bound <= best
+    assert relaxation.at(prices).bound <= best * graph.scale
 
 
 @laws
@@ -179,8 +183,9 @@ def test_pruning_keeps_everything_up_to_its_target(problem: Problem, above: int)
     graph = build(problem, Tables())
     core = core_of(graph)
     dual = Dual(core)
-    target = dual.sweep() + above
-    wanted = sorted(cost for choices in assignments(problem) if (cost := evaluate(problem, choices).cost) <= target)
+    target = dual.sweep() + above * graph.scale
+    costs = [evaluate(problem, choices).cost * graph.scale for choices in assignments(problem)]
+    wanted = sorted(cost for cost in costs if cost <= target)
     try:
         prune(graph, dual, target)
         graph.settle()
@@ -207,7 +212,7 @@ def test_marginals_never_exceed_the_truth_and_meet_it_at_the_optimum(problem: Pr
     known = Marginals(reduced, dual, math.inf)
     truth: dict[tuple[int, ...], float] = {}
     for choices in assignments(problem):
-        cost = evaluate(problem, choices).cost
+        cost = evaluate(problem, choices).cost * graph.scale
         for node, i in enumerate(choices):
             truth[node, i] = min(truth.get((node, i), math.inf), cost)
             for other in known.pair.get(node, {}):

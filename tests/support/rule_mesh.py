@@ -126,4 +126,4 @@ def _scale(array: np.ndarray) -> float:
         return 0.0
     sizes = np.abs(array)
     sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-    return float(np.median(sizes)) if sizes.size else 0.0
+    return float(np.quantile(sizes, 0.5, method="lower")) if sizes.size else 0.0

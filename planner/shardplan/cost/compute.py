@@ -56,7 +56,7 @@ class ComputeModel:
         """One warning for every dtype that was priced at the peak of another, so far."""
         return tuple(self._warnings[dtype] for dtype in sorted(self._warnings))
 
-    def seconds(  # noqa: PLR0917 - m, n, k follow each other
+    def seconds(
         self,
         cost: str,
         dtype: str,

@@ -29,7 +29,7 @@ class ComputePricer(Protocol):
     @property
     def warnings(self) -> tuple[Diagnostic, ...]: ...
 
-    def seconds(  # noqa: PLR0917 - m, n, k follow each other
+    def seconds(
         self,
         cost: str,
         dtype: str,

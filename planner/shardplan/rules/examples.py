@@ -48,6 +48,8 @@ EXAMPLES: Mapping[str, Example] = {
     "Max": Example("4x6, 6 -> 4x6"),
     "Cast": Example("4x6 -> 4x6"),
     "Dropout": Example("4x6 -> 4x6"),
+    "ai.onnx.preview.training.Adagrad": Example("1, 1, 4x6, 4x6, 4x6 -> 4x6, 4x6"),
+    "ai.onnx.preview.training.Adam": Example("1, 1, 4x6, 4x6, 4x6, 4x6 -> 4x6, 4x6, 4x6"),
     "MatMul": Example("2x4x6, 6x8 -> 2x4x8"),
     "Gemm": Example("4x6, 6x8, 8 -> 4x8"),
     "Einsum": Example("4x6x8, 4x8x6 -> 4x6x6", {"equation": "ecm,emf->ecf"}),

@@ -53,6 +53,21 @@ def dropout(signature: Signature) -> Row:
     return Row("x*, _*, _* -> x*, x*", cost="pointwise" if signature.made(1) else "view", linear=((0,),))
 
 
+OPTIMIZED = {"Adagrad": 3, "Momentum": 3, "Adam": 4}
+"""What an optimizer reads of each tensor: the tensor, its gradient, and its states."""
+
+
+def optimizer(signature: Signature) -> Row | None:
+    """`Adagrad`, `Momentum`, `Adam`: rate and step, then all tensors, all gradients, all states; each element apart."""
+    kinds = OPTIMIZED[signature.kind.rpartition(".")[2]]
+    count, left = divmod(len(signature.operands) - 2, kinds)
+    if left or not count:
+        return None
+    dims = [" ".join(f"t{tensor}d{dim}" for dim in range(signature.rank(2 + tensor))) for tensor in range(count)]
+    operands = ", ".join(["_*", "_*", *dims * kinds])
+    return Row(f"{operands} -> {', '.join(dims * (kinds - 1))}", work=4.0 * kinds)
+
+
 TABLE: tuple[Entry, ...] = (
     row("Add Sub", ONE, linear=((0, 1),)),
     by("Sum Mean", jointly_linear),
@@ -77,4 +92,7 @@ TABLE: tuple[Entry, ...] = (
     row("Log Sin Cos Tan Sinh Cosh Asin Acos Atan Asinh Acosh Atanh Elu Selu Celu", ONE, saves="0", work=4),
     row("Abs HardSigmoid HardSwish Shrink", ONE, saves="0", work=2),
     row("Clip", WITH_SCALARS, saves="0"),
+    row("ai.onnx.ml.Binarizer ai.onnx.ml.LabelEncoder", ONE),
+    by("ai.onnx.preview.training.Adagrad ai.onnx.preview.training.Momentum", optimizer),
+    by("ai.onnx.preview.training.Adam", optimizer),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,7 +23,8 @@ WAVEFRONT = 1000
 class Core:
     """`nodes[p]` is the graph's node at position p; its labels are `offsets[p]:offsets[p + 1]` of every flat vector.
 
-    Edge e joins positions `first[e] < second[e]`; `tables[e]` has the labels of `first[e]` as rows.
+    Sweeps visit `levels`, in which neighbours differ. Edge e joins positions `first[e] < second[e]`; `tables[e]` has
+    the labels of `first[e]` as rows.
     """
 
     nodes: tuple[int, ...]
@@ -82,9 +84,8 @@ class Core:
 
 
 def core_of(graph: Graph) -> Core:
-    """The nodes that are alive, ordered for sweeps."""
-    levels = _levels(graph)
-    nodes = tuple(sorted(graph.alive, key=lambda node: (levels[node], node)))
+    """The nodes that are alive, in the graph's order."""
+    nodes = tuple(sorted(graph.alive))
     position = {node: p for p, node in enumerate(nodes)}
     arrays = graph.tables.arrays
     edges = sorted(
@@ -94,9 +95,13 @@ def core_of(graph: Graph) -> Core:
         if position[u] < position[v]
     )
     zeros = [np.zeros(graph.sizes[node]) if graph.costs[node] == NONE else arrays[graph.costs[node]] for node in nodes]
+    rows: list[list[int]] = [[] for _ in nodes]
+    for a, b, _ in edges:
+        rows[a].append(b)
+        rows[b].append(a)
     return Core(
         nodes=nodes,
-        levels=np.array([levels[node] for node in nodes], dtype=np.int64),
+        levels=colours(rows) if len(nodes) > WAVEFRONT else depths(rows),
         offsets=np.cumsum([0, *(graph.sizes[node] for node in nodes)], dtype=np.int64),
         costs=np.concatenate(zeros) if zeros else np.zeros(0),
         first=np.array([a for a, _, _ in edges], dtype=np.int64),
@@ -108,17 +113,18 @@ def core_of(graph: Graph) -> Core:
     )
 
 
-def _levels(graph: Graph) -> dict[int, int]:
-    """A number per node, different for neighbours: depth in the graph's order, or a greedy colour when there are
-    many."""
-    levels: dict[int, int] = {}
-    order = sorted(graph.alive)
-    if len(order) > WAVEFRONT:
-        order.sort(key=lambda node: (-len(graph.neighbours[node]), node))
-        for node in order:
-            taken = {levels[other] for other in graph.neighbours[node] if other in levels}
-            levels[node] = next(colour for colour in range(len(taken) + 1) if colour not in taken)
-        return levels
-    for node in order:
-        levels[node] = 1 + max((levels[other] for other in graph.neighbours[node] if other in levels), default=-1)
-    return levels
+def depths(rows: Sequence[Sequence[int]]) -> Indices:
+    """Levels that follow the order of positions: one more than the highest of earlier neighbours."""
+    levels = [0] * len(rows)
+    for position, row in enumerate(rows):
+        levels[position] = 1 + max((levels[other] for other in row if other < position), default=-1)
+    return np.array(levels, dtype=np.int64)
+
+
+def colours(rows: Sequence[Sequence[int]]) -> Indices:
+    """Few levels: greedy colours, positions of many neighbours first."""
+    levels = [-1] * len(rows)
+    for position in sorted(range(len(rows)), key=lambda position: (-len(rows[position]), position)):
+        taken = {levels[other] for other in rows[position]}
+        levels[position] = next(colour for colour in range(len(taken) + 1) if colour not in taken)
+    return np.array(levels, dtype=np.int64)

@@ -7,6 +7,8 @@ Of choices that beat each other the first is kept. Nodes that look alike are loo
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,21 +24,23 @@ def dominate(graph: Graph) -> bool:
     changed, left = False, float(MOST_WORK)
     for node in list(graph.alive):
         work = graph.sizes[node] ** 2 * sum(graph.sizes[other] for other in graph.neighbours[node])
-        if 1 < graph.sizes[node] and work <= min(LARGEST, left):
+        if graph.sizes[node] > 1 and work <= min(LARGEST, left):
             matrices = tuple(sorted(graph.neighbours[node].values()))
             amounts = tuple(sorted({use.amount for use in graph.uses[node]}))
             key = ("kept", graph.sizes[node], graph.costs[node], matrices, amounts)
             kept = graph.tables.known(key)
             if kept is None:
                 left -= work
-                kept = graph.tables.memo(key, lambda key=key: _kept(graph.tables, *key[1:]))
+                kept = graph.tables.memo(key, functools.partial(_kept, graph.tables, *key[1:]))
             if len(kept) < graph.sizes[node]:
                 graph.keep(node, kept)
                 changed = True
     return changed
 
 
-def _kept(tables: Tables, size: int, costs: int, matrices: tuple[int, ...], amounts: tuple[int, ...]) -> tuple[int, ...]:
+def _kept(
+    tables: Tables, size: int, costs: int, matrices: tuple[int, ...], amounts: tuple[int, ...]
+) -> tuple[int, ...]:
     own = np.zeros(size) if costs == NONE else tables.arrays[costs]
     loss = own[:, None] - own[None, :]  # [b, a]
     for matrix in matrices:
@@ -48,7 +52,7 @@ def _kept(tables: Tables, size: int, costs: int, matrices: tuple[int, ...], amou
     order = np.arange(size)
     killed = (beats & ~(beats.T & (order[:, None] > order[None, :]))).copy()
     np.fill_diagonal(killed, val=False)
-    return open_rows(~killed.any(axis=0))
+    return open_rows(np.asarray(~killed.any(axis=0)))
 
 
 def excess(tables: Tables, matrix: int) -> NDArray[np.float64]:

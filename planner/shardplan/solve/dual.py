@@ -52,82 +52,86 @@ class _Level:
 class Dual:
     """Messages of a core, and the bound they prove. Start: all messages zero, or those given."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, levels: Indices | None = None, partner: Dual | None = None) -> None:
+        """Sweeps visit `levels`, by default the core's. With a `partner`, messages and theta are its own and change
+        together."""
         self.core = core
         sizes = core.sizes
-        widths = (
-            np.stack([sizes[core.first], sizes[core.second]], axis=1).ravel()
-            if len(core.first)
-            else np.zeros(0, np.int64)
-        )
-        self.places = np.concatenate([[0], np.cumsum(widths)]).astype(
-            np.int64
-        )  # message (e, end) starts at places[2e + end]
-        self.messages = np.zeros(int(self.places[-1]))
-        self.theta = core.costs.copy()
+        self.ends = np.stack([core.first, core.second])
+        widths = sizes[self.ends].T.ravel()
+        self.places = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)  # of message (e, end): places[2e + end]
+        self.messages: Costs = np.zeros(int(self.places[-1])) if partner is None else partner.messages
+        self.theta: Costs = core.costs.copy() if partner is None else partner.theta
         self._stacks: dict[tuple[int, ...], Costs] = {}
-        self._forward = [self._level(level, up=True) for level in range(int(core.levels.max(initial=-1)) + 1)]
-        self._backward = [self._level(level, up=False) for level in range(len(self._forward) - 1, -1, -1)]
+        self._forward, self._backward = self._plan(core.levels if levels is None else levels)
 
-    def _level(self, level: int, *, up: bool) -> _Level:
-        core, near_end = self.core, 1 if up else 0
-        near = core.second if up else core.first
-        far = core.first if up else core.second
-        arriving = np.flatnonzero(core.levels[near] == level)
-        leaving = np.flatnonzero(core.levels[far] == level)
-        nodes = np.flatnonzero(core.levels == level)
+    def _plan(self, levels: Indices) -> tuple[list[_Level], list[_Level]]:
+        """The steps of a sweep, forward and back."""
+        count = int(levels.max(initial=-1)) + 1
+        high = (levels[self.core.second] > levels[self.core.first]).astype(np.int64)  # which end is visited later
+        every = np.arange(len(high))
+        nodes = _split_by(levels, count)
+        last = _split_by(levels[self.ends[high, every]], count)
+        first = _split_by(levels[self.ends[1 - high, every]], count)
+        forward = [self._level(nodes[n], last[n], first[n], high) for n in range(count)]
+        backward = [self._level(nodes[n], first[n], last[n], 1 - high) for n in range(count - 1, -1, -1)]
+        return forward, backward
+
+    def _level(self, nodes: Indices, arriving: Indices, leaving: Indices, near_end: Indices) -> _Level:
+        """A step: `near_end[e]` is the end of an edge that is visited later."""
+        core = self.core
         labels = _spans(core.offsets[nodes], core.sizes[nodes])
+        starts = np.cumsum([0, *core.sizes[nodes]])[:-1].astype(np.int64)
         owner = np.repeat(np.arange(len(nodes)), core.sizes[nodes])
-        earlier = np.bincount(near[arriving], minlength=len(core.nodes))[nodes]
-        later = np.bincount(far[leaving], minlength=len(core.nodes))[nodes]
-        place = np.zeros(len(core.costs), dtype=np.int64)
-        place[labels] = np.arange(len(labels))
-        out = _spans(self.places[2 * leaving + (1 - near_end)], core.sizes[far[leaving]])
-        out_labels = place[_spans(core.offsets[far[leaving]], core.sizes[far[leaving]])]
+        left = self.ends[1 - near_end[leaving], leaving]
+        earlier = _count(nodes, self.ends[near_end[arriving], arriving])
+        later = _count(nodes, left)
+        out = _spans(self.places[2 * leaving + 1 - near_end[leaving]], core.sizes[left])
         return _Level(
-            batches=tuple(self._batches(arriving, near, far, near_end)),
+            batches=tuple(self._batches(arriving, near_end)),
             nodes=nodes,
             labels=labels,
-            starts=np.cumsum([0, *core.sizes[nodes][:-1]]).astype(np.int64),
+            starts=starts,
             owner=owner,
             share=np.maximum(np.maximum(earlier, later), 1).astype(np.float64)[owner],
             given=later.astype(np.float64)[owner],
             out=out,
-            out_labels=out_labels,
+            out_labels=_spans(starts[np.searchsorted(nodes, left)], core.sizes[left]),
         )
 
-    def _batches(self, edges: Indices, near: Indices, far: Indices, near_end: int) -> list[_Batch]:
+    def _batches(self, edges: Indices, near_end: Indices) -> list[_Batch]:
         """Edges of one shape together. Those that share a table need no copies of it: their stack has depth 1."""
         core = self.core
-        groups: dict[tuple[int, int, int], list[int]] = {}
-        shared = Counter(id(core.tables[edge]) for edge in edges.tolist())
-        for edge in edges.tolist():
-            table = id(core.tables[edge])
-            alone = table if shared[table] > 1 else 0
-            groups.setdefault((int(core.sizes[far[edge]]), int(core.sizes[near[edge]]), alone), []).append(edge)
+        groups: dict[tuple[int, int, int, int], list[int]] = {}
+        shared = Counter((id(core.tables[edge]), int(near_end[edge])) for edge in edges.tolist())
+        tall_of = core.sizes[self.ends[near_end[edges], edges]].tolist()
+        wide_of = core.sizes[self.ends[1 - near_end[edges], edges]].tolist()
+        for edge, wide, tall in zip(edges.tolist(), wide_of, tall_of, strict=True):
+            key = (id(core.tables[edge]), int(near_end[edge]))
+            table = key if shared[key] > 1 else (0, 0)
+            groups.setdefault((wide, tall, *table), []).append(edge)
         batches = []
-        for (wide, tall, alone), members in groups.items():
+        for (wide, tall, alone, _), members in groups.items():
             step = max(1, CHUNK // (wide * tall))
             for start in range(0, len(members), step):
                 chunk = np.array(members[start : start + step])
-                tables = [core.tables[e] for e in chunk[: 1 if alone else None]]
                 rows, columns = np.arange(wide)[:, None], np.arange(tall)[:, None]
                 batches.append(
                     _Batch(
-                        stack=self._stack(tables, turned=not near_end),
-                        far=self.places[2 * chunk + (1 - near_end)] + rows,
-                        near=self.places[2 * chunk + near_end] + columns,
-                        labels=core.offsets[near[chunk]] + columns,
-                        ends=far[chunk],
+                        stack=self._stack([(int(near_end[e]), core.tables[e]) for e in chunk[: 1 if alone else None]]),
+                        far=self.places[2 * chunk + 1 - near_end[chunk]] + rows,
+                        near=self.places[2 * chunk + near_end[chunk]] + columns,
+                        labels=core.offsets[self.ends[near_end[chunk], chunk]] + columns,
+                        ends=self.ends[1 - near_end[chunk], chunk],
                     )
                 )
         return batches
 
-    def _stack(self, tables: list[Costs], *, turned: bool) -> Costs:
-        """The tables (or their transposes) side by side; repeated layers meet the same ones again."""
-        key = (turned, *map(id, tables))
+    def _stack(self, tables: list[tuple[int, Costs]]) -> Costs:
+        """Tables with the far end's labels as rows, side by side; repeated layers meet the same ones again."""
+        key = tuple(part for near_end, table in tables for part in (near_end, id(table)))
         if key not in self._stacks:
-            sides = [table.T if turned else table for table in tables]
+            sides = [table if near_end else table.T for near_end, table in tables]
             large = len(sides) == 1 and sides[0].size > CHUNK
             self._stacks[key] = sides[0][:, :, None] if large else np.ascontiguousarray(np.stack(sides, axis=-1))
         return self._stacks[key]
@@ -187,6 +191,17 @@ class Dual:
     def slack(self, edge: int) -> Costs:
         """r_e: what a pair of labels costs above the messages."""
         return np.asarray(self.core.tables[edge] - self.message(edge, 0)[:, None] - self.message(edge, 1)[None, :])
+
+
+def _split_by(keys: Indices, count: int) -> list[Indices]:
+    """Places of every key 0 .. count - 1."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(keys, minlength=count))[:-1]) if count else []
+
+
+def _count(nodes: Indices, members: Indices) -> Indices:
+    """How often each of the sorted `nodes` is among the members."""
+    return np.bincount(np.searchsorted(nodes, members), minlength=len(nodes))
 
 
 def _spans(starts: Indices, lengths: Indices) -> Indices:

@@ -13,11 +13,12 @@ from shardplan.solve.eliminate import eliminate
 from shardplan.solve.exact import COMBINATIONS, HUBS, Incumbent, close, combinations, offer
 from shardplan.solve.graph import Contradiction, Graph, Take
 from shardplan.solve.integer import Pressure, integer
-from shardplan.solve.lagrange import DeadEnd, Point, Prices, Relaxation
+from shardplan.solve.lagrange import DeadEnd, Point, Relaxation
 from shardplan.solve.large import search_large
 from shardplan.solve.marginals import Marginals
 from shardplan.solve.memory import Profiles, reduce
 from shardplan.solve.presolve import presolve
+from shardplan.solve.prices import Prices
 from shardplan.solve.prune import prune
 from shardplan.solve.tables import open_rows
 

@@ -1,6 +1,7 @@
 """Nodes whose choice is decided by a neighbour's are merged into it.
 
-Where every row of a table has one finite entry, the node at its columns follows the node at its rows. Followers of followers
+Where every row of a table has one finite entry, the node at its columns follows the node at its rows. Followers of
+followers
 form trees; a round composes their maps up to the roots and gathers every edge once, so that long chains and hubs cost
 no more than their edges.
 """
@@ -84,7 +85,9 @@ def _merge(graph: Graph, node: int, root: int, image: Image) -> None:
     tables = graph.tables
     graph.trail.append(Follow(node, root, image))
     del graph.alive[node]
-    graph.add_cost(root, *tables.normal(tables.take(graph.costs[node], image)) if graph.costs[node] != NONE else (0.0, NONE))
+    graph.add_cost(
+        root, *tables.normal(tables.take(graph.costs[node], image)) if graph.costs[node] != NONE else (0.0, NONE)
+    )
     for use in graph.uses[node]:
         graph.add_use(root, use.start, use.end, tables.take(use.amount, image))
     graph.costs[node], graph.uses[node] = NONE, ()

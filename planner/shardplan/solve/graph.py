@@ -246,8 +246,8 @@ class Graph:
 def build(problem: Problem, tables: Tables) -> Graph:
     """The working copy of a checked problem.
 
-    Its costs are those of the problem times `scale`: a power of two, so exactly, and large enough that a fraction of a cost can be
-    an integer too.
+    Its costs are those of the problem times `scale`: a power of two, so exactly, and large enough that a fraction of
+    a cost can be an integer too.
     """
     graph = Graph(tables, [len(costs) for costs in problem.costs], problem.moments)
     costs = [tables.intern(vector) for vector in problem.costs]

@@ -45,8 +45,9 @@ class Pressure:
 def integer(graph: Graph, pressure: Pressure, best: Incumbent, ceiling: float | None, effort: Effort = FUSION) -> None:
     """HiGHS on what is left of a restricted graph, whose moments are those of `pressure`.
 
-    With a `ceiling`, whatever costs less is still in the graph, and the answer is a proof; without, it is a heuristic of
-    limited `effort`. Moments that are not known to be short free many nodes for elimination; what the answer breaks is added.
+    With a `ceiling`, whatever costs less is still in the graph, and the answer is a proof; without, it is a heuristic
+    of limited `effort`. Moments that are not known to be short free many nodes for elimination; what the answer breaks
+    is added.
     """
     moments = set(pressure.moments)
     place = {int(number): index for index, number in enumerate(pressure.numbers)}

@@ -1,4 +1,5 @@
-"""The file format of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism (github.com/google/iopddl), read as a stream.
+"""The file format of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism (github.com/google/iopddl), read
+as a stream.
 
     {"problem": {"name": ..., "nodes": {"intervals": [[0, 9], ...], "costs": [[15], ...], "usages": [[10], ...]},
                  "edges": {"nodes": [[0, 1], ...], "costs": [[30, 40], ...]}, "usage_limit": 50}}
@@ -16,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,7 @@ _KEYS = {
 }
 
 
-class _Malformed(Exception):
+class _MalformedError(Exception):
     """What is wrong with the text, told to the reader of the file by `read_problem`."""
 
 
@@ -63,12 +64,13 @@ class _Ragged:
 
 
 def read_problem(path: Path) -> Problem:
-    """The problem of a contest file, `.json` or `.json.gz`. Raises `ShardplanError` saying what is malformed, and where."""
+    """The problem of a contest file, `.json` or `.json.gz`. Raises `ShardplanError` saying what is malformed, and
+    where."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            fields = _Reader(file).fields()
+            fields = _Reader(cast("IO[bytes]", file)).fields()
         return _problem(fields)
-    except _Malformed as fault:
+    except _MalformedError as fault:
         raise ShardplanError(error("bad-problem", str(fault), file=str(path))) from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         summary = "the gzip data ends early or is damaged"
@@ -91,7 +93,7 @@ class _Reader:
         found: dict[str, object] = {}
         self._object("", found)
         if self._peek():
-            raise _Malformed(f"byte {self._byte}: text after the end of the document")
+            raise _MalformedError(f"byte {self._byte}: text after the end of the document")
         return found
 
     @property
@@ -118,7 +120,7 @@ class _Reader:
         found = self._peek()
         if not found or found not in characters:
             wanted = " or ".join(f"'{chr(character)}'" for character in characters)
-            raise _Malformed(f"byte {self._byte}: {wanted} expected, found {_shown(found)}")
+            raise _MalformedError(f"byte {self._byte}: {wanted} expected, found {_shown(found)}")
         self.at += 1
         return found
 
@@ -130,9 +132,11 @@ class _Reader:
             if key not in _KEYS[name]:
                 where = f"'{name}'" if name else "the document"
                 hint = did_you_mean(key, _KEYS[name])
-                raise _Malformed(f"byte {self._byte}: unknown key '{key}' in {where}" + (f"; {hint}" if hint else ""))
+                raise _MalformedError(
+                    f"byte {self._byte}: unknown key '{key}' in {where}" + (f"; {hint}" if hint else "")
+                )
             if key in seen:
-                raise _Malformed(f"byte {self._byte}: key '{key}' comes twice")
+                raise _MalformedError(f"byte {self._byte}: key '{key}' comes twice")
             seen.add(key)
             self._expect(b":")
             path = f"{name}.{key}" if name else key
@@ -158,7 +162,7 @@ class _Reader:
                 self.at = end + 1
                 return str(json.loads(b'"' + text + b'"'))
             if not self._refill():
-                raise _Malformed(f"byte {self._byte}: a string without an end")
+                raise _MalformedError(f"byte {self._byte}: a string without an end")
 
     def _integer(self) -> int:
         self._peek()
@@ -169,7 +173,7 @@ class _Reader:
         try:
             value = int(text)
         except ValueError:
-            raise _Malformed(f"byte {self._byte}: an integer expected, found {_shown(text or rest[:1])}") from None
+            raise _MalformedError(f"byte {self._byte}: an integer expected, found {_shown(text or rest[:1])}") from None
         self.at += len(text)
         return value
 
@@ -181,7 +185,7 @@ class _Reader:
         ends: list[NDArray[np.int64]] = []
         while depth:
             if self.at == len(self.piece) and not self._refill():
-                raise _Malformed(f"byte {self._byte}: '{name}' ends before its last ']'")
+                raise _MalformedError(f"byte {self._byte}: '{name}' ends before its last ']'")
             text, depths = self._take(name, depth)
             depth = int(depths[-1])
             numbers, starts = _numbers(text, name)
@@ -192,14 +196,16 @@ class _Reader:
             commas += np.bincount(depths[np.frombuffer(text, dtype=np.uint8) == ord(",")], minlength=3)
         rows = _Ragged(np.concatenate(values), np.concatenate(ends))
         if commas[1] != max(len(rows.ends) - 1, 0) or commas[2] != np.maximum(rows.lengths - 1, 0).sum():
-            raise _Malformed(f"'{name}' has a comma too many or too few")
+            raise _MalformedError(f"'{name}' has a comma too many or too few")
         return rows
 
     def _take(self, name: str, depth: int) -> tuple[bytes, NDArray[np.int64]]:
         """The next part of a list that cuts no number, and the depth of brackets after each of its characters."""
         while True:
             raw = np.frombuffer(self.piece, dtype=np.uint8)[self.at :]
-            depths = depth + np.cumsum((raw == ord("[")).astype(np.int8) - (raw == ord("]")).astype(np.int8), dtype=np.int64)
+            depths = depth + np.cumsum(
+                (raw == ord("[")).astype(np.int8) - (raw == ord("]")).astype(np.int8), dtype=np.int64
+            )
             closed = np.flatnonzero(depths == 0)
             stop = int(closed[0]) + 1 if len(closed) else len(raw)
             if not len(closed):
@@ -208,12 +214,13 @@ class _Reader:
             if stop:
                 break
             if not self._refill():
-                raise _Malformed(f"byte {self._byte}: '{name}' ends before its last ']'")
+                raise _MalformedError(f"byte {self._byte}: '{name}' ends before its last ']'")
         flat = _NUMBER[raw[:stop]] & (depths[:stop] == 1)
         strange = np.flatnonzero(~_KNOWN[raw[:stop]] | (depths[:stop] > 2) | flat)
         if len(strange):
             at = int(strange[0])
-            raise _Malformed(f"byte {self._byte + at}: '{name}' is a list of lists of integers, found {_shown(bytes(raw[at : at + 1]))}")
+            found = _shown(bytes(raw[at : at + 1]))
+            raise _MalformedError(f"byte {self._byte + at}: '{name}' is a list of lists of integers, found {found}")
         text = self.piece[self.at : self.at + stop]
         self.at += stop
         return text, depths[:stop]
@@ -229,10 +236,12 @@ def _numbers(text: bytes, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool
         numbers = _whole(np.array(text.translate(_BLANK).split(), dtype=object), name)
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # numpy's word for text it cannot read: it is counted below
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # numpy's word for text it cannot read: it is counted below
             numbers = np.fromstring(text.translate(_BLANK), dtype=np.int64, sep=" ")
     if len(numbers) != count:
-        raise _Malformed(f"'{name}' holds something that is no integer")
+        raise _MalformedError(f"'{name}' holds something that is no integer")
     return numbers, starts
 
 
@@ -243,9 +252,9 @@ def _whole(words: NDArray[np.object_], name: str) -> NDArray[np.int64]:
         try:
             value = float(word)
         except ValueError:
-            raise _Malformed(f"'{name}' holds {_shown(word)}, which is no integer") from None
+            raise _MalformedError(f"'{name}' holds {_shown(word)}, which is no integer") from None
         if value != int(value):
-            raise _Malformed(f"'{name}' holds {_shown(word)}, which is no integer")
+            raise _MalformedError(f"'{name}' holds {_shown(word)}, which is no integer")
         numbers[index] = min(int(value), FORBIDDEN)
     return numbers
 
@@ -256,11 +265,13 @@ def _shown(text: bytes) -> str:
 
 def _problem(fields: dict[str, object]) -> Problem:
     missing = [
-        f"{parent}.{key}" for parent in ("problem.nodes", "problem.edges") for key in sorted(_KEYS[parent])
+        f"{parent}.{key}"
+        for parent in ("problem.nodes", "problem.edges")
+        for key in sorted(_KEYS[parent])
         if f"{parent}.{key}" not in fields
     ]
     if missing:
-        raise _Malformed("missing: " + ", ".join(f"'{name}'" for name in missing))
+        raise _MalformedError("missing: " + ", ".join(f"'{name}'" for name in missing))
     intervals, costs, usages = (_rows(fields, f"problem.nodes.{key}") for key in ("intervals", "costs", "usages"))
     ends, tables = (_rows(fields, f"problem.edges.{key}") for key in ("nodes", "costs"))
     limit = fields.get("problem.usage_limit")
@@ -292,7 +303,9 @@ def _priced(values: NDArray[np.int64]) -> NDArray[np.float64]:
 def _check_nodes(intervals: _Ragged, costs: _Ragged, usages: _Ragged) -> None:
     count = len(costs.ends)
     if not len(intervals.ends) == count == len(usages.ends):
-        raise _Malformed(f"{len(intervals.ends)} intervals, {count} costs and {len(usages.ends)} usages: one each per node")
+        raise _MalformedError(
+            f"{len(intervals.ends)} intervals, {count} costs and {len(usages.ends)} usages: one each per node"
+        )
     _refuse("node", intervals.lengths != 2, lambda v: f"its interval has {intervals.lengths[v]} ends, not 2")
     start, end = intervals.values[::2], intervals.values[1::2]
     _refuse("node", (start < 0) | (end < start), lambda v: f"[{start[v]}, {end[v]}) is no interval of time")
@@ -308,7 +321,7 @@ def _check_nodes(intervals: _Ragged, costs: _Ragged, usages: _Ragged) -> None:
 
 def _check_edges(ends: _Ragged, tables: _Ragged, sizes: NDArray[np.int64]) -> None:
     if len(ends.ends) != len(tables.ends):
-        raise _Malformed(f"{len(ends.ends)} pairs of nodes and {len(tables.ends)} cost tables: one each per edge")
+        raise _MalformedError(f"{len(ends.ends)} pairs of nodes and {len(tables.ends)} cost tables: one each per edge")
     _refuse("edge", ends.lengths != 2, lambda e: f"it joins {ends.lengths[e]} nodes, not 2")
     u, v = ends.values[::2], ends.values[1::2]
     outside = (np.minimum(u, v) < 0) | (np.maximum(u, v) >= len(sizes))
@@ -326,4 +339,4 @@ def _refuse(kind: str, faulty: NDArray[np.bool_], explain: Callable[[int], str])
     places = np.flatnonzero(faulty).tolist()
     if places:
         more = f" ({len(places)} {kind}s are like that)" if len(places) > 1 else ""
-        raise _Malformed(f"{kind} {places[0]}: {explain(places[0])}{more}")
+        raise _MalformedError(f"{kind} {places[0]}: {explain(places[0])}{more}")

@@ -31,6 +31,7 @@ MOMENTS = 24
 FRESH = 3
 PULL = 0.7
 
+
 class DeadEnd(Exception):  # noqa: N818 - of a heuristic, not an error
     """Greedy decoding met forbidden pairs on every road."""
 

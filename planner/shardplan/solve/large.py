@@ -1,13 +1,16 @@
-"""Large cores: a bound by multipliers, assignments by placing, trees and mixing, and a proof when what is left is small."""
+"""Large cores: a bound by multipliers, assignments by placing, trees and mixing, and a proof when what is left is
+small."""
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
 
 from shardplan.solve.budget import Budget
-from shardplan.solve.core import Core, core_of
+from shardplan.solve.core import Core, core_of, depths
+from shardplan.solve.dual import Dual
 from shardplan.solve.exact import Incumbent, offer
 from shardplan.solve.graph import Contradiction, Graph
 from shardplan.solve.integer import Pressure, integer
@@ -20,7 +23,8 @@ from shardplan.solve.prune import prune
 from shardplan.solve.search import Assignment, Space, polish
 from shardplan.solve.tree import grow, improve, random_size
 
-PLACED_EVERY = 12
+PLACED_EVERY = 24
+WAVES = 2
 STALL, GAIN = 60, 2e-4
 """The bound is left alone when so many sweeps raised it by less than this share."""
 BOUND_SHARE = 0.3
@@ -35,6 +39,7 @@ TREES = 150
 FLAT = 1e-5
 """So many trees that improve by less than this share end a climb."""
 PRICE_WEIGHTS = (0.0, 0.1, 0.3, 1.0)
+RAISES = 40
 SHAKE = 0.15
 WORST = 1.3
 HEAT = (3e-5, 2e-3)
@@ -58,13 +63,13 @@ def search_large(graph: Graph, limit: int, best: Incumbent, budget: Budget, whol
 class _Search:
     """A core, its multipliers, and the assignment that is being improved."""
 
-    def __init__(
-        self, graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int
-    ) -> None:
+    def __init__(self, graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int) -> None:
         self.graph, self.limit, self.best, self.budget, self.whole = graph, limit, best, budget, whole
         self.core: Core = core_of(graph)
         profiles = Profiles(self.core.uses, self.core.offsets, graph.tables.arrays, graph.base)
         self.duals = Multipliers(self.core, profiles, limit)
+        rows = [[other for other, _, _ in row] for row in self.core.around]
+        self.wave = Dual(self.core, depths(rows), self.duals.dual)
         self.space = Space(self.core, profiles, limit)
         self.rng = random.Random(seed)  # noqa: S311 - a search, not a secret
         self.noise = np.random.default_rng(seed)
@@ -87,12 +92,12 @@ class _Search:
             budget.spend(3 * self.core.pairs + 20 * len(self.core.costs))
             bounds.append(duals.best.bound)
             if len(bounds) % PLACED_EVERY == 0:
-                self._place(backward=len(bounds) % (2 * PLACED_EVERY) == 0)
+                self._place()
             done = len(bounds) > STALL and bounds[-1] - bounds[-STALL] <= GAIN * abs(bounds[-1])
             if self.best.closed or (done and self.current is not None):
                 break
         duals.back()
-        self._place(backward=False)
+        self._place()
 
     def _bound_end(self) -> tuple[float, float]:
         budget = self.budget
@@ -102,9 +107,13 @@ class _Search:
             return np.inf, budget.work + BOUND_SHARE * (budget.work_limit - budget.work)
         return np.inf, budget.work + BOUND_WORK
 
-    def _place(self, *, backward: bool) -> Assignment | None:
-        self.budget.spend(200 * len(self.core.costs))
-        found = place(self.space, self.duals, backward=backward)
+    def _place(self) -> Assignment | None:
+        """An assignment read off the messages, after sweeps in the order in which it is read."""
+        for _ in range(WAVES):
+            self.wave.sweep()
+        self.best.prove(self.duals.bound())
+        self.budget.spend(200 * len(self.core.costs) + 6 * self.core.pairs)
+        found = place(self.space, self.duals, self.rng)
         if found is not None:
             polish(found, rounds=1)
             self._offer(found)
@@ -133,41 +142,52 @@ class _Search:
 
     def _paid(self) -> list[Costs]:
         offsets = self.core.offsets.tolist()
-        return [self.duals.paid[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        return [self.duals.paid[a:b] for a, b in itertools.pairwise(offsets)]
 
     def round(self) -> None:
         """Climb; make another good assignment by other prices or by heat; mix the two."""
         self.rounds += 1
         if self.current is None:
-            self.duals.improve()
-            self._place(backward=self.rounds % 2 == 0)
-            self.budget.spend(3 * self.core.pairs)
+            self._raised()
             return
         if self.rounds == 1:
             self.climb(self.current)
             self._offer(self.current)
             return
-        other = self._kicked(self.current) if self.rounds % 3 == 0 else self._shaken()
+        other = (self._raised, self._shaken, self._kicked)[self.rounds % 3]()
         if other is None or other.cost() > WORST * self.current.cost() or self.budget.expired():
             return
         self.climb(other)
         self._offer(other)
         self._mix(self.current, other)
 
-    def _kicked(self, assignment: Assignment) -> Assignment:
-        other = assignment.copy()
+    def _raised(self) -> Assignment | None:
+        """An assignment from a bound that was raised some more."""
+        self.duals.back()
+        for _ in range(RAISES):
+            self.best.prove(self.duals.improve())
+            self.budget.spend(3 * self.core.pairs + 20 * len(self.core.costs))
+            if self.budget.expired():
+                return None
+        return self._place()
+
+    def _kicked(self) -> Assignment:
+        """The current assignment after moves of which bad ones may stay."""
+        assert self.current is not None
+        other = self.current.copy()
         heat = float(np.exp(self.rng.uniform(*np.log(HEAT))))
-        self.climb(other, heat / 100, self.rng.randint(*KICKS))
+        self.climb(other, heat, self.rng.randint(*KICKS))
         return other
 
     def _shaken(self) -> Assignment | None:
+        """An assignment from other prices."""
         duals = self.duals
         duals.back()
         duals.set_prices(duals.prices * np.exp(self.noise.normal(0.0, SHAKE, len(duals.prices))))
         for _ in range(6):
             duals.dual.sweep()
         self.budget.spend(12 * self.core.pairs)
-        return self._place(backward=self.rounds % 2 == 0)
+        return self._place()
 
     def _mix(self, ours: Assignment, theirs: Assignment) -> None:
         """The best assignment that has a label of one of two at every position."""
@@ -197,7 +217,8 @@ class _Search:
         return Pressure(self.graph.moments, self.limit, self.budget, self.whole, moments, prices)
 
     def prove(self) -> None:
-        """Forbid what costs more than targets that grow up to the incumbent, and let HiGHS decide what is left if it is little."""
+        """Forbid what costs more than targets that grow up to the incumbent, and let HiGHS decide what is left if it
+        is little."""
         self.duals.back()
         self.duals.dual.sweep()
         held = self.duals.dual.bound() - self.duals.bound()

@@ -1,6 +1,7 @@
 """Large cores: prices of bytes and messages of edges raised together, a step of one after a sweep of the other.
 
-Prices exist only at moments that were short of memory. A step follows the excess at those moments of the assignment that the
+Prices exist only at moments that were short of memory. A step follows the excess at those moments of the assignment
+that the
 messages decode to, averaged over the last steps and scaled by its own history (AdaGrad). When the bound stops rising it
 goes back to the best state and becomes shorter. Priced amounts are rounded
 down, so all costs stay integers and the bound is exact but for the last sum.
@@ -72,7 +73,7 @@ class Multipliers:
         total = np.concatenate([[0.0], np.cumsum(prices)])
         per_use = np.maximum(total[self.profiles.end] - total[self.profiles.start], 0.0)
         owed = np.floor(per_use[self._use] * self.profiles.amounts)
-        paid = np.bincount(self._label, weights=owed, minlength=len(self.core.costs))
+        paid = np.asarray(np.bincount(self._label, weights=owed, minlength=len(self.core.costs)), dtype=np.float64)
         self.dual.theta += paid - self.paid
         self.paid, self.prices = paid, prices
 

@@ -12,7 +12,8 @@ ROUNDS = 4
 
 
 def presolve(graph: Graph, limit: int) -> None:
-    """Forbidden choices, moments and choices that memory decides, followers, free nodes of small degree, dominated choices."""
+    """Forbidden choices, moments and choices that memory decides, followers, free nodes of small degree, dominated
+    choices."""
     graph.settle()
     tighten(graph, limit)
     graph.settle()

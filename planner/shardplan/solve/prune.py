@@ -1,7 +1,8 @@
 """Removal of choices and pairs that no assignment at or below a target can take, by reduced cost.
 
-With a label fixed, every other node and edge still costs at least its least entry. So the bound grows by the label's own
-excess and by the least excess of its row in every edge around it; with a pair fixed, by the pair's and its labels' excess.
+With a label fixed, every other node and edge still costs at least its least entry. So the bound grows by the label's
+own excess and by the least excess of its row in every edge around it; with a pair fixed, by the pair's and its labels'
+excess.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from shardplan.solve.tables import open_rows
 def prune(graph: Graph, dual: Dual, target: float, *, adopt: bool = True) -> None:
     """Forbid in `graph`, of which `dual.core` was taken, choices and pairs that cost more than `target`.
 
-    With `adopt`, the graph takes over the dual's messages: its costs become theta and its tables r, so that the next dual
+    With `adopt`, the graph takes over the dual's messages: its costs become theta and its tables r, so that the next
+    dual
     starts from this bound. Raises `Contradiction` when nothing is left: then no assignment costs `target` or less.
     """
     core = dual.core

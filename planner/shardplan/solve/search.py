@@ -25,11 +25,14 @@ class Space:
         self.costs = [core.costs[a:b] for a, b in bounds]
         self.around = core.around
         self.rows: list[tuple[Costs, Costs]] = []
+        self.open: list[tuple[NDArray[np.bool_], NDArray[np.bool_]] | None] = []
         turned: dict[int, Costs] = {}
         for table, number in zip(core.tables, core.numbers, strict=True):
             if number not in turned:
                 turned[number] = np.ascontiguousarray(table.T)
             self.rows.append((table, turned[number]))
+            finite = np.isfinite(table)
+            self.open.append(None if finite.all() else (finite, finite.T))
         self.uses: list[list[tuple[int, int, Bytes]]] = [[] for _ in core.nodes]
         amounts = profiles.amounts.astype(np.int64)
         spans = zip(profiles.offsets.tolist(), profiles.offsets[1:].tolist(), strict=False)
@@ -99,7 +102,8 @@ class Assignment:
 
     def feasible(self) -> bool:
         """Whether all labels are set, allowed, and fit."""
-        return OPEN not in self.labels and int(self.level.max(initial=0)) <= self.space.limit and bool(np.isfinite(self.cost()))
+        fits = int(self.level.max(initial=0)) <= self.space.limit
+        return OPEN not in self.labels and fits and bool(np.isfinite(self.cost()))
 
 
 def polish(assignment: Assignment, rounds: int = 3) -> None:

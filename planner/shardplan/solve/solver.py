@@ -32,7 +32,8 @@ def solve(
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
     `time_limit` in seconds; `work_limit` in units of about a million table entries, which makes a stop reproducible;
-    `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores. `presolve=False` hands the whole integer program to HiGHS. Ctrl-C ends the
+    `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores.
+    `presolve=False` hands the whole integer program to HiGHS. Ctrl-C ends the
     search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)

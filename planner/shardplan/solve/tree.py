@@ -1,7 +1,8 @@
-"""The workhorse of large cores: the best change of a random induced tree, by dynamic programming, kept within the limit.
+"""The workhorse of large cores: the best change of a random induced tree, by dynamic programming, kept within the
+limit.
 
-A tree is grown by neighbours that touch it in exactly one node, so that everything around it is fixed. The program is exact
-where memory is slack; on the way back from the root each node takes the best label that still fits.
+A tree is grown by neighbours that touch it in exactly one node, so that everything around it is fixed. The program is
+exact where memory is slack; on the way back from the root each node takes the best label that still fits.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ Branch = tuple[int, int, int, int]
 """(position, parent, edge to it, which end of that edge the position is); the root has parent -1."""
 
 
-def grow(space: Space, rng: random.Random, size: int) -> list[Branch]:
-    """A random induced tree of at most `size` positions, parents first."""
-    root = rng.randrange(len(space.costs))
+def grow(space: Space, rng: random.Random, size: int, root: int | None = None) -> list[Branch]:
+    """A random induced tree of at most `size` positions, parents first; from a random root if none is given."""
+    root = rng.randrange(len(space.costs)) if root is None else root
     tree: list[Branch] = []
     touches: dict[int, int] = {}
     inside: set[int] = set()
