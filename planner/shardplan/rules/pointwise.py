@@ -65,7 +65,8 @@ def optimizer(signature: Signature) -> Row | None:
         return None
     dims = [" ".join(f"t{tensor}d{dim}" for dim in range(signature.rank(2 + tensor))) for tensor in range(count)]
     operands = ", ".join(["_*", "_*", *dims * kinds])
-    return Row(f"{operands} -> {', '.join(dims * (kinds - 1))}", work=4.0 * kinds)
+    results = ", ".join(f"={text}" for text in dims)  # one tensor has nothing to do with the dims of another
+    return Row(f"{operands} -> {', '.join([results] * (kinds - 1))}", work=4.0 * kinds)
 
 
 TABLE: tuple[Entry, ...] = (
