@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from itertools import pairwise
 
 import numpy as np
 
@@ -13,13 +14,13 @@ from shardplan.solve.core import Core, core_of, depths
 from shardplan.solve.dual import Dual
 from shardplan.solve.exact import Incumbent, offer
 from shardplan.solve.graph import Contradiction, Graph
-from shardplan.solve.integer import Pressure, integer
+from shardplan.solve.integer import Effort, Pressure, integer
 from shardplan.solve.memory import Profiles
 from shardplan.solve.multipliers import Multipliers
 from shardplan.solve.place import place
 from shardplan.solve.presolve import presolve
 from shardplan.solve.problem import Costs
-from shardplan.solve.prune import prune
+from shardplan.solve.prune import label_excess, prune
 from shardplan.solve.search import Assignment, Space, polish
 from shardplan.solve.tree import grow, improve, random_size
 
@@ -44,7 +45,9 @@ SHAKE = 0.15
 WORST = 1.3
 HEAT = (3e-5, 2e-3)
 KICKS = (20, 120)
-MIX_EFFORT, MIX_GAP, MIX_SECONDS = 4e3, 0.01, 8.0
+MIX_EFFORT: Effort = (4e3, 0.01, 8.0)
+NEAR_EFFORT: Effort = (1e4, 0.01, 15.0)
+NEAR_PAIRS = 150_000
 
 
 def search_large(graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int) -> None:
@@ -75,6 +78,7 @@ class _Search:
         self.noise = np.random.default_rng(seed)
         self.current: Assignment | None = None
         self.rounds = 0
+        self.width = float(NEAR_PAIRS)
         self.began = budget.work
 
     def spent(self) -> bool:
@@ -154,7 +158,10 @@ class _Search:
             self.climb(self.current)
             self._offer(self.current)
             return
-        other = (self._raised, self._shaken, self._kicked)[self.rounds % 3]()
+        if self.rounds % 4 == 2:
+            self._near(self.current)
+            return
+        other = (self._raised, self._shaken, self._shaken, self._kicked)[self.rounds % 4]()
         if other is None or other.cost() > WORST * self.current.cost() or self.budget.expired():
             return
         self.climb(other)
@@ -189,16 +196,41 @@ class _Search:
         self.budget.spend(12 * self.core.pairs)
         return self._place()
 
+    def _near(self, assignment: Assignment) -> None:
+        """The best assignment of labels that the bound finds least objectionable, as many as a program can take."""
+        self.duals.back()
+        self.duals.dual.sweep()
+        excess = label_excess(self.duals.dual)
+        offsets = self.core.offsets
+        excess[offsets[:-1] + assignment.choices()] = 0.0
+        owner = np.repeat(np.arange(len(self.core.nodes)), self.core.sizes)
+        low, high = 0.0, float(excess[np.isfinite(excess)].max())
+        for _ in range(40):
+            middle = (low + high) / 2
+            counts = np.bincount(owner[excess <= middle], minlength=len(self.core.nodes))
+            many = float((counts[self.core.first] * counts[self.core.second] - 1).sum()) > self.width
+            low, high = (low, middle) if many else (middle, high)
+        fits = excess <= low
+        labels = [tuple(np.flatnonzero(fits[a:b]).tolist()) for a, b in pairwise(offsets.tolist())]
+        before, spent = self.best.cost, self.budget.work
+        self._restricted(labels, NEAR_EFFORT)
+        if self.best.cost >= before and self.budget.work - spent < NEAR_EFFORT[0] / 2:
+            self.width *= 3
+
     def _mix(self, ours: Assignment, theirs: Assignment) -> None:
         """The best assignment that has a label of one of two at every position."""
+        pairs = zip(ours.labels, theirs.labels, strict=True)
+        self._restricted([tuple(sorted({a, b})) for a, b in pairs], MIX_EFFORT)
+
+    def _restricted(self, labels: list[tuple[int, ...]], effort: Effort) -> None:
+        """The best assignment of some of the labels of every position, as far as `effort` goes."""
         trial = self.graph.copy()
-        for position, node in enumerate(self.core.nodes):
-            labels = tuple(sorted({ours.labels[position], theirs.labels[position]}))
-            if len(labels) < trial.sizes[node]:
-                trial.keep(node, labels)
+        for node, kept in zip(self.core.nodes, labels, strict=True):
+            if len(kept) < trial.sizes[node]:
+                trial.keep(node, kept)
         before = self.best.cost
         try:
-            integer(trial, self._pressure(), self.best, None, (MIX_EFFORT, MIX_GAP, MIX_SECONDS))
+            integer(trial, self._pressure(), self.best, None, effort)
         except Contradiction:
             return
         if self.best.cost < before:

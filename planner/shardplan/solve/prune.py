@@ -27,7 +27,7 @@ def prune(graph: Graph, dual: Dual, target: float, *, adopt: bool = True) -> Non
     if room < 0:
         raise Contradiction
     excess = dual.theta - np.repeat(dual.least(), core.sizes)
-    total = _label_excess(dual)
+    total = label_excess(dual)
     for position, node in enumerate(core.nodes if adopt else ()):
         graph.replace_costs(node, dual.theta[core.offsets[position] : core.offsets[position + 1]])
     for edge in range(len(core.tables)):
@@ -44,7 +44,7 @@ def prune(graph: Graph, dual: Dual, target: float, *, adopt: bool = True) -> Non
             graph.keep(node, open_rows(fits))
 
 
-def _label_excess(dual: Dual) -> Costs:
+def label_excess(dual: Dual) -> Costs:
     """What every label costs above the bound at least."""
     core = dual.core
     total = np.asarray(dual.theta - np.repeat(dual.least(), core.sizes))
