@@ -26,6 +26,7 @@ def planned(monkeypatch):
 
     def plan_as(outcome):
         monkeypatch.setattr("shardplan.study.remedies.find_remedies", lambda *_: ())
+
         def plan_model(model, cluster, options, *hooks):
             asked.append(options)
             if isinstance(outcome, BaseException):

@@ -6,12 +6,14 @@ shapes, bounds and counts that say so in constants and attributes. `drawn` takes
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import ModuleType
 
 import numpy as np
 from node_kernels import PROBLEMS, evaluate
@@ -133,15 +135,22 @@ def collect(*modules: str) -> Iterator[tuple[str, str, NodeCase | str]]:
         warnings.simplefilter("ignore")
         from onnx.backend.test.case import node as package
 
-        for module in modules:
-            importlib.import_module(f"{package.__name__}.{module}")
-        found = package._NodeTestCases if modules else package.collect_testcases()
+        found = [test for module in modules for test in _of_module(package, module)]
+        found = found if modules else package.collect_testcases()
     for test in sorted(found, key=lambda test: test.name):
         if "_expanded" in test.name:
             continue
         node = test.model.graph.node[0]
         kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         yield test.name, kind, _case(test, node)
+
+
+@functools.cache
+def _of_module(package: ModuleType, module: str) -> list:
+    """The test cases that one module adds to the list of the package when it is imported, which is once."""
+    before = len(package._NodeTestCases)
+    importlib.import_module(f"{package.__name__}.{module}")
+    return package._NodeTestCases[before:]
 
 
 def _case(test, node: NodeProto) -> NodeCase | str:

@@ -232,7 +232,9 @@ def _numbers(text: bytes, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool
     starts = digit.copy()
     starts[1:] &= ~digit[:-1]
     count = int(starts.sum())
-    if b"." in text or b"e" in text or b"E" in text:
+    if not count:
+        numbers = np.zeros(0, dtype=np.int64)
+    elif b"." in text or b"e" in text or b"E" in text:
         numbers = _whole(np.array(text.translate(_BLANK).split(), dtype=object), name)
     else:
         with warnings.catch_warnings():
