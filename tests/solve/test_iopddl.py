@@ -120,7 +120,7 @@ def said(path: Path) -> str:
         (document(usage_limits=9), "byte 202: unknown key 'usage_limits' in 'problem'; did you mean 'usage_limit'?"),
         ("", "byte 0: '{' expected, found the end of the file"),
         ("[]", "byte 0: '{' expected, found '['"),
-        (CUT, "byte 86: 'problem.nodes.costs' ends before its last ']'"),
+        (CUT, "byte 85: 'problem.nodes.costs' ends before its last ']'"),
         (json.dumps(document()).replace("[7, 8]", "[7 8]"), "'problem.edges.costs' has a comma too many or too few"),
     ],
 )
