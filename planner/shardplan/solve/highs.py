@@ -97,6 +97,8 @@ class Program:
 
     def solve(self, start: Indices | None = None) -> Answer:
         """LP with lazy memory rows, then the integer program with lazy memory rows."""
+        if self.floor > self.target:
+            return Answer("optimal", None, self.floor)
         self._create()
         core = self.dual.core
         verdict, values = self._relax()
@@ -149,12 +151,15 @@ class Program:
         core, dual = self.dual.core, self.dual
         slacks = [dual.slack(edge) for edge in range(len(core.tables))]
         excess = dual.theta - np.repeat(dual.least(), core.sizes)
-        self.scale = SPAN / max(self.target - self.floor, 1.0) if np.isfinite(self.target) else _spread(excess, slacks)
+        room = max(self.target - self.floor, 1.0)
+        self.scale = SPAN / room if np.isfinite(room) else _spread(excess, slacks)
         self.highs = quiet_highs()
         self.highs.setOptionValue("mip_abs_gap", max(self.gap * SPAN, 1e-6))
         self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL))
         self.highs.cbSimplexInterrupt.subscribe(lambda event: self._watch(event, SIMPLEX_CALL))
-        _pass(self.highs, core, excess * self.scale, [slack * self.scale for slack in slacks])
+        closed = excess > room  # what costs so much alone is part of nothing that meets the target
+        slacks = [np.where(slack > room, np.inf, slack * self.scale) for slack in slacks]
+        _pass(self.highs, core, np.where(closed, 0.0, excess * self.scale), closed, slacks)
         self.columns = self.highs.getNumCol()
         for moment in sorted(self.prices):
             self._add_row(moment)
@@ -255,7 +260,7 @@ def _spread(excess: Costs, slacks: list[Costs]) -> float:
     return SPAN / max(largest, 1.0)
 
 
-def _pass(highs: Any, core: Core, costs: Costs, tables: list[Costs]) -> None:
+def _pass(highs: Any, core: Core, costs: Costs, closed: NDArray[np.bool_], tables: list[Costs]) -> None:
     """Columns x, then y. Rows: one per node (its x add up to 1), then one per label of either end of each edge (y
     less x is 0)."""
     nodes, labels = len(core.nodes), len(core.costs)
@@ -283,7 +288,7 @@ def _pass(highs: Any, core: Core, costs: Costs, tables: list[Costs]) -> None:
     lp.num_col_, lp.num_row_ = labels + pairs, len(right)
     lp.col_cost_ = np.concatenate([costs, *y_costs])
     lp.col_lower_ = np.zeros(labels + pairs)
-    lp.col_upper_ = np.concatenate([np.ones(labels), np.full(pairs, highspy.kHighsInf)])
+    lp.col_upper_ = np.concatenate([np.where(closed, 0.0, 1.0), np.full(pairs, highspy.kHighsInf)])
     lp.row_lower_ = lp.row_upper_ = right
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_ = starts.astype(np.int32)

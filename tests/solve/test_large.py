@@ -1,0 +1,183 @@
+"""The engine of large cores, on problems small enough to enumerate and on one that is not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardplan.solve import Edge, Problem, Progress, Usage, evaluate, fit, solve
+from shardplan.solve.core import core_of
+from shardplan.solve.exact import Incumbent
+from shardplan.solve.graph import Contradiction, build
+from shardplan.solve.memory import Profiles
+from shardplan.solve.multipliers import Multipliers
+from shardplan.solve.place import place
+from shardplan.solve.presolve import presolve
+from shardplan.solve.search import Assignment, Space, polish
+from shardplan.solve.tables import Tables
+from shardplan.solve.tree import grow, improve, random_size
+
+
+def random_problem(seed: int, nodes: int, choices: int = 3, forbidden: float = 0.2, tight: float = 0.3) -> Problem:
+    """A random graph of about twice as many edges as nodes; about `tight` of the way from the least to the largest
+    memory."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, choices + 1, nodes)
+    costs = tuple(np.floor(rng.random(size) * 50) for size in sizes)
+    edges = []
+    for _ in range(2 * nodes if nodes > 1 else 0):
+        u = int(rng.integers(nodes))
+        v = int((u + 1 + rng.integers(min(nodes - 1, 12))) % nodes)
+        table = np.floor(rng.random((sizes[u], sizes[v])) * 50)
+        table[rng.random(table.shape) < forbidden] = math.inf
+        table[:, 0] = np.where(np.isinf(table[:, 0]), 40.0, table[:, 0])
+        table[0] = np.where(np.isinf(table[0]), 40.0, table[0])
+        edges.append(Edge(u, v, table))
+    usages = []
+    for node in range(nodes):
+        start = int(rng.integers(10))
+        amount = rng.integers(0, 100, sizes[node])
+        usages.append(Usage(node, start, start + int(rng.integers(1, 6)), amount.astype(np.int64)))
+    low, high = (sum(int(take(u.amount)) for u in usages) for take in (np.min, np.max))
+    peak = evaluate(Problem(costs, (), tuple(usages)), [0] * nodes).peak_bytes
+    return Problem(costs, tuple(edges), tuple(usages), int(min(peak, low + tight * (high - low))))
+
+
+def optimum(problem: Problem) -> float:
+    everything = itertools.product(*(range(len(costs)) for costs in problem.costs))
+    return min((each.cost for x in everything if (each := evaluate(problem, x)).feasible), default=math.inf)
+
+
+laws = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@laws
+@given(st.integers(0, 10**6), st.integers(1, 8))
+def test_presolve_keeps_the_optimum_and_restores_what_fits(seed: int, nodes: int) -> None:
+    problem = random_problem(seed, nodes, forbidden=0.5)
+    best = optimum(problem)
+    assert problem.limit is not None
+    try:
+        graph = build(problem, Tables())
+        presolve(graph, problem.limit)
+    except Contradiction:
+        assert best == math.inf
+        return
+    core = core_of(graph)
+    profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
+    cheapest = math.inf
+    for labels in itertools.product(*map(range, core.sizes.tolist())):
+        choices = np.array(labels, dtype=np.int64)
+        cost = core.cost(choices) / graph.scale
+        restored = graph.restore(dict(zip(core.nodes, labels, strict=True)))
+        if math.isfinite(cost) and profiles.of(choices).max(initial=0) <= problem.limit:
+            priced = evaluate(problem, restored)
+            assert priced.feasible
+            assert priced.cost == cost
+            assert graph.labels(restored, core.nodes) == list(labels)
+            cheapest = min(cheapest, cost)
+    assert cheapest == best
+
+
+@laws
+@given(st.integers(0, 10**6), st.integers(2, 8))
+def test_large_engine_finds_the_optimum_of_small_problems(seed: int, nodes: int) -> None:
+    problem = random_problem(seed, nodes)
+    best = optimum(problem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "HUBS", -1)  # every core counts as large
+        solution = solve(problem, work_limit=3000, seed=seed)
+    assert solution.bound <= best <= solution.cost
+    if solution.choices is not None:
+        assert evaluate(problem, solution.choices).feasible
+    if solution.outcome == "optimal":
+        assert solution.cost == best
+
+
+def scene(problem: Problem) -> tuple[Space, Multipliers, float]:
+    graph = build(problem, Tables())
+    assert problem.limit is not None
+    presolve(graph, problem.limit)
+    core = core_of(graph)
+    profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
+    return Space(core, profiles, problem.limit), Multipliers(core, profiles, problem.limit), graph.scale
+
+
+def test_assignments_stay_feasible_and_moves_never_cost_more() -> None:
+    problem = random_problem(3, 300, choices=6)
+    space, duals, _ = scene(problem)
+    rng = random.Random(0)
+    for _ in range(20):
+        duals.improve()
+    found = place(space, duals, rng)
+    assert found is not None
+    assert found.feasible()
+    costs = [found.cost()]
+    paid = [duals.paid[a:b] for a, b in itertools.pairwise(space.core.offsets.tolist())]
+    for _ in range(40):
+        change = improve(found, grow(space, rng, random_size(rng)), rng.choice([0.0, 0.3]), paid)
+        costs.append(found.cost())
+        assert found.feasible()
+        assert change == costs[-1] - costs[-2] <= 0
+    assert costs[-1] < costs[0]
+    polish(found)
+    assert found.feasible()
+    assert duals.best.bound <= found.cost() <= costs[-1]
+
+
+def test_trees_are_induced() -> None:
+    space, _, _ = scene(random_problem(5, 200))
+    rng = random.Random(1)
+    for _ in range(30):
+        tree = grow(space, rng, 60)
+        inside = {branch[0] for branch in tree}
+        inner = sum(a in inside and b in inside for a, b in zip(space.core.first, space.core.second, strict=True))
+        assert inner == len(tree) - 1
+
+
+def test_tree_moves_are_exact_on_trees() -> None:
+    rng = np.random.default_rng(0)
+    tables = [np.floor(rng.random((4, 4)) * 90) for _ in range(7)]
+    costs = tuple(np.floor(rng.random(4) * 90) for _ in range(8))
+    edges = tuple(Edge(v // 2, v + 1, table) for v, table in enumerate(tables))
+    usages = tuple(Usage(v, 0, 1, np.array([0, 1, 1, 1])) for v in range(8))
+    problem = Problem(costs, edges, usages, 7)
+    graph = build(problem, Tables())
+    core = core_of(graph)
+    profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
+    space = Space(core, profiles, 8)  # memory is slack
+    start = Assignment(space, [0] * 8)
+    improve(start, grow(space, random.Random(0), 8), 0.0, [])
+    free = Problem(costs, edges)
+    assert start.cost() / graph.scale == optimum(free)
+
+
+def test_search_is_monotone_bounded_and_reproducible() -> None:
+    problem = random_problem(11, 400, choices=6)
+    runs = []
+    for _ in range(2):
+        seen: list[Progress] = []
+        solution = solve(problem, work_limit=1200, seed=5, on_progress=seen.append)
+        runs.append((solution.choices, solution.cost, solution.bound))
+        assert solution.choices is not None
+        assert evaluate(problem, solution.choices).feasible
+        assert solution.reproducible
+        assert all(a.best >= b.best and a.bound <= b.bound for a, b in itertools.pairwise(seen))
+        assert solution.bound <= solution.cost
+    assert runs[0] == runs[1]
+
+
+def test_incumbent_takes_only_better_assignments() -> None:
+    best = Incumbent(4.0)
+    assert best.offer(40.0, lambda: (1,))
+    assert not best.offer(44.0, lambda: (2,))
+    best.prove(33.0)  # 8.25: costs are integers, so 9
+    assert (best.choices, best.cost, best.bound, best.target) == ((1,), 40.0, 36.0, 36.0)
+    best.prove(99.0)
+    assert best.closed
