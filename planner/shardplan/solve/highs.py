@@ -112,6 +112,11 @@ class Program:
         labels = np.arange(len(core.costs), dtype=np.int32)
         self.integral = True
         self.highs.changeColsIntegrality(len(labels), labels, np.ones(len(labels), dtype=np.uint8))
+        return self._integral(bound)
+
+    def _integral(self, bound: float) -> Answer:
+        """The integer program, with the memory rows that its answers break added until none is."""
+        core = self.dual.core
         while True:
             verdict, values = self._run()
             if verdict == "infeasible":
