@@ -20,6 +20,7 @@ from shardplan.verbs.compare import compare
 from shardplan.verbs.configuration import read_settings
 from shardplan.verbs.diff import diff
 from shardplan.verbs.explain import explain
+from shardplan.verbs.export import export
 from shardplan.verbs.inspect import inspect
 from shardplan.verbs.profiles import profiles
 from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
@@ -69,7 +70,7 @@ def cli() -> None:
     """Gather the verbs; what a person reads is `_HELP`."""
 
 
-for _verb in (solve, show, explain, diff, check, compare, verify, timeline, inspect, profiles, calibrate):
+for _verb in (solve, show, explain, diff, check, compare, verify, export, timeline, inspect, profiles, calibrate):
     cli.add_command(_verb)
 
 

@@ -1,0 +1,94 @@
+"""Files and folders of an export: whole or not there, and nothing of the user's is written over by mistake."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+
+
+def write_file(data: bytes, output: str | Path) -> bool:
+    """Write `data` to `output`; False when the file already says exactly this and is left alone.
+
+    The data is written to a file beside it that then takes its place. Missing folders are made. Raises
+    `ShardplanError` (`unwritable-output`).
+    """
+    target = Path(os.path.realpath(output))
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        if target.is_dir():
+            raise ShardplanError(_unwritable(output, "it is a folder", "name a file"))
+        if target.exists() and not target.is_file():
+            raise ShardplanError(_unwritable(output, "it is not a regular file"))
+        if target.exists() and target.read_bytes() == data:
+            return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        beside.replace(target)
+    except OSError as problem:
+        raise ShardplanError(_unwritable(output, _reason(problem))) from None
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return True
+
+
+@contextlib.contextmanager
+def folder_in_place(output: str | Path, mark: str) -> Iterator[Path]:
+    """An empty folder to write into; when the block ends without an error it becomes `output`.
+
+    `mark`: name of a file that every export of this kind has. A folder that is there already is replaced if it is
+    empty or has that file, and refused (`unwritable-output`) otherwise, before anything is written.
+    """
+    target = Path(os.path.realpath(output))
+    try:
+        _check_folder(output, target, mark)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    except OSError as problem:
+        raise ShardplanError(_unwritable(output, _reason(problem))) from None
+    old = beside.with_name(f"{beside.name}.old")
+    try:
+        made = beside / target.name
+        made.mkdir()
+        yield made
+        if target.exists():
+            target.replace(old)
+        made.replace(target)
+    except OSError as problem:
+        if old.exists() and not target.exists():
+            old.replace(target)
+        raise ShardplanError(_unwritable(output, _reason(problem))) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def refuse_inputs(output: str | Path, *inputs: str | Path) -> None:
+    """Refuse an output that is one of the inputs. Raises `ShardplanError` (`output-is-input`)."""
+    for given in inputs:
+        if Path(output).exists() and Path(given).exists() and Path(output).samefile(given):
+            summary = "the output is a file that is read"
+            raise ShardplanError(error("output-is-input", summary, file=str(output), hint="write elsewhere"))
+
+
+def _check_folder(output: str | Path, target: Path, mark: str) -> None:
+    if target.exists() and not target.is_dir():
+        raise ShardplanError(_unwritable(output, "it is a file", "name a folder"))
+    if target.exists() and any(target.iterdir()) and not (target / mark).is_file():
+        hint = "name a new folder, or remove this one"
+        raise ShardplanError(_unwritable(output, f"the folder holds something else than an export (no {mark})", hint))
+
+
+def _unwritable(output: str | Path, reason: str, hint: str = "") -> Diagnostic:
+    return error("unwritable-output", f"cannot write the export: {reason}", file=str(output), hint=hint)
+
+
+def _reason(problem: OSError) -> str:
+    text = problem.strerror or str(problem)
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,55 @@
+"""The formats that `shardplan export --to` knows: one line each.
+
+To add one, write the function in a module of this package and a line in `TARGETS`. What the function gets and gives
+follows from the line:
+
+| writes   | needs_model | the function                                        |
+|----------|-------------|-----------------------------------------------------|
+| `text`   | no          | `(plan: Plan) -> Exported`                          |
+| `text`   | yes         | `(plan: Plan, source: Source) -> Exported`          |
+| `file`   | yes         | `(plan: Plan, source: Source, output: Path) -> Exported` |
+| `folder` | yes         | `(plan: Plan, source: Source, output: Path) -> Exported` |
+
+Text ends with a newline and is printed, or written to `--output` so that it is whole or not there. Files and folders
+are written by the function, with the helpers of `shardplan.export.files`. Every function is pure otherwise: equal
+input, equal bytes out.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from shardplan.errors import ShardplanError, did_you_mean, error
+from shardplan.export.types import Exported
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A format. `function`: `"module:attribute"`, imported when it is used. `summary`: one line of the help."""
+
+    name: str
+    summary: str
+    function: str
+    needs_model: bool
+    writes: Literal["text", "file", "folder"]
+
+    def load(self) -> Callable[..., Exported]:
+        """The function behind the name."""
+        module, _, attribute = self.function.partition(":")
+        found: Callable[..., Exported] = getattr(importlib.import_module(module), attribute)
+        return found
+
+
+TARGETS: tuple[Target, ...] = ()
+
+
+def find_target(name: str) -> Target:
+    """The target called `name`. Raises `ShardplanError` (`unknown-format`) that lists the names there are."""
+    found = {target.name: target for target in TARGETS}
+    if name not in found:
+        hint = did_you_mean(name, found) or f"the formats are {', '.join(sorted(found))}"
+        raise ShardplanError(error("unknown-format", f"there is no export format '{name}'", hint=hint))
+    return found[name]

@@ -1,0 +1,116 @@
+"""`shardplan export PLAN [MODEL] --to NAME`: a plan in another program's format."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardplan.errors import ShardplanError, error
+from shardplan.export.targets import TARGETS, Target, find_target
+from shardplan.verbs.inputs import Attempts, dim_option, load_model, parse_dims
+from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, verb
+
+if TYPE_CHECKING:
+    from shardplan.export.types import Exported, Source
+    from shardplan.plan.types import Plan
+
+STANDARD_OUTPUT = "-"
+
+
+def _formats() -> str:
+    """The table of formats, as click leaves it alone."""
+    width = max((len(target.name) for target in TARGETS), default=0)
+    lines = [f"  {target.name:{width}}  {target.summary}" for target in TARGETS]
+    return "\n".join(["\b", "Formats:", *lines])
+
+
+@click.command(short_help="Write a plan in another program's format.", epilog=_formats())
+@click.argument("plan", type=click.Path(path_type=str))
+@click.argument("model", type=click.Path(path_type=str), required=False)
+@click.option("--to", "name", metavar="FORMAT", required=True, help="One of the formats below.")
+@click.option("-o", "--output", metavar="PATH", help="The file or folder to write; text goes to standard output else.")
+@dim_option
+@verb
+def export(
+    session: Session, /, plan: str, model: str | None, name: str, output: str | None, dims: tuple[str, ...]
+) -> int:
+    """Write the plan file PLAN in the format of another program. MODEL is what the plan was made for, where the format
+    needs it.
+
+    Exits with 1, and writes nothing, when the format cannot say what the plan decides.
+    """
+    from shardplan.plan.file import read_plan  # noqa: PLC0415
+
+    if session.as_json and output == STANDARD_OUTPUT:
+        raise click.UsageError("--json and --output - both want standard output")
+    attempt = Attempts()
+    target = attempt(lambda: find_target(name))
+    if target is not None:
+        attempt(lambda: _check_arguments(target, plan, model, output))
+    planned = attempt(lambda: read_plan(plan))
+    source = attempt(lambda: _source(model, dims, planned)) if model is not None else None
+    attempt.finish()
+    assert target is not None
+    assert planned is not None
+    exported = _run(target, planned, source, output)
+    session.say_all(exported.refused)
+    if any(diagnostic.severity == "error" for diagnostic in exported.refused):
+        if session.as_json:
+            session.write_document(None)
+        return EXIT_NO
+    return _deliver(session, target, exported, output)
+
+
+def _check_arguments(target: Target, plan: str, model: str | None, output: str | None) -> None:
+    from shardplan.export.files import refuse_inputs  # noqa: PLC0415
+
+    problems = []
+    if target.needs_model and model is None:
+        hint = f"shardplan export {plan} MODEL --to {target.name}"
+        problems.append(
+            error("no-model", f"the format '{target.name}' needs the model that the plan is for", hint=hint)
+        )
+    if target.writes != "text" and output in (None, STANDARD_OUTPUT):
+        hint = "name it with --output"
+        problems.append(error("no-output", f"the format '{target.name}' is a {target.writes}", hint=hint))
+    if problems:
+        raise ShardplanError(*problems)
+    if output not in (None, STANDARD_OUTPUT):
+        refuse_inputs(str(output), *(given for given in (plan, model) if given is not None))
+
+
+def _source(model: str, dims: tuple[str, ...], planned: Plan | None) -> Source:
+    """The model; the dims of the plan bind its own unless the command line says otherwise."""
+    from shardplan.export.types import Source  # noqa: PLC0415
+
+    bound = planned.model.get("dims", {}) if planned is not None else {}
+    loaded = load_model(model, {**bound, **parse_dims(dims)})  # type: ignore[dict-item]
+    return Source(loaded, Path(model) if Path(model).is_file() else None)
+
+
+def _run(target: Target, planned: Plan, source: Source | None, output: str | None) -> Exported:
+    function = target.load()
+    if target.writes != "text":
+        assert output is not None
+        return function(planned, source, Path(output))
+    return function(planned, source) if target.needs_model else function(planned)
+
+
+def _deliver(session: Session, target: Target, exported: Exported, output: str | None) -> int:
+    """Print or write the text, and say what was written."""
+    from shardplan.export.files import write_file  # noqa: PLC0415
+
+    files = exported.files
+    if target.writes == "text" and output not in (None, STANDARD_OUTPUT):
+        write_file(exported.text.encode(), str(output))
+        files = (Path(str(output)).name,)
+    elif target.writes == "text" and not session.as_json:
+        sys.stdout.write(exported.text)
+        return EXIT_DONE
+    text = exported.text if target.writes == "text" and output is None else None
+    result = {"format": target.name, "output": output, "files": list(files), "text": text}
+    many = f" ({len(files)} files)" if len(files) > 1 else ""
+    return session.finish(result, lambda console: console.print(f"wrote {output}{many}", highlight=False, markup=False))

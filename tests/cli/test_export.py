@@ -1,0 +1,175 @@
+"""`shardplan export`: the table of formats, where text and files go, and what is refused."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from example_plans import example_plan
+from jsonschema import Draft202012Validator
+
+from shardplan.errors import error, warning
+from shardplan.export import targets
+from shardplan.export.files import write_file
+from shardplan.export.targets import TARGETS, Target
+from shardplan.export.types import Exported
+from shardplan.plan.file import write_plan
+
+SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+HERE = "test_export_formats"
+
+
+def names(plan):
+    return Exported("".join(f"{operator.name}\n" for operator in plan.operators[:2]))
+
+
+def half(plan):
+    return Exported("half\n", (warning("not-said", "partial sums cannot be said"),))
+
+
+def nothing(plan):
+    return Exported("nothing\n", (warning("not-said", "a"), error("cannot-say", "segments cannot be said")))
+
+
+def counted(plan, source):
+    return Exported(f"{len(source.model.operators)} {source.path}\n")
+
+
+def blob(plan, source, output):
+    write_file(b"blob", output)
+    return Exported(files=(output.name,))
+
+
+@pytest.fixture
+def formats(monkeypatch):
+    import sys
+
+    sys.modules[HERE] = sys.modules[__name__]
+    made = tuple(
+        Target(name, name, f"{HERE}:{name}", needs_model=name in ("counted", "blob"), writes=writes)
+        for name, writes in
+        [("names", "text"), ("half", "text"), ("nothing", "text"), ("counted", "text"), ("blob", "file")]
+    )  # fmt: skip
+    monkeypatch.setattr(targets, "TARGETS", made)
+    yield
+    del sys.modules[HERE]
+
+
+@pytest.fixture
+def two(folder: Path) -> str:
+    write_plan(example_plan(model={**example_plan().model, "dims": {"batch": 32}}), "two.plan.json")
+    return "two.plan.json"
+
+
+def test_text_goes_to_standard_output(shardplan, formats, two):
+    run = shardplan("export", two, "--to", "names")
+    operators = example_plan().operators
+    assert (run.code, run.err) == (0, "")
+    assert run.out == f"{operators[0].name}\n{operators[1].name}\n"
+    assert shardplan("export", two, "--to", "names", "-o", "-").out == run.out
+
+
+def test_text_goes_to_a_file(shardplan, formats, two):
+    text = shardplan("export", two, "--to", "names").out
+    run = shardplan("export", two, "--to", "names", "-o", "made/names.txt")
+    assert (run.code, run.out, run.err) == (0, "wrote made/names.txt\n", "")
+    assert Path("made/names.txt").read_text() == text
+    assert [path.name for path in Path("made").iterdir()] == ["names.txt"]
+
+
+def test_what_is_left_out_is_said(shardplan, formats, two):
+    run = shardplan("export", two, "--to", "half")
+    assert (run.code, run.out) == (0, "half\n")
+    assert run.err == "warning[not-said]: partial sums cannot be said\n"
+
+
+def test_nothing_is_written_when_the_format_cannot_say_the_plan(shardplan, formats, two):
+    run = shardplan("export", two, "--to", "nothing", "-o", "made.txt")
+    assert (run.code, run.out) == (1, "")
+    assert run.err == "warning[not-said]: a\nerror[cannot-say]: segments cannot be said\n"
+    assert not Path("made.txt").exists()
+
+
+def test_the_model_is_handed_on_with_its_file(shardplan, formats, two, mlp):
+    run = shardplan("export", two, "mlp.onnx", "--to", "counted")
+    assert (run.code, run.out, run.err) == (0, "3 mlp.onnx\n", "")
+
+
+def test_a_target_may_write_its_own_file(shardplan, formats, two, mlp):
+    run = shardplan("export", two, "mlp.onnx", "--to", "blob", "-o", "made.bin")
+    assert (run.code, run.out, run.err) == (0, "wrote made.bin\n", "")
+    assert Path("made.bin").read_bytes() == b"blob"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--to", "name"),
+            "error[unknown-format]: there is no export format 'name'\nhint: did you mean 'names'?\n",
+        ),
+        (
+            ("--to", "zzz"),
+            (
+                "error[unknown-format]: there is no export format 'zzz'\n"
+                "hint: the formats are blob, counted, half, names, nothing\n"
+            ),
+        ),
+        (
+            ("--to", "blob"),
+            (
+                "error[no-model]: the format 'blob' needs the model that the plan is for\n"
+                "hint: shardplan export two.plan.json MODEL --to blob\n"
+                "error[no-output]: the format 'blob' is a file\n"
+                "hint: name it with --output\n"
+            ),
+        ),
+        (
+            ("--to", "names", "-o", "two.plan.json"),
+            "two.plan.json: error[output-is-input]: the output is a file that is read\nhint: write elsewhere\n",
+        ),
+        (
+            ("--to", "names", "-o", "."),
+            ".: error[unwritable-output]: cannot write the export: it is a folder\nhint: name a file\n",
+        ),
+    ],
+)
+def test_bad_arguments(arguments, message, shardplan, formats, two):
+    run = shardplan("export", two, *arguments)
+    assert (run.code, run.out, run.err) == (2, "", message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--to", "names"), 0),
+        (("--to", "half", "-o", "half.txt"), 0),
+        (("--to", "nothing"), 1),
+        (("--to", "name"), 2),
+        ((), 2),
+        (("--to", "names", "-o", "-"), 2),
+    ],
+)
+def test_json(arguments, code, shardplan, formats, two):
+    run = shardplan("export", two, *arguments, "--json")
+    document = json.loads(run.out)
+    Draft202012Validator(SCHEMA).validate(document)
+    assert run.code == code
+    assert (document["result"] is not None) == (code == 0)
+    if arguments == ("--to", "names"):
+        text = shardplan("export", two, "--to", "names").out
+        assert document["result"] == {"format": "names", "output": None, "files": [], "text": text}
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_every_line_of_the_table_leads_to_a_function(target):
+    assert callable(target.load())
+    assert target.summary
+    assert not target.summary.endswith(".")
+    assert target.needs_model or target.writes == "text"
+
+
+def test_the_formats_are_in_the_help_in_order(shardplan):
+    assert [target.name for target in TARGETS] == sorted(target.name for target in TARGETS)
+    out = shardplan("export", "--help").out
+    assert all(target.summary in out for target in TARGETS)
