@@ -1,0 +1,94 @@
+"""What a plan says that one step sends: every collective of every move, and their sums.
+
+Bytes are those of one device. The payload is as in `shardplan.layout.collective.Collective` (all-gather: the gathered
+output; reduce-scatter and all-reduce: the input; all-to-all and permute: what is sent), which is what counters of
+frameworks see. `wire_bytes` is what leaves the device in a bandwidth-optimal algorithm (`layout.lower.wire_share`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shardplan.layout.collective import CollectiveKind
+from shardplan.layout.layout import Layout
+from shardplan.layout.lower import wire_share
+from shardplan.plan.types import Phase, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One collective of one move. `count`: times per step. `payload_bytes`, `wire_bytes`: of each time.
+
+    `tensor`, `reader`, `source`, `target`, `regather`: of the move, in the graph's own dims (see `plan.types.Move`).
+    `step`: place of the collective in the move.
+    """
+
+    phase: Phase
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    count: int
+    payload_bytes: int
+    wire_bytes: int
+    tensor: str
+    reader: str
+    source: Layout
+    target: Layout
+    regather: bool = False
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Sums over a step: how many collectives, and bytes of one device."""
+
+    count: int = 0
+    payload_bytes: int = 0
+    wire_bytes: int = 0
+
+
+Key = tuple[Phase, CollectiveKind, tuple[str, ...]]
+
+
+def predicted_collectives(plan: Plan, *, free: bool = False) -> tuple[Predicted, ...]:
+    """Every collective that sends something, in the plan's order; with `free` also slices and masks.
+
+    Collectives over axes of size 1 send nothing and are left out. What operators send inside themselves is not in it:
+    see `inner_operators`.
+    """
+    found = []
+    for move in plan.moves:
+        for place, step in enumerate(move.steps):
+            collective = step.collective
+            share = wire_share(collective, plan.mesh)
+            if not share and not free:
+                continue
+            wire = math.ceil(step.payload_bytes * share / collective.share) if share else 0
+            axes = tuple(plan.mesh.names[axis] for axis in collective.axes)
+            found.append(
+                Predicted(
+                    move.phase, collective.kind, axes, move.count, step.payload_bytes, wire, move.tensor, move.reader,
+                    move.source, move.target, move.regather, place,
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def total(rows: Iterable[Predicted]) -> Mapping[Key, Total]:
+    """Sums by phase, kind and axes, sorted by key."""
+    sums: dict[Key, Total] = {}
+    for row in rows:
+        key = (row.phase, row.kind, row.axes)
+        before = sums.get(key, Total())
+        sums[key] = Total(
+            before.count + row.count,
+            before.payload_bytes + row.count * row.payload_bytes,
+            before.wire_bytes + row.count * row.wire_bytes,
+        )
+    return dict(sorted(sums.items()))
+
+
+def inner_operators(plan: Plan) -> tuple[str, ...]:
+    """Operators that communicate inside (halos, statistics of a split norm): their bytes are not in the moves."""
+    return tuple(operator.name for operator in plan.operators if operator.inner_ns)
