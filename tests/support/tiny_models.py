@@ -326,6 +326,41 @@ class _Graph:
         return Tiny(name, sizes, proto, dict(self.weights), {ids: drawn})
 
 
+_COLUMNS = ("q_proj", "k_proj", "v_proj", "c_attn", "c_fc", "gate_proj", "up_proj", "lm_head")
+_ROWS = ("c_proj", "o_proj", "down_proj")
+_NORMS = ("LayerNormalization", "RMSNormalization")
+_EMBEDDED = ("wte", "embed_tokens")
+
+
+def megatron(tiny: Tiny, data: str = "machine", tensor: str = "gpu", *, sequence: bool = False) -> str:
+    """Megatron's plan of a tiny model as constraints (YAML): the batch over `data`; heads, columns, rows, experts and
+    the vocabulary over `tensor`; between blocks activations are whole there, or split by `sequence`."""
+    between = tensor if sequence else "null"
+    tensors, operators = {}, {}
+    for node in tiny.proto.graph.node:
+        module = node.metadata_props[0].value.rsplit("'", 4)[-4]
+        last, kind = module.rsplit(".", 1)[-1], node.op_type
+        if kind == "Add" and last in ("transformer", *map(str, range(tiny.sizes.layers))):
+            tensors[node.output[0]] = f"[{data}, {between}, null]"
+        if kind == "MatMul" and last in (*_COLUMNS, *_ROWS):
+            operators[node.name] = f"{{{data}: b, {tensor}: {'k' if last in _ROWS else 'n'}}}"
+        elif kind == "MatMul" and last in ("attn", "self_attn"):
+            operators[node.name] = f"{{{data}: b0, {tensor}: b1}}"
+        elif kind == "Einsum":
+            operators[node.name] = f"{{{data}: b, {tensor}: e}}"
+        elif kind == "Gather" and last in _EMBEDDED:
+            operators[node.name] = f"{{{data}: i0, {tensor}: v}}"
+            tensors[node.output[0]] = f"[{data}, {between}, null]"
+        elif kind in _NORMS:
+            operators[node.name] = f"{{{data}: x0, {tensor}: {'x1' if sequence else 'none'}}}"
+    whole = [name for name in tiny.weights if name.endswith("wpe.weight") or name.split(".")[-2] in _ROWS]
+    parameters = {name: "replicate" for name in whole if name.endswith((".bias", "wpe.weight"))}
+    axes = {data: "{inputs: 0, parameters: replicate}"}
+    sections = {"tensors": tensors, "operators": operators, "parameters": parameters, "axes": axes}
+    lines = [[f"{name}:", *(f"  {key}: {value}" for key, value in found.items())] for name, found in sections.items()]
+    return "\n".join(line for section in lines if len(section) > 1 for line in section)
+
+
 def rotary_tables(seq: int, width: int, base: float = 10_000.0) -> tuple[Array, Array]:
     """Cosines and sines of the angles of rotary positions, [1, 1, seq, width], each half the same."""
     angles = np.arange(seq)[:, None] * base ** (-np.arange(0, width, 2) / width)[None]
