@@ -16,12 +16,13 @@ from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.overlap import Trial, shortest_step
+from shardplan.graph.peers import as_known
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import node_order, to_problem
 from shardplan.graph.recipes import Allowed, restrict
 from shardplan.graph.tensors import PICOSECONDS
 from shardplan.graph.wishes import Bearing, Without, allowed, bearings, charged, charges_of
-from shardplan.model.types import Model
+from shardplan.model.types import DTYPE_BITS, Model
 from shardplan.plan.assemble import Priced, assemble, price
 from shardplan.plan.need import Need, need_of
 from shardplan.plan.refusals import infeasible, irreconcilable, many_axes, out_of_time, without_rule
@@ -64,6 +65,12 @@ class Solved:
     asked: Sequence[Bearing]
 
 
+def _element_bytes(model: Model) -> int:
+    """Bytes of one element of the type that most of the model's values have, integers aside."""
+    widths = [DTYPE_BITS[tensor.dtype] // 8 for tensor in model.tensors.values() if tensor.is_float]
+    return max(1, max(sorted(set(widths)), key=widths.count, default=4))
+
+
 class Planner:
     """Plans one model on one cluster, as asked and under further restrictions; prices are computed once for all."""
 
@@ -76,8 +83,10 @@ class Planner:
         on_warning: Callable[[Diagnostic], None] | None = None,
         *,
         reasons: bool = True,
+        complete: bool = False,
     ) -> None:
-        """`reasons`: where nothing fits, find out what fills the memory and which constraints conflict.
+        """`reasons`: where nothing fits, find out what fills the memory and which constraints conflict. `complete`: all
+        strategies are there, and the cost model of another planner brings its prices alone, not what it knows.
 
         Raises `ShardplanError` for a model that cannot be planned as asked.
         """
@@ -101,12 +110,13 @@ class Planner:
         given = options.memory_limit_bytes
         self.limit_bytes = given if given is not None else cluster.device.usable_bytes
         self._on_progress, self._on_warning = on_progress, on_warning
-        self._reasons = reasons
+        self._reasons, self._complete = reasons, complete
         self.wishes = resolve(options.constraints, model, cluster.mesh)
-        pricing = Pricing.of(cluster)
+        pricing = Pricing.named(options.cost_model, cluster, _element_bytes(model))
         if self.wishes.forbidden:
             collectives = Without(pricing.collectives, self.wishes.forbidden)
-            pricing = Pricing.made(cluster.mesh, collectives, pricing.compute, cluster.overlap)
+            overlap, optimizer = pricing.moves.overlap, pricing.optimizer
+            pricing = replace(Pricing.made(cluster.mesh, collectives, pricing.compute, overlap), optimizer=optimizer)
         self._pricing = pricing
         self._last: tuple[float, CostGraph, Memory] | None = None
 
@@ -146,7 +156,7 @@ class Planner:
         if self._last is None or self._last[0] != weight:
             built = build_cost_graph(
                 self.model, self.rules, self.cluster, self.options, pricing=self._pricing, overlap_weight=weight,
-                wishes=self.wishes,
+                wishes=self.wishes, complete=self._complete or not self.options.cost_model.is_ours,
             )  # fmt: skip
             self._last = (weight, built, Memory(built))
         return self._last[1:]
@@ -164,6 +174,8 @@ class Planner:
             problem = restrict(problem, built, allowed(asked))
         if restriction is not None:
             problem = restrict(problem, built, restriction(built))
+        if not self._complete:
+            problem = as_known(problem, built, self.options.cost_model, {bearing.node for bearing in asked})
         return Solved(built, memory, problem, self._solve(problem, spent_s), charges, asked)
 
     def _solve(self, problem: Problem, spent_s: float = 0.0) -> Solution:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
@@ -40,6 +41,30 @@ def durations_in_one_unit(values: list[int], reference: int) -> tuple[list[str],
     """Each of `values` (nanoseconds) in the unit that suits `reference`, and that unit."""
     scale, unit = _time_unit(reference)
     return [digits(value / scale) for value in values], unit
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How a plan's costs are read: as times, or as numbers of `unit`, each of which is kept as one microsecond."""
+
+    unit: str = ""
+
+    def text(self, nanoseconds: float) -> str:
+        """`38.2 ms`, or `131,072 elements` to the last digit."""
+        return f"{_plain(nanoseconds / 1e3)} {self.unit}" if self.unit else duration(nanoseconds)
+
+    def texts(self, values: list[int], reference: int) -> tuple[list[str], str]:
+        """Each of `values` in the unit that suits `reference`, and that unit."""
+        if self.unit:
+            return [_plain(value / 1e3) for value in values], self.unit
+        return durations_in_one_unit(values, reference)
+
+
+TIME = Measure()
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.3f}".rstrip("0").rstrip(".")
 
 
 def count(number: float) -> str:

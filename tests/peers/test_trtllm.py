@@ -36,10 +36,10 @@ def test_one_host_is_one_level():
 
 def test_a_matrix_product_takes_what_its_slower_part_takes():
     flops, moved = np.array([2.0 * 8192 * 1024 * 4096]), np.array([2.0 * (8192 * 1024 + 1024 * 4096 + 8192 * 4096)])
-    a100 = TrtllmCompute(312.0, 2039.0)
+    a100 = TrtllmCompute({"fp16": 312.0}, 2039.0)
     assert 1e6 * a100.seconds("gemm", "float16", flops, moved)[0] == pytest.approx(220.3, abs=0.05)
     assert 1e6 * a100.seconds("gemm", "float16", 0 * flops, moved)[0] == pytest.approx(45.3, abs=0.05)
-    halved = TrtllmCompute(312.0, 2039.0, efficiency=0.5)
+    halved = TrtllmCompute({"fp16": 312.0}, 2039.0, efficiency=0.5)
     assert 1e6 * halved.seconds("gemm", "float16", flops, moved)[0] == pytest.approx(440.5, abs=0.1)
 
 

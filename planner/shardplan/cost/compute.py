@@ -8,6 +8,7 @@ See docs/cost-model.md; the constants of the shipped profiles are fits to measur
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -112,6 +113,12 @@ class ComputeModel:
             if size is not None:
                 share = share * (np.asarray(size) / (np.asarray(size) + half))
         return share
+
+
+def nearest_peak(peaks: Mapping[str, float], dtype: str) -> float:
+    """Of `peaks` by the dtype names of profiles, that of the ONNX type `dtype` or of what stands in for it."""
+    order = _FALLBACK[_profile_dtype(dtype)]
+    return next((peaks[name] for name in order if name in peaks), min(peaks.values()))
 
 
 def _profile_dtype(dtype: str) -> str:

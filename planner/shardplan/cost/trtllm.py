@@ -10,10 +10,12 @@ Local work takes max(math, memory). (TensorRT-LLM 0.9 to 0.21, auto_parallel/dev
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from shardplan.cost.compute import nearest_peak
 from shardplan.cost.types import Floats
 from shardplan.errors import Diagnostic
 from shardplan.layout.collective import FREE, CollectiveKind
@@ -71,9 +73,10 @@ class TrtllmCollectives:
 
 @dataclass(frozen=True, slots=True)
 class TrtllmCompute:
-    """`tflops`: peak of the matrix units; `memory_gbps`; `efficiency`: the share of the peak that is reached."""
+    """`tflops`: peaks of the matrix units by the dtype names of profiles; `memory_gbps`; `efficiency`: the share of a
+    peak that is reached."""
 
-    tflops: float
+    tflops: Mapping[str, float]
     memory_gbps: float
     efficiency: float = 1.0
     warnings: tuple[Diagnostic, ...] = ()
@@ -81,7 +84,7 @@ class TrtllmCompute:
     def seconds(
         self,
         cost: str,
-        dtype: str,  # noqa: ARG002
+        dtype: str,
         flops: Floats,
         moved_bytes: Floats,
         m: Floats | None = None,  # noqa: ARG002
@@ -93,4 +96,5 @@ class TrtllmCompute:
         """The longer of arithmetic and memory traffic; nothing for views."""
         if cost in ("view", "free"):
             return np.zeros(np.broadcast_shapes(np.shape(flops), np.shape(moved_bytes)))
-        return np.maximum(flops / (self.tflops * 1e12 * self.efficiency), moved_bytes / (self.memory_gbps * 1e9))
+        rate = 1e12 * nearest_peak(self.tflops, dtype) * self.efficiency
+        return np.maximum(np.asarray(flops) / rate, np.asarray(moved_bytes) / (self.memory_gbps * 1e9))

@@ -69,11 +69,13 @@ def build_cost_graph(
     pricing: Pricing | None = None,
     overlap_weight: float = 1.0,
     wishes: Wishes | None = None,
+    complete: bool = False,
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
     `pricing`: the cost model, by default ours; give the same one again to build again at another `overlap_weight`, the
-    w of `shardplan.graph.overlap`. `wishes`: what must be among the choices because somebody may ask for it.
+    w of `shardplan.graph.overlap`. `wishes`: what must be among the choices because somebody may ask for it;
+    `complete`: every strategy must.
     """
     wishes = wishes or Wishes()
     flow = trace(model, rules, training=options.training)
@@ -95,7 +97,7 @@ def build_cost_graph(
             charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
             dtype=_compute_dtype(model, index),
             forwards=again.forwards(index),
-            complete=index in asked,
+            complete=complete or index in asked,
         )
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
     ]

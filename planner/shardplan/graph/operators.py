@@ -52,6 +52,7 @@ class OperatorPricer:
         self.options = options
         self.compute_weight = compute_weight
         self.compute = pricing.compute
+        self._charges_optimizer = pricing.optimizer
         self._spaces: dict[tuple[object, ...], OperatorSpace] = {}
         self._optimizer: dict[tuple[int, str], Seconds] = {}
 
@@ -80,7 +81,8 @@ class OperatorPricer:
         key = (id(kept), dtype)
         if key not in self._optimizer:
             elements = np.prod(kept.kind.shape, dtype=np.float64) / kept.space.tiles.prod(axis=1)[kept.forward]
-            self._optimizer[key] = optimizer_seconds(self.options.optimizer, elements, self.cluster.device, dtype)
+            seconds = optimizer_seconds(self.options.optimizer, elements, self.cluster.device, dtype)
+            self._optimizer[key] = seconds if self._charges_optimizer else np.zeros(len(elements))
         return self._optimizer[key]
 
     def _price(

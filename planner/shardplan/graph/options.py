@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardplan.constraints.types import Constraint
+from shardplan.cost.named import OURS, CostModel
 
 Mode = Literal["training", "inference"]
 Remat = Literal["none", "selective", "full"]
@@ -17,7 +18,8 @@ class PlanOptions:
     activations are recomputed in backward instead of saved. `memory_limit_bytes`: per device; `None` takes what the
     profile's device has to give. `gap`: where memory binds, the relative gap at which a plan is good enough. `strict`:
     an operator without a rule is an error. `constraints`: what is fixed by hand. `kv_cache_tokens`: in inference, room
-    is kept for the keys and values of so many tokens, all sequences together."""
+    is kept for the keys and values of so many tokens, all sequences together. `cost_model`: whose prices; with those of
+    another system the choices are narrowed to what it knows (`shardplan.graph.peers`)."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"
@@ -31,6 +33,7 @@ class PlanOptions:
     strict: bool = False
     constraints: tuple[Constraint, ...] = ()
     kv_cache_tokens: int = 0
+    cost_model: CostModel = OURS
 
     @property
     def training(self) -> bool:

@@ -100,7 +100,9 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
     emitter = Emitter(built, choice)
     operators = tuple(_operator(built, choice, index) for index in range(len(built.operators)))
     summary = _summary(priced, memory, limit_bytes, step_bound_s)
-    laid_out = schedule_of(operators, priced.moves, summary, built.options.mode, built.cluster.overlap.kappa)
+    if built.options.cost_model.is_ours:
+        laid_out = schedule_of(operators, priced.moves, summary, built.options.mode, built.cluster.overlap.kappa)
+        summary = replace(summary, scheduled_ns=round(laid_out.seconds * _NANOSECONDS))
     return Plan(
         model=_model_section(built),
         cluster={
@@ -110,7 +112,7 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
         },
         mesh=built.cluster.mesh,
         axis_links=tuple(built.cluster.levels[level].name for level in built.cluster.axis_levels),
-        summary=replace(summary, scheduled_ns=round(laid_out.seconds * _NANOSECONDS)),
+        summary=summary,
         tensors=_tensors(built, choice, emitter),
         operators=operators,
         moves=priced.moves,
@@ -134,6 +136,7 @@ def _model_section(built: CostGraph) -> Mapping[str, object]:
         "operators": len(model.operators),
         "parameters": len(model.parameters),
         "parameter_elements": sum(model.tensor(parameter.tensor).elements for parameter in model.parameters),
+        **({} if options.cost_model.is_ours else {"cost_model": str(options.cost_model)}),
         **({"kv_cache_tokens": options.kv_cache_tokens} if options.kv_cache_tokens else {}),
         **({"constraints": constraints} if constraints else {}),
         **({"mesh_axis_names": list(aliases)} if aliases else {}),

@@ -8,26 +8,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shardplan.cost.named import measure_of
 from shardplan.plan.types import Plan
 from shardplan.render.console import emit, table
 from shardplan.study.explain import Explanation
 from shardplan.study.shares import Share
-from shardplan.units import duration, percent, size
+from shardplan.units import percent, size
 
 MOST_SHARES = 15
 
 
 def show_shares(console: Console, plan: Plan, shares: Sequence[Share]) -> None:
     """What a step is made of, dearest first."""
-    emit(console, f"step {duration(plan.summary.step_ns)}, of which", _share_rows(plan, shares[:MOST_SHARES]))
+    measure = measure_of(plan.model.get("cost_model"))
+    emit(console, f"step {measure.text(plan.summary.step_ns)}, of which", _share_rows(plan, shares[:MOST_SHARES]))
     if len(shares) > MOST_SHARES:
         rest = sum(share.time_ns for share in shares[MOST_SHARES:])
-        emit(console, f"and {len(shares) - MOST_SHARES} more: {duration(rest)}")
+        emit(console, f"and {len(shares) - MOST_SHARES} more: {measure.text(rest)}")
 
 
 def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
     """The decision and its share of the step; then each alternative, solved again with everything else free."""
-    chosen = found.alternatives[0]
+    chosen, measure = found.alternatives[0], measure_of(plan.model.get("cost_model"))
     many = f" ×{found.count}" if found.count > 1 else ""
     whole = sum(share.time_ns for share in found.shares) / max(plan.summary.step_ns, 1)
     head = f"{found.subject}  {found.about}{many}  {chosen.choice}  {percent(whole)} of the step"
@@ -37,7 +39,9 @@ def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
         if one.cost_ns is None:
             rows.add_row(one.choice, "", "", one.why_not, style="dim")
         else:
-            rows.add_row(one.choice, f"+{duration(one.cost_ns)}", _memory(one.memory_bytes or 0), "; ".join(one.also))
+            rows.add_row(
+                one.choice, f"+{measure.text(one.cost_ns)}", _memory(one.memory_bytes or 0), "; ".join(one.also)
+            )
     emit(console, rows)
 
 
@@ -77,10 +81,10 @@ def explain_document(
 def _share_rows(plan: Plan, shares: Sequence[Share]) -> Table:
     rows = table(">share", ">time", "*what", "*how")
     rows.show_header = False
-    step_ns = max(plan.summary.step_ns, 1)
+    step_ns, measure = max(plan.summary.step_ns, 1), measure_of(plan.model.get("cost_model"))
     for share in shares:
         many = f" ×{share.count}" if share.count > 1 else ""
-        rows.add_row(percent(share.time_ns / step_ns), duration(share.time_ns), f"{share.name}{many}", share.what)
+        rows.add_row(percent(share.time_ns / step_ns), measure.text(share.time_ns), f"{share.name}{many}", share.what)
     return rows
 
 

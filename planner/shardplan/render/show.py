@@ -8,13 +8,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
 from shardplan.plan.types import Plan
 from shardplan.render.console import emit, table
 from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups
 from shardplan.render.recipes import Recognizer, axis_shares, recipe_text
 from shardplan.render.solved import facts, memory_parts, proof_line, time_line
-from shardplan.units import duration, percent, size
+from shardplan.units import Measure, percent, size
 
 DEAREST = 12
 """Rows of the tables that `--all` completes."""
@@ -69,10 +70,12 @@ def _move_record(group: MoveGroup) -> dict[str, object]:
 def _head(plan: Plan) -> Table:
     mode = str(plan.model.get("mode", ""))
     devices = f"{plan.mesh}, {plan.mesh.size} devices"
+    prices, measure = plan.model.get("cost_model"), measure_of(plan.model.get("cost_model"))
     return facts(
         ("plan", f"{plan.model.get('name')}, {mode}, on {plan.cluster.get('name')} ({devices})"),
-        ("step", time_line(plan.summary).removeprefix("step ")),
-        ("proof", proof_line(plan.summary)),
+        *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
+        ("step", time_line(plan.summary, measure).removeprefix("step ")),
+        ("proof", proof_line(plan.summary, measure)),
     )
 
 
@@ -133,20 +136,29 @@ def _show_moves(console: Console, groups: list[MoveGroup], plan: Plan, *, everyt
         emit(console, "no tensor is moved between devices", "")
         return
     shown = groups if everything else groups[:DEAREST]
-    wide = console.width >= _WIDE
-    rows = table(">of step", ">time", ">", "*move", ">bytes", "when", "*tensor", *(["*from → to"] if wide else []))
+    wide, measure = console.width >= _WIDE, measure_of(plan.model.get("cost_model"))
+    rows = table(
+        ">of step",
+        ">cost" if measure.unit else ">time",
+        ">",
+        "*move",
+        ">bytes",
+        "when",
+        "*tensor",
+        *(["*from → to"] if wide else []),
+    )
     for group in shown:
         layouts = [f"{group.source} → {group.target}"] if wide else []
-        rows.add_row(*_move_cells(group, plan.summary.step_ns), *layouts)
+        rows.add_row(*_move_cells(group, plan.summary.step_ns, measure), *layouts)
     emit(console, rows)
     rest = groups[len(shown) :]
-    _note_hidden(console, len(rest), "kind{s} of moves", duration(sum(group.charged_ns for group in rest)))
+    _note_hidden(console, len(rest), "kind{s} of moves", measure.text(sum(group.charged_ns for group in rest)))
 
 
-def _move_cells(group: MoveGroup, step_ns: int) -> tuple[str | Text, ...]:
+def _move_cells(group: MoveGroup, step_ns: int, measure: Measure) -> tuple[str | Text, ...]:
     return (
         percent(group.charged_ns / step_ns if step_ns else 0.0),
-        duration(group.charged_ns),
+        measure.text(group.charged_ns),
         f"×{group.count}" if group.count > 1 else "",
         Text(group.collectives, style="cyan"),
         size(group.payload_bytes),

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from shardplan.plan.types import Memory, Summary
 from shardplan.render.console import emit
-from shardplan.units import count, duration, durations_in_one_unit, percent, rate, size, sizes_in_one_unit
+from shardplan.units import TIME, Measure, count, duration, percent, rate, size, sizes_in_one_unit
 
 if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster
+    from shardplan.cost.named import CostModel
     from shardplan.graph.options import PlanOptions
     from shardplan.model.types import Model
 
@@ -45,8 +46,14 @@ def describe_request(
             ("model", model_line(model)),
             ("mode", _mode_line(options, chosen="mode" not in defaults)),
             ("cluster", _cluster_line(cluster, defaults)),
+            *([] if options.cost_model.is_ours else [("prices", prices_line(options.cost_model))]),
         ),
     )
+
+
+def prices_line(cost_model: CostModel) -> str:
+    """`slapo:split=1, in elements`: whose cost model, and what its costs are numbers of."""
+    return f"{cost_model}, in {cost_model.unit or 'time'}"
 
 
 def model_line(model: Model) -> str:
@@ -81,13 +88,13 @@ def _cluster_line(cluster: Cluster, defaults: Collection[str]) -> str:
     return f"{name}, mesh{of_profile} {' x '.join(axes)}, {size(cluster.device.usable_bytes)} usable per device"
 
 
-def describe_outcome(console: Console, summary: Summary, path: str, *, written: bool) -> None:
+def describe_outcome(console: Console, summary: Summary, path: str, *, written: bool, measure: Measure = TIME) -> None:
     """Time, proof, memory, the file, and what to do next."""
     emit(
         console,
         facts(
-            ("plan", time_line(summary)),
-            ("", proof_line(summary)),
+            ("plan", time_line(summary, measure)),
+            ("", proof_line(summary, measure)),
             *(("", line) for line in scheduled_lines(summary)),
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
             ("wrote" if written else "same as", path),
@@ -96,23 +103,23 @@ def describe_outcome(console: Console, summary: Summary, path: str, *, written: 
     )
 
 
-def time_line(summary: Summary) -> str:
+def time_line(summary: Summary, measure: Measure = TIME) -> str:
     """`step 38.2 ms = compute 31.0 + communication 7.2`."""
-    (compute, communication), _ = durations_in_one_unit([summary.compute_ns, summary.communication_ns], summary.step_ns)
-    hidden = f" ({duration(summary.hidden_ns)} more is hidden behind compute)" if summary.hidden_ns else ""
-    return f"step {duration(summary.step_ns)} = compute {compute} + communication {communication}{hidden}"
+    (compute, communication), _ = measure.texts([summary.compute_ns, summary.communication_ns], summary.step_ns)
+    hidden = f" ({measure.text(summary.hidden_ns)} more is hidden behind compute)" if summary.hidden_ns else ""
+    return f"step {measure.text(summary.step_ns)} = compute {compute} + communication {communication}{hidden}"
 
 
-def proof_line(summary: Summary) -> str:
+def proof_line(summary: Summary, measure: Measure = TIME) -> str:
     """How good the plan is known to be: by the proven bound on the step where there is one, else by the objective's."""
     bound_ns = summary.step_bound_ns or summary.step_ns
     slack = 1 - bound_ns / summary.step_ns if summary.step_ns else 0.0
     if summary.outcome == "optimal" and slack < _NOTHING:
         return "optimal: no plan of this model on this mesh is predicted to be faster"
     if summary.outcome == "optimal":
-        return f"no plan can take less than {duration(bound_ns)}, {percent(slack)} less than this one"
+        return f"no plan can take less than {measure.text(bound_ns)}, {percent(slack)} less than this one"
     stopped = "the search was interrupted; " if summary.outcome == "interrupted" else ""
-    return f"{stopped}within {percent(summary.gap)} of the best possible (bound {duration(summary.bound_ns)})"
+    return f"{stopped}within {percent(summary.gap)} of the best possible (bound {measure.text(summary.bound_ns)})"
 
 
 def scheduled_lines(summary: Summary) -> list[str]:

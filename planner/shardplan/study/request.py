@@ -9,6 +9,7 @@ from shardplan.cluster.mesh import cluster_from_resolved
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.parse import parse_recorded
 from shardplan.constraints.types import Constraint
+from shardplan.cost.named import OURS, parse_cost_model
 from shardplan.cost.recipes import RECIPES
 from shardplan.errors import ShardplanError, error
 from shardplan.graph.options import Mode, PlanOptions, Remat
@@ -44,6 +45,7 @@ def options_of(plan: Plan, file: str) -> PlanOptions:
         memory_limit_bytes=plan.summary.memory_limit_bytes,
         constraints=_constraints(asked, file),
         kv_cache_tokens=int(cast(int, asked.get("kv_cache_tokens", 0))),
+        cost_model=parse_cost_model(str(asked.get("cost_model", OURS))),
     )
 
 

@@ -14,6 +14,7 @@ from shardplan.verbs.session import Verb, option
 
 if TYPE_CHECKING:
     from shardplan.constraints.types import Constraint
+    from shardplan.cost.named import CostModel
     from shardplan.model.types import Model
 
 T = TypeVar("T")
@@ -35,6 +36,13 @@ _pin = option(
     metavar="'PATTERN=SPEC'",
     multiple=True,
     help="One constraint, such as '*.up.weight=[null, gpu]' or 'embed.weight=replicate'; may be repeated.",
+)
+cost_model_option = option(
+    "--cost-model",
+    metavar="NAME[:SETTINGS]",
+    default="shardplan",
+    show_default=True,
+    help="Whose prices: shardplan, alpa, slapo, hidet or trtllm; such as alpa:beta=1x0.01.",
 )
 model_argument = click.argument("model", type=click.Path(path_type=str))
 
@@ -59,6 +67,13 @@ def read_all_constraints(files: Iterable[str], pins: Iterable[str]) -> tuple[Con
         found += [one] if one else []
     attempt.finish()
     return tuple(found)
+
+
+def read_cost_model(text: str) -> CostModel:
+    """The cost model of `--cost-model`. Raises `ShardplanError`."""
+    from shardplan.cost.named import parse_cost_model  # noqa: PLC0415
+
+    return parse_cost_model(text)
 
 
 class Attempts:

@@ -12,7 +12,15 @@ import click
 
 from shardplan.errors import InfeasibleError, warning
 from shardplan.verbs.asking import Asking, asking_options
-from shardplan.verbs.inputs import Attempts, constraint_options, model_argument, name_of_model, read_all_constraints
+from shardplan.verbs.inputs import (
+    Attempts,
+    constraint_options,
+    cost_model_option,
+    model_argument,
+    name_of_model,
+    read_all_constraints,
+    read_cost_model,
+)
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
 if TYPE_CHECKING:
@@ -53,6 +61,7 @@ STANDARD_OUTPUT = "-"
     "--presolve/--no-presolve", default=True, show_default=True, help="Exact reductions before the integer program."
 )
 @constraint_options
+@cost_model_option
 @option(
     "--robust",
     type=click.IntRange(min=0),
@@ -106,8 +115,10 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     if output != STANDARD_OUTPUT:
         attempt(lambda: check_output(output))
     constraints = attempt(lambda: read_all_constraints(given["constraint_files"], given["pins"]))
+    cost_model = attempt(lambda: read_cost_model(given["cost_model"]))
     attempt.finish()
     asked = asking.finish()
+    assert cost_model is not None
     options = replace(
         asked.options,
         time_limit=given["time_limit"],
@@ -116,6 +127,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         presolve=given["presolve"],
         strict=given["strict"],
         constraints=constraints or (),
+        cost_model=cost_model,
     )
     return _Request(asked.model, asked.cluster, options, output, given["robust"])
 
@@ -154,13 +166,16 @@ def _deliver(session: Session, request: _Request, plan: Plan, *, require_optimal
     from shardplan.plan.encode import dumps, summary_record  # noqa: PLC0415
     from shardplan.plan.file import write_text  # noqa: PLC0415
     from shardplan.render.solved import describe_outcome  # noqa: PLC0415
+    from shardplan.units import Measure  # noqa: PLC0415
 
     text = dumps(plan)
     if request.output == STANDARD_OUTPUT:
         sys.stdout.write(text)
     else:
-        written = write_text(text, request.output)
-        session.paint(lambda console: describe_outcome(console, plan.summary, request.output, written=written))
+        written, measure = write_text(text, request.output), Measure(request.options.cost_model.unit)
+        session.paint(
+            lambda console: describe_outcome(console, plan.summary, request.output, written=written, measure=measure)
+        )
     code = _judge(session, plan, require_optimal=require_optimal)
     study = _study(session, request, plan) if request.draws else {}
     if session.as_json:
