@@ -63,6 +63,11 @@ def random_values(
 
 def stored_values(path: str | Path, model: Model) -> dict[str, Array]:
     """Values of parameters and large constants of `model` that the file at `path`, or a file beside it, holds."""
+    return dict(iterate_stored(path, model))
+
+
+def iterate_stored(path: str | Path, model: Model) -> Iterator[tuple[str, Array]]:
+    """`stored_values` one after the other, by name, so that external data is in memory once at most."""
     path = Path(path)
     graph = onnx.load(path, load_external_data=False).graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -73,12 +78,10 @@ def stored_values(path: str | Path, model: Model) -> dict[str, Array]:
         name for name, tensor in model.tensors.items() if tensor.role == "constant" and name not in model.constants
     )
     wanted |= {name: (name, ()) for name in large}
-    found: dict[str, Array] = {}
     for name, (initializer, perm) in sorted(wanted.items()):
         array = _stored(stored.get(initializer), path.parent)
         if array is not None:
-            found[name] = array.transpose(perm) if perm else array
-    return found
+            yield name, array.transpose(perm) if perm else array
 
 
 def _stored(tensor: onnx.TensorProto | None, folder: Path) -> Array | None:
@@ -89,8 +92,11 @@ def _stored(tensor: onnx.TensorProto | None, folder: Path) -> Array | None:
         place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
         if not place or not (folder / place).is_file():
             return None
-        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-        tensor.data_location = onnx.TensorProto.DEFAULT
+        loaded = onnx.TensorProto()
+        loaded.CopyFrom(tensor)
+        external_data_helper.load_external_data_for_tensor(loaded, str(folder))
+        loaded.data_location = onnx.TensorProto.DEFAULT
+        tensor = loaded
     return np.asarray(numpy_helper.to_array(tensor)) if has_data(tensor) else None
 
 
