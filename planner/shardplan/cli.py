@@ -19,6 +19,7 @@ from shardplan.verbs.check import check
 from shardplan.verbs.compare import compare
 from shardplan.verbs.configuration import read_settings
 from shardplan.verbs.diff import diff
+from shardplan.verbs.evaluate import evaluate
 from shardplan.verbs.explain import explain
 from shardplan.verbs.export import export
 from shardplan.verbs.inspect import inspect
@@ -70,7 +71,21 @@ def cli() -> None:
     """Gather the verbs; what a person reads is `_HELP`."""
 
 
-for _verb in (solve, show, explain, diff, check, compare, verify, export, timeline, inspect, profiles, calibrate):
+for _verb in (
+    solve,
+    show,
+    explain,
+    diff,
+    check,
+    compare,
+    evaluate,
+    verify,
+    export,
+    timeline,
+    inspect,
+    profiles,
+    calibrate,
+):
     cli.add_command(_verb)
 
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from shardplan.folding import folded, pattern
 from shardplan.plan.types import Move, OperatorDecision, Plan
 
+_INSIDE = "collectives inside"
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`what`: `compute`, or the collectives of a move with their phase. `time_ns`: what stays exposed, all together."""
+    """`what`: `compute`, `collectives inside`, or the collectives of a move with their phase. `time_ns`: what stays
+    exposed, all together."""
 
     name: str
     what: str
@@ -23,7 +26,8 @@ def shares_of(
     plan: Plan, tensors: Collection[str] | None = None, operators: Collection[str] | None = None
 ) -> tuple[Share, ...]:
     """Shares of the step, dearest first; of everything, or of `tensors` (their moves and the operators that read them)
-    and `operators` (their compute and the moves made for them)."""
+    and `operators` (their compute and the moves made for them). Those of everything add up to the step, but for
+    roundings."""
     everything = tensors is None and operators is None
     tensors, operators = tensors or (), operators or ()
     weights = {tensor.name: tensor.checkpoint for tensor in plan.tensors if tensor.checkpoint}
@@ -32,12 +36,17 @@ def shares_of(
         if everything or operator.name in operators or any(name in tensors for name in operator.inputs):
             name = _operator_name(operator)
             items.setdefault((pattern(name), "compute"), []).append((name, operator.compute_ns))
+            items.setdefault((pattern(name), _INSIDE), []).append((name, operator.inner_ns))
     exposed = _exposed(plan)
     for move in plan.moves:
         if everything or move.tensor in tensors or move.reader in operators:
             name = weights.get(move.tensor, move.tensor)
             time_ns = round(move.time_ns * (1 - move.hidden * exposed))
             items.setdefault((pattern(name), _collectives(move, plan)), []).append((name, time_ns))
+    if everything:
+        stepping_ns = plan.summary.compute_ns - sum(operator.compute_ns for operator in plan.operators)
+        if stepping_ns > len(plan.operators):  # less is the rounding of single operators
+            items["optimizer step", "compute"] = [("optimizer step", stepping_ns)]
     names = [name for group in items.values() for name, _ in group]
     found = [
         Share(folded(list(dict.fromkeys(name for name, _ in group)), names), what, len(group), sum(t for _, t in group))

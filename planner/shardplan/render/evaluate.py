@@ -1,0 +1,79 @@
+"""`evaluate`: what a given assignment costs, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from shardplan.cost.named import measure_of
+from shardplan.plan.encode import summary_record
+from shardplan.render.console import emit, table
+from shardplan.render.solved import facts, memory_line, time_line
+from shardplan.study.evaluate import Evaluation
+from shardplan.study.shares import Share
+from shardplan.units import percent, size
+
+MOST_TERMS = 20
+
+
+def show_evaluation(
+    console: Console, found: Evaluation, file: str, shares: Sequence[Share], *, everything: bool = False
+) -> None:
+    """What was given, the totals, and the terms they are made of, dearest first; `file`: what fixes it."""
+    summary, prices = found.plan.summary, found.plan.model.get("cost_model")
+    measure = measure_of(prices)
+    over = summary.memory.total - summary.memory_limit_bytes
+    emit(
+        console,
+        facts(
+            ("plan", f"{found.plan.model.get('name')}, {found.plan.model.get('mode')}, on {found.plan.mesh}"),
+            ("fixed", f"{file}: {_fixed(found)}"),
+            *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
+            ("step", time_line(summary, measure).removeprefix("step ")),
+            ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
+            *([] if found.fits else [("", f"does not fit: {size(over)} too much")]),
+        ),
+        "",
+    )
+    shown = shares if everything else shares[:MOST_TERMS]
+    rows = table(">share", ">cost" if measure.unit else ">time", "*what", "*how")
+    for share in shown:
+        many = f" ×{share.count}" if share.count > 1 else ""
+        cost = measure.text(share.time_ns)
+        rows.add_row(percent(share.time_ns / max(summary.step_ns, 1)), cost, f"{share.name}{many}", share.what)
+    if rest := shares[len(shown) :]:
+        rows.add_row("", measure.text(sum(share.time_ns for share in rest)), f"{len(rest)} more; --all shows them")
+    rows.add_row("", Text(measure.text(summary.step_ns), style="bold"), Text("total", style="bold"))
+    emit(console, rows)
+
+
+def evaluation_document(found: Evaluation, shares: Sequence[Share]) -> dict[str, object]:
+    """The same as plain data. Of a cost model without time one microsecond is one of its `unit`."""
+    summary, prices = found.plan.summary, found.plan.model.get("cost_model")
+    return {
+        "cost_model": prices or "shardplan",
+        "unit": measure_of(prices).unit or "us",
+        "fits": found.fits,
+        "fixed": found.fixed,
+        "decisions": found.decisions,
+        "summary": summary_record(summary),
+        "terms": [
+            {
+                "name": share.name,
+                "what": share.what,
+                "count": share.count,
+                "time_us": share.time_ns / 1000,
+                "share": share.time_ns / max(summary.step_ns, 1),
+            }
+            for share in shares
+        ],
+    }
+
+
+def _fixed(found: Evaluation) -> str:
+    if found.fixed == found.decisions:
+        return f"all {found.decisions:,} decisions"
+    one = "decision" if found.fixed == 1 else "decisions"
+    return f"{found.fixed:,} {one} of {found.decisions:,}; the others at least cost"

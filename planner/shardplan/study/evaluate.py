@@ -1,0 +1,139 @@
+"""What a given assignment costs: a plan's decisions, or what is fixed by hand, at the prices of any cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.cluster.types import Cluster
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.operators import OperatorSpace
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.recipes import Allowed
+from shardplan.graph.tensors import TensorSpace
+from shardplan.layout.layout import Layout
+from shardplan.model.types import Model
+from shardplan.plan.types import OperatorDecision, Plan
+from shardplan.planning import Planner
+from shardplan.study.request import is_of
+
+_UNLIMITED = 1 << 60
+_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """`plan`: the assignment with its prices; memory does not rule it out, `fits` tells. `fixed`, `decisions`: how many
+    operators and tensors were given, of how many."""
+
+    plan: Plan
+    fits: bool
+    fixed: int
+    decisions: int
+
+
+def evaluate_plan(model: Model, cluster: Cluster, options: PlanOptions, decided: Plan, file: str) -> Evaluation:
+    """What the decisions of the plan `decided`, read from `file`, cost for `model` on `cluster`.
+
+    Raises `ShardplanError`: `stale-plan` when they are about another model, `impossible` when one of them cannot be.
+    """
+    if not is_of(decided, model):
+        raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
+    planner = Planner(model, cluster, _roomy(options), reasons=False, complete=True)
+    everything = len(decided.operators) + len(decided.tensors)
+    return _evaluation(planner.plan(decisions_of(decided, file)), _limit(cluster, options), everything)
+
+
+def evaluate_constraints(model: Model, cluster: Cluster, options: PlanOptions) -> Evaluation:
+    """What the constraints among `options` cost at least: where they leave something open, the cheapest is taken.
+
+    Raises `ShardplanError` as `plan_model`; memory is no reason for that.
+    """
+    planner = Planner(model, cluster, _roomy(options), reasons=False)
+    asked = [*planner.wishes.operators, *planner.wishes.tensors]
+    fixed = {wish.operator if hasattr(wish, "operator") else wish.tensor for wish in asked}
+    return _evaluation(planner.plan(), _limit(cluster, options), len(fixed))
+
+
+def _roomy(options: PlanOptions) -> PlanOptions:
+    return replace(options, memory_limit_bytes=_UNLIMITED)
+
+
+def _limit(cluster: Cluster, options: PlanOptions) -> int:
+    given = options.memory_limit_bytes
+    return cluster.device.usable_bytes if given is None else given
+
+
+def _evaluation(plan: Plan, limit_bytes: int, fixed: int) -> Evaluation:
+    plan = replace(plan, summary=replace(plan.summary, memory_limit_bytes=limit_bytes))
+    fits = plan.summary.memory.total <= limit_bytes
+    return Evaluation(plan, fits, fixed, len(plan.operators) + len(plan.tensors))
+
+
+def decisions_of(decided: Plan, file: str) -> Callable[[CostGraph], Allowed]:
+    """The restriction to what `decided` says of every operator and tensor.
+
+    Applied to a cost graph it raises `ShardplanError` (`impossible`) with what that graph does not offer.
+    """
+    operators = {operator.name: operator for operator in decided.operators}
+    tensors = {tensor.name: tensor for tensor in decided.tensors}
+
+    def restriction(built: CostGraph) -> Allowed:
+        allowed: dict[Node, NDArray[np.bool_]] = {}
+        masks: dict[tuple[object, ...], NDArray[np.bool_]] = {}
+
+        def allow(node: Node, key: tuple[object, ...], mask: Callable[[], NDArray[np.bool_]]) -> None:
+            if key not in masks:
+                masks[key] = mask()
+            allowed[node] = masks[key]
+
+        for operator, space in zip(built.model.operators, built.operators, strict=True):
+            wanted = operators[operator.name]
+            key = (id(space), wanted.split, wanted.reads, wanted.makes)
+            allow(("operator", operator.name), key, lambda space=space, wanted=wanted: _as_split(space, wanted))  # type: ignore[misc]
+        for node, tensor_space, layout in _layouts(built, {name: (t.layout, t.served) for name, t in tensors.items()}):
+            allow(node, (id(tensor_space), layout), lambda s=tensor_space, w=layout: _laid_out(s, w))  # type: ignore[misc]
+        if faults := [_fault(node, file) for node, mask in allowed.items() if not mask.any()]:
+            raise ShardplanError(*faults[:_SHOWN])
+        return allowed
+
+    return restriction
+
+
+def _layouts(
+    built: CostGraph, wanted: Mapping[str, tuple[Layout, Layout]]
+) -> Iterator[tuple[Node, TensorSpace, Layout]]:
+    for name, (kept, served) in wanted.items():
+        if name in built.kept:
+            yield ("kept", name), built.kept[name], kept
+        if name in built.served:
+            yield ("served", name), built.served[name], served
+
+
+def _as_split(space: OperatorSpace, wanted: OperatorDecision) -> NDArray[np.bool_]:
+    """Strategies with the same label; of those that read and make the same layouts there may be another one instead."""
+    strategies = space.strategies
+    same = np.array([strategies.labels(number) == wanted.split for number in range(len(strategies))])
+    if same.any():
+        return same
+
+    def alike(number: int) -> bool:
+        reads = tuple(strategies.layout("operands", i, number) for i in range(len(wanted.reads)))
+        makes = tuple(strategies.layout("results", i, number) for i in range(len(wanted.makes)))
+        return (reads, makes) == (wanted.reads, wanted.makes)
+
+    return np.array([alike(number) for number in range(len(strategies))])
+
+
+def _laid_out(space: TensorSpace, layout: Layout) -> NDArray[np.bool_]:
+    return np.array([space.layout(choice) == layout for choice in range(len(space))])
+
+
+def _fault(node: Node, file: str) -> Diagnostic:
+    what = "split" if node[0] == "operator" else "kept"
+    summary = f"'{node[1]}' cannot be {what} as the plan says"
+    return error("impossible", summary, file=file, hint="another version of shardplan made it: solve again")
