@@ -1,0 +1,124 @@
+"""The collectives of a compiled program: what every device sends, over which mesh axes, how often, and why."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardplan.jax.flow import reaches_only_slices
+from shardplan.jax.groups import Groups, replica_groups, source_target_pairs
+from shardplan.jax.hlo import Computation, Instruction, Module
+from shardplan.layout.collective import CollectiveKind
+from shardplan.layout.mesh import Mesh
+from shardplan.plan.types import Phase
+
+_KINDS: dict[str, CollectiveKind] = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "permute",
+}
+_BACKWARD = "transpose("
+"""Part of an `op_name`: jax names what differentiation adds so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """One tensor of one collective. `count`: times per run (turns of the loops around it). Bytes are of each time and of
+    one device, as in `shardplan.runtime.predicted`.
+
+    `axes`: the mesh axes over which it talks; empty where its groups are not those of any axes. `ways`: devices of a
+    group. `sliced`: an all-reduce of which every device then keeps its own part only, so a reduce-scatter would do.
+    `op_name`: the jax operation it belongs to.
+    """
+
+    phase: Phase
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    ways: int
+    count: int
+    payload_bytes: int
+    op_name: str
+    sliced: bool = False
+
+    @property
+    def wire_bytes(self) -> int:
+        """What one device sends in a bandwidth-optimal algorithm (see `layout.lower.wire_share`)."""
+        return wire_bytes(self.kind, self.ways, self.payload_bytes)
+
+
+def wire_bytes(kind: CollectiveKind, ways: int, payload_bytes: int) -> int:
+    """Bytes that one of `ways` devices sends for a payload, in a bandwidth-optimal algorithm."""
+    if kind == "permute":
+        return payload_bytes
+    return math.ceil(payload_bytes * (2 if kind == "all_reduce" else 1) * (ways - 1) / ways)
+
+
+def emitted_collectives(module: Module, mesh: Mesh) -> tuple[Emitted, ...]:
+    """All collectives of `module`, compiled for the devices of `mesh` in row-major order, in the order of the text.
+
+    Those in groups of one device send nothing and are left out.
+    """
+    return tuple(
+        row
+        for computation, instruction in module.instructions()
+        if _kind(instruction) is not None
+        for row in _rows(module, computation, instruction, mesh)
+    )
+
+
+def _kind(instruction: Instruction) -> CollectiveKind | None:
+    """What an instruction is; an asynchronous one counts where it starts."""
+    return _KINDS.get(instruction.opcode.removesuffix("-start"))
+
+
+def _rows(module: Module, computation: Computation, instruction: Instruction, mesh: Mesh) -> Iterator[Emitted]:
+    kind = _kind(instruction)
+    assert kind is not None
+    if kind == "permute":
+        pairs = tuple(pair for pair in source_target_pairs(instruction.attributes) if pair[0] != pair[1])
+        axes, ways = _axes_of_groups(pairs, mesh), 2 if pairs else 1
+    else:
+        groups = replica_groups(instruction.attributes, mesh.size)
+        axes, ways = _axes_of_groups(groups, mesh), len(groups[0])
+    if ways == 1:
+        return
+    phase: Phase = "backward" if _BACKWARD in instruction.op_name else "forward"
+    count = module.runs[computation.name]
+    if kind == "all_to_all":  # its operands are the parts of one tensor
+        yield Emitted(phase, kind, axes, ways, count, sum(_operand_bytes(computation, instruction)), instruction.op_name)
+        return
+    for element, size_bytes in enumerate(_operand_bytes(computation, instruction)):
+        payload = size_bytes * ways if kind == "all_gather" else size_bytes
+        sliced = kind == "all_reduce" and reaches_only_slices(module, computation, instruction, element, ways)
+        yield Emitted(phase, kind, axes, ways, count, payload, instruction.op_name, sliced)
+
+
+def _operand_bytes(computation: Computation, instruction: Instruction) -> list[int]:
+    return [sum(s.size_bytes for s in computation.instructions[name].shapes) for name in instruction.operands]
+
+
+def _axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[str, ...]:
+    """Names of the axes whose coordinates differ within groups, if the groups are then all devices that differ there.
+
+    Pairs of a permute are groups whose devices differ in the axes at all.
+    """
+    places = list(mesh.coordinates())
+    differ = sorted(
+        {
+            axis
+            for group in groups
+            for one, other in itertools.pairwise(group)
+            for axis in range(len(mesh))
+            if places[one][axis] != places[other][axis]
+        }
+    )
+    whole = {frozenset(group) for group in mesh.groups(differ)}
+    if all(len(group) == 2 for group in groups) and not {frozenset(group) for group in groups} <= whole:
+        inside = all(any(set(group) <= block for block in whole) for group in groups)
+        return tuple(mesh.names[axis] for axis in differ) if inside else ()
+    return tuple(mesh.names[axis] for axis in differ) if {frozenset(group) for group in groups} == whole else ()

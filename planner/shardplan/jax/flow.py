@@ -1,0 +1,112 @@
+"""Does a value reach its readers only as the part that each device keeps?
+
+XLA on CPU (and wherever no pass rewrites it) emits a reduce-scatter as an all-reduce whose result is then cut. Such an
+all-reduce is recognised by following its result: through operators that work on each element or only rearrange, into
+and out of fusions, until every way has met a `dynamic-slice` that keeps at most 1/ways of it at a place that depends on
+the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardplan.jax.hlo import Computation, Instruction, Module
+
+_PASSES = frozenset(
+    (
+        "bitcast", "copy", "copy-start", "copy-done", "reshape", "transpose", "convert", "opt-barrier", "abs", "add",
+        "and", "atan2", "cbrt", "ceil", "clamp", "compare", "cosine", "divide", "exponential", "exponential-minus-one",
+        "erf", "floor", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not",
+        "or", "power", "reduce-precision", "remainder", "round-nearest-afz", "round-nearest-even", "rsqrt", "select",
+        "sign", "sine", "sqrt", "subtract", "tan", "tanh", "xor", "all-reduce-done",
+    )
+)  # fmt: skip
+"""Operators that could as well run on the parts: elementwise ones, and those that only rearrange."""
+_DEVICE = frozenset({"partition-id", "replica-id"})
+
+
+def reaches_only_slices(module: Module, computation: Computation, value: Instruction, element: int, ways: int) -> bool:
+    """Whether element `element` of `value` (0 where it is no tuple) is cut to 1/`ways` on every way to its readers."""
+    most = value.shapes[element].elements // ways
+    walk = _Walk(module, most)
+    return walk.readers(computation, value, element if len(value.shapes) > 1 else None) and walk.slices > 0
+
+
+@dataclass
+class _Walk:
+    """`most`: how many elements a slice may keep. `slices`: how many were met."""
+
+    module: Module
+    most: int
+    slices: int = 0
+    seen: set[tuple[str, str, int | None]] = field(default_factory=set)
+
+    def readers(self, computation: Computation, value: Instruction, element: int | None) -> bool:
+        """Whether all readers of a value (of one element of a tuple) lead to slices."""
+        key = (computation.name, value.name, element)
+        if key in self.seen:
+            return True
+        self.seen.add(key)
+        users = computation.users[value.name]
+        if value.is_root:
+            return self._leaves(computation, element) and all(self._user(computation, u, value, element) for u in users)
+        return all(self._user(computation, user, value, element) for user in users)
+
+    def _user(self, computation: Computation, user: Instruction, value: Instruction, element: int | None) -> bool:
+        if user.opcode == "get-tuple-element":
+            return user.number != element or self.readers(computation, user, None)
+        if element is not None and user.opcode not in {"copy-done", "all-reduce-done"}:
+            return False
+        if user.opcode == "dynamic-slice" and user.operands[0] == value.name:
+            return self._slice(computation, user)
+        if user.opcode == "tuple":
+            places = [place for place, name in enumerate(user.operands) if name == value.name]
+            return all(self.readers(computation, user, place) for place in places)
+        if user.opcode in {"fusion", "call"}:
+            inside = self.module.computations[user.calls[0]]
+            places = [place for place, name in enumerate(user.operands) if name == value.name]
+            return all(self.readers(inside, inside.parameter(place), None) for place in places)
+        return user.opcode in _PASSES and self.readers(computation, user, None)
+
+    def _leaves(self, computation: Computation, element: int | None) -> bool:
+        """Go on where a fusion's result is read; the result of the program itself is read whole."""
+        callers = self.module.callers[computation.name]
+        return bool(callers) and all(
+            caller.opcode in {"fusion", "call"} and self.readers(outside, caller, element)
+            for outside, caller in callers
+        )
+
+    def _slice(self, computation: Computation, instruction: Instruction) -> bool:
+        if instruction.shapes[0].elements > self.most:
+            return False
+        if not any(depends_on_device(self.module, computation, name) for name in instruction.operands[1:]):
+            return False
+        self.slices += 1
+        return True
+
+
+def depends_on_device(module: Module, computation: Computation, name: str) -> bool:
+    """Whether a value is computed from the number of the device."""
+    seen: set[tuple[str, str]] = set()
+    waiting = [(computation, name)]
+    while waiting:
+        inside, current = waiting.pop()
+        if (inside.name, current) in seen or current not in inside.instructions:
+            continue
+        seen.add((inside.name, current))
+        instruction = inside.instructions[current]
+        if instruction.opcode in _DEVICE:
+            return True
+        if instruction.opcode == "parameter":
+            callers = module.callers[inside.name]
+            waiting += [
+                (outside, caller.operands[instruction.number])
+                for outside, caller in callers
+                if caller.opcode in {"fusion", "call"}
+            ]
+        elif instruction.opcode in {"fusion", "call"}:
+            called = module.computations[instruction.calls[0]]
+            waiting.append((called, called.root.name))
+        else:
+            waiting += [(inside, operand) for operand in instruction.operands]
+    return False
