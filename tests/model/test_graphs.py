@@ -290,9 +290,11 @@ def test_branch_that_returns_outer_values_and_one_value_twice(read):
     ]
 
 
-def test_control_flow_is_kept_whole_and_said_so(read):
+def test_control_flow_with_sequences_is_kept_whole_and_said_so(read):
     text = """g (float[3] x, float[3] k, bool c) => (float[3] y) { y = If(c)
-        <then_branch = t () => (float[3] a) { a = Add(x, k) }, else_branch = e () => (float[3] b) { b = Neg(x) }> }"""
+        <then_branch = t () => (float[3] a) { s = SequenceConstruct(x, k)  i = Constant <value_int = 1> ()
+                                              a = SequenceAt(s, i) },
+         else_branch = e () => (float[3] b) { b = Neg(x) }> }"""
     model = read(text)
     operator = model.operators[0]
     assert (operator.inputs, operator.attributes["captured"]) == (("c", "k", "x"), 2)

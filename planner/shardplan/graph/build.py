@@ -17,7 +17,7 @@ import numpy as np
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import Wishes
 from shardplan.graph import edges
-from shardplan.graph.flow import Flow, trace
+from shardplan.graph.flow import Flow, carried_pairs, trace
 from shardplan.graph.fusion import Fusion, fuse
 from shardplan.graph.operators import OperatorPricer, OperatorSpace
 from shardplan.graph.options import PlanOptions
@@ -97,6 +97,7 @@ def build_cost_graph(
             charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
             dtype=_compute_dtype(model, index),
             forwards=again.forwards(index),
+            turns=model.turns(operator.loops),
             complete=complete or index in asked,
         )
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
@@ -158,31 +159,45 @@ def _add_nodes(built: CostGraph) -> None:
 def _add_edges(built: CostGraph) -> None:
     tables: dict[tuple[object, ...], edges.Table] = {}
     graph, again, outputs = built.graph, built.recompute, frozenset(built.model.outputs)
+    model = built.model
     for index, (operator, space) in enumerate(zip(built.model.operators, built.operators, strict=True)):
         node, strategies = ("operator", operator.name), space.strategies
         for position, name in enumerate(operator.inputs):
             source = _read_space(built.kept, built.served, name)
             if source is not None:
-                times = again.reads(index, position)
-                key = ("read", id(source), id(strategies), position, times)
+                times, turns = again.reads(index, position), model.turns(operator.reads_in)
+                key = ("read", id(source), id(strategies), position, times, turns)
                 if key not in tables:
-                    tables[key] = edges.to_read(source, strategies, position, forwards=times)
+                    tables[key] = turns * edges.to_read(source, strategies, position, forwards=times)
                 _join(graph, built.source_of_reads(name), node, tables[key])
         for position, name in enumerate(operator.outputs):
             kept = built.kept.get(name)
             if kept is not None:
-                times = again.forwards(index)
+                times, turns = again.forwards(index), model.turns(operator.makes_in)
                 unread = name not in built.flow.readers and name not in outputs
-                made_key = ("made", id(kept), id(strategies), position, times, unread)
+                made_key = ("made", id(kept), id(strategies), position, times, unread, turns)
                 if made_key not in tables:
-                    tables[made_key] = edges.made_to_kept(strategies, position, kept, forwards=times, unread=unread)
+                    table = edges.made_to_kept(strategies, position, kept, forwards=times, unread=unread)
+                    tables[made_key] = turns * table
                 _join(graph, node, ("kept", name), tables[made_key])
     for name, serving in built.served.items():
-        times = again.serves(name)
-        serving_key = ("served", id(built.kept[name]), id(serving), times)
+        times, turns = again.serves(name), model.turns(built.flow.lives_in.get(name, ()))
+        serving_key = ("served", id(built.kept[name]), id(serving), times, turns)
         if serving_key not in tables:
-            tables[serving_key] = edges.kept_to_served(built.kept[name], serving, forwards=times)
+            tables[serving_key] = turns * edges.kept_to_served(built.kept[name], serving, forwards=times)
         _join(graph, ("kept", name), ("served", name), tables[serving_key])
+    _tie_carried(built, tables)
+
+
+def _tie_carried(built: CostGraph, tables: dict[tuple[object, ...], edges.Table]) -> None:
+    """What a loop carries has one layout around it."""
+    for entering, leaving in carried_pairs(built.model):
+        enter, leave = (built.operators[index].strategies for index in (entering, leaving))
+        key = ("carried", id(enter), id(leave))
+        if key not in tables:
+            tables[key] = edges.around(enter, leave)
+        first, last = (("operator", built.model.operators[index].name) for index in (entering, leaving))
+        _join(built.graph, first, last, tables[key])
 
 
 def _join(graph: nx.MultiGraph, source: Node, target: Node, table: edges.Table) -> None:

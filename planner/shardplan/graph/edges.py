@@ -4,7 +4,8 @@ made -> kept     the producer's result is brought into the layout in which it is
 kept -> served   a tensor with several readers is gathered once for all; their gradients are reduced once
 kept or served -> read   what one reader needs beyond that
 
-A value that backward reads again is gathered again there, unless it was kept as it is read.
+A value that backward reads again is gathered again there, unless it was kept as it is read. What happens inside of a
+loop happens in every turn; a value from outside is served once, and read in every turn.
 """
 
 from __future__ import annotations
@@ -57,6 +58,15 @@ def to_read(source: TensorSpace, strategies: StrategySpace, position: int, *, fo
     codes = strategies.layout_codes("operands", position)
     table += _gradient_back(source, source.codes, source.gradient, codes, gradient)
     return _picoseconds(table)
+
+
+def around(enter: StrategySpace, leave: StrategySpace) -> Table:
+    """Strategies in which a turn of a loop begins with a value (rows) to those in which one ends with it (columns).
+
+    They must hand it on in one layout: 0 where they do, `inf` elsewhere."""
+    begins = [enter.layout("results", 0, strategy) for strategy in range(len(enter))]
+    ends = [leave.layout("operands", 0, strategy) for strategy in range(len(leave))]
+    return np.array([[0.0 if begin == end else np.inf for end in ends] for begin in begins])
 
 
 def gradient_count(space: TensorSpace, kept_codes: Index, read_codes: Index) -> Seconds:

@@ -6,10 +6,10 @@ Everything here depends on the model, its rules and the mode alone; layouts and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardplan.errors import Diagnostic, error
-from shardplan.model.types import Model, Operator
+from shardplan.model.types import CONTROL, Border, Model, Operator
 from shardplan.rules.types import Rule
 
 _SMALL_CONSTANT_BYTES = 1 << 20
@@ -24,7 +24,8 @@ class Flow:
 
     `planned`: tensors that get a layout, in graph order (parameters and inputs before their first reader).
     `needs_grad`: tensors with a gradient; empty for inference. `weightlike`: computed from weights and constants
-    alone, so the same for every microbatch. `saved`: values that backward reads again.
+    alone, so the same for every microbatch. `saved`: values that backward reads again. `lives_in`: loops inside of
+    which a value is made; `kept_until`: last operator of the loop that reads a value from outside.
     """
 
     makers: Mapping[str, tuple[int, int]]
@@ -33,18 +34,28 @@ class Flow:
     needs_grad: frozenset[str]
     weightlike: frozenset[str]
     saved: frozenset[str]
+    lives_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kept_until: Mapping[str, int] = field(default_factory=dict)
 
     def first_reader(self, name: str) -> int:
-        return self.readers[name][0][0] if self.readers.get(name) else self.makers[name][0]
+        return self.readers[name][0][0] if self.readers.get(name) else self._maker(name)
 
     def last_reader(self, name: str) -> int:
-        return self.readers[name][-1][0] if self.readers.get(name) else self.makers[name][0]
+        """The last operator for which a value must be there: of a loop that reads it, the last one inside."""
+        if name in self.kept_until:
+            return self.kept_until[name]
+        return self.readers[name][-1][0] if self.readers.get(name) else self._maker(name)
+
+    def _maker(self, name: str) -> int:
+        """The operator that makes a value, the first one for inputs that nobody reads."""
+        return self.makers[name][0] if name in self.makers else 0
 
 
 def trace(model: Model, rules: Sequence[Rule], *, training: bool) -> Flow:
     """The flow of `model`, whose operator i has the rule `rules[i]`."""
     makers: dict[str, tuple[int, int]] = {}
     readers: dict[str, list[tuple[int, int]]] = {}
+    lives_in = {name: operator.makes_in for operator in model.operators for name in operator.outputs if name}
     planned: dict[str, None] = dict.fromkeys(name for name in model.inputs if not _is_small_constant(model, name))
     for index, operator in enumerate(model.operators):
         for position, name in enumerate(operator.inputs):
@@ -63,7 +74,43 @@ def trace(model: Model, rules: Sequence[Rule], *, training: bool) -> Flow:
         needs_grad=needs_grad,
         weightlike=_weightlike(model),
         saved=_saved(model, rules, needs_grad) if training else frozenset(),
+        lives_in=lives_in,
+        kept_until=_kept_until(model, readers, lives_in) if model.trips else {},
     )
+
+
+def carried_pairs(model: Model) -> list[tuple[int, int]]:
+    """The operators that begin and end the turns of a loop for one carried value, as pairs of numbers."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for index, operator in enumerate(model.operators):
+        if operator.domain == CONTROL and operator.op_type in {Border.ENTER, Border.LEAVE}:
+            found.setdefault((operator.loops, operator.attributes["carry"]), []).append(index)
+    return [(pair[0], pair[1]) for pair in found.values()]
+
+
+def _kept_until(
+    model: Model, readers: Mapping[str, Sequence[tuple[int, int]]], lives_in: Mapping[str, tuple[str, ...]]
+) -> dict[str, int]:
+    """Until which operator values are needed that some loop reads from outside in every turn."""
+    ends = {
+        operator.loops[: depth + 1]: index
+        for index, operator in enumerate(model.operators)
+        for depth in range(len(operator.loops))
+    }
+    kept_until = {}
+    for name, found in readers.items():
+        home = len(lives_in.get(name, ()))
+        inside = [model.operators[index].loops[: home + 1] for index, _ in found if _stays(model, index, home)]
+        if inside:
+            kept_until[name] = max(found[-1][0], *(ends[loops] for loops in inside))
+    return kept_until
+
+
+def _stays(model: Model, reader: int, home: int) -> bool:
+    """Whether a value that lives in `home` loops is read by an operator in every turn of one more."""
+    operator = model.operators[reader]
+    once = operator.reads_in if operator.op_type == Border.ENTER else operator.loops
+    return len(once) > home
 
 
 def training_obstacles(model: Model) -> list[Diagnostic]:

@@ -43,6 +43,7 @@ def fuse(model: Model, rules: Sequence[Rule], flow: Flow) -> Fusion:
         and name not in outputs
         and flow.readers.get(name)
         and all(pointwise[reader] and depth[reader] == depth[maker] for reader, _ in flow.readers[name])
+        and all(model.operators[reader].loops == model.operators[maker].loops for reader, _ in flow.readers[name])
     }
     groups = _groups(model, flow, inner)
     seen: set[tuple[int, str]] = set()

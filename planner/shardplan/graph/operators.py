@@ -65,15 +65,19 @@ class OperatorPricer:
         charged: Charged,
         dtype: str,
         forwards: int,
+        turns: int = 1,
         complete: bool = False,
     ) -> OperatorSpace:
         """The space of an operator with these planned operands and results; `forwards`: 2 when it is recomputed.
 
-        `complete`: strategies that others can stand in for are kept, because somebody may ask for them.
+        `turns`: how often the loops around it turn. `complete`: strategies that others can stand in for are kept,
+        because somebody may ask for them.
         """
-        key = (id(rule), tuple(map(id, operands)), tuple(map(id, results)), charged, dtype, forwards, complete)
+        key = (id(rule), tuple(map(id, operands)), tuple(map(id, results)), charged, dtype, forwards, turns, complete)
         if key not in self._spaces:
-            self._spaces[key] = self._price(rule, operands, results, charged, dtype, forwards, complete=complete)
+            self._spaces[key] = self._price(
+                rule, operands, results, charged, dtype, forwards, turns=turns, complete=complete
+            )
         return self._spaces[key]
 
     def optimizer_seconds(self, kept: TensorSpace, dtype: str) -> Seconds:
@@ -94,6 +98,7 @@ class OperatorPricer:
         dtype: str,
         forwards: int,
         *,
+        turns: int,
         complete: bool,
     ) -> OperatorSpace:
         strategies = StrategySpace(rule, operands, results, self.cluster.mesh)
@@ -115,9 +120,9 @@ class OperatorPricer:
             of_use = np.flatnonzero(~dominated(strategies, charged_s[keep], held, forwards=forwards))
             strategies.keep(of_use)
             keep, held = keep[of_use], held[of_use]
-        picoseconds = np.rint(charged_s[keep] * PICOSECONDS)
-        later_s = (compute_s - forward_s)[keep]
-        return OperatorSpace(strategies, picoseconds, compute_s[keep], inner_s[keep], later_s, held, 2 * held)
+        picoseconds = np.rint(turns * charged_s[keep] * PICOSECONDS)
+        compute_s, inner_s, later_s = (turns * part[keep] for part in (compute_s, inner_s, compute_s - forward_s))
+        return OperatorSpace(strategies, picoseconds, compute_s, inner_s, later_s, held, 2 * held)
 
     def _kernel(self, strategies: StrategySpace, flops: float, charged: Charged, dtype: str, *, passes: int) -> Seconds:
         """Seconds of one microbatch; backward makes two passes over the bytes."""

@@ -55,7 +55,7 @@ def tensor_kinds(
             ordered=parameter or name in reordered,
             microbatches=micro,
         )
-        if len(flow.readers.get(name, ())) > 1:
+        if len(flow.readers.get(name, ())) > 1 or name in flow.kept_until:
             served[name] = replace(kept[name], stored=False, ordered=False)
     return Traffic(kept, served, trainable)
 

@@ -232,7 +232,7 @@ def _numbers(
     for operator in operators:
         inputs = tuple([looks[name] for name in operator.inputs])
         outputs = tuple([looks[name] for name in operator.outputs])
-        numbers.append(seen.setdefault((operator_digest(operator), inputs, outputs), len(seen)))
+        numbers.append(seen.setdefault((operator_digest(operator), operator.loops, inputs, outputs), len(seen)))
     return np.array(numbers, np.int64)
 
 

@@ -14,7 +14,7 @@ from shardplan.model.draft import CAPTURED, Draft, Node
 from shardplan.model.infer import Inferred
 from shardplan.model.names import Use, identity_of, other_names
 from shardplan.model.node_types import is_optional_output
-from shardplan.model.types import AttributeValue, Model, Operator, Parameter, Role, Tensor
+from shardplan.model.types import CONTROL, AttributeValue, Border, Model, Operator, Parameter, Role, Tensor
 from shardplan.model.unresolved import dtype_of, unresolved_values
 from shardplan.model.weights import Weights
 
@@ -27,14 +27,25 @@ def build_model(name: str, draft: Draft, binding: Binding, weights: Weights, inf
 
 
 def needed_nodes(nodes: list[Node], outputs: list[str]) -> list[Node]:
-    """Nodes that some graph output depends on."""
-    wanted = set(outputs)
-    kept = []
-    for node in reversed(nodes):
-        if not wanted.isdisjoint(node.outputs):
-            kept.append(node)
-            wanted.update(node.reads)
-    return kept[::-1]
+    """Nodes that some graph output depends on. What a turn of a loop begins with depends on how the last one ended."""
+    wanted, carried = set(outputs), set[object]()
+    while True:
+        kept, entered = [], len(carried)
+        for node in reversed(nodes):
+            carry = _carry(node)
+            if not wanted.isdisjoint(node.outputs) or (carry in carried and node.op_type == Border.LEAVE):
+                kept.append(node)
+                wanted.update(node.reads)
+                carried |= {carry} - {None}
+        if len(carried) == entered:
+            return kept[::-1]
+
+
+def _carry(node: Node) -> object:
+    """Which carried value an `Enter` or `Leave` is about; None for other nodes."""
+    if node.domain != CONTROL or node.op_type not in {Border.ENTER, Border.LEAVE}:
+        return None
+    return node.loops, next(int(entry.i) for entry in node.proto.attribute if entry.name == "carry")
 
 
 @dataclass(slots=True)
@@ -166,6 +177,7 @@ class _Builder:
             opset=self.draft.opsets.get("", 0),
             producer=self.draft.producer,
             warnings=tuple(self.inferred.warnings + self._kept_whole()),
+            trips={name: self.draft.trips[name] for name in sorted({n for node in self.nodes for n in node.loops})},
         )
 
     def _roles(self, parameters: tuple[Parameter, ...]) -> dict[str, Role]:
@@ -192,6 +204,7 @@ class _Builder:
             domain=node.domain,
             version=self.draft.opsets[node.domain],
             module=node.module,
+            loops=node.loops,
         )
 
     def _parameters(self, values: list[str]) -> tuple[Parameter, ...]:

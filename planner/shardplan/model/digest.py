@@ -39,6 +39,10 @@ def _lines(model: Model) -> Iterator[str]:
         yield f"constant {name!r} {array_digest(model.constants[name])}"
     for operator in model.operators:
         yield f"operator {operator.name!r} {operator_digest(operator)} {operator.inputs!r} {operator.outputs!r}"
+        if operator.loops:
+            yield f"loops {operator.name!r} {operator.loops!r}"
+    for name in sorted(model.trips):
+        yield f"trip {name!r} {model.trips[name]}"
 
 
 def operator_digest(operator: Operator) -> str:

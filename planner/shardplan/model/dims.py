@@ -6,10 +6,14 @@ import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
-from shardplan.model.draft import Dim, Draft, Stored
+from shardplan.model.draft import Dim, Draft, Node, Stored
+from shardplan.model.nested import inner_name, nested_graphs
 
+TRIP: Final = "trip:"
+"""Before the name of a loop, among the sizes of dims: how often it turns."""
 _LONGEST_EXPRESSION = 400
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -32,9 +36,14 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Sizes by dim name. `sizes` also binds dims without a name, as `input[0]`."""
+    """Sizes by dim name. `sizes` also binds dims without a name, as `input[0]`, and turns of loops, as `trip:NAME`."""
 
     sizes: Mapping[str, int]
+
+    @property
+    def trips(self) -> dict[str, int]:
+        """How often loops turn, by name, as far as it was given."""
+        return _trips(self.sizes)
 
     def shape_of(self, name: str, stored: Stored) -> tuple[int | None, ...] | None:
         """The shape of value `name` as far as it is known."""
@@ -117,7 +126,8 @@ def bind(draft: Draft, dims: Mapping[str, int]) -> Binding:
     """
     needed = _open_dims(draft, Binding({}))
     stored = _names([*draft.inputs.values(), *draft.stored.values()])
-    problems = _bad_sizes(dims) + _unknown_names(dims, list(needed), stored)
+    named = {name: size for name, size in dims.items() if not name.startswith(TRIP)}
+    problems = _bad_sizes(dims) + _unknown_names(named, list(needed), stored) + _unknown_loops(draft, _trips(dims))
     binding = Binding(dict(dims))
     if not problems:
         unbound = {name: uses for name, uses in _open_dims(draft, binding).items() if name not in dims}
@@ -147,12 +157,48 @@ def _names(values: Iterable[Stored]) -> set[str]:
 
 
 def _bad_sizes(dims: Mapping[str, int]) -> list[Diagnostic]:
-    text = "a dim must be a whole number of at least 1"
+    bad = {name: size for name, size in sorted(dims.items()) if type(size) is not int or size < 1}
     return [
-        error("bad-dim", f"--dim {name}={size}: {text}")
-        for name, size in sorted(dims.items())
-        if type(size) is not int or size < 1
+        error(
+            "bad-trip", f"{trip_flag(name.removeprefix(TRIP), size)}: a loop turns a whole number of times, at least 1"
+        )
+        if name.startswith(TRIP)
+        else error("bad-dim", f"--dim {name}={size}: a dim must be a whole number of at least 1")
+        for name, size in bad.items()
     ]
+
+
+def _trips(sizes: Mapping[str, int]) -> dict[str, int]:
+    return {name.removeprefix(TRIP): size for name, size in sizes.items() if name.startswith(TRIP)}
+
+
+def _unknown_loops(draft: Draft, trips: Mapping[str, int]) -> list[Diagnostic]:
+    loops = _loop_names(draft.nodes) if trips else []
+    detail = f"loops of the model: {', '.join(loops)}" if loops else "the model has no loops"
+    return [
+        error(
+            "unknown-trip",
+            f"{trip_flag(name, trips[name])}: no loop is called '{name}'",
+            detail=detail,
+            hint=did_you_mean(name, loops),
+        )
+        for name in sorted(set(trips) - set(loops))
+    ]
+
+
+def _loop_names(nodes: Iterable[Node]) -> list[str]:
+    """The names of all loops, those inside others as `outer/inner`."""
+    found: list[str] = []
+    waiting = [(node.name, node.proto) for node in reversed(list(nodes))]
+    while waiting:
+        name, proto = waiting.pop()
+        if proto.op_type in {"Loop", "Scan"}:
+            found.append(name)
+        for attribute, graph in nested_graphs(proto):
+            outer = f"{name}/{attribute}" if proto.op_type == "If" else name
+            inside = [(inner_name(outer, entry, index), entry) for index, entry in enumerate(graph.node)]
+            waiting += reversed(inside)
+    return found
 
 
 def _unknown_names(dims: Mapping[str, int], needed: list[str], stored: set[str]) -> list[Diagnostic]:
@@ -185,6 +231,12 @@ def _unbound(uses: Mapping[str, list[str]]) -> Diagnostic:
 def flag(name: str, size: int | str) -> str:
     """The command line flag that binds `name`, quoted for a shell where needed."""
     return f"--dim {name}={size}" if name.isidentifier() else f"--dim '{name}={size}'"
+
+
+def trip_flag(name: str, turns: int | str) -> str:
+    """The command line flag that says how often a loop turns, quoted for a shell where needed."""
+    plain = all(part.isidentifier() for part in name.split("/"))
+    return f"--trip {name}={turns}" if plain else f"--trip '{name}={turns}'"
 
 
 def _impossible(draft: Draft, binding: Binding) -> list[Diagnostic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -22,7 +22,8 @@ CAPTURED = "captured"
 
 @dataclass(slots=True)
 class Node:
-    """One node; `captured` are outer values that its nested graphs read, `module` its dotted module path or `""`."""
+    """One node; `captured` are outer values that its nested graphs read, `module` its dotted module path or `""`,
+    `loops` the names of the loops that it runs in."""
 
     proto: onnx.NodeProto
     name: str
@@ -32,6 +33,7 @@ class Node:
     outputs: list[str]
     module: str
     captured: list[str]
+    loops: tuple[str, ...] = ()
 
     @property
     def reads(self) -> list[str]:
@@ -55,7 +57,8 @@ class Stored:
 
 @dataclass(slots=True)
 class Draft:
-    """A checked graph. `nodes` are in execution order; `inputs` are those without an initializer."""
+    """A checked graph. `nodes` are in execution order; `inputs` are those without an initializer; `trips`: how often
+    the loops turn that have been taken apart."""
 
     nodes: list[Node]
     inputs: dict[str, Stored]
@@ -66,6 +69,7 @@ class Draft:
     opsets: dict[str, int]
     ir_version: int
     producer: str
+    trips: dict[str, int] = field(default_factory=dict)
 
 
 def draft_graph(proto: onnx.ModelProto) -> Draft:
@@ -91,10 +95,12 @@ def draft_graph(proto: onnx.ModelProto) -> Draft:
     infos = [*graph.value_info, *graph.output]
     return Draft(
         nodes=_in_order(nodes, {*inputs, *initializers}),
-        inputs={name: _stored(value.type.tensor_type) for name, value in inputs.items()},
+        inputs={name: stored_type(value.type.tensor_type) for name, value in inputs.items()},
         outputs=outputs,
         initializers=initializers,
-        stored={value.name: _stored(value.type.tensor_type) for value in infos if value.type.HasField("tensor_type")},
+        stored={
+            value.name: stored_type(value.type.tensor_type) for value in infos if value.type.HasField("tensor_type")
+        },
         folded_from=_folded_from([*graph.value_info, *graph.initializer]),
         opsets=opsets,
         ir_version=proto.ir_version,
@@ -102,7 +108,8 @@ def draft_graph(proto: onnx.ModelProto) -> Draft:
     )
 
 
-def _stored(tensor: onnx.TypeProto.Tensor) -> Stored:
+def stored_type(tensor: onnx.TypeProto.Tensor) -> Stored:
+    """Element type and dims as the file has them."""
     if not tensor.HasField("shape"):
         return Stored(tensor.elem_type, None)
     return Stored(tensor.elem_type, tuple([_dim(dim) for dim in tensor.shape.dim]))

@@ -8,7 +8,6 @@ repeated layers cost nothing.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,14 +15,17 @@ from typing import Any
 import numpy as np
 import onnx
 
-from shardplan.errors import Diagnostic, error, warning
+from shardplan.errors import Diagnostic, ShardplanError, error, warning
 from shardplan.model.attributes import array_of, attributes_of, has_data
-from shardplan.model.branches import spliced, taken_branch
+from shardplan.model.border_types import border_types
+from shardplan.model.branches import both_branches, spliced, taken_branch
 from shardplan.model.dims import Binding, flag
 from shardplan.model.draft import Draft, Node
 from shardplan.model.evaluate import LIMIT_ELEMENTS, NEVER, value_of
+from shardplan.model.loops import unrolled
 from shardplan.model.node_types import UNKNOWN, NodeTyper, Outcome, Typed, show
 from shardplan.model.shapes import Shape
+from shardplan.model.types import CONTROL
 from shardplan.model.weights import Weights
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +46,7 @@ class Inferred:
 
 
 def infer(draft: Draft, binding: Binding, weights: Weights) -> Inferred:
-    """Infer every value of `draft` under `binding`; `If` nodes with a known condition are replaced in `draft`."""
+    """Infer every value of `draft` under `binding`; what is inside of `If`, `Loop` and `Scan` moves into `draft`."""
     inferred = Inferred({}, {})
     for name, stored in draft.inputs.items():
         inferred.typed[name] = Typed(stored.elem_type, binding.shape_of(name, stored))
@@ -65,20 +67,49 @@ class _Pass:
         self.data_keys: dict[str, Hashable] = {}
         self.stale = 0
         self.first_stale = ""
+        self.entered: dict[str, Typed] = {}
 
     def run(self) -> None:
         self._read_initializers()
-        waiting = deque(self.draft.nodes)
-        self.draft.nodes = []
-        while waiting:
-            node = waiting.popleft()
-            branch = taken_branch(node, self.out.known)
-            if branch is None:
-                self._visit(node)
-                self.draft.nodes.append(node)
-            else:
-                waiting.extendleft(reversed(spliced(self.draft, node, branch)))
-                self._read_initializers()
+        self.draft.nodes = [placed for node in self.draft.nodes for placed in self._placed(node)]
+
+    def _placed(self, node: Node) -> list[Node]:
+        """`node`, or what stands for it, with all types inferred."""
+        branch = taken_branch(node, self.out.known)
+        if branch is not None:
+            return self._each_placed(spliced(self.draft, node, branch))
+        found = len(self.out.problems)
+        pieces = self._apart(node)
+        if pieces is not None:
+            placed = self._each_placed(pieces)
+            if all(self.out.typed[name].is_static for entry in placed for name in entry.outputs if name):
+                return placed
+        because = self.out.problems[found:] if pieces is not None else []
+        del self.out.problems[len(self.out.problems) - len(because) :]
+        self._visit(node)
+        if not all(self.out.typed[name].is_static for name in node.outputs if name):
+            self.out.problems += because
+        return [node]
+
+    def _apart(self, node: Node) -> list[Node] | None:
+        """What is inside of a node that controls the flow, with its border; None for others, and where that is not to
+        be had."""
+        pieces = both_branches(self.draft, node)
+        if pieces is None:
+            try:
+                loop = unrolled(self.draft, node, self.out.typed, self.out.known, self.binding.trips)
+            except ShardplanError as problem:
+                self.out.problems += problem.diagnostics
+                return None
+            if loop is None:
+                return None
+            pieces, self.draft.trips[node.name] = loop
+        self.draft.opsets[CONTROL] = 1
+        return pieces
+
+    def _each_placed(self, pieces: list[Node]) -> list[Node]:
+        self._read_initializers()
+        return [placed for piece in pieces for placed in self._placed(piece)]
 
     def _read_initializers(self) -> None:
         for name, tensor in self.draft.initializers.items():
@@ -97,7 +128,7 @@ class _Pass:
             self.out.problems.append(error("bad-tensor", text, detail=str(problem)))
 
     def _visit(self, node: Node) -> None:
-        outcome = self._outcome(node)
+        outcome = self._at_border(node) if node.domain == CONTROL else self._outcome(node)
         for name, found in zip(node.outputs, outcome.types, strict=False):
             if name:
                 self.out.typed[name] = self._with_stored(node, name, found)
@@ -107,6 +138,12 @@ class _Pass:
             self.out.reasons[node.name] = outcome.reason
         if node.name not in self.weights.made_by:
             self._compute(node)
+
+    def _at_border(self, node: Node) -> Outcome:
+        outcome = border_types(node, self.out.typed, self.entered)
+        if outcome.problem:
+            self.out.problems.append(error(outcome.problem, outcome.reason))
+        return outcome
 
     def _outcome(self, node: Node) -> Outcome:
         signature = (
@@ -180,7 +217,12 @@ class _Pass:
         if node.op_type in ("Shape", "Size") and not node.domain:
             self._compute_shape(node)
             return
-        if node.op_type in NEVER or node.captured or not all(name in known for name in node.reads):
+        if (
+            node.op_type in NEVER
+            or node.domain == CONTROL
+            or node.captured
+            or not all(name in known for name in node.reads)
+        ):
             return
         stored = next(
             (entry.t for entry in node.proto.attribute if entry.name == "value" and entry.HasField("t")), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -57,12 +57,33 @@ class Parameter:
     onnx_perm: tuple[int, ...] = ()
 
 
+CONTROL: Final = "shardplan"
+"""The domain of operators that stand where control flow was."""
+
+
+class Border:
+    """Operators of the domain `CONTROL`: what crosses the border of a loop, and the choice between two branches."""
+
+    ENTER: Final = "Enter"
+    EACH: Final = "Each"
+    COUNT: Final = "Count"
+    LEAVE: Final = "Leave"
+    STACK: Final = "Stack"
+    CHOOSE: Final = "Choose"
+
+
+_INTO: Final = frozenset({Border.ENTER, Border.EACH, Border.COUNT})
+_OUT_OF: Final = frozenset({Border.LEAVE, Border.STACK})
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """One node: inputs and outputs are value names, `""` where an optional one is absent.
 
     `version`: opset version of `domain` that the file imports. `module`: dotted module path from export metadata
-    (`model.layers.0.self_attn.q_proj`), `""` when unknown. A node with nested graphs (If, Loop, Scan) is one operator:
+    (`model.layers.0.self_attn.q_proj`), `""` when unknown. `loops`: names of the loops that it runs in, outermost
+    first; operators at a loop's border are inside. A node with nested graphs that could not be taken apart is one
+    operator:
     its last inputs are the outer values that those graphs read, as many as its attribute `captured` says.
     """
 
@@ -74,11 +95,22 @@ class Operator:
     domain: str = ""
     version: int = 1
     module: str = ""
+    loops: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
         """`MatMul`, or `com.microsoft.MatMulNBits` outside the default domain."""
         return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+    @property
+    def reads_in(self) -> tuple[str, ...]:
+        """The loops in which it gets its operands: those around it, where it brings values into a loop."""
+        return self.loops[:-1] if self.domain == CONTROL and self.op_type in _INTO else self.loops
+
+    @property
+    def makes_in(self) -> tuple[str, ...]:
+        """The loops in which its results live: those around it, where it brings values out of a loop."""
+        return self.loops[:-1] if self.domain == CONTROL and self.op_type in _OUT_OF else self.loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +126,7 @@ class Block:
 class Model:
     """A graph with static shapes. `operators` are in execution order; `constants` holds the small known values
     (shapes, axes, scalars) that rules need to read; large constant tensors have role `constant` and no value here.
+    `dims`: sizes that were given, of symbolic dims and, as `trip:NAME`, of loops; `trips`: how often each loop turns.
     `warnings`: what a user should know about how the file was read."""
 
     name: str
@@ -108,9 +141,14 @@ class Model:
     opset: int = 0
     producer: str = ""
     warnings: tuple[Diagnostic, ...] = ()
+    trips: Mapping[str, int] = field(default_factory=dict)
 
     def tensor(self, name: str) -> Tensor:
         return self.tensors[name]
+
+    def turns(self, loops: tuple[str, ...]) -> int:
+        """How often per step something inside all of `loops` happens."""
+        return math.prod(self.trips[name] for name in loops)
 
 
 DTYPE_BITS: dict[str, int] = {

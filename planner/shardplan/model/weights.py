@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ import onnx
 
 from shardplan.model.attributes import array_of, has_data
 from shardplan.model.draft import Draft, Node
+from shardplan.model.nested import nested_graphs
 
 STRONG, TRAINED, WEAK = 1, 2, 4
 
@@ -181,18 +182,30 @@ def _wanted(draft: Draft, live: set[str]) -> dict[str, int]:
             _pass_back(node, wanted)
             continue
         kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        slots, frozen, never = SLOTS.get(kind, {}), _QUANTISED.get(kind, ()), _NEVER.get(kind, ())
-        for slot, name in enumerate(node.inputs):
-            if name in live or not name or slot in never:
-                continue
-            if slot in frozen or (kind, slot) in _STATISTICS:
-                said = STRONG
-            else:
-                said = TRAINED | (STRONG if slot in slots else WEAK)
-            wanted[name] = wanted.get(name, 0) | said
-        for name in node.captured:
-            wanted[name] = wanted.get(name, 0) | TRAINED | WEAK
+        uses = [(kind, slot, name) for slot, name in enumerate(node.inputs)]
+        uses += [use for use in _uses_inside(node.proto) if use[2] in node.captured]
+        for inner, slot, name in uses:
+            if name and name not in live:
+                wanted[name] = wanted.get(name, 0) | _said(inner, slot)
     return wanted
+
+
+def _said(kind: str, slot: int) -> int:
+    """What one slot of an operator says of the value that it reads."""
+    if slot in _NEVER.get(kind, ()):
+        return 0
+    if slot in _QUANTISED.get(kind, ()) or (kind, slot) in _STATISTICS:
+        return STRONG
+    return TRAINED | (STRONG if slot in SLOTS.get(kind, {}) else WEAK)
+
+
+def _uses_inside(proto: onnx.NodeProto) -> Iterator[tuple[str, int, str]]:
+    """(kind, slot, value) of everything that is read in the graphs inside a node."""
+    for _, graph in nested_graphs(proto):
+        for entry in graph.node:
+            kind = f"{entry.domain}.{entry.op_type}" if entry.domain not in {"", "ai.onnx"} else entry.op_type
+            yield from ((kind, slot, name) for slot, name in enumerate(entry.input))
+            yield from _uses_inside(entry)
 
 
 def _pass_back(node: Node, wanted: dict[str, int]) -> None:

@@ -137,6 +137,7 @@ def _model_section(built: CostGraph) -> Mapping[str, object]:
         "parameters": len(model.parameters),
         "parameter_elements": sum(model.tensor(parameter.tensor).elements for parameter in model.parameters),
         **({} if options.cost_model.is_ours else {"cost_model": str(options.cost_model)}),
+        **({"loops": dict(model.trips)} if model.trips else {}),
         **({"kv_cache_tokens": options.kv_cache_tokens} if options.kv_cache_tokens else {}),
         **({"constraints": constraints} if constraints else {}),
         **({"mesh_axis_names": list(aliases)} if aliases else {}),

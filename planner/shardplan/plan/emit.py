@@ -67,15 +67,18 @@ class Emitter:
         assert made is not None
         kept, micro = self.kept_layout(name), self.built.options.microbatches
         forwards = self.built.recompute.forwards(index)
-        yield self._move(name, made, kept, "", "forward", count=micro * forwards)
+        turns = self.built.model.turns(self.built.model.operators[index].makes_in)
+        yield self._move(name, made, kept, "", "forward", count=turns * micro * forwards)
         if self.built.kept[name].kind.has_gradient:
-            yield self._move(name, kept, made, "", "backward", count=micro)
+            yield self._move(name, kept, made, "", "backward", count=turns * micro)
 
     def _serving(self, name: str) -> Iterator[Move]:
         kept, served = self.built.kept[name], self.built.served[name]
         codes = kept.codes[self.choice["kept", name]], served.codes[self.choice["served", name]]
         again = self.built.recompute.serves(name) > 1
-        yield from self._bringing(name, self.kept_layout(name), self.served_layout(name), "", codes, again=again)
+        turns = self.built.model.turns(self.built.flow.lives_in.get(name, ()))
+        layouts = self.kept_layout(name), self.served_layout(name)
+        yield from self._bringing(name, *layouts, "", codes, again=again, turns=turns)
 
     def _reading(self, index: int, position: int, name: str) -> Iterator[Move]:
         operator, space = self.built.model.operators[index], self.built.operators[index].strategies
@@ -85,7 +88,8 @@ class Emitter:
         source = self.built.graph.nodes[node]["space"]
         codes = source.codes[self.choice[node]], space.layout_codes("operands", position)[self._strategy(index)]
         again = self.built.recompute.reads(index, position) > 1
-        yield from self._bringing(name, self.served_layout(name), read, operator.name, codes, again=again)
+        turns = self.built.model.turns(operator.reads_in)
+        yield from self._bringing(name, self.served_layout(name), read, operator.name, codes, again=again, turns=turns)
 
     def _bringing(
         self,
@@ -96,12 +100,13 @@ class Emitter:
         codes: tuple[np.ndarray, np.ndarray],
         *,
         again: bool,
+        turns: int,
     ) -> Iterator[Move]:
         """A value is brought to where it is read, perhaps again for backward, and its gradient comes back."""
-        space, micro = self.built.kept[name], self.built.options.microbatches
+        space, micro = self.built.kept[name], turns * self.built.options.microbatches
         yield self._move(name, source, target, reader, "forward", count=micro)
         if space.kind.has_gradient:
-            count = int(gradient_count(space, codes[0][None], codes[1][None])[0, 0])
+            count = turns * int(gradient_count(space, codes[0][None], codes[1][None])[0, 0])
             yield self._move(name, target, source, reader, "backward", count=count)
         if again:
             yield self._move(name, source, target, reader, "backward", count=micro, regather=True)

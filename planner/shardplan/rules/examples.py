@@ -131,6 +131,8 @@ EXAMPLES: Mapping[str, Example] = {
         "64x32, 64x8, 8x128x16, 8x128, -, 8x32x64, 8x32 -> 64x32", {"k": 2, "expert_weight_bits": 4}
     ),
     "com.microsoft.DynamicQuantizeMatMul": Example("4x6, 6x8, 1 -> 4x8"),
+    "shardplan.Each": Example("6x4x8 -> 4x8", {"axis": 0}),
+    "shardplan.Stack": Example("4x8 -> 6x4x8", {"axis": 0}),
     "com.microsoft.NhwcConv": Example("4x8x8x6, 12x3x3x6 -> 4x8x8x12", {"pads": (1, 1, 1, 1)}),
 }
 """By kind; an operator without one is shown with that of the first kind of its line."""

@@ -10,6 +10,7 @@ from shardplan.model.types import Model, Operator
 from shardplan.rules import (
     attention,
     contraction,
+    control,
     convolution,
     gather,
     loss,
@@ -45,6 +46,7 @@ TABLES: Mapping[str, tuple[Entry, ...]] = {
     "loss": loss.TABLE,
     "microsoft": microsoft.TABLE,
     "whole": whole.TABLE,
+    "control": control.TABLE,
 }
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     family: tuple(sorted({kind for entry in table for kind in entry.kinds})) for family, table in TABLES.items()

@@ -19,7 +19,7 @@ from shardplan.plan.types import Move, OperatorDecision, Plan, TensorDecision
 from shardplan.rules import model_rules
 from shardplan.rules.types import Option, Rule
 from shardplan.spmd.localise import localise
-from shardplan.spmd.program import Compute, Instruction, Program, Site, Transfer, Value, placements_of
+from shardplan.spmd.program import Compute, Instruction, Program, Repeat, Site, Transfer, Value, placements_of
 from shardplan.spmd.steps import retrace
 
 Side = Literal["operands", "results"]
@@ -48,7 +48,10 @@ class _Lowering:
                 self.moves[move.tensor, move.reader, move.source, move.target].append(move)
         self.loads: dict[Value, None] = {}
         self.served: set[str] = set()
-        self.instructions: list[Instruction] = []
+        self.levels: list[list[Instruction]] = [[]]
+        self.afterwards: list[list[Instruction]] = [[]]
+        self.loops: tuple[str, ...] = ()
+        self.home = {name: len(operator.makes_in) for operator in model.operators for name in operator.outputs}
         self.retraced: dict[tuple[str, Layout, Layout, tuple[Collective, ...]], tuple[Step, ...] | None] = {}
         self.beside: dict[str, list[int]] = defaultdict(list)
         for index, operator in enumerate(model.operators):
@@ -66,20 +69,35 @@ class _Lowering:
                 hint = did_you_mean(operator.name, decisions)
                 raise ShardplanError(error("stale-plan", f"the plan has no operator '{operator.name}'", hint=hint))
             self._operator(operator, rule, decisions[operator.name])
-        return Program(self.model, self.mesh, tuple(self.loads), tuple(self.instructions))
+        self._go_to(())
+        return Program(self.model, self.mesh, tuple(self.loads), tuple(self.levels[0]))
+
+    def _go_to(self, loops: tuple[str, ...]) -> None:
+        """Close the loops that are left, open those that are entered. `levels[d]`: what is inside of d loops so far;
+        `afterwards[d]`: what follows when the d-th is closed."""
+        while loops[: len(self.loops)] != self.loops:
+            name, inside, after = self.loops[-1], self.levels.pop(), self.afterwards.pop()
+            self.levels[-1] += [Repeat(name, self.model.trips[name], tuple(inside)), *after]
+            self.loops = self.loops[:-1]
+        for name in loops[len(self.loops) :]:
+            self.loops = (*self.loops, name)
+            self.levels.append([])
+            self.afterwards.append([])
 
     def _operator(self, operator: Operator, rule: Rule, decision: OperatorDecision) -> None:
+        self._go_to(operator.loops)
         site = self._site(operator, rule, decision)
         reads = tuple(self._read(site, position) for position in range(len(operator.inputs)))
         makes = tuple(
             None if layout is None else Value(name, "made", layout)
             for name, layout in zip(operator.outputs, site.result_layouts, strict=True)
         )
-        self.instructions.append(Compute(site, localise(site), reads, makes))
+        self.levels[-1].append(Compute(site, localise(site), reads, makes))
+        goes_out = len(operator.makes_in) < len(operator.loops)
         for made in makes:
             if made is not None:
                 kept = self._kept(self.decisions[made.tensor])
-                self._transfer(made, kept, "")
+                self._transfer(made, kept, "", self.afterwards[-1] if goes_out else self.levels[-1])
 
     def _read(self, site: Site, position: int) -> Value | None:
         name, layout = site.operator.inputs[position], site.operand_layouts[position]
@@ -94,16 +112,16 @@ class _Lowering:
         served = Value(name, "served", decision.served.forward)
         if name not in self.served:
             self.served.add(name)
-            self._transfer(kept, served, "")
+            self._transfer(kept, served, "", self.levels[self.home.get(name, 0)])
         read = Value(name, "read", layout, f"{site.operator.name}:{position}")
-        self._transfer(served, read, site.operator.name)
+        self._transfer(served, read, site.operator.name, self.levels[len(site.operator.reads_in)])
         return read
 
     @staticmethod
     def _kept(decision: TensorDecision) -> Value:
         return Value(decision.name, "kept", decision.layout.forward)
 
-    def _transfer(self, source: Value, target: Value, reader: str) -> None:
+    def _transfer(self, source: Value, target: Value, reader: str, into: list[Instruction]) -> None:
         """The move of the plan between two forms of a tensor; none is needed where their layouts are the same."""
         tensor = self.model.tensors[source.tensor]
         move = None
@@ -112,7 +130,7 @@ class _Lowering:
             move = moves.pop(0) if moves else None
         steps, problem = self._steps(source, target, move)
         payloads = tuple(step.payload_bytes for step in move.steps) if move else ()
-        self.instructions.append(Transfer(source, target, steps, payloads, tensor.size_bytes, problem))
+        into.append(Transfer(source, target, steps, payloads, tensor.size_bytes, problem))
 
     def _steps(self, source: Value, target: Value, move: Move | None) -> tuple[tuple[Step, ...], str]:
         """The collectives with the layouts between them, and what is wrong with them if anything is."""

@@ -28,9 +28,10 @@ from shardplan.spmd import collectives
 from shardplan.spmd.evaluate import evaluate, widen
 from shardplan.spmd.kernels import kernel_for
 from shardplan.spmd.lower import lower_program
-from shardplan.spmd.program import Array, Compute, Instruction, Program, Site, Transfer, Value, values_read
+from shardplan.spmd.program import Array, Compute, Instruction, Program, Site, Transfer, Value, flat, values_read
 from shardplan.spmd.runtime import DOMAINS
 from shardplan.spmd.talk import Talk
+from shardplan.spmd.turns import Turns, is_border
 from shardplan.spmd.weights import random_values
 
 MOST_DEVICES = 64
@@ -131,7 +132,7 @@ def needed_bytes(program: Program) -> int:
         factors = (*gemm.batch, *gemm.m, *gemm.n)
         return 4 * math.prod(site.rule.sizes.get(factor, 1) for factor in factors)
 
-    computes = [i for i in program.instructions if isinstance(i, Compute)]
+    computes = [i for i in flat(program.instructions) if isinstance(i, Compute)]
     around = (sum(size(v) for v in (*c.reads, *c.makes) if v is not None) + inside(c.site) for c in computes)
     return 8 * (sum(map(size, program.loads)) + 2 * max(around, default=0))
 
@@ -146,6 +147,7 @@ class Machine:
         self.whole = {name: widen(np.asarray(array)) for name, array in values.items()}
         self.held: dict[Value, list[Array]] = {}
         self.report = Report(program.mesh.size, rtol)
+        self.turns = Turns(program.instructions)
         self.last_use = _last_uses(program.instructions)
         self.last_read = _last_reads(program)
 
@@ -154,14 +156,24 @@ class Machine:
         for value in self.program.loads:
             self.held[value] = place(self.whole[value.tensor], value.layout, self.mesh)
         for number, instruction in enumerate(self.program.instructions):
-            if isinstance(instruction, Transfer):
-                self._transfer(instruction)
-            else:
-                self._compute(instruction)
+            self._do(instruction)
             if self.report.mismatch is not None:
                 break
             self._forget(number, instruction)
         return self.report
+
+    def _do(self, instruction: Instruction) -> None:
+        """Carry out an instruction, a loop turn by turn up to the first value that differs."""
+        if isinstance(instruction, Transfer):
+            self._transfer(instruction)
+        elif isinstance(instruction, Compute):
+            self._compute(instruction)
+        else:
+            for turn in range(instruction.turns):
+                self.turns.now[instruction.loop] = turn
+                for inside in instruction.instructions:
+                    if self.report.mismatch is None:
+                        self._do(inside)
 
     def _transfer(self, transfer: Transfer) -> None:
         value, layout = self.held[transfer.source], transfer.source.layout
@@ -194,14 +206,19 @@ class Machine:
         most = max(moved)
         fits = payload == math.ceil(share * -(-transfer.size_bytes // runs))
         uneven = kind == "all_to_all" and _changes_segments(layout, step.target)
-        if not fits or (most > whole if uneven else most != priced_share * whole):
+        if not fits or (most > whole if uneven else abs(most - priced_share * whole) >= 1):
             name, found = transfer.source.tensor, f"{float(most):.0f} bytes per device"
             self.report.mispriced.append(f"{kind} of '{name}' moved {found}, the payload in the plan is {payload}")
 
     def _compute(self, compute: Compute) -> None:
         operator = compute.site.operator
         whole = [self.whole[name] if name else None for name in operator.inputs]
-        expected = evaluate(operator, operator.attributes, whole)
+        before = self.turns.before(operator)
+        if is_border(operator):
+            last = self.whole[before.site.operator.outputs[0]] if before else None
+            expected = [self.turns.result(operator, whole, last)]
+        else:
+            expected = evaluate(operator, operator.attributes, whole)
         for name, array in zip(operator.outputs, expected, strict=True):
             if name:
                 self.whole[name] = array
@@ -214,7 +231,7 @@ class Machine:
                 rank_operands.extend([None] * (position + 1 - len(rank_operands)))
                 rank_operands[position] = array
         try:
-            results = self._on_all_devices(compute, operands)
+            results = self._on_all_devices(compute, operands, before)
         except (ValueError, IndexError, AssertionError, TypeError, RuntimeError) as problem:
             self._differs(compute, f"a device cannot run it: {type(problem).__name__}: {problem}", math.nan)
             return
@@ -222,17 +239,25 @@ class Machine:
         for position, value in enumerate(compute.makes):
             if value is not None and self.report.mismatch is None:
                 self.held[value] = [made[position] for made in results]
-                self._check(compute, value, self.held[value])
+                if self.turns.is_complete(operator):
+                    self._check(compute, value, self.held[value])
 
-    def _on_all_devices(self, compute: Compute, operands: Sequence[list[Array | None]]) -> list[list[Array]]:
+    def _on_all_devices(
+        self, compute: Compute, operands: Sequence[list[Array | None]], before: Compute | None
+    ) -> list[list[Array]]:
         """The local results by rank; kernels that communicate run in lockstep from one collective to the next."""
+        operator = compute.site.operator
+        if is_border(operator):
+            made = before.makes[0] if before else None
+            last = [None] * len(operands) if made is None else self.held[made]
+            return [[self.turns.result(operator, held, one)] for held, one in zip(operands, last, strict=True)]
         talks = [
             kernel_for(compute.site)(compute.site, compute.local, held, coordinates)
             for held, coordinates in zip(operands, self.mesh.coordinates(), strict=True)
         ]
         return Talk(self.mesh, self.report.inner_bytes).hold(talks)
 
-    def _check(self, instruction: Instruction, value: Value, locals_: list[Array]) -> None:
+    def _check(self, instruction: Transfer | Compute, value: Value, locals_: list[Array]) -> None:
         expected = self.whole[value.tensor]
         scale = _scale(expected)
         try:
@@ -249,7 +274,7 @@ class Machine:
         if not worst <= self.rtol:
             self._differs(instruction, "its elements differ", worst, value)
 
-    def _differs(self, instruction: Instruction, why: str, amount: float, value: Value | None = None) -> None:
+    def _differs(self, instruction: Transfer | Compute, why: str, amount: float, value: Value | None = None) -> None:
         if isinstance(instruction, Transfer):
             layouts = [instruction.source.layout, instruction.target.layout]
             reader, kind = instruction.target.reader.rpartition(":")[0], "move"
@@ -281,11 +306,12 @@ def _last_reads(program: Program) -> dict[int, list[str]]:
     """Instruction -> the tensors of which the whole value is compared or read there for the last time."""
     last: dict[str, int] = {}
     for number, instruction in enumerate(program.instructions):
-        if isinstance(instruction, Transfer):
-            last[instruction.source.tensor] = number
-        else:
-            operator = instruction.site.operator
-            last.update({name: number for name in (*operator.inputs, *operator.outputs) if name})
+        for entry in flat([instruction]):
+            if isinstance(entry, Transfer):
+                last[entry.source.tensor] = number
+            else:
+                operator = entry.site.operator
+                last.update({name: number for name in (*operator.inputs, *operator.outputs) if name})
     found: dict[int, list[str]] = {}
     for name, number in last.items():
         found.setdefault(number, []).append(name)

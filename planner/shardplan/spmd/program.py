@@ -7,7 +7,7 @@ by one of them. Every form is a value with a layout of its own; a `Transfer` tur
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -134,7 +134,16 @@ class Compute:
     makes: tuple[Value | None, ...]
 
 
-Instruction = Transfer | Compute
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A loop of the model, called `loop`: `instructions` are run `turns` times over."""
+
+    loop: str
+    turns: int
+    instructions: tuple[Instruction, ...]
+
+
+Instruction = Transfer | Compute | Repeat
 
 
 @dataclass(frozen=True)
@@ -150,12 +159,22 @@ class Program:
         return self.model.tensors[value.tensor]
 
 
+def flat(instructions: Iterable[Instruction]) -> Iterator[Transfer | Compute]:
+    """The instructions once each, those of loops in the place of the loop."""
+    for instruction in instructions:
+        if isinstance(instruction, Repeat):
+            yield from flat(instruction.instructions)
+        else:
+            yield instruction
+
+
 def values_read(instruction: Instruction) -> Iterator[Value]:
-    """The values that an instruction reads."""
-    if isinstance(instruction, Transfer):
-        yield instruction.source
-    else:
-        yield from (value for value in instruction.reads if value is not None)
+    """The values that an instruction, or what a loop repeats, reads."""
+    for entry in flat([instruction]):
+        if isinstance(entry, Transfer):
+            yield entry.source
+        else:
+            yield from (value for value in entry.reads if value is not None)
 
 
 def placements_of(option: Option | str, side: Literal["operands", "results"], count: int) -> tuple[Placement, ...]:

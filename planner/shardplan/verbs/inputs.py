@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _DESCRIBED = "transformer:"
 
-dim_option = option(
+_TRIP = "trip:"
+_dim = option(
     "-d", "--dim", "dims", metavar="NAME=N", multiple=True, help="Size of a symbolic dim of the model; may be repeated."
+)
+_trip = option(
+    "--trip", "trips", metavar="NAME=N", multiple=True, help="How often a loop of the model turns; may be repeated."
 )
 _constraint_file = option(
     "--constraints",
@@ -45,6 +49,16 @@ cost_model_option = option(
     help="Whose prices: shardplan, alpa, slapo, hidet or trtllm; such as alpa:beta=1x0.01.",
 )
 model_argument = click.argument("model", type=click.Path(path_type=str))
+
+
+def dim_option(function: Verb) -> Verb:
+    """Add `--dim` and `--trip`, together as `dims`: a loop is a size of the model called `trip:NAME`."""
+
+    @functools.wraps(function)
+    def with_trips(*args: Any, dims: tuple[str, ...], trips: tuple[str, ...], **given: Any) -> Any:
+        return function(*args, dims=(*dims, *(_TRIP + trip for trip in trips)), **given)
+
+    return cast("Verb", _dim(_trip(with_trips)))
 
 
 def constraint_options(function: Verb) -> Verb:
@@ -103,13 +117,28 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int]:
     for text in texts:
         name, equals, number = (part.strip() for part in text.rpartition("="))
         if not (equals and name and number.isascii() and number.isdigit() and int(number) > 0):
-            hint = "write a name and a positive size, such as --dim batch=8"
-            problems.append(error("bad-dim", f"--dim '{text}' is not NAME=N", hint=hint))
+            problems.append(_unreadable(text))
         elif dims.setdefault(name, int(number)) != int(number):
-            problems.append(error("bad-dim", f"--dim gives '{name}' two sizes, {dims[name]} and {number}"))
+            given, what = _said(name)
+            problems.append(error("bad-dim", f"{given} two {what}s, {dims[name]} and {number}"))
     if problems:
         raise ShardplanError(*problems)
     return dims
+
+
+def _unreadable(text: str) -> Diagnostic:
+    if text.startswith(_TRIP):
+        hint = "write the name of a loop and a positive number, such as --trip decode=8"
+        return error("bad-trip", f"--trip '{text.removeprefix(_TRIP)}' is not NAME=N", hint=hint)
+    hint = "write a name and a positive size, such as --dim batch=8"
+    return error("bad-dim", f"--dim '{text}' is not NAME=N", hint=hint)
+
+
+def _said(name: str) -> tuple[str, str]:
+    """How a message begins about a name that was given twice, and what was given."""
+    if name.startswith(_TRIP):
+        return f"--trip gives '{name.removeprefix(_TRIP)}'", "number"
+    return f"--dim gives '{name}'", "size"
 
 
 def parse_cache(text: str | None) -> int:
