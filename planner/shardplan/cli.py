@@ -20,6 +20,7 @@ from shardplan.verbs.compare import compare
 from shardplan.verbs.configuration import read_settings
 from shardplan.verbs.diff import diff
 from shardplan.verbs.evaluate import evaluate
+from shardplan.verbs.evaluate_problem import evaluate_problem
 from shardplan.verbs.explain import explain
 from shardplan.verbs.export import export
 from shardplan.verbs.inspect import inspect
@@ -27,6 +28,7 @@ from shardplan.verbs.profiles import profiles
 from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
 from shardplan.verbs.show import show
 from shardplan.verbs.solve import solve
+from shardplan.verbs.solve_problem import solve_problem
 from shardplan.verbs.timeline import timeline
 from shardplan.verbs.verify import verify
 
@@ -85,6 +87,8 @@ for _verb in (
     inspect,
     profiles,
     calibrate,
+    solve_problem,
+    evaluate_problem,
 ):
     cli.add_command(_verb)
 

@@ -13,8 +13,9 @@ import pytest
 
 from shardplan.errors import ShardplanError
 from shardplan.solve import evaluate, iopddl
-from shardplan.solve.contest import run_evaluate_problem, run_solve_problem, solution_document
+from shardplan.solve.contest import run_evaluate_problem, run_solve_problem
 from shardplan.solve.iopddl import read_problem
+from shardplan.solve.solution_file import solution_document
 
 EXAMPLE = Path(__file__).parent / "example.json"
 
@@ -48,7 +49,7 @@ def test_example_is_solved_to_the_optimum_of_enumeration() -> None:
     problem = read_problem(EXAMPLE)
     everything = itertools.product(*(range(len(costs)) for costs in problem.costs))
     best = min(each.cost for x in everything if (each := evaluate(problem, x)).feasible)
-    solution = run_solve_problem(EXAMPLE)
+    solution = run_solve_problem(EXAMPLE).solution
     assert (solution.outcome, solution.cost, solution.bound) == ("optimal", best, best)
 
 
@@ -140,11 +141,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_solutions_are_priced(tmp_path: Path) -> None:
     problem = written(tmp_path, document(usage_limit=10))
     solution = tmp_path / "solution.json"
-    solution.write_text(json.dumps(solution_document(run_solve_problem(problem))))
-    priced = run_evaluate_problem(problem, solution)
+    solution.write_text(json.dumps(solution_document(run_solve_problem(problem).solution)))
+    priced = run_evaluate_problem(problem, solution).evaluation
     assert (priced.cost, priced.peak_bytes, priced.peak_moment, priced.feasible) == (11, 10, 1, True)
     solution.write_text("[1, 0]")
-    priced = run_evaluate_problem(problem, solution)
+    priced = run_evaluate_problem(problem, solution).evaluation
     assert (priced.cost, priced.peak_bytes, priced.feasible) == (13, 11, False)
 
 
@@ -166,7 +167,7 @@ def test_solutions_that_do_not_fit_are_named(tmp_path: Path, text: str, summary:
 
 
 def test_infeasible_problems_say_by_how_much(tmp_path: Path) -> None:
-    solution = run_solve_problem(written(tmp_path, document(usage_limit=7)))
+    solution = run_solve_problem(written(tmp_path, document(usage_limit=7))).solution
     assert (solution.outcome, solution.shortfall_bytes) == ("infeasible", 3)
     assert solution_document(solution) == {
         "solution": None,

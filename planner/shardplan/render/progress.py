@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Protocol
 
@@ -16,7 +17,7 @@ _PICOSECONDS_PER_NS = 1000.0
 
 
 class Standing(Protocol):
-    """How far a solve is, in picoseconds; `best` is infinite until a plan is known."""
+    """How far a solve is, in picoseconds or another unit of cost; `best` is infinite until an answer is known."""
 
     @property
     def best(self) -> float: ...
@@ -24,11 +25,17 @@ class Standing(Protocol):
     def bound(self) -> float: ...
 
 
-class ProgressLine:
-    """Context manager; `update` is what the solver calls, as often as it likes."""
+def picoseconds(cost: float) -> str:
+    """`39.1 ms`: the costs of plans."""
+    return duration(cost / _PICOSECONDS_PER_NS)
 
-    def __init__(self, stream: IO[str], *, enabled: bool = True) -> None:
+
+class ProgressLine:
+    """Context manager; `update` is what the solver calls, as often as it likes. `amount` writes a cost."""
+
+    def __init__(self, stream: IO[str], *, enabled: bool = True, amount: Callable[[float], str] = picoseconds) -> None:
         self._stream = stream
+        self._amount = amount
         self._enabled = enabled and stream.isatty()
         self._started = time.monotonic()
         self._shown_at = -math.inf
@@ -52,19 +59,20 @@ class ProgressLine:
             return
         self._shown_at = now
         self._frame = (self._frame + 1) % len(_FRAMES)
-        self._stream.write(f"{_CLEAR}solving {_FRAMES[self._frame]} {progress_text(standing, now - self._started)}")
+        text = progress_text(standing, now - self._started, self._amount)
+        self._stream.write(f"{_CLEAR}solving {_FRAMES[self._frame]} {text}")
         self._stream.flush()
         self._drawn = True
 
 
-def progress_text(standing: Standing, seconds: float) -> str:
+def progress_text(standing: Standing, seconds: float, amount: Callable[[float], str] = picoseconds) -> str:
     """`12 s  best 39.1 ms  bound 37.8 ms  gap 3.3 %  Ctrl-C keeps the best`; `seconds` since the start."""
     parts = [f"{seconds:.0f} s"]
     known = math.isfinite(standing.best)
     if known:
-        parts.append(f"best {duration(standing.best / _PICOSECONDS_PER_NS)}")
+        parts.append(f"best {amount(standing.best)}")
     if math.isfinite(standing.bound) and standing.bound > 0:
-        parts.append(f"bound {duration(standing.bound / _PICOSECONDS_PER_NS)}")
+        parts.append(f"bound {amount(standing.bound)}")
         if known and standing.best > 0:
             parts.append(f"gap {percent(1 - standing.bound / standing.best)}")
     parts.append("Ctrl-C keeps the best" if known else "Ctrl-C stops")

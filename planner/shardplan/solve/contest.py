@@ -3,22 +3,44 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shardplan.errors import ShardplanError, error
 from shardplan.solve.budget import Progress
 from shardplan.solve.evaluate import Evaluation, evaluate
 from shardplan.solve.iopddl import read_problem
-from shardplan.solve.problem import Solution
+from shardplan.solve.problem import Problem, Solution
+from shardplan.solve.solution_file import read_solution
 from shardplan.solve.solver import search
 
 RESERVE_SECONDS = 0.3
 RESERVE_PER_ITEM = 1.5e-5
 """Kept back from a time limit for restoring and pricing the answer, in all and per node and edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A problem that was read and solved. `first_seconds` and `best_seconds`: from the start of reading to the first
+    and to the last improvement; `None` without an assignment."""
+
+    problem: Problem
+    solution: Solution
+    evaluation: Evaluation | None
+    first_seconds: float | None
+    best_seconds: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a solution file says its assignment costs, if it says so, and what it does cost."""
+
+    evaluation: Evaluation
+    limit: int | None
+    claimed: int | None
 
 
 def run_solve_problem(
@@ -28,7 +50,7 @@ def run_solve_problem(
     work_limit: float | None = None,
     seed: int = 0,
     on_progress: Callable[[Progress], None] | None = None,
-) -> Solution:
+) -> Solved:
     """The best assignment found for the problem in a file of the contest's format; reading counts towards `time_limit`.
 
     `time_limit` in seconds; `work_limit` in units of about a million table entries, under which equal runs give equal
@@ -39,42 +61,33 @@ def run_solve_problem(
     if time_limit is not None:
         reserve = RESERVE_SECONDS + RESERVE_PER_ITEM * (len(problem.costs) + len(problem.edges))
         time_limit = max(time_limit - (time.monotonic() - started) - reserve, 0.1)
-    return search(problem, time_limit, work_limit, gap=0.0, seed=seed, presolve=True, on_progress=on_progress)
+    improved: list[tuple[float, float]] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.best != float("inf") and (not improved or progress.best < improved[-1][1]):
+            improved.append((time.monotonic() - started, progress.best))
+        if on_progress is not None:
+            on_progress(progress)
+
+    solution = search(problem, time_limit, work_limit, gap=0.0, seed=seed, presolve=True, on_progress=watch)
+    return Solved(
+        problem,
+        solution,
+        evaluate(problem, solution.choices) if solution.choices is not None else None,
+        improved[0][0] if improved else None,
+        improved[-1][0] if improved else None,
+        time.monotonic() - started,
+    )
 
 
-def solution_document(solution: Solution) -> dict[str, Any]:
-    """What `solution.json` holds. Costs are integers; a bound that is no number (nothing proven, or infeasible) is
-    `None`."""
-    found = solution.choices is not None
-    return {
-        "solution": list(solution.choices) if solution.choices is not None else None,
-        "cost": int(solution.cost) if found else None,
-        "bound": int(solution.bound) if abs(solution.bound) != float("inf") else None,
-        "outcome": solution.outcome,
-        "reproducible": solution.reproducible,
-    }
-
-
-def run_evaluate_problem(path: Path, solution: Path) -> Evaluation:
-    """Cost and peak memory of the solution in a file: `{"solution": [...]}`, or the bare list.
+def run_evaluate_problem(path: Path, solution: Path) -> Claim:
+    """Cost and peak memory of the solution in a file: `{"solution": [...], "cost": ...}`, or the bare list.
 
     Raises `ShardplanError` when either file cannot be read or the solution does not fit the problem.
     """
+    choices, claimed = read_solution(solution)
     problem = read_problem(path)
     try:
-        return evaluate(problem, _choices(solution))
+        return Claim(evaluate(problem, choices), problem.limit, claimed)
     except ValueError as fault:
         raise ShardplanError(error("bad-solution", str(fault), file=str(solution))) from None
-
-
-def _choices(path: Path) -> list[int]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as fault:
-        raise ShardplanError(error("unreadable", fault.strerror or str(fault), file=str(path))) from None
-    except json.JSONDecodeError as fault:
-        raise ValueError(f"not a JSON document: {fault}") from None
-    choices = document.get("solution") if isinstance(document, dict) else document
-    if not isinstance(choices, list) or not all(type(choice) is int for choice in choices):
-        raise ValueError("a solution is a list of integers, one choice per node")
-    return choices
