@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shardplan.cost.moves import move_space
+from shardplan.errors import ShardplanError
 from shardplan.layout.legal import is_legal
 from shardplan.layout.lower import lower
 from shardplan.layout.mesh import Mesh
@@ -60,3 +61,30 @@ def test_illegal_layouts_are_out_of_reach():
     assert not legal[sharded]
     assert np.isinf(prices[sharded]).all()
     assert np.isinf(prices[:, sharded]).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -1e-6, -float("inf")])
+def test_a_price_that_is_no_price_is_refused(bad):
+    """With one there is no cheapest path: looking for it would never end."""
+    space = move_space(Mesh.of(machine=2, gpu=2), 1)
+    legal = space.legal((8,), (S(0),))
+
+    def price(collective, size_bytes):
+        return bad if collective.kind == "all_gather" else seconds(collective, size_bytes)
+
+    with pytest.raises(ShardplanError) as caught:
+        space.prices(legal, 1024, price)
+    assert str(caught.value) == (
+        f"error[bad-price]: an all-gather of 1024 bytes over gpu is priced at {bad} s\n"
+        "hint: a price is a number of at least 0: check bandwidths, latencies and payloads of the cost model"
+    )
+
+
+def test_what_costs_infinitely_much_is_not_used():
+    space = move_space(Mesh.of(gpu=2), 1)
+    legal = space.legal((8,), (S(0),))
+    prices = space.prices(legal, 1024, lambda c, size: np.inf if c.kind == "all_gather" else seconds(c, size))
+    shard, whole = int(space.state_of(np.array([0]))), int(space.state_of(np.array([1])))
+    assert np.isfinite(prices[shard, whole]), "by way of a masked sum"
+    prices = space.prices(legal, 1024, lambda _c, _size: np.inf)
+    assert np.isinf(prices[shard, whole])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.errors import ShardplanError, error
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
@@ -82,9 +83,12 @@ class MoveSpace:
     def prices(self, legal: NDArray[np.bool_], size_bytes: int, seconds: CollectiveSeconds) -> Seconds:
         """Seconds of the cheapest path from every state (row) to every state (column); `inf` from and to illegal ones.
 
-        Bellman-Ford over many targets together: a path is as long as it must be.
+        `seconds` may be `inf` for collectives that must not be used. Bellman-Ford over many targets together: a path is
+        as long as it must be. Raises `ShardplanError` (`bad-price`) for a price that is no number, or below zero: there
+        would be no cheapest path.
         """
         price = np.array([seconds(collective, float(size_bytes)) for collective in self.collectives])
+        self._check(price, size_bytes)
         usable = legal[self.source] & legal[self.target]
         source, target = self.source[usable], self.target[usable]
         step = price[self.collective[usable]][:, None]
@@ -99,6 +103,15 @@ class MoveSpace:
         for first in range(0, len(self.states), columns):
             _relax(best[:, first : first + columns], step, target, starts, rows)
         return best
+
+    def _check(self, price: Seconds, size_bytes: int) -> None:
+        wrong = np.flatnonzero(~(price >= 0.0))
+        if len(wrong):
+            collective, found = self.collectives[int(wrong[0])], float(price[wrong[0]])
+            axes = ", ".join(self.mesh.names[axis] for axis in collective.axes)
+            summary = f"an {collective.kind.replace('_', '-')} of {size_bytes} bytes over {axes} is priced at {found} s"
+            hint = "a price is a number of at least 0: check bandwidths, latencies and payloads of the cost model"
+            raise ShardplanError(error("bad-price", summary, hint=hint))
 
     def layout(self, state: int, shards: Sequence[Placement]) -> Layout:
         """The plain layout of a state, for a tensor whose pseudo-dims are `shards`."""
