@@ -43,7 +43,15 @@ class Target:
         return found
 
 
-TARGETS: tuple[Target, ...] = ()
+TARGETS: tuple[Target, ...] = (
+    Target(
+        "onnx-spmd",
+        "the program of every rank in ONNX, with collectives as nodes and the weights cut",
+        "shardplan.export.onnx_spmd:export_spmd",
+        needs_model=True,
+        writes="folder",
+    ),
+)
 
 
 def find_target(name: str) -> Target:

@@ -1,0 +1,65 @@
+"""Exported ONNX programs run on all ranks, and compared with the model run whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from shardplan.export.onnx_reference import read_ranks, run_ranks
+from shardplan.export.onnx_spmd import export_spmd
+from shardplan.export.types import Source
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.spmd.collectives import unshard
+from shardplan.spmd.evaluate import evaluate, widen
+from shardplan.spmd.lower import lower_program
+from shardplan.spmd.machine import place
+from shardplan.spmd.weights import random_values
+
+RTOL = 2e-4
+
+
+def run_whole(model: Model, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every value of the unsharded model, in double precision."""
+    found = {name: widen(np.asarray(array)) for name, array in values.items()}
+    for operator in model.operators:
+        operands = [found[name] if name else None for name in operator.inputs]
+        results = evaluate(operator, operator.attributes, operands)
+        found |= {name: array for name, array in zip(operator.outputs, results, strict=True) if name}
+    return found
+
+
+def feeds_of(program: onnx.ModelProto, model: Model, plan: Plan, values: Mapping[str, np.ndarray]):
+    """The local inputs of every rank."""
+    lowered = lower_program(model, plan)
+    layouts = {value.tensor: value.layout for value in lowered.loads}
+    feeds: list[dict[str, np.ndarray]] = [{} for _ in range(plan.mesh.size)]
+    for entry in program.graph.input:
+        name = entry.name.removesuffix("/loaded") if entry.name not in layouts else entry.name
+        array = np.asarray(values[name]).astype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
+        for feed, local in zip(feeds, place(array, layouts[name], plan.mesh), strict=True):
+            feed[entry.name] = local
+    return feeds
+
+
+def assert_program_right(
+    model: Model, plan: Plan, folder: Path, path: Path | None = None, given: Mapping[str, np.ndarray] | None = None
+) -> list[onnx.ModelProto]:
+    """Export, check, run on all ranks, and compare every output with the model run whole; the programs of the ranks."""
+    export_spmd(plan, Source(model, path), folder)
+    onnx.checker.check_model(str(folder / "rank-0" / "program.onnx"), full_check=True)
+    programs = read_ranks(folder)
+    values = random_values(model, given=given)
+    expected = run_whole(model, values)
+    results = run_ranks(programs, feeds_of(programs[0], model, plan, values))
+    kept = {decision.name: decision.layout.forward for decision in plan.tensors}
+    for name in model.outputs:
+        wide = [widen(result[name]) for result in results]
+        scale = np.abs(expected[name]).mean() if expected[name].dtype.kind == "f" else 0.0
+        found = unshard(wide, kept[name], plan.mesh, rtol=RTOL, atol=RTOL * scale)
+        np.testing.assert_allclose(found, expected[name], rtol=RTOL, atol=RTOL * scale, err_msg=name)
+    return programs
