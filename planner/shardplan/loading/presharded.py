@@ -1,0 +1,97 @@
+"""Read what `shardplan.loading.split` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardplan.errors import ShardplanError, error
+from shardplan.loading.header import Entry, read_header
+from shardplan.loading.load import LocalTensor
+from shardplan.loading.ranged import Reader
+
+MAJOR = "1"
+MANIFEST = "split.json"
+
+
+@dataclass(frozen=True)
+class Presharded:
+    """A folder of per-rank files. `files[r]`: the file of rank r, which replicas share."""
+
+    path: Path
+    ranks: int
+    mesh: tuple[tuple[str, int], ...]
+    files: tuple[str, ...]
+    fingerprint: str
+
+    def entries(self, rank: int) -> Mapping[str, Entry]:
+        """Tensors of the file of `rank`, from its header alone.
+
+        Raises `ShardplanError`: `unknown-rank`, `wrong-split` (a file of another split), and as `read_header`.
+        """
+        if not 0 <= rank < self.ranks:
+            summary = f"there is no rank {rank}: the checkpoint was split for ranks 0 to {self.ranks - 1}"
+            raise ShardplanError(error("unknown-rank", summary, file=str(self.path)))
+        entries, said = read_header(self.path / self.files[rank])
+        if said.get("shardplan.fingerprint") != self.fingerprint or said.get("shardplan.ranks") != str(self.ranks):
+            _refuse(self.path / self.files[rank], "wrong-split", "this file belongs to another split", "split again")
+        return entries
+
+
+def open_presharded(path: str | Path, ranks: int | None = None) -> Presharded:
+    """The split checkpoint in the folder at `path`; `ranks`: how many there are now, if that is to be checked.
+
+    Raises `ShardplanError`: `not-a-split`, `unsupported-format`, `wrong-rank-count`.
+    """
+    folder = Path(path)
+    document = _read(folder)
+    try:
+        mesh = tuple((str(axis["name"]), int(axis["size"])) for axis in document["mesh"])
+        files = tuple(str(name) for name in document["files"])
+        found = Presharded(folder, int(document["ranks"]), mesh, files, str(document["fingerprint"]))
+    except (KeyError, TypeError, ValueError):
+        _refuse(folder / MANIFEST, "not-a-split", "this is no manifest of a split", "split again")
+    if len(files) != found.ranks or any(Path(name).name != name or not name.startswith("rank-") for name in files):
+        _refuse(folder / MANIFEST, "not-a-split", "the manifest does not name one file in its folder for each rank")
+    if ranks is not None and ranks != found.ranks:
+        spelled = " x ".join(f"{name}={size}" for name, size in mesh)
+        summary = f"the checkpoint was split for {found.ranks} ranks ({spelled}), and there are {ranks}"
+        _refuse(folder, "wrong-rank-count", summary, "split the checkpoint with the plan for this number of ranks")
+    return found
+
+
+def load_presharded(path: str | Path, rank: int, ranks: int | None = None) -> dict[str, LocalTensor]:
+    """Every tensor of `rank`, by its name in the checkpoint. Errors as of `open_presharded` and `entries`."""
+    return {tensor.name: tensor for tensor in iterate_presharded(path, rank, ranks)}
+
+
+def iterate_presharded(path: str | Path, rank: int, ranks: int | None = None) -> Iterator[LocalTensor]:
+    """`load_presharded`, one tensor at a time."""
+    entries = open_presharded(path, ranks).entries(rank)
+    with Reader() as reader:
+        for entry in entries.values():
+            yield LocalTensor(entry.name, entry.dtype, reader.whole(entry))
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError:
+        _refuse(folder, "not-a-split", f"there is no {MANIFEST} here", "make it with shardplan split")
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        _refuse(path, "not-a-split", "this is no manifest of a split", "split again")
+    version = str(document.get("format_version"))
+    if version.partition(".")[0] != MAJOR:
+        summary = f"this split has format version {version}; this shardplan reads {MAJOR}.x"
+        _refuse(path, "unsupported-format", summary, "split again with this version")
+    return document
+
+
+def _refuse(path: Path, code: str, summary: str, hint: str = "") -> NoReturn:
+    raise ShardplanError(error(code, summary, file=str(path), hint=hint))

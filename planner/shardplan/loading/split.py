@@ -1,0 +1,309 @@
+"""Write what each rank holds into a file of its own: one pass over the checkpoint, in windows of a few megabytes.
+
+Files grow under temporary names beside their final ones, with every tensor at its final place; a journal says which
+tensors are safely on disk, so an interrupted split goes on where it was. The manifest is written last: a folder that
+has one is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import numpy as np
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.loading.assign import Assignment, Part
+from shardplan.loading.header import Entry
+from shardplan.loading.layout import RankFile, SplitLayout, lay_out, manifest
+from shardplan.loading.load import renumber
+from shardplan.loading.ranged import WINDOW_BYTES, Array, Reader, Window, kept, windows
+from shardplan.runtime.shards import Run, Runs
+
+MANIFEST = "split.json"
+JOURNAL = ".split-journal.json"
+PART = ".part"
+SYNC_BYTES = 512 << 20
+"""After so many bytes read, what is written is forced to disk and the journal says so."""
+_MOST_OPEN = 128
+Progress = Callable[[int, int, str], None]
+"""Called with bytes of the checkpoint done, bytes in all, and the tensor at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What was written. `written_bytes`: to all files; `resumed_bytes`: of the checkpoint, done by an earlier attempt;
+    `links`: ranks whose file is another's; `is_new`: False when everything was there already."""
+
+    files: tuple[str, ...]
+    written_bytes: int
+    resumed_bytes: int = 0
+    links: int = 0
+    is_new: bool = True
+
+
+def split(
+    assignment: Assignment, output: str | Path, progress: Progress | None = None, sync_bytes: int = SYNC_BYTES
+) -> Split:
+    """Write the files of every rank, and the manifest, into the folder `output`.
+
+    A split of the same checkpoint that was interrupted there is finished; one that is complete is left alone; another
+    split there is replaced. Raises `ShardplanError`: `unwritable-output` (among others a folder that holds something
+    else), `no-space`, and as reading the checkpoint does.
+    """
+    folder = Path(output)
+    layout = lay_out(assignment)
+    try:
+        _check_folder(folder, assignment)
+        if _is_done(folder, layout, assignment):
+            return Split(_names(layout), layout.size_bytes, links=_links(layout), is_new=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = _Journal.open(folder, layout, assignment)
+        _check_space(folder, layout, journal)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        resumed = _write_all(folder, layout, assignment, journal, progress or (lambda *_: None), sync_bytes)
+        _finish(folder, layout, assignment)
+    except OSError as problem:
+        raise ShardplanError(_unwritable(folder, _reason(problem))) from None
+    return Split(_names(layout), layout.size_bytes, resumed, _links(layout))
+
+
+def _write_all(
+    folder: Path, layout: SplitLayout, assignment: Assignment, journal: _Journal, progress: Progress, sync_bytes: int
+) -> int:
+    """Every tensor that the journal does not have; bytes of the checkpoint that it has."""
+    total = sum(entry.size_bytes for entry in assignment.checkpoint)
+    resumed = sum(entry.size_bytes for entry in assignment.checkpoint if entry.name in journal.done)
+    done, unsafe = resumed, 0
+    with Reader() as reader, _Outputs(folder, layout.files) as outputs:
+        outputs.prepare()
+        for entry in assignment.checkpoint:
+            if entry.name in journal.done:
+                continue
+            for size in _copy(reader, outputs, entry, layout.files):
+                done += size
+                progress(done, total, entry.name)
+            unsafe += entry.size_bytes
+            journal.written(entry.name)
+            if unsafe >= sync_bytes:
+                outputs.sync()
+                journal.save()
+                unsafe = 0
+        outputs.sync()
+    return resumed
+
+
+def _copy(reader: Reader, outputs: _Outputs, entry: Entry, files: Sequence[RankFile]) -> Iterator[int]:
+    """Write every file's part of one tensor; yields the bytes read so far, window by window."""
+    targets: dict[tuple[Runs, tuple[Run, ...]], list[tuple[RankFile, int]]] = {}
+    parts: dict[tuple[Runs, tuple[Run, ...]], Part] = {}
+    for file in files:
+        part = file.parts[entry.name]
+        key = (part.runs, part.groups)
+        targets.setdefault(key, []).append((file, file.offsets[entry.name]))
+        parts[key] = part
+    view = next(iter(parts.values())).view
+    for window in windows(view, entry.itemsize, WINDOW_BYTES):
+        rows = reader.window(entry, view, window)
+        for key, part in parts.items():
+            for place, block in blocks(part, window, rows):
+                for file, offset in targets[key]:
+                    outputs.write(file, offset + place, block)
+        yield rows.nbytes
+
+
+def blocks(part: Part, window: Window, rows: Array) -> Iterator[tuple[int, memoryview]]:
+    """What a part keeps of the `rows` of a window: (byte at which it lies in the part, bytes)."""
+    runs = part.runs or (((0, 1),),)
+    local = tuple(sum(stop - start for start, stop in dim) for dim in runs)
+    lead = [_place(index, dim) for index, dim in zip(window.lead, runs, strict=False)]
+    if None in lead:
+        return
+    inner = math.prod(local[window.dim + 1 :])
+    begin, end = window.rows
+    position = 0
+    for start, stop in runs[window.dim]:
+        first, last = max(start, begin), min(stop, end)
+        if first < last and inner:
+            taken = kept(rows[first - begin : last - begin], (((0, last - first),), *runs[window.dim + 1 :]))
+            block = np.ascontiguousarray(renumber(taken, part.groups, part.entry.name) if part.groups else taken)
+            where = (*lead, position + first - start)
+            number = int(np.ravel_multi_index(where, local[: window.dim + 1]))  # type: ignore[arg-type]
+            yield number * inner * part.entry.itemsize, block.reshape(-1).view(np.uint8).data
+        position += stop - start
+
+
+def _place(index: int, runs: Sequence[Run]) -> int | None:
+    """Where an index of the whole dim is in the local one."""
+    position = 0
+    for start, stop in runs:
+        if start <= index < stop:
+            return position + index - start
+        position += stop - start
+    return None
+
+
+class _Outputs:
+    """The files under their temporary names; so many are kept open as a process may."""
+
+    def __init__(self, folder: Path, files: Sequence[RankFile]) -> None:
+        self._folder, self._files = folder, files
+        self._open: OrderedDict[str, IO[bytes]] = OrderedDict()
+
+    def __enter__(self) -> _Outputs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def prepare(self) -> None:
+        """Every file at its full size, with its header."""
+        for file in self._files:
+            path = self._folder / (file.name + PART)
+            if not path.exists() or path.stat().st_size != file.size_bytes:
+                with path.open("wb") as made:
+                    made.truncate(file.size_bytes)
+            self._put(file, 0, file.header)
+
+    def write(self, file: RankFile, offset: int, data: memoryview) -> None:
+        self._put(file, offset, data)
+
+    def sync(self) -> None:
+        """Force to disk what was written to any file."""
+        for file in self._files:
+            os.fsync(self._get(file).fileno())
+
+    def _put(self, file: RankFile, offset: int, data: bytes | memoryview) -> None:
+        stream = self._get(file)
+        stream.seek(offset)
+        stream.write(data)
+
+    def _get(self, file: RankFile) -> IO[bytes]:
+        stream = self._open.pop(file.name, None)
+        if stream is None:
+            if len(self._open) >= _MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+            stream = (self._folder / (file.name + PART)).open("r+b", buffering=0)
+        self._open[file.name] = stream
+        return stream
+
+
+class _Journal:
+    """Which tensors are safely in the unfinished files of a folder."""
+
+    def __init__(self, path: Path, identity: Mapping[str, object], done: set[str]) -> None:
+        self._path, self._identity, self.done = path, identity, done
+
+    @classmethod
+    def open(cls, folder: Path, layout: SplitLayout, assignment: Assignment) -> _Journal:
+        """What an earlier attempt at exactly this split left, or an empty journal."""
+        sources = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in assignment.checkpoint.files]
+        identity: dict[str, object] = {"fingerprint": layout.fingerprint, "sources": sources}
+        path = folder / JOURNAL
+        done: set[str] = set()
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(path.read_bytes())
+            parts = [folder / (file.name + PART) for file in layout.files]
+            same = isinstance(found, dict) and all(found.get(key) == value for key, value in identity.items())
+            if same and all(
+                p.is_file() and p.stat().st_size == f.size_bytes for p, f in zip(parts, layout.files, strict=True)
+            ):
+                done = set(found["done"]) & set(assignment.checkpoint.entries)
+        journal = cls(path, identity, done)
+        if not done:
+            for leftover in folder.glob(f"rank-*{PART}"):
+                leftover.unlink()
+            journal.save()
+        return journal
+
+    def written(self, name: str) -> None:
+        self.done.add(name)
+
+    def save(self) -> None:
+        text = json.dumps({**self._identity, "done": sorted(self.done)})
+        beside = self._path.with_name(f"{self._path.name}.tmp")
+        with beside.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._path)
+
+
+def _finish(folder: Path, layout: SplitLayout, assignment: Assignment) -> None:
+    """Final names, then the manifest, then nothing else of ours is left."""
+    names = set(_names(layout))
+    for leftover in folder.glob("rank-*.safetensors"):
+        if leftover.name not in names:
+            leftover.unlink()
+    for file in layout.files:
+        (folder / (file.name + PART)).replace(folder / file.name)
+    beside = folder / f".{MANIFEST}.tmp"
+    beside.write_text(manifest(assignment, layout), encoding="utf-8")
+    beside.replace(folder / MANIFEST)
+    (folder / JOURNAL).unlink(missing_ok=True)
+
+
+def _is_done(folder: Path, layout: SplitLayout, assignment: Assignment) -> bool:
+    """Whether the folder has this split, made after the checkpoint was last changed."""
+    path = folder / MANIFEST
+    if not path.is_file() or path.read_text(encoding="utf-8") != manifest(assignment, layout):
+        return False
+    made = path.stat().st_mtime_ns
+    sizes = {file.name: file.size_bytes for file in layout.files}
+    return all(file.stat().st_mtime_ns <= made for file in assignment.checkpoint.files) and all(
+        (folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes.items()
+    )
+
+
+def _check_folder(folder: Path, assignment: Assignment) -> None:
+    """Refuse a folder in which something of the user's would be mixed up with ours."""
+    if folder.exists() and not folder.is_dir():
+        raise ShardplanError(_unwritable(folder, "it is a file", "name a folder"))
+    if not folder.is_dir():
+        return
+    if any(file.parent.resolve() == folder.resolve() for file in assignment.checkpoint.files):
+        raise ShardplanError(_unwritable(folder, "the checkpoint itself is in it", "name another folder"))
+    if any(folder.iterdir()) and not ((folder / MANIFEST).is_file() or (folder / JOURNAL).is_file()):
+        hint = "name a new folder, or empty this one"
+        raise ShardplanError(_unwritable(folder, f"the folder holds something else than a split (no {MANIFEST})", hint))
+
+
+def _check_space(folder: Path, layout: SplitLayout, journal: _Journal) -> None:
+    """What is still to be allocated must fit; unfinished files may be there in part."""
+    there = sum((path.stat().st_blocks * 512) for path in folder.glob(f"rank-*{PART}")) if journal.done else 0
+    free = shutil.disk_usage(folder).free
+    if layout.size_bytes - there > free:
+        from shardplan.units import size  # noqa: PLC0415
+
+        summary = f"the split takes {size(layout.size_bytes - there)}, and {size(free)} is free there"
+        raise ShardplanError(error("no-space", summary, file=str(folder), hint="name a folder on another file system"))
+
+
+def _names(layout: SplitLayout) -> tuple[str, ...]:
+    return tuple(file.name for file in layout.files)
+
+
+def _links(layout: SplitLayout) -> int:
+    return sum(len(file.ranks) - 1 for file in layout.files)
+
+
+def _unwritable(folder: Path, reason: str, hint: str = "") -> Diagnostic:
+    return error("unwritable-output", f"cannot write the split: {reason}", file=str(folder), hint=hint)
+
+
+def _reason(problem: OSError) -> str:
+    text = problem.strerror or str(problem)
+    return text[:1].lower() + text[1:]
