@@ -175,7 +175,7 @@ class Planner:
         if restriction is not None:
             problem = restrict(problem, built, restriction(built))
         if not self._complete:
-            problem = as_known(problem, built, self.options.cost_model, {bearing.node for bearing in asked})
+            problem = as_known(problem, built, self.options.cost_model)
         return Solved(built, memory, problem, self._solve(problem, spent_s), charges, asked)
 
     def _solve(self, problem: Problem, spent_s: float = 0.0) -> Solution:

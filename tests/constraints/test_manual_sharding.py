@@ -167,6 +167,14 @@ def test_operators_are_forced_and_forbidden(read):
     assert "n" not in split("{machine: not n, gpu: not n}")
 
 
+def test_a_factor_that_only_some_of_the_operators_have(read):
+    """Of a module's operators the product has an n, the addition of its bias has none."""
+    model = read(MLP)
+    plan = plan_of(model, 'operators: {"*": {gpu: not n, machine: not n}}')
+    assert not any("n" in operator.split for operator in plan.operators if operator.op_type == "MatMul")
+    assert "has no factor 'q' that can be split" in refused(read, 'operators: {"*": {gpu: q}}')
+
+
 def test_axes(read):
     plan = plan_of(read(MLP), "axes: {machine: {inputs: 0, parameters: replicate}}", mode="training")
     assert all(layout(plan, name).endswith("@machine") and "S(0)" in layout(plan, name) for name in ("x", "y"))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
-from shardplan.constraints.resolve import resolve
-from shardplan.graph.build import build_cost_graph
-from shardplan.graph.memory import Memory
+from shardplan.cost.named import parse_cost_model
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.pricing import Pricing
+from shardplan.graph.peers import as_known
 from shardplan.graph.problem import node_order, to_problem
-from shardplan.graph.recipes import Allowed, alpa_products, restrict
+from shardplan.graph.recipes import restrict
 from shardplan.graph.wishes import allowed, bearings
-from shardplan.layout.mesh import Mesh
-from shardplan.layout.placement import P
 from shardplan.model.types import Model, Operator, Parameter, Tensor
-from shardplan.rules import model_rules
+from shardplan.planning import Planner
 from shardplan.solve import solve
+from shardplan.solve.problem import Usage
 
 PICOSECONDS_PER_UNIT = 1e6
 
@@ -42,37 +39,37 @@ def mlp(rows: int = 1024, hidden: int = 1024) -> Model:
 
 
 class Solved:
-    """The optimum on one axis of `devices` at other prices: `cost` in their unit. `pins` fix some of it; no value is
-    kept partial; `split_all`: products may not be whole on every device."""
+    """The optimum on one axis of `devices` at the prices of `cost_model`: `cost` in their unit; `outcome`. `pins` fix
+    some of it. `weight_bytes`: what the weights may take on a device, nothing else being counted."""
 
     def __init__(
         self,
         devices: int,
-        pricing: Callable[[Mesh], Pricing],
+        cost_model: str,
         *pins: str,
         model: Model | None = None,
-        split_all: bool = True,
+        weight_bytes: int | None = None,
     ) -> None:
-        model = model or mlp()
+        peer = parse_cost_model(cost_model)
         cluster = make_cluster(load_profile("generic"), f"{devices}x1")
-        wishes = resolve([parse_pin(pin) for pin in pins], model, cluster.mesh)
-        options, prices = PlanOptions(mode="inference"), pricing(cluster.mesh)
-        self.built = build_cost_graph(model, model_rules(model), cluster, options, pricing=prices, wishes=wishes)
-        problem = to_problem(self.built, Memory(self.built), None)
-        rules: list[Allowed] = [allowed(bearings(self.built, wishes)), _whole_values(self.built)]
-        for rule in [*rules, alpa_products(self.built)] if split_all else rules:
-            problem = restrict(problem, self.built, rule)
-        solution = solve(problem)
-        assert solution.outcome == "optimal"
-        assert solution.choices is not None
-        self.cost = round(solution.cost / PICOSECONDS_PER_UNIT, 3)
-        self.choice = dict(zip(node_order(self.built), solution.choices, strict=True))
+        options = PlanOptions(mode="inference", cost_model=peer, constraints=tuple(map(parse_pin, pins)))
+        planner = Planner(model or mlp(), cluster, options)
+        self.built, memory = planner.built_at(1.0)
+        problem = to_problem(self.built, memory, weight_bytes)
+        order = node_order(self.built)
+        weights = [h for h in memory.holdings if h.category == "parameters"]
+        problem = replace(problem, usages=tuple(Usage(order.index(h.node), h.start, h.end, h.amount) for h in weights))
+        problem = restrict(problem, self.built, allowed(bearings(self.built, planner.wishes)))
+        solution = solve(as_known(problem, self.built, peer), gap=0.0)
+        self.outcome, self.shortfall_bytes = solution.outcome, solution.shortfall_bytes
+        self.cost = round(solution.cost / PICOSECONDS_PER_UNIT, 3) if solution.choices else None
+        self.choice = dict(zip(order, solution.choices or (), strict=bool(solution.choices)))
 
     def splits(self) -> dict[str, str]:
         """What the axis does to every operator."""
         spaces = zip(self.built.model.operators, self.built.operators, strict=True)
         return {op.name: space.strategies.labels(self.choice["operator", op.name])[0] for op, space in spaces}
 
-
-def _whole_values(built) -> Allowed:
-    return {("kept", name): space.codes[:, 0] != space.code(P()) for name, space in built.kept.items()}
+    def kept(self, tensor: str) -> str:
+        """The layout in which a tensor is kept, as one letter for the axis: `S(0)`, `R`."""
+        return str(self.built.kept[tensor].layout(self.choice["kept", tensor]).placements[0])

@@ -2,7 +2,7 @@
 
 Where computation is free, doing everything everywhere is best; so Alpa and Slapo split every matrix product. What such
 a planner cannot say (partial values between operators, a copy gathered once for several readers, collectives inside an
-operator) has no price in its model, and is left out. What the user asks of a node goes before all this.
+operator) has no price in its model, and is left out. What the user asks for goes before all this.
 
 | model  | matrix products          | values        | inputs, outputs | moves                               |
 |--------|--------------------------|---------------|-----------------|-------------------------------------|
@@ -32,11 +32,14 @@ from shardplan.solve.problem import Edge, Problem
 Mask = NDArray[np.bool_]
 
 
-def as_known(problem: Problem, built: CostGraph, cost_model: CostModel, asked: Collection[Node]) -> Problem:
-    """`problem` without what the planner of that cost model does not know; nodes in `asked` keep their choices."""
+def as_known(problem: Problem, built: CostGraph, cost_model: CostModel) -> Problem:
+    """`problem` without what the planner of that cost model does not know, where that leaves a choice."""
+    number = {node: index for index, node in enumerate(node_order(built))}
     for rule in _CHOICES[cost_model.name]:
-        masks = {node: mask for node, mask in rule(built).items() if node not in asked and mask.any()}
-        problem = restrict(problem, built, masks)
+        possible = (
+            (node, mask) for node, mask in rule(built).items() if np.isfinite(problem.costs[number[node]][mask]).any()
+        )
+        problem = restrict(problem, built, dict(possible))
     if cost_model.name in _EACH_FOR_ITSELF:
         weights = {parameter.tensor for parameter in built.model.parameters} if cost_model.name == "hidet" else set()
         problem = _each_for_itself(problem, built, weights)

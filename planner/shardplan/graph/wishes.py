@@ -46,8 +46,9 @@ def bearings(built: CostGraph, wishes: Wishes) -> tuple[Bearing, ...]:
         space = built.kept[wish.tensor]
         mask = _dims_mask(space, wish.dims) if isinstance(wish, TensorWish) else _axis_mask(space, wish)
         found.append(Bearing(wish.constraint, ("kept", wish.tensor), mask))
+    offered = _offered(built, wishes)
     for wanted in wishes.operators:
-        problems += _unknown_factors(built, wanted)
+        problems += _unknown_factors(built, wanted, offered[wanted.constraint])
         name = built.model.operators[wanted.operator].name
         found.append(Bearing(wanted.constraint, ("operator", name), _splits_mask(built, wanted)))
     problems += _clashes(built, found) if not problems else []
@@ -135,17 +136,32 @@ def _axis_mask(space: TensorSpace, wish: AxisWish) -> Mask:
 
 
 def _splits_mask(built: CostGraph, wish: OperatorWish) -> Mask:
-    strategies = built.operators[wish.operator].strategies
+    strategies, own = built.operators[wish.operator].strategies, _factors(built, wish.operator)
     mask: Mask = np.ones(len(strategies), dtype=np.bool_)
     for axis, factor, wanted in wish.splits:
+        if factor and factor not in own:
+            continue  # another operator of the same module has it
         splits = np.array([choice.factor == factor for choice in strategies.axis_choices])
         mask &= splits[strategies.choices[:, axis]] == wanted
     return mask
 
 
-def _unknown_factors(built: CostGraph, wish: OperatorWish) -> list[Diagnostic]:
+def _factors(built: CostGraph, operator: int) -> frozenset[str]:
+    return frozenset(option.factor for option in built.rules[operator].options)
+
+
+def _offered(built: CostGraph, wishes: Wishes) -> Mapping[Constraint, frozenset[str]]:
+    """Per constraint the factors of all operators that it is about: the product of a module has more than its sum."""
+    offered: dict[Constraint, frozenset[str]] = {}
+    for wish in wishes.operators:
+        known = offered.get(wish.constraint, frozenset())
+        offered[wish.constraint] = known | _factors(built, wish.operator)
+    return offered
+
+
+def _unknown_factors(built: CostGraph, wish: OperatorWish, offered: frozenset[str]) -> list[Diagnostic]:
     rule, name = built.rules[wish.operator], built.model.operators[wish.operator].name
-    known = sorted({option.factor for option in rule.options})
+    known = sorted(_factors(built, wish.operator))
     shown = f"'{name}' is {rule.equation}; it may split {', '.join(known) or 'nothing'}"
     return [
         error(
@@ -156,7 +172,7 @@ def _unknown_factors(built: CostGraph, wish: OperatorWish) -> list[Diagnostic]:
             **wish.constraint.where,
         )
         for _, factor, _ in wish.splits
-        if factor and factor not in known
+        if factor and factor not in offered
     ]
 
 

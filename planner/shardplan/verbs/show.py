@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
-from shardplan.verbs.session import Session, verb
+from shardplan.verbs.session import EXIT_DONE, Session, verb
 
 
 @click.command(short_help="Print a plan: recipes, moves, time, memory.")
 @click.argument("plan", type=click.Path(path_type=str))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "slapo", "dot"]),
+    default="text",
+    show_default=True,
+    help="A summary; Slapo's table of specs and its schedule; or the graph for Graphviz.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Every parameter group and every move, not only the largest.")
 @verb
-def show(session: Session, /, plan: str, show_all: bool) -> int:
+def show(session: Session, /, plan: str, form: str, show_all: bool) -> int:
     """Print the plan file PLAN: summary, parameters with the recipes they follow, the costliest moves."""
     from shardplan.plan.file import read_plan  # noqa: PLC0415
     from shardplan.render.show import show_document, show_plan  # noqa: PLC0415
 
+    if session.as_json and form != "text":
+        raise click.UsageError(f"--json and --format {form} ask for two things")
     loaded = read_plan(plan)
+    if form == "dot":
+        from shardplan.render.dot import dot_text  # noqa: PLC0415
+
+        sys.stdout.write(dot_text(loaded))
+        return EXIT_DONE
+    if form == "slapo":
+        from shardplan.render.slapo import show_slapo  # noqa: PLC0415
+
+        return session.finish({}, lambda console: show_slapo(console, loaded))
     return session.finish(show_document(loaded), lambda console: show_plan(console, loaded, everything=show_all))

@@ -1,0 +1,69 @@
+"""A plan as a graph for Graphviz: operators with what each axis splits, and on the arrows the layouts of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardplan.plan.types import OperatorDecision, Plan
+from shardplan.render.slapo import spec
+
+_MATRIX = frozenset({"MatMul", "Gemm", "Conv", "Attention"})
+
+
+def dot_text(plan: Plan) -> str:
+    """The DOT file. A tensor that is moved for its reader has a red arrow, `RS->SR`; specs as in `render.slapo`."""
+    lines = [f"digraph {_quoted(str(plan.model.get('name')))} {{", "  node [shape=box, style=rounded];", *_nodes(plan)]
+    return "\n".join([*lines, *_edges(plan), "}"]) + "\n"
+
+
+def _nodes(plan: Plan) -> Iterator[str]:
+    for tensor in plan.tensors:
+        if tensor.role in ("input", "output"):
+            label = f"{tensor.name}\\n{spec(tensor.layout, plan.mesh, len(tensor.shape))}"
+            yield f"  {_tensor(tensor.name)} [label={_quoted(label)}, shape=ellipse];"
+    for operator in plan.operators:
+        label = f"{operator.module or operator.name}\\n{operator.op_type} {_split(operator, plan)}"
+        filled = ', style="rounded,filled", fillcolor=lightblue' if operator.op_type in _MATRIX else ""
+        yield f"  {_operator(operator.name)} [label={_quoted(label)}{filled}];"
+
+
+def _edges(plan: Plan) -> Iterator[str]:
+    tensors = {tensor.name: tensor for tensor in plan.tensors}
+    makers = {name: operator.name for operator in plan.operators for name in operator.outputs}
+    for operator in plan.operators:
+        for name, layout in zip(operator.inputs, operator.reads, strict=True):
+            tensor = tensors.get(name)
+            if tensor is None or tensor.role in ("parameter", "constant"):
+                continue
+            source = _operator(makers[name]) if name in makers else _tensor(name)
+            rank = len(tensor.shape)
+            before, after = spec(tensor.layout, plan.mesh, rank), spec(layout and layout.forward, plan.mesh, rank)
+            yield f"  {source} -> {_operator(operator.name)} [{_label(before, after)}];"
+        for name, made in zip(operator.outputs, operator.makes, strict=True):
+            if name in tensors and tensors[name].role == "output":
+                rank = len(tensors[name].shape)
+                before, after = (
+                    spec(layout and layout.forward, plan.mesh, rank) for layout in (made, tensors[name].layout)
+                )
+                yield f"  {_operator(operator.name)} -> {_tensor(name)} [{_label(before, after)}];"
+
+
+def _label(before: str, after: str) -> str:
+    return f"label={_quoted(before)}" if before == after else f"label={_quoted(f'{before}->{after}')}, color=red"
+
+
+def _split(operator: OperatorDecision, plan: Plan) -> str:
+    names = zip(operator.split, plan.mesh.axes, strict=True)
+    return " ".join(f"{label}@{axis.name}" for label, axis in names if axis.size > 1 and label != "-")
+
+
+def _tensor(name: str) -> str:
+    return _quoted(f"tensor {name}")
+
+
+def _operator(name: str) -> str:
+    return _quoted(f"operator {name}")
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '\\"') + '"'
