@@ -1,0 +1,17 @@
+"""Plans in JAX: the mesh, shardings of pytrees, pins inside functions, sharded loading, and a check of what XLA made.
+
+plan = shardplan.load("model.plan.json")
+mesh = shardplan.jax.mesh(plan)
+params = shardplan.jax.load(plan, mesh, shapes, "model.safetensors", names=shardplan.jax.flax_names)
+h = shardplan.jax.constrain(plan, mesh, "model.layers.0.mlp", h)         # inside the function
+print(shardplan.jax.check(step, (params, batch), plan))                 # bytes that XLA sends, against the plan
+"""
+
+from shardplan.jax.checking import Check, check
+from shardplan.jax.device_mesh import mesh
+from shardplan.jax.flax import flax_names
+from shardplan.jax.layouts import sharding, shardings
+from shardplan.jax.loads import load
+from shardplan.jax.pins import constrain
+
+__all__ = ["Check", "check", "constrain", "flax_names", "load", "mesh", "sharding", "shardings"]

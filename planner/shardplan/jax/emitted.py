@@ -28,8 +28,8 @@ _BACKWARD = "transpose("
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """One tensor of one collective. `count`: times per run (turns of the loops around it). Bytes are of each time and of
-    one device, as in `shardplan.runtime.predicted`.
+    """One tensor of one collective. `count`: times per run (turns of the loops around it). Bytes are of each time and
+    of one device, as in `shardplan.runtime.predicted`.
 
     `axes`: the mesh axes over which it talks; empty where its groups are not those of any axes. `ways`: devices of a
     group. `sliced`: an all-reduce of which every device then keeps its own part only, so a reduce-scatter would do.
@@ -90,7 +90,9 @@ def _rows(module: Module, computation: Computation, instruction: Instruction, me
     phase: Phase = "backward" if _BACKWARD in instruction.op_name else "forward"
     count = module.runs[computation.name]
     if kind == "all_to_all":  # its operands are the parts of one tensor
-        yield Emitted(phase, kind, axes, ways, count, sum(_operand_bytes(computation, instruction)), instruction.op_name)
+        yield Emitted(
+            phase, kind, axes, ways, count, sum(_operand_bytes(computation, instruction)), instruction.op_name
+        )
         return
     for element, size_bytes in enumerate(_operand_bytes(computation, instruction)):
         payload = size_bytes * ways if kind == "all_gather" else size_bytes

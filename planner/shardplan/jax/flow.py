@@ -15,14 +15,17 @@ from shardplan.jax.hlo import Computation, Instruction, Module
 _PASSES = frozenset(
     (
         "bitcast", "copy", "copy-start", "copy-done", "reshape", "transpose", "convert", "opt-barrier", "abs", "add",
-        "and", "atan2", "cbrt", "ceil", "clamp", "compare", "cosine", "divide", "exponential", "exponential-minus-one",
-        "erf", "floor", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not",
-        "or", "power", "reduce-precision", "remainder", "round-nearest-afz", "round-nearest-even", "rsqrt", "select",
-        "sign", "sine", "sqrt", "subtract", "tan", "tanh", "xor", "all-reduce-done",
+        "and", "atan2", "cbrt", "ceil", "clamp", "compare", "cosine", "divide", "exponential",
+        "exponential-minus-one", "erf", "floor", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum",
+        "multiply", "negate", "not", "or", "power", "reduce-precision", "remainder", "round-nearest-afz",
+        "round-nearest-even", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tan", "tanh", "xor",
+        "all-reduce-done",
     )
 )  # fmt: skip
 """Operators that could as well run on the parts: elementwise ones, and those that only rearrange."""
 _DEVICE = frozenset({"partition-id", "replica-id"})
+_HANDS_ON = frozenset({"fusion", "call", "while"})
+"""What hands its operands to a computation, in order."""
 
 
 def reaches_only_slices(module: Module, computation: Computation, value: Instruction, element: int, ways: int) -> bool:
@@ -86,27 +89,34 @@ class _Walk:
 
 
 def depends_on_device(module: Module, computation: Computation, name: str) -> bool:
-    """Whether a value is computed from the number of the device."""
-    seen: set[tuple[str, str]] = set()
-    waiting = [(computation, name)]
+    """Whether a value is computed from the number of the device, in this turn of a loop or before it."""
+    seen: set[tuple[str, str, int | None]] = set()
+    waiting: list[tuple[Computation, str, int | None]] = [(computation, name, None)]
     while waiting:
-        inside, current = waiting.pop()
-        if (inside.name, current) in seen or current not in inside.instructions:
+        inside, current, element = waiting.pop()
+        if (inside.name, current, element) in seen or current not in inside.instructions:
             continue
-        seen.add((inside.name, current))
+        seen.add((inside.name, current, element))
         instruction = inside.instructions[current]
         if instruction.opcode in _DEVICE:
             return True
-        if instruction.opcode == "parameter":
-            callers = module.callers[inside.name]
-            waiting += [
-                (outside, caller.operands[instruction.number])
-                for outside, caller in callers
-                if caller.opcode in {"fusion", "call"}
-            ]
-        elif instruction.opcode in {"fusion", "call"}:
-            called = module.computations[instruction.calls[0]]
-            waiting.append((called, called.root.name))
-        else:
-            waiting += [(inside, operand) for operand in instruction.operands]
+        waiting += _sources(module, inside, instruction, element)
     return False
+
+
+def _sources(
+    module: Module, inside: Computation, instruction: Instruction, element: int | None
+) -> list[tuple[Computation, str, int | None]]:
+    """What a value (one element of a tuple) is made of: (computation, value, element)."""
+    if instruction.opcode == "get-tuple-element":
+        return [(inside, instruction.operands[0], instruction.number)]
+    if instruction.opcode == "tuple" and element is not None:
+        return [(inside, instruction.operands[element], None)]
+    if instruction.opcode == "parameter":
+        callers = [(outside, caller) for outside, caller in module.callers[inside.name] if caller.opcode in _HANDS_ON]
+        return [(outside, caller.operands[instruction.number], element) for outside, caller in callers]
+    if instruction.opcode in {"fusion", "call"}:
+        called = module.computations[instruction.calls[0]]
+        return [(called, called.root.name, element)]
+    kept = element if instruction.opcode == "while" else None
+    return [(inside, operand, kept) for operand in instruction.operands]

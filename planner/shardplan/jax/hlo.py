@@ -19,6 +19,7 @@ _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)')
+_COMMENT = re.compile(r"/\*.*?\*/")
 _BITS = re.compile(r"(\d+)")
 
 
@@ -146,7 +147,7 @@ def parse_module(text: str) -> Module:
     computations: dict[str, Computation] = {}
     entry, name = "", ""
     current: dict[str, Instruction] = {}
-    for line in text.splitlines():
+    for line in _COMMENT.sub("", text).splitlines():
         if line.startswith("}"):
             computations[name] = Computation(name, current)
         elif head := _HEAD.match(line):

@@ -1,0 +1,148 @@
+"""What XLA made of a function under a plan, against what the plan says: bytes by phase, collective and axes.
+
+Documented credit: where the plan has a reduce-scatter and XLA emitted an all-reduce over the same axes, of the same
+tensor size, whose result every device then cuts to its own part, the all-reduce is counted as that reduce-scatter.
+XLA on CPU never forms one from a sharding; compilers for GPU and TPU do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from shardplan.jax.emitted import Emitted, emitted_collectives
+from shardplan.jax.hlo import parse_module
+from shardplan.layout.collective import CollectiveKind
+from shardplan.plan.types import Phase, Plan
+from shardplan.runtime.predicted import Predicted, inner_operators, predicted_collectives
+
+Key = tuple[Phase, CollectiveKind, tuple[str, ...]]
+_PHASES: tuple[Phase, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of collective over the same axes in one phase: bytes that one device sends in one run."""
+
+    phase: Phase
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    emitted_bytes: int
+    predicted_bytes: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found. `emitted`: after credit, `credited` of them were all-reduces; `predicted`: of the phases that the
+    function has. `inner`: operators whose own collectives the plan's moves leave out. `endless`: loops whose number of
+    turns XLA does not tell; what is inside is counted once."""
+
+    emitted: tuple[Emitted, ...]
+    predicted: tuple[Predicted, ...]
+    credited: int = 0
+    inner: tuple[str, ...] = ()
+    endless: int = 0
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Emitted and predicted bytes side by side, forward first."""
+        emitted: Counter[Key] = Counter()
+        predicted: Counter[Key] = Counter()
+        for row in self.emitted:
+            emitted[row.phase, row.kind, row.axes] += row.count * row.wire_bytes
+        for move in self.predicted:
+            predicted[move.phase, move.kind, move.axes] += move.count * move.wire_bytes
+        keys = sorted({*emitted, *predicted}, key=lambda key: (_PHASES.index(key[0]), key[1:]))
+        return tuple(Row(*key, emitted[key], predicted[key]) for key in keys)
+
+    def emitted_bytes(self, phase: Phase) -> int:
+        """Bytes that one device sends in the phase, as compiled."""
+        return sum(row.emitted_bytes for row in self.rows if row.phase == phase)
+
+    def predicted_bytes(self, phase: Phase) -> int:
+        """Bytes that one device sends in the phase, as planned."""
+        return sum(row.predicted_bytes for row in self.rows if row.phase == phase)
+
+    def ratio(self, phase: Phase) -> float:
+        """Emitted bytes per predicted byte; 1.0 where both are 0."""
+        emitted, predicted = self.emitted_bytes(phase), self.predicted_bytes(phase)
+        return emitted / predicted if predicted else float("inf") if emitted else 1.0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the forward pass sends exactly what the plan says, by collective and axes."""
+        return all(row.emitted_bytes == row.predicted_bytes for row in self.rows if row.phase == "forward")
+
+    def __str__(self) -> str:
+        lines = [f"{'phase':9} {'collective':15} {'axes':18} {'emitted':>12} {'planned':>12}  bytes of one device"]
+        lines += [
+            _line(row.phase, row.kind, ",".join(row.axes) or "other", row.emitted_bytes, row.predicted_bytes)
+            for row in self.rows
+        ]
+        for phase in dict.fromkeys(row.phase for row in self.rows):
+            ratio = f"  x {self.ratio(phase):.2f}"
+            lines.append(_line(phase, "total", "", self.emitted_bytes(phase), self.predicted_bytes(phase)) + ratio)
+        if self.credited:
+            lines.append(f"{self.credited} all-reduce + slice counted as reduce-scatter")
+        if self.inner:
+            lines.append(f"not in the plan's moves: what {', '.join(self.inner[:8])} send inside")
+        if self.endless:
+            lines.append(f"{self.endless} loops of unknown length counted as one turn")
+        return "\n".join(lines)
+
+
+def check(fn: Callable[..., Any], args: Sequence[Any], plan: Plan, *, phases: Sequence[Phase] | None = None) -> Check:
+    """Compile `fn` for `args` and compare the collectives in it with those of the plan. Nothing is run.
+
+    `fn`: a function, or what `jax.jit` made of one (with its own in_shardings). `args`: arrays, or `ShapeDtypeStruct`s
+    with shardings, on the devices of `shardplan.jax.mesh(plan)`. `phases`: what of the plan to compare with; by default
+    the forward pass, and the backward pass too if `fn` contains one (`jax.grad`).
+
+    The plan's bytes are those of a whole step: of all microbatches, and of recomputed layers again.
+    """
+    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
+    return check_text(jitted.lower(*args).compile().as_text(), plan, phases=phases)
+
+
+def check_text(text: str, plan: Plan, *, phases: Sequence[Phase] | None = None) -> Check:
+    """`check` for HLO text that was compiled elsewhere (`compiled.as_text()`, or a dump of XLA).
+
+    `ValueError` if it is not the text of an HLO module.
+    """
+    module = parse_module(text)
+    emitted = emitted_collectives(module, plan.mesh)
+    if phases is None:
+        differentiated = any("transpose(" in instruction.op_name for _, instruction in module.instructions())
+        phases = _PHASES if differentiated else ("forward",)
+    predicted = tuple(row for row in predicted_collectives(plan) if row.phase in phases)
+    counted = _credit(emitted, predicted)
+    credited = sum(before.kind != after.kind for before, after in zip(emitted, counted, strict=True))
+    endless = sum(i.opcode == "while" and i.trips is None for _, i in module.instructions())
+    return Check(counted, predicted, credited, inner_operators(plan), endless)
+
+
+def _credit(emitted: Sequence[Emitted], predicted: Sequence[Predicted]) -> tuple[Emitted, ...]:
+    """All-reduces that do the work of planned reduce-scatters, as such: as many as are planned and not emitted."""
+    owed: Counter[tuple[tuple[str, ...], int]] = Counter()
+    for move in predicted:
+        if move.kind == "reduce_scatter":
+            owed[move.axes, move.payload_bytes] += move.count
+    for row in emitted:
+        if row.kind == "reduce_scatter":
+            owed[row.axes, row.payload_bytes] -= row.count
+    found = []
+    for row in emitted:
+        if row.sliced and owed[row.axes, row.payload_bytes] >= row.count:
+            owed[row.axes, row.payload_bytes] -= row.count
+            found.append(replace(row, kind="reduce_scatter"))
+        else:
+            found.append(row)
+    return tuple(found)
+
+
+def _line(phase: str, kind: str, axes: str, emitted: int, predicted: int) -> str:
+    return f"{phase:9} {kind:15} {axes:18} {emitted:12,} {predicted:12,}"

@@ -1,0 +1,115 @@
+"""Shardings of pytrees and of single tensors, from the layouts of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from shardplan.errors import ShardplanError, error
+from shardplan.jax.device_mesh import check_mesh
+from shardplan.jax.specs import division, partition_spec
+from shardplan.jax.trees import Leaf, Names, match_leaves
+from shardplan.layout.layout import Layout
+from shardplan.layout.text import to_text
+from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.lookup import find_tensor
+
+Form = Literal["kept", "served", "read"]
+
+
+def shardings(
+    plan: Plan,
+    mesh: Mesh,
+    tree: Any,
+    *,
+    names: Names | None = None,
+    ignore: Iterable[str] = (),
+    strict: bool = True,
+    form: Form = "kept",
+) -> Any:
+    """A pytree like `tree` (of arrays or `ShapeDtypeStruct`s) of the `NamedSharding`s that the plan gives its leaves.
+
+    `names`: from the path of a leaf (keys joined by dots) to the checkpoint name, or to (name, perm) where leaf dim i
+    is checkpoint dim perm[i], or to a name with `*` in place of the layer number where the leaf stacks all layers; see
+    `flax_names`. Without it paths are checkpoint names. `ignore`: patterns of leaves and of parameters that need no
+    partner; such leaves are replicated. `strict`: refuse leaves and parameters without a partner.
+
+    `form`: how the parameters are `kept`; `served`, after the gather that the plan makes once for all readers (ZeRO-3);
+    or `read`, as the operators take them.
+
+    Raises `ShardplanError` with everything that does not fit: as `runtime.names.match_names`, `wrong-mesh`,
+    `wrong-stack`, `layers-differ`, `segmented-dim`, `indivisible-dim`.
+    """
+    check_mesh(plan, mesh)
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    by_path = {path_name(path): leaf for path, leaf in paths}
+    leaves = match_leaves(
+        plan, {path: tuple(leaf.shape) for path, leaf in by_path.items()}, names, ignore=ignore, strict=strict
+    )
+    found = [
+        NamedSharding(mesh, leaf_spec(plan, leaves[path], form) if path in leaves else PartitionSpec())
+        for path in by_path
+    ]
+    return jax.tree_util.tree_unflatten(structure, found)
+
+
+def sharding(
+    plan: Plan, mesh: Mesh, name: str, *, form: Form = "kept", shape: tuple[int, ...] | None = None
+) -> NamedSharding:
+    """The `NamedSharding` of one tensor of the plan: an input, an output, a parameter (dims as in the checkpoint), a
+    value of the graph. `shape`: of the array, where its dims are a finer division of the plan's (a fused q, k, v).
+
+    Raises `ShardplanError`: `unknown-tensor`, `wrong-mesh`, `partial-values`, `segmented-dim`, `indivisible-dim`.
+    """
+    check_mesh(plan, mesh)
+    decision = find_tensor(plan, name)
+    planned = checkpoint_shape(decision.shape, decision.perm)
+    layout = checkpoint_layout(form_layout(plan, decision, form), decision.perm)
+    if is_partial(layout):
+        summary = f"'{name}' is {form} as {to_text(layout, plan.mesh)}: partial sums, which no sharding of JAX can say"
+        raise ShardplanError(
+            error("partial-values", summary, hint="leave it to XLA, and pin the value that is made of it")
+        )
+    divided = division(shape or planned, planned) or tuple((size,) for size in planned)
+    return NamedSharding(mesh, partition_spec(layout, plan.mesh, divided, name))
+
+
+def leaf_spec(plan: Plan, leaf: Leaf, form: Form) -> PartitionSpec:
+    """The spec of a leaf, the dim of stacked layers not sharded."""
+    named = leaf.first
+    layout = named.layout
+    if form != "kept":
+        layout = form_layout(plan, named.decision, form)
+        layout = graph_layout(checkpoint_layout(layout, named.decision.perm), named.perm)
+    spec = partition_spec(layout, plan.mesh, leaf.divided, leaf.path)
+    return PartitionSpec(None, *spec) if leaf.stacked else spec
+
+
+def form_layout(plan: Plan, decision: TensorDecision, form: Form) -> Layout:
+    """The forward layout of a tensor in one of its forms, in the graph's dims. `read`: as all its readers take it, or
+    `served` where they do not agree."""
+    if form == "kept":
+        return decision.layout.forward
+    if form == "served":
+        return decision.served.forward
+    read = {
+        layout.forward
+        for operator in plan.operators
+        for name, layout in zip(operator.inputs, operator.reads, strict=True)
+        if name == decision.name and layout is not None
+    }
+    return read.pop() if len(read) == 1 else decision.served.forward
+
+
+def is_partial(layout: Layout) -> bool:
+    """Whether values are still to be summed."""
+    return any(placement.kind == "P" for placement in layout.placements)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """Keys of a path joined by dots: `layers.0.kernel`."""
+    return str(jax.tree_util.keystr(path, simple=True, separator="."))

@@ -1,0 +1,140 @@
+"""From the leaves of a pytree to the parameters of a plan: names, transposed kernels, stacked layers, divided dims."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.jax.specs import Division, division
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.text import to_text
+from shardplan.plan.orientation import checkpoint_shape, graph_shape
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.names import Named, match_names, parameters_by_name
+
+Target = str | tuple[str, Sequence[int]] | None
+"""Checkpoint name; or name and perm, where leaf dim i is checkpoint dim perm[i]; None: none of the plan's.
+
+A `*` in the name stands for the number of a layer: the leaf stacks these parameters of all layers on a first dim.
+"""
+Names = Callable[[str], Target] | Mapping[str, Target]
+"""From the path of a leaf (`layers.attention.q.kernel`) to what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf and the parameters it holds, several where it stacks layers (then dim 0 counts them).
+
+    `divided`: how the dims of one parameter, in the leaf's order, are divided in the leaf; see `specs.division`.
+    `parameters` agree in their layouts, which are those of the first.
+    """
+
+    path: str
+    parameters: tuple[Named, ...]
+    divided: Division
+    stacked: bool
+
+    @property
+    def first(self) -> Named:
+        return self.parameters[0]
+
+
+def match_leaves(
+    plan: Plan,
+    shapes: Mapping[str, tuple[int, ...]],
+    names: Names | None = None,
+    *,
+    ignore: Iterable[str] = (),
+    strict: bool = True,
+) -> dict[str, Leaf]:
+    """Every leaf (path -> shape) with its parameters, in the order of `shapes`; leaves of none are left out.
+
+    Raises `ShardplanError` as `shardplan.runtime.names.match_names`, and `wrong-stack` where a leaf has not as many
+    layers as the plan, `layers-differ` where a leaf stacks parameters that the plan lays out differently.
+    """
+    known = parameters_by_name(plan)
+    wanted = {path: _targets(path, names, known) for path in shapes}
+    given: dict[str, tuple[int, ...]] = {}
+    renamed: dict[str, Target] = {}
+    divided: dict[str, Division] = {}
+    faults: list[Diagnostic] = []
+    for path, shape in shapes.items():
+        targets, stacked = wanted[path]
+        if stacked and (len(shape) == 0 or shape[0] != len(targets)):
+            faults.append(_wrong_stack(path, shape, targets))
+            continue
+        for number, target in enumerate(targets):
+            entry = f"{path}[{number}]" if stacked else path
+            given[entry], divided[entry] = _as_planned(shape[1:] if stacked else shape, target, known)
+            renamed[entry] = target
+    if faults:
+        raise ShardplanError(*faults)
+    matched = match_names(plan, given, rename=renamed.__getitem__, ignore=ignore, strict=strict)
+    leaves = {}
+    for path, (targets, stacked) in wanted.items():
+        entries = [f"{path}[{number}]" for number in range(len(targets))] if stacked else [path]
+        if all(entry in matched for entry in entries) and entries:
+            leaves[path] = Leaf(path, tuple(matched[entry] for entry in entries), divided[entries[0]], stacked)
+    if faults := [fault for leaf in leaves.values() for fault in _differing(plan.mesh, leaf)]:
+        raise ShardplanError(*faults)
+    return leaves
+
+
+def _targets(path: str, names: Names | None, known: Mapping[str, TensorDecision]) -> tuple[list[Target], bool]:
+    """The parameters that a leaf is, in the order of layers, and whether it stacks them."""
+    found: Target = path
+    if names is not None:
+        found = names.get(path, path) if isinstance(names, Mapping) else names(path)
+    name = found if isinstance(found, str) or found is None else found[0]
+    if name is None or "*" not in name:
+        return [found], False
+    pattern = re.compile(r"(\d+)".join(re.escape(part) for part in name.split("*")))
+    numbered = sorted(
+        (tuple(int(number) for number in match.groups()), full) for full in known if (match := pattern.fullmatch(full))
+    )
+    perm = () if isinstance(found, str) or found is None else tuple(found[1])
+    stacked: list[Target] = [(full, perm) if perm else full for _, full in numbered]
+    return (stacked, True) if stacked else ([found], False)
+
+
+def _as_planned(
+    shape: tuple[int, ...], target: Target, known: Mapping[str, TensorDecision]
+) -> tuple[tuple[int, ...], Division]:
+    """The shape with divided dims put together, and how they were divided; as it is where that is not so."""
+    name, perm = (target, ()) if isinstance(target, str) or target is None else (target[0], tuple(target[1]))
+    plain = shape, tuple((size,) for size in shape)
+    if name is None or name not in known:
+        return plain
+    decision = known[name]
+    planned = checkpoint_shape(decision.shape, decision.perm)
+    if perm and sorted(perm) != list(range(len(planned))):
+        return plain
+    planned = graph_shape(planned, perm)
+    found = division(shape, planned)
+    return plain if found is None else (planned, found)
+
+
+def _wrong_stack(path: str, shape: tuple[int, ...], targets: Sequence[Target]) -> Diagnostic:
+    summary = f"'{path}' has shape {list(shape)}, but the plan has {len(targets)} of what it stacks"
+    listed = ", ".join(str(target if isinstance(target, str) else (target or ("",))[0]) for target in targets[:3])
+    return error("wrong-stack", summary, detail=f"{listed} ...", hint="layers are stacked on the first dim")
+
+
+def _differing(mesh: Mesh, leaf: Leaf) -> list[Diagnostic]:
+    """A leaf has one sharding, so the layers it stacks must have one layout."""
+    groups: dict[tuple[Layout, Layout], list[str]] = {}
+    for named in leaf.parameters:
+        groups.setdefault((named.layout, named.served), []).append(named.decision.checkpoint)
+    if len(groups) < 2:
+        return []
+    lines = [
+        f"{to_text(kept, mesh)}, served {to_text(served, mesh)}: {', '.join(names[:4])}{' ...' * (len(names) > 4)}"
+        for (kept, served), names in groups.items()
+    ]
+    pattern = re.sub(r"\.\d+\.", ".*.", leaf.first.decision.checkpoint)
+    summary = f"'{leaf.path}' stacks layers that the plan lays out differently"
+    hint = f"solve again with all layers alike, for example --pin '{pattern}=...', or keep the layers apart"
+    return [error("layers-differ", summary, detail="\n".join(lines), hint=hint)]
