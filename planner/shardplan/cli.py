@@ -29,6 +29,7 @@ from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EX
 from shardplan.verbs.show import show
 from shardplan.verbs.solve import solve
 from shardplan.verbs.solve_problem import solve_problem
+from shardplan.verbs.split import split
 from shardplan.verbs.timeline import timeline
 from shardplan.verbs.verify import verify
 
@@ -83,6 +84,7 @@ for _verb in (
     evaluate,
     verify,
     export,
+    split,
     timeline,
     inspect,
     profiles,

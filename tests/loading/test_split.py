@@ -280,8 +280,10 @@ def test_prefixes_and_buffers(tmp_path):
     found = assign(plan, inner, {"": "model."})
     assert found.layouts["qkv.weight"] == Layout.of(R, S(0, (8, 4, 4)))
     assert [str(said).splitlines()[0] for said in found.warnings] == [
-        "warning[unplanned-weight]: the checkpoint has 3 tensors that the plan does not name; every rank "
-        "gets a whole copy"
+        (
+            "warning[unplanned-weight]: the checkpoint has 3 tensors that the plan does not name; every rank gets a "
+            "whole copy"
+        )
     ]
 
 

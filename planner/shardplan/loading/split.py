@@ -41,14 +41,24 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What was written. `written_bytes`: to all files; `resumed_bytes`: of the checkpoint, done by an earlier attempt;
-    `links`: ranks whose file is another's; `is_new`: False when everything was there already."""
+    """What was written. `by_rank[r]`: the file of rank r; `written_bytes`: of all files; `largest_bytes`: of the
+    largest; `resumed_bytes`: of the checkpoint, done by an earlier attempt; `is_new`: False when all was there already.
+    """
 
-    files: tuple[str, ...]
+    by_rank: tuple[str, ...]
     written_bytes: int
+    largest_bytes: int
     resumed_bytes: int = 0
-    links: int = 0
     is_new: bool = True
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.by_rank))
+
+    @property
+    def links(self) -> int:
+        """Ranks that read another's file."""
+        return len(self.by_rank) - len(self.files)
 
 
 def split(
@@ -65,7 +75,7 @@ def split(
     try:
         _check_folder(folder, assignment)
         if _is_done(folder, layout, assignment):
-            return Split(_names(layout), layout.size_bytes, links=_links(layout), is_new=False)
+            return _made(layout, is_new=False)
         folder.mkdir(parents=True, exist_ok=True)
         journal = _Journal.open(folder, layout, assignment)
         _check_space(folder, layout, journal)
@@ -74,7 +84,7 @@ def split(
         _finish(folder, layout, assignment)
     except OSError as problem:
         raise ShardplanError(_unwritable(folder, _reason(problem))) from None
-    return Split(_names(layout), layout.size_bytes, resumed, _links(layout))
+    return _made(layout, resumed)
 
 
 def _write_all(
@@ -86,19 +96,20 @@ def _write_all(
     done, unsafe = resumed, 0
     with Reader() as reader, _Outputs(folder, layout.files) as outputs:
         outputs.prepare()
-        for entry in assignment.checkpoint:
-            if entry.name in journal.done:
-                continue
-            for size in _copy(reader, outputs, entry, layout.files):
-                done += size
-                progress(done, total, entry.name)
-            unsafe += entry.size_bytes
-            journal.written(entry.name)
-            if unsafe >= sync_bytes:
-                outputs.sync()
-                journal.save()
-                unsafe = 0
-        outputs.sync()
+        try:
+            for entry in assignment.checkpoint:
+                if entry.name in journal.done:
+                    continue
+                for size in _copy(reader, outputs, entry, layout.files):
+                    done += size
+                    progress(done, total, entry.name)
+                journal.done.add(entry.name)
+                unsafe += entry.size_bytes
+                if unsafe >= sync_bytes:
+                    journal.save(outputs)
+                    unsafe = 0
+        finally:  # also when interrupted: the next attempt goes on from here
+            journal.save(outputs)
     return resumed
 
 
@@ -229,10 +240,10 @@ class _Journal:
             journal.save()
         return journal
 
-    def written(self, name: str) -> None:
-        self.done.add(name)
-
-    def save(self) -> None:
+    def save(self, outputs: _Outputs | None = None) -> None:
+        """Write the journal, after what it speaks of is on disk."""
+        if outputs is not None:
+            outputs.sync()
         text = json.dumps({**self._identity, "done": sorted(self.done)})
         beside = self._path.with_name(f"{self._path.name}.tmp")
         with beside.open("w") as file:
@@ -296,8 +307,10 @@ def _names(layout: SplitLayout) -> tuple[str, ...]:
     return tuple(file.name for file in layout.files)
 
 
-def _links(layout: SplitLayout) -> int:
-    return sum(len(file.ranks) - 1 for file in layout.files)
+def _made(layout: SplitLayout, resumed_bytes: int = 0, *, is_new: bool = True) -> Split:
+    names = {rank: file.name for file in layout.files for rank in file.ranks}
+    largest = max(file.size_bytes for file in layout.files)
+    return Split(tuple(names[rank] for rank in sorted(names)), layout.size_bytes, largest, resumed_bytes, is_new)
 
 
 def _unwritable(folder: Path, reason: str, hint: str = "") -> Diagnostic:

@@ -1,0 +1,118 @@
+"""`shardplan split CHECKPOINT PLAN -o DIR`: one file of weights for every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from shardplan.errors import ShardplanError, error
+from shardplan.verbs.inputs import Attempts
+from shardplan.verbs.session import Session, verb
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shardplan.loading.assign import Assignment
+    from shardplan.loading.split import Progress, Split
+
+
+@click.command(short_help="Cut a checkpoint into one file per rank.")
+@click.argument("checkpoint", type=click.Path(path_type=str))
+@click.argument("plan", type=click.Path(path_type=str))
+@click.option("-o", "--output", metavar="DIR", required=True, help="The folder to write.")
+@click.option(
+    "--rename",
+    "renames",
+    metavar="OLD=NEW",
+    multiple=True,
+    help="The plan's NEW is the checkpoint's OLD at the beginning of names; may be repeated.",
+)
+@verb
+def split(session: Session, /, checkpoint: str, plan: str, output: str, renames: tuple[str, ...]) -> int:
+    """Write what every rank of PLAN holds of CHECKPOINT into a file of its own: safetensors, with the names of the
+    checkpoint.
+
+    CHECKPOINT is a safetensors file, the index of several, or a folder that has either. Ranks that hold exactly the
+    same share a file; split.json in DIR says which is whose. Weights quantised in groups (GPTQ, AWQ, MLC, MatMulNBits)
+    are cut as the weight they stand for. Little memory is needed. What was interrupted goes on when it is called again.
+    """
+    from shardplan.loading.assign import assign  # noqa: PLC0415
+    from shardplan.loading.checkpoint import open_checkpoint  # noqa: PLC0415
+    from shardplan.loading.split import split as write_files  # noqa: PLC0415
+    from shardplan.plan.file import read_plan  # noqa: PLC0415
+
+    attempt = Attempts()
+    renamed = attempt(lambda: dict(map(_rename, renames)))
+    planned = attempt(lambda: read_plan(plan))
+    opened = attempt(lambda: open_checkpoint(checkpoint))
+    attempt.finish()
+    assert planned is not None
+    assert opened is not None
+    assignment = assign(planned, opened, renamed)
+    session.say_all(assignment.warnings)
+    try:
+        with _bar(session) as progress:
+            made = write_files(assignment, output, progress)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; what is in {output} is kept: the same command goes on from there", err=True)
+        raise
+    return session.finish(_document(assignment, made, output), lambda console: _show(console, assignment, made, output))
+
+
+def _rename(text: str) -> tuple[str, str]:
+    old, separator, new = text.partition("=")
+    if not separator:
+        hint = "write for example --rename =transformer. where the checkpoint leaves a prefix out"
+        raise ShardplanError(error("bad-rename", f"--rename '{text}' is not OLD=NEW", hint=hint))
+    return old, new
+
+
+@contextlib.contextmanager
+def _bar(session: Session) -> Iterator[Progress | None]:
+    """A bar on standard error while the files are written; nothing where that is no terminal."""
+    if session.quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn(), TextColumn("{task.description}"))
+    console = Console(stderr=True, no_color=session.color == "never" or None)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
+
+
+def _show(console: Console, assignment: Assignment, made: Split, output: str) -> None:
+    from shardplan.units import size  # noqa: PLC0415
+
+    stored = sum(entry.size_bytes for entry in assignment.checkpoint)
+    number = len(assignment.checkpoint.entries)
+    ranks = assignment.plan.mesh.size
+    shared = f", read by {ranks} ranks" if made.links else ""
+    files = f"{len(made.files)} file{'s' * (len(made.files) != 1)} of {size(made.largest_bytes)} or less{shared}"
+    lines = [
+        f"checkpoint  {number} tensor{'s' * (number != 1)}, {size(stored)}",
+        f"ranks       {ranks} ({assignment.plan.mesh})",
+        f"{'wrote' if made.is_new else 'unchanged':10}  {output}: {files}",
+    ]
+    if made.resumed_bytes:
+        lines.append(f"resumed     {size(made.resumed_bytes)} of the checkpoint had been done before")
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _document(assignment: Assignment, made: Split, output: str) -> dict[str, object]:
+    return {
+        "output": output,
+        "ranks": assignment.plan.mesh.size,
+        "files": list(made.by_rank),
+        "tensors": len(assignment.checkpoint.entries),
+        "written_bytes": made.written_bytes,
+        "largest_bytes": made.largest_bytes,
+        "resumed_bytes": made.resumed_bytes,
+        "is_new": made.is_new,
+    }
