@@ -4,6 +4,7 @@ Source: alpa-projects/alpa, playground/auto_sharding_solver (tests, run with CBC
 """
 
 import pytest
+from peer_chain import mlp
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
@@ -13,32 +14,10 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import to_problem
 from shardplan.graph.recipes import alpa_products, restrict
-from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 
 PICOSECONDS_PER_UNIT = 1e6
-
-
-def mlp(layers, batch, hidden, *, bias=False):
-    """x @ w0 (+ b0) @ w1 (+ b1) ..., all weights trained, x an input without gradient."""
-    tensors = {"h0": Tensor("h0", (batch, hidden), "float", "input")}
-    operators, parameters = [], []
-    previous = "h0"
-    for layer in range(layers):
-        weight, product, out = f"w{layer}", f"p{layer}", f"h{layer + 1}"
-        tensors[weight] = Tensor(weight, (hidden, hidden), "float", "parameter")
-        parameters.append(Parameter(weight, weight, weight))
-        made = product if bias else out
-        tensors[made] = Tensor(made, (batch, hidden), "float", "activation")
-        operators.append(Operator(f"dot{layer}", "MatMul", (previous, weight), (made,), version=21))
-        if bias:
-            tensors[f"b{layer}"] = Tensor(f"b{layer}", (hidden,), "float", "parameter")
-            parameters.append(Parameter(f"b{layer}", f"b{layer}", f"b{layer}"))
-            tensors[out] = Tensor(out, (batch, hidden), "float", "activation")
-            operators.append(Operator(f"add{layer}", "Add", (product, f"b{layer}"), (out,), version=21))
-        previous = out
-    return Model("mlp", tuple(operators), tensors, tuple(parameters), ("h0",), (previous,), {}, opset=21)
 
 
 def objective(model, sizes, beta):
