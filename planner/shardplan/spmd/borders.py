@@ -20,10 +20,10 @@ def borders(site: Site, local: Local, operands: Operands, coordinates: Coordinat
     data = operands[0]
     assert data is not None
     space = data.ndim - 2
-    strides, reach = _windows(site, space)
-    pads = _pads(site, strides, reach)
+    strides, reach = windows_of(site, space)
+    pads = pads_of(site, strides, reach)
     for place in range(space):
-        axes = _axes_of(site, place + 2)
+        axes = space_axes(site, place + 2)
         if not axes:
             continue
         number, last = site.mesh.number(axes, coordinates), site.mesh.ways(axes) - 1
@@ -72,12 +72,12 @@ def _padded(data: Array, pads: list[int]) -> Array:
     return np.pad(data, around, constant_values=lowest)
 
 
-def _axes_of(site: Site, dim: int) -> tuple[int, ...]:
+def space_axes(site: Site, dim: int) -> tuple[int, ...]:
     """Mesh axes that split a space dim of the data."""
     return tuple(axis for axis in site.communicates if (o := site.options[axis]) and o.operands[0].dim == dim)
 
 
-def _windows(site: Site, space: int) -> tuple[list[int], list[int]]:
+def windows_of(site: Site, space: int) -> tuple[list[int], list[int]]:
     """Strides, and how many elements a window spans, per space dim."""
     attributes = site.operator.attributes
     strides = _integers(attributes.get("strides")) or [1] * space
@@ -87,7 +87,7 @@ def _windows(site: Site, space: int) -> tuple[list[int], list[int]]:
     return strides, [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
 
 
-def _pads(site: Site, strides: list[int], reach: list[int]) -> list[int]:
+def pads_of(site: Site, strides: list[int], reach: list[int]) -> list[int]:
     """Padding before each space dim, then behind each, worked out where the operator leaves it to us."""
     space = len(strides)
     attributes = site.operator.attributes
