@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ _KINDS: dict[str, CollectiveKind] = {
 }
 _BACKWARD = "transpose("
 """Part of an `op_name`: jax names what differentiation adds so."""
+_COMBINED = re.compile(r"(.*/)?\((.*)\)")
+"""`jit(f)/(jvp()/dot_general:transpose(jvp())/dot_general)`: several collectives that XLA made one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +90,23 @@ def _rows(module: Module, computation: Computation, instruction: Instruction, me
         axes, ways = _axes_of_groups(groups, mesh), len(groups[0])
     if ways == 1:
         return
-    phase: Phase = "backward" if _BACKWARD in instruction.op_name else "forward"
-    count = module.runs[computation.name]
+    count, sizes = module.runs[computation.name], _operand_bytes(computation, instruction)
     if kind == "all_to_all":  # its operands are the parts of one tensor
-        yield Emitted(
-            phase, kind, axes, ways, count, sum(_operand_bytes(computation, instruction)), instruction.op_name
-        )
-        return
-    for element, size_bytes in enumerate(_operand_bytes(computation, instruction)):
+        sizes = [sum(sizes)]
+    for element, (size_bytes, op_name) in enumerate(
+        zip(sizes, _op_names(instruction.op_name, len(sizes)), strict=True)
+    ):
+        phase: Phase = "backward" if _BACKWARD in op_name else "forward"
         payload = size_bytes * ways if kind == "all_gather" else size_bytes
         sliced = kind == "all_reduce" and reaches_only_slices(module, computation, instruction, element, ways)
-        yield Emitted(phase, kind, axes, ways, count, payload, instruction.op_name, sliced)
+        yield Emitted(phase, kind, axes, ways, count, payload, op_name, sliced)
+
+
+def _op_names(op_name: str, number: int) -> list[str]:
+    """The operation of each of the tensors that are sent together, where XLA tells them apart."""
+    combined = _COMBINED.fullmatch(op_name)
+    parts = combined[2].split(":") if combined else []
+    return [f"{combined[1] or ''}{part}" for part in parts] if combined and len(parts) == number else [op_name] * number
 
 
 def _operand_bytes(computation: Computation, instruction: Instruction) -> list[int]:

@@ -17,6 +17,7 @@ from shardplan.jax.device_mesh import check_mesh
 from shardplan.jax.layouts import form_layout, is_partial
 from shardplan.jax.specs import division, partition_spec
 from shardplan.layout.layout import Layout
+from shardplan.layout.placement import R
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
 from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
@@ -33,8 +34,10 @@ def constrain(plan: Plan, mesh: Mesh, name: str, x: jax.Array, *, reader: str = 
     layers, which must be laid out alike: the body of a scan. `reader`: an operator or a module whose way of reading the
     value is meant, where readers differ; the value that `constrain` without a reader returned is then given.
 
-    Layouts with partial sums are left to XLA. `x` may have its dims in a finer division (a fused q, k, v as
-    [..., 3, heads * width]); other sizes than planned are taken if the dims divide.
+    Partial sums are pinned where the plan sums them, as the whole value that then is cut (an all-reduce and a slice:
+    what compilers make a reduce-scatter of); those that operators hand on as they are are left to XLA. `x` may have its
+    dims in a finer division (a fused q, k, v as [..., 3, heads * width]); other sizes than planned are taken if the
+    dims divide.
 
     Raises `ShardplanError`: `unknown-tensor`, `wrong-mesh`, `several-outputs`, `unknown-reader`, `layers-differ`,
     `wrong-rank`, `segmented-dim`, `indivisible-dim`.
@@ -74,14 +77,20 @@ def _layouts(plan: Plan, name: str, reader: str) -> tuple[tuple[Layout, ...], tu
 
 
 def _chain(plan: Plan, decision: TensorDecision) -> list[Layout]:
-    """Made, kept, served, read."""
+    """Made, kept, served, read. What is made partial and kept whole or cut is whole in between."""
     made = [
-        layout.forward
+        layout.forward if is_partial(decision.layout) else _summed(layout)
         for operator in plan.operators
         for output, layout in zip(operator.outputs, operator.makes, strict=True)
         if output == decision.name and layout is not None
     ]
     return [*made, *(form_layout(plan, decision, form) for form in ("kept", "served", "read"))]
+
+
+def _summed(layout: Layout) -> Layout:
+    """The layout after an all-reduce of what is partial."""
+    placements = (R if placement.kind == "P" else placement for placement in layout.forward.placements)
+    return Layout.of(*placements, order=layout.order)
 
 
 def _read_by(plan: Plan, decision: TensorDecision, reader: str) -> Layout:
