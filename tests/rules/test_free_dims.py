@@ -66,6 +66,10 @@ FREE: dict[str, dict[str, str]] = {
     },
     "quantised": {"QuantizeLinear DequantizeLinear": BOTH},
     "signal": {"DFT": BOTH, "STFT": "0:0"},
+    "control flow": {
+        "shardplan.Enter shardplan.Leave shardplan.Stack": BOTH, "shardplan.Each": "0:1 0:2",
+        "shardplan.Choose": "1:0 1:1",
+    },
     "com.microsoft": {
         "com.microsoft.Attention": "0:0", "com.microsoft.MultiHeadAttention": "0:0 0:2 1:2 2:2",
         "com.microsoft.GroupQueryAttention": "0:0 0:2 1:2 3:1", "com.microsoft.RotaryEmbedding": "0:0 0:1 0:2",

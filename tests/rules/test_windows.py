@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from rule_cases import Case, f
+from rule_cases import Case, f, i
 from rule_execution import laws
 
 
@@ -56,9 +56,31 @@ CASES = {
             "Resize",
             (f(2, 4, 6), None, np.array([1, 1, 2], np.float32)),
             {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+            (2,),
         ),
         "x0 x1 x2",
     ),
-    "Resize linear": (Case("Resize", (f(2, 4, 6), None, np.array([1, 1, 2], np.float32)), {"mode": "linear"}), "x0 x1"),
+    "Resize linear": (
+        Case("Resize", (f(2, 4, 6), None, np.array([1, 1, 2], np.float32)), {"mode": "linear"}, (2,)),
+        "x0 x1",
+    ),
+    "Resize by less than an element": (Case("Resize", (f(4, 6), None, np.array([1.2, 1], np.float32)), {}, (2,)), "x1"),
+    "Resize keeping the ratio": (
+        Case("Resize", (f(4, 6), None, None, i(8, 13)), {"keep_aspect_ratio_policy": "not_larger"}, (3,)),
+        "x0 x1",
+    ),
+    "Resize of a part": (
+        Case(
+            "Resize",
+            (f(4, 6, 2), np.array([0, 0.2, 0, 1, 0.8, 1], np.float32), None, i(4, 6, 2)),
+            {"coordinate_transformation_mode": "tf_crop_and_resize"},
+            (1, 3),
+        ),
+        "x0 x2",
+    ),
+    "Resize by a scale that data decides": (
+        Case("Resize", (f(4, 6), None, np.array([2], np.float32)), {"axes": [0]}),
+        "x1",
+    ),
 }
 test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)

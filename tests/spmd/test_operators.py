@@ -5,6 +5,8 @@ One case for each entry of the tables of localisers and kernels, with dims that 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rule_cases import Case, b, f, i, index, positive, u
@@ -12,6 +14,8 @@ from strategies import strategy_plans
 
 from shardplan.errors import ShardplanError
 from shardplan.layout.mesh import Mesh
+from shardplan.model.types import Operator
+from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.kernels import KERNELS
 from shardplan.spmd.localise import LOCALISERS
 from shardplan.spmd.lower import lower_program
@@ -105,6 +109,46 @@ CASES = {
     "weighted mean loss": Case("NegativeLogLikelihoodLoss", (f(4, 8, 4), index(8, 4, 4), positive(8))),
     "mean loss": Case("NegativeLogLikelihoodLoss", (f(4, 8), index(8, 4))),
     "shape": Case("Shape", (f(4, 8),)),
+    "gru": Case("GRU", (f(3, 4, 4), f(1, 12, 4), f(1, 12, 4), f(1, 24)), {"hidden_size": 4}, outputs=2),
+    "gru that resets after": Case(
+        "GRU",
+        (f(3, 4, 4), f(2, 12, 4), f(2, 12, 4), f(2, 24), None, f(2, 4, 4)),
+        {"hidden_size": 4, "linear_before_reset": 1, "direction": "bidirectional"},
+        outputs=2,
+    ),
+    "loss of chosen classes": Case(
+        "NegativeLogLikelihoodLoss", (f(4, 8, 4), index(8, 4, 4), positive(8)), {"ignore_index": 3}
+    ),
+    "weighted sum of losses": Case(
+        "NegativeLogLikelihoodLoss", (f(4, 8), index(8, 4), positive(8)), {"reduction": "sum"}
+    ),
+    "cross entropy": Case("SoftmaxCrossEntropyLoss", (f(4, 8), index(8, 4)), outputs=2),
+    "weighted cross entropy": Case(
+        "SoftmaxCrossEntropyLoss", (f(4, 8, 4), index(8, 4, 4), positive(8)), {"ignore_index": 5}, outputs=2
+    ),
+    "cross entropy of each": Case(
+        "SoftmaxCrossEntropyLoss", (f(4, 8, 4), index(8, 4, 4), positive(8)), {"reduction": "none"}
+    ),
+    "summed cross entropy": Case("SoftmaxCrossEntropyLoss", (f(4, 8), index(8, 4)), {"reduction": "sum"}),
+    "resize that keeps the ratio": Case(
+        "Resize",
+        (f(4, 4, 4, 6), None, None, i(8, 11)),
+        {"keep_aspect_ratio_policy": "not_larger", "axes": [2, 3]},
+        (3,),
+    ),
+    "resize all dims by the least ratio": Case(
+        "Resize", (f(4, 8), None, None, i(8, 20)), {"keep_aspect_ratio_policy": "not_larger"}, (3,)
+    ),
+    "normal": Case("RandomNormal", (), {"shape": [4, 8]}, oracle=lambda **_: [np.zeros((4, 8), np.float32)]),
+    "uniform": Case("RandomUniformLike", (f(4, 8),)),
+    "bernoulli": Case("Bernoulli", (np.full((4, 8), 0.5, np.float32),), {"seed": 4.0}),
+    "multinomial": Case(
+        "Multinomial", (f(4, 8),), {"sample_size": 6}, oracle=lambda *_, **__: [np.zeros((4, 6), np.int32)]
+    ),
+    "dropout in training": Case("Dropout", (f(4, 8), np.array(0.5, np.float32), np.array(True)), {}, (1, 2), outputs=2),
+    "bits": Case("BitCast", (f(4, 8),), {"to": 6}, opset=26),
+    "local response": Case("LRN", (f(4, 8, 4, 4),), {"size": 3}),
+    "far logarithms": Case("LogSoftmax", (f(4, 8) * 2000,)),
 }
 
 
@@ -129,7 +173,7 @@ def test_every_strategy_gives_the_result_of_the_whole(name):
 
 def test_all_localisers_and_kernels_have_a_case():
     tested = {case.kind for case in CASES.values()}
-    unusual = {"ConstantOfShape", "LinearAttention", "QLinearConv", "DeformConv", "GRU", "GlobalLpPool"}
+    unusual = {"ConstantOfShape", "LinearAttention", "QLinearConv", "DeformConv", "GlobalLpPool"}
     standard = {kind for kind in (*LOCALISERS, *KERNELS) if "." not in kind}
     assert standard <= tested | unusual
 
@@ -141,29 +185,50 @@ def strategies_of(case: Case, factor: str):
             yield lower_program(model, plan, [rule])
 
 
-@pytest.mark.parametrize(
-    ("case", "factor", "words"),
-    [
-        (
-            Case("GRU", (f(3, 4, 4), f(1, 12, 4), f(1, 12, 4)), {"hidden_size": 4}, outputs=2),
-            "h;3x4",
-            "cannot run operator 'node' (GRU) on shards: this split needs communication inside the operator",
-        ),
-        (
-            Case("RandomNormalLike", (f(4, 4),)),
-            "x0",
-            "cannot run operator 'node' (RandomNormalLike) on shards: it draws random numbers",
-        ),
-    ],
-)
-def test_what_cannot_be_run_is_refused(case, factor, words):
-    programs = list(strategies_of(case, factor)) or list(strategies_of(case, "h"))
+def test_a_gru_with_other_activations_is_refused():
+    case = Case(
+        "GRU",
+        (f(3, 4, 4), f(1, 12, 4), f(1, 12, 4)),
+        {"hidden_size": 4, "activations": ["Sigmoid", "Relu"]},
+        outputs=2,
+    )
+    programs = list(strategies_of(case, "h"))
     assert programs
     for program in programs:
         with pytest.raises(ShardplanError) as caught:
             Machine(program, values_of(case)).run()
-        assert words in str(caught.value)
-        assert caught.value.diagnostics[0].detail.startswith("a splits ")
+        assert str(caught.value) == (
+            "error[cannot-execute]: cannot run operator 'node' (GRU) on shards: its activations are not those of every"
+            " GRU\n  a splits h"
+        )
+
+
+@pytest.mark.parametrize("name", ["normal", "uniform", "bernoulli", "multinomial", "dropout in training"])
+def test_devices_draw_different_parts_of_the_same_numbers(name):
+    """No device draws what another one draws, and an operator of another name draws other numbers."""
+    case = CASES[name]
+    model = case.model()
+    (whole, *_) = evaluate(model.operators[0], model.operators[0].attributes, case.operands)
+    halves = np.split(np.asarray(whole), 2)
+    assert not np.array_equal(halves[0], halves[1])
+    other = replace(model.operators[0], name="other")
+    assert not np.array_equal(evaluate(other, other.attributes, case.operands)[0], whole)
+    assert np.array_equal(evaluate(model.operators[0], other.attributes, case.operands)[0], whole)
+
+
+def test_what_is_drawn_is_distributed_as_asked():
+    normal = Operator("n", "RandomNormal", (), ("y",), {"shape": (20000,), "mean": 3.0, "scale": 2.0})
+    (drawn,) = evaluate(normal, normal.attributes, [])
+    assert (abs(drawn.mean() - 3) < 0.05, abs(drawn.std() - 2) < 0.05) == (True, True)
+    uniform = Operator("u", "RandomUniform", (), ("y",), {"shape": (20000,), "low": -1.0, "high": 3.0})
+    (drawn,) = evaluate(uniform, uniform.attributes, [])
+    assert (drawn.min() >= -1, drawn.max() <= 3, abs(drawn.mean() - 1) < 0.05) == (True, True, True)
+    picks = Operator("m", "Multinomial", ("x",), ("y",), {"sample_size": 20000})
+    (drawn,) = evaluate(picks, picks.attributes, [np.log([[0.5, 0.3, 0.2]])])
+    assert np.allclose(np.bincount(drawn[0]) / 20000, [0.5, 0.3, 0.2], atol=0.02)
+    drop = Operator("d", "Dropout", ("x", "r", "t"), ("y", "m"), {}, version=13)
+    made, kept = evaluate(drop, {}, [np.ones(20000), np.array(0.25), np.array(True)])
+    assert (abs(kept.mean() - 0.75) < 0.02, np.allclose(made, kept / 0.75)) == (True, True)
 
 
 def test_bytes_inside_operators_are_those_priced():

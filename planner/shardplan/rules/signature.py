@@ -99,6 +99,11 @@ class Signature:
         """A float attribute."""
         return float(cast("float", self._attribute(name, default)))
 
+    def floats(self, name: str) -> tuple[float, ...] | None:
+        """An attribute that is a list of floats."""
+        found = self._attribute(name, None)
+        return None if found is None else tuple(float(value) for value in cast("tuple[float, ...]", found))
+
     def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
         """An attribute that is a list of integers."""
         found = self._attribute(name, default)

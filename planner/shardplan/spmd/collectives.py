@@ -47,6 +47,15 @@ def shard(array: Array, layout: Layout, mesh: Mesh, seed: int = 0) -> list[Array
     return [parts[number].reshape(-1)[held] for number, held in zip(numbers, indices, strict=True)]
 
 
+def part(array: Array, layout: Layout, mesh: Mesh, coordinates: Sequence[int]) -> Array:
+    """What the device at `coordinates` holds of `array` in a plain layout; all of it where the axis is partial."""
+    for dim, pieces in enumerate(tile(layout, mesh, array.shape, tuple(coordinates))):
+        if pieces != ((0, array.shape[dim]),):
+            chosen = np.concatenate([np.arange(start, stop) for start, stop in pieces])
+            array = array.take(chosen, axis=dim)
+    return array
+
+
 def unshard(locals_: Sequence[Array], layout: Layout, mesh: Mesh, rtol: float = 0.0, atol: float = 0.0) -> Array:
     """The whole array that a mesh value in the forward half of `layout` stands for.
 

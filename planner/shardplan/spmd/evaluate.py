@@ -18,15 +18,18 @@ from onnx.reference.op_run import RuntimeTypeError
 from shardplan.errors import ShardplanError, error
 from shardplan.model.draft import CAPTURED
 from shardplan.model.types import AttributeValue, Operator
+from shardplan.spmd.exact import DEFINITIONS
+from shardplan.spmd.random import drawn_shape, draws, results
 from shardplan.spmd.runtime import DOMAINS, OPSET, NoRuntimeError, run_single
 
 Array = NDArray[Any]
-Dtypes = tuple[str, ...]
+Dtypes = tuple[int, ...]
+"""Element types as ONNX numbers them, 0 for absent operands."""
 Held = tuple[tuple[str, "_Held"], ...]
 WIDENED = frozenset({"float", "float16", "bfloat16", "double"})
 """Element types that are computed in double precision; others keep what their rounding means."""
 _WIDENED_NUMBERS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
-_OVER_ALL_BEHIND, _ONE_DIM_SINCE = frozenset({"Softmax", "LogSoftmax", "Hardmax"}), 13
+_OVER_ALL_BEHIND, _ONE_DIM_SINCE = frozenset({"Softmax", "Hardmax"}), 13
 _ONE_FORM_SINCE = 15
 _TYPE_ATTRIBUTES = {"Cast": "to", "EyeLike": "dtype"}
 
@@ -42,14 +45,24 @@ def evaluate(
     """The results of `operator` with these attributes and operands (None: absent), in output order.
 
     In double precision; functions whose body has constants of single precision are run in that. Raises `ShardplanError`
-    where the evaluator does not know the operator, where it holds a nested graph, or looks at bits.
+    where the evaluator does not know the operator, or it holds a nested graph. Random operators draw numbers that
+    depend on their names alone.
     """
     if CAPTURED in attributes or any(_is_opaque(value) for value in attributes.values()):
         raise _refusal(operator, "has a nested graph")
-    if operator.kind == "BitCast":
-        raise _refusal(operator, "looks at bits, and all is computed in double precision")
+    if draws(operator, operands):
+        return results(operator, operands, drawn_shape(operator, operands), lambda whole: whole)
+    if operator.kind in DEFINITIONS:
+        with np.errstate(all="ignore"):
+            return [widen(made) for made in DEFINITIONS[operator.kind](operator, attributes, operands)]
     if operator.domain in DOMAINS:
         return _elsewhere(operator, attributes, operands)
+    return _by_evaluator(operator, attributes, operands)
+
+
+def _by_evaluator(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
     if operator.kind in _OVER_ALL_BEHIND and operator.version < _ONE_DIM_SINCE and operands[0] is not None:
         return [_over_all_behind(operator, attributes, operands[0])]
     if operator.kind == "BatchNormalization" and operator.version < _ONE_FORM_SINCE and len(operator.outputs) == 1:
@@ -63,7 +76,7 @@ def evaluate(
 
 
 def _run(operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]) -> list[Array]:
-    dtypes = tuple("" if operand is None else operand.dtype.str for operand in operands)
+    dtypes = _dtypes(operands)
     widened = tuple((name, _Held(_widened(operator.kind, name, value))) for name, value in sorted(attributes.items()))
     try:
         runner = _runner(operator.op_type, operator.domain, operator.version, dtypes, len(operator.outputs), widened)
@@ -74,6 +87,10 @@ def _run(operator: Operator, attributes: Mapping[str, AttributeValue], operands:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [np.asarray(result) for result in runner.run(None, feed)]
+
+
+def _dtypes(operands: Sequence[Array | None]) -> Dtypes:
+    return tuple(0 if operand is None else helper.np_dtype_to_tensor_dtype(operand.dtype) for operand in operands)
 
 
 def _over_all_behind(operator: Operator, attributes: Mapping[str, AttributeValue], data: Array) -> Array:
@@ -132,9 +149,7 @@ def _single(op_type: str, domain: str, version: int, dtypes: Dtypes, results: in
     made = [f"o{position}" for position in range(results)]
     node = helper.make_node(op_type, names, made, domain=domain, **{name: _plain(held) for name, held in attributes})
     inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)
-        for name, dtype in zip(names, dtypes, strict=True)
-        if name
+        helper.make_tensor_value_info(name, dtype, None) for name, dtype in zip(names, dtypes, strict=True) if name
     ]
     outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in made]
     graph = helper.make_graph([node], "operator", inputs, outputs)
@@ -150,7 +165,7 @@ def _elsewhere(
 ) -> list[Array]:
     """By ONNX Runtime, in single precision."""
     narrow = [None if operand is None else _narrowed(operand) for operand in operands]
-    dtypes = tuple("" if operand is None else operand.dtype.str for operand in narrow)
+    dtypes = _dtypes(narrow)
     held = tuple((name, _Held(value)) for name, value in sorted(attributes.items()))
     model = _single(operator.op_type, operator.domain, operator.version, dtypes, len(operator.outputs), held)
     for position, name in enumerate(operator.outputs):

@@ -10,22 +10,21 @@ import numpy as np
 
 from shardplan.layout.placement import S
 from shardplan.spmd.borders import borders
+from shardplan.spmd.collectives import part
 from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.localise import refuse
+from shardplan.spmd.losses import likelihood
 from shardplan.spmd.program import Array, Local, Site
+from shardplan.spmd.random import DRAWING, draws, results
 from shardplan.spmd.recurrent import recurrent
 from shardplan.spmd.statistics import KERNELS as STATISTICS
-from shardplan.spmd.talk import Coordinates, Kernel, Operands, Running, all_reduce
-
-_RANDOM = frozenset(
-    ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
-)
+from shardplan.spmd.talk import Coordinates, Kernel, Operands, Running
 
 
 def kernel_for(site: Site) -> Kernel:
     """What runs at `site`. Raises `ShardplanError` where that cannot be simulated."""
-    if site.kind in _RANDOM or (site.kind == "Dropout" and _drops(site)):
-        raise refuse(site, "it draws random numbers, which differ from run to run")
+    if site.kind in DRAWING or site.kind == "Dropout":
+        return part_of_draw
     if site.kind in {"Shape", "Size"}:
         return whole_shape
     if not site.communicates:
@@ -33,11 +32,6 @@ def kernel_for(site: Site) -> Kernel:
     if site.kind not in KERNELS:
         raise refuse(site, "this split needs communication inside the operator, which is not simulated for this kind")
     return KERNELS[site.kind]
-
-
-def _drops(site: Site) -> bool:
-    """Whether a `Dropout` is in training mode."""
-    return site.has(2) and (2 not in site.known or bool(site.known[2]))
 
 
 def plain(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
@@ -51,6 +45,16 @@ def plain(site: Site, local: Local, operands: Operands, coordinates: Coordinates
         ]
     return results
     yield  # a generator that asks nothing
+
+
+def part_of_draw(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """Random operators: the part of what is drawn for the whole result that belongs to what the device holds."""
+    layout = site.result_layouts[0]
+    assert layout is not None
+    if not draws(site.operator, operands):
+        return evaluate(site.operator, local.attributes, operands)
+    return results(site.operator, operands, site.result(), lambda whole: part(whole, layout, site.mesh, coordinates))
+    yield
 
 
 def whole_shape(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
@@ -135,30 +139,6 @@ def one_hot(site: Site, local: Local, operands: Operands, coordinates: Coordinat
     yield
 
 
-def likelihood(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
-    """`NegativeLogLikelihoodLoss`: what lies in other classes counts elsewhere; means are taken over all samples."""
-    scores, target = _both(operands)
-    weights = operands[2] if len(operands) > 2 else None
-    axes = _index_axes(site, 1)
-    first = site.mesh.number(axes, coordinates) * scores.shape[1]
-    ignored = target == local.attributes.get("ignore_index", np.iinfo(np.int64).min)
-    inside = (target >= first) & (target < first + scores.shape[1]) & ~ignored
-    place = np.where(inside, target - first, 0)
-    weight = np.where(inside, 1.0 if weights is None else weights[place], 0.0)
-    loss = -weight * np.take_along_axis(scores, place[:, None], 1)[:, 0]
-    how = local.attributes.get("reduction", "mean")
-    if how == "none":
-        return [loss]
-    total = loss.sum()
-    if how == "sum":
-        return [total]
-    counted = yield from all_reduce(weight.sum(), tuple(axis for axis, option in enumerate(site.options) if option))
-    merged = tuple(axis for axis, option in enumerate(site.options) if option and option.inner)
-    if merged:
-        total = yield from all_reduce(total, merged)
-    return [total / counted]
-
-
 def _axis(site: Site, rank: int, default: int = 0) -> int:
     axis = site.operator.attributes.get("axis", default)
     assert isinstance(axis, int)
@@ -171,7 +151,7 @@ KERNELS: Mapping[str, Kernel] = {
     "GatherElements": gather_elements,
     "OneHot": one_hot,
     "Trilu": triangle,
-    "NegativeLogLikelihoodLoss": likelihood,
+    **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), likelihood),
     **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), borders),
-    **dict.fromkeys(("LSTM", "RNN"), recurrent),
+    **dict.fromkeys(("LSTM", "RNN", "GRU"), recurrent),
 }

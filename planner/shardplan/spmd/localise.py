@@ -132,13 +132,15 @@ def _bounds(site: Site) -> tuple[list[int], list[int], list[int], list[int]]:
 
 
 def resize(site: Site, local: Local) -> None:
-    """`Resize` to sizes: the local ones."""
+    """`Resize` to sizes: the local ones. What is asked for dims that are not split stays: of sizes that keep a ratio,
+    the one that decides it may be among them, and a dim that is split has just that ratio.
+    """
     made = site.local_result()
-    if site.has(3) and made != site.result():
-        if site.operator.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
-            raise refuse(site, "its sizes follow from each other")
-        axes = _integers(site, "axes") or tuple(range(len(made)))
-        local.operands[3] = _sizes([made[axis] for axis in axes])
+    if not site.has(3) or made == site.result():
+        return
+    axes = _integers(site, "axes") or tuple(range(len(made)))
+    asked = zip(_whole(site, 3).ravel().tolist(), axes, strict=True)
+    local.operands[3] = _sizes([size if made[axis] == site.result()[axis] else made[axis] for size, axis in asked])
 
 
 def depth(site: Site, local: Local) -> None:

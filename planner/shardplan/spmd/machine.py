@@ -17,7 +17,7 @@ import numpy as np
 
 from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
-from shardplan.layout.legal import local_shape, tile
+from shardplan.layout.legal import local_shape
 from shardplan.layout.lower import Step, wire_share
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
@@ -82,11 +82,7 @@ def place(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:
     partial = [axis for axis, placement in enumerate(layout.placements) if placement.kind == "P"]
     held = []
     for coordinates in mesh.coordinates():
-        local = array
-        for dim, pieces in enumerate(tile(layout, mesh, array.shape, coordinates)):
-            if pieces != ((0, array.shape[dim]),):
-                chosen = np.concatenate([np.arange(start, stop) for start, stop in pieces])
-                local = local.take(chosen, axis=dim)
+        local = collectives.part(array, layout, mesh, coordinates)
         held.append(np.zeros_like(local) if any(coordinates[axis] for axis in partial) else local)
     return held
 
@@ -338,6 +334,8 @@ def _scale(array: Array) -> float:
 
 def _difference(found: Array, expected: Array, scale: float) -> float:
     """Largest difference, relative to element plus scale of the tensor; infinite where only one is a number."""
+    if expected.dtype.kind == "V":  # numbers of few bits, which numpy does not have
+        found, expected = found.astype(np.float64), expected.astype(np.float64)
     if expected.dtype.kind not in "fc":
         return 0.0 if np.array_equal(found, expected) else math.inf
     same = (found == expected) | (np.isnan(found) & np.isnan(expected))

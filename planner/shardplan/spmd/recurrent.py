@@ -8,15 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from shardplan.spmd.evaluate import evaluate
+from shardplan.spmd.localise import refuse
 from shardplan.spmd.program import Array, Local, Site
 from shardplan.spmd.talk import Ask, Coordinates, Operands, Running, all_gather
 
-_STATES = {"LSTM": 2, "RNN": 1}
+_STATES = {"LSTM": 2, "RNN": 1, "GRU": 1}
+_USUAL_OF_GRU = ("Sigmoid", "Tanh")
 _Stepping = Generator[Ask, Array | None, tuple[Array, list[Array]]]
 
 
 def recurrent(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
-    """`LSTM`, `RNN`, one direction after the other; operands and results as ONNX has them, hidden units local."""
+    """`LSTM`, `RNN`, `GRU`, one direction after the other; operands and results are ONNX's, hidden units local."""
     del coordinates
     data, weights = operands[0], operands[1]
     assert data is not None
@@ -29,7 +31,8 @@ def recurrent(site: Site, local: Local, operands: Operands, coordinates: Coordin
         backwards = local.attributes.get("direction") == "reverse" or direction == 1
         parts = [_of_direction(operand, direction, place, batch_first) for place, operand in enumerate(operands)]
         steps = data[::-1] if backwards else data
-        made, states = yield from _direction(site, local, steps, parts)
+        one = _gated_direction if site.kind == "GRU" else _direction
+        made, states = yield from one(site, local, steps, parts)
         runs.append((made[::-1] if backwards else made, states))
     results = [np.stack([made for made, _ in runs], axis=1)]
     results += [np.stack([states[i] for _, states in runs]) for i in range(_STATES[site.kind])]
@@ -75,3 +78,39 @@ def _direction(site: Site, local: Local, data: Array, parts: Operands) -> _Stepp
         _, *states = evaluate(step, attributes, given)
         made.append(states[0][0])
     return np.stack(made), [state[0] for state in states]
+
+
+def _gated_direction(site: Site, local: Local, data: Array, parts: Operands) -> _Stepping:
+    """One direction of a `GRU`: (results of all steps, last states).
+
+    Where the reset gate comes before the product with the state, the gated state is gathered as well in every step.
+    """
+    usual = local.attributes.get("activations", _USUAL_OF_GRU)
+    if tuple(usual)[:2] != _USUAL_OF_GRU or "clip" in local.attributes:  # type: ignore[arg-type]
+        raise refuse(site, "its activations are not those of every GRU")
+    padded: Operands = [*parts, *[None] * (6 - len(parts))]
+    weights, recurrence, bias, state = padded[1], padded[2], padded[3], padded[5]
+    assert weights is not None
+    assert recurrence is not None
+    hidden = recurrence.shape[1] // 3
+    bias = np.zeros((1, 6 * hidden), data.dtype) if bias is None else bias
+    held = np.zeros((data.shape[1], hidden), data.dtype) if state is None else state[0]
+    for_input, for_state = (array[0].reshape(3, hidden, -1) for array in (weights, recurrence))
+    moved, moved_state = bias[0].reshape(2, 3, hidden)
+    made = []
+    for entry in data:
+        gathered = yield from all_gather(held, site.axes("h"), dim=1)
+        given = [entry @ for_input[gate].T + moved[gate] for gate in range(3)]
+        update, reset = (_sigmoid(given[g] + gathered @ for_state[g].T + moved_state[g]) for g in range(2))
+        if local.attributes.get("linear_before_reset", 0):
+            inside = reset * (gathered @ for_state[2].T + moved_state[2])
+        else:
+            gated = yield from all_gather(reset * held, site.axes("h"), dim=1)
+            inside = gated @ for_state[2].T + moved_state[2]
+        held = (1 - update) * np.tanh(given[2] + inside) + update * held
+        made.append(held)
+    return np.stack(made), [held]
+
+
+def _sigmoid(array: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-array)))

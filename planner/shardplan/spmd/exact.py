@@ -1,0 +1,70 @@
+"""Definitions of operators in numpy, where ONNX's reference evaluator has another one, overflows, or can have none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import helper
+
+from shardplan.model.types import AttributeValue, Operator
+
+Array = NDArray[Any]
+Definition = Callable[[Operator, Mapping[str, AttributeValue], Sequence[Array | None]], list[Array]]
+"""(operator, its attributes on a device, operands) -> results."""
+_FLOATS_OF = {2: np.float16, 4: np.float32, 8: np.float64}
+
+
+def lrn(operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]) -> list[Array]:
+    """`LRN`: by a sum over channels around each (the evaluator takes the batch for the channels)."""
+    del operator
+    data = operands[0]
+    assert data is not None
+    size, channels = attributes["size"], data.shape[1]
+    assert isinstance(size, int)
+    square, total = np.square(data), np.zeros_like(data)
+    for channel in range(channels):
+        low, high = channel - (size - 1) // 2, channel + math.ceil((size - 1) / 2)
+        total[:, channel] = square[:, max(0, low) : min(channels - 1, high) + 1].sum(axis=1)
+    alpha, beta, bias = (_number(attributes, *pair) for pair in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    return [data / (bias + alpha / size * total) ** beta]
+
+
+def log_softmax(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """`LogSoftmax` without the logarithm of an exponential, which is minus infinity where the result is not."""
+    data = operands[0]
+    assert data is not None
+    axis = attributes.get("axis", -1 if operator.version >= 13 else 1)
+    assert isinstance(axis, int)
+    axis %= data.ndim
+    axes = (axis,) if operator.version >= 13 else tuple(range(axis, data.ndim))
+    shifted = data - data.max(axis=axes, keepdims=True)
+    return [shifted - np.log(np.exp(shifted).sum(axis=axes, keepdims=True))]
+
+
+def bit_cast(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """`BitCast` of floats of the width of the target; of two types of 16 bits the one that numpy has."""
+    del operator
+    data, to = operands[0], attributes["to"]
+    assert data is not None
+    assert isinstance(to, int)
+    target = np.dtype(helper.tensor_dtype_to_np_dtype(to))
+    if data.dtype == np.float64 and target.itemsize in _FLOATS_OF:
+        data = data.astype(_FLOATS_OF[target.itemsize])
+    return [data.view(target)]
+
+
+def _number(attributes: Mapping[str, AttributeValue], name: str, default: float) -> float:
+    value = attributes.get(name, default)
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+DEFINITIONS: Mapping[str, Definition] = {"LRN": lrn, "LogSoftmax": log_softmax, "BitCast": bit_cast}
