@@ -51,6 +51,13 @@ TARGETS: tuple[Target, ...] = (
         needs_model=True,
         writes="folder",
     ),
+    Target(
+        "shard-info",
+        "steps for loaders that shard while they load (TVM Disco, MLC)",
+        "shardplan.export.shard_info:export_shard_info",
+        needs_model=False,
+        writes="text",
+    ),
 )
 
 
