@@ -41,7 +41,7 @@ def test_plans_that_people_write(recipe, model_of, tmp_path):
 
 
 @pytest.mark.parametrize("mesh", ["2x2", "2x2x2"])
-@pytest.mark.parametrize("name", ["mlp", "views"])
+@pytest.mark.parametrize("name", ["conv", "gpt", "llama", "lstm", "mlp", "moe", "views"])
 def test_plans_at_random(name, mesh, model_of, tmp_path):
     assert_program_right(model_of(name), forced_plan(model_of(name), mesh, INFERENCE, seed=5), tmp_path / "out")
 

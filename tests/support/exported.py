@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +10,15 @@ import onnx
 from onnx import helper
 
 from shardplan.export.onnx_reference import read_ranks, run_ranks
-from shardplan.export.onnx_spmd import export_spmd
-from shardplan.export.types import Source
+from shardplan.export.onnx_spmd import write_folder
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
+from shardplan.rules.types import Rule
 from shardplan.spmd.collectives import unshard
 from shardplan.spmd.evaluate import evaluate, widen
 from shardplan.spmd.lower import lower_program
 from shardplan.spmd.machine import place
+from shardplan.spmd.program import Program
 from shardplan.spmd.weights import random_values
 
 RTOL = 2e-4
@@ -33,29 +34,37 @@ def run_whole(model: Model, values: Mapping[str, np.ndarray]) -> dict[str, np.nd
     return found
 
 
-def feeds_of(program: onnx.ModelProto, model: Model, plan: Plan, values: Mapping[str, np.ndarray]):
+def feeds_of(written: onnx.ModelProto, program: Program, values: Mapping[str, np.ndarray]) -> list[dict]:
     """The local inputs of every rank."""
-    lowered = lower_program(model, plan)
-    layouts = {value.tensor: value.layout for value in lowered.loads}
-    feeds: list[dict[str, np.ndarray]] = [{} for _ in range(plan.mesh.size)]
-    for entry in program.graph.input:
+    layouts = {value.tensor: value.layout for value in program.loads}
+    feeds: list[dict[str, np.ndarray]] = [{} for _ in range(program.mesh.size)]
+    for entry in written.graph.input:
         name = entry.name.removesuffix("/loaded") if entry.name not in layouts else entry.name
         array = np.asarray(values[name]).astype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
-        for feed, local in zip(feeds, place(array, layouts[name], plan.mesh), strict=True):
+        for feed, local in zip(feeds, place(array, layouts[name], program.mesh), strict=True):
             feed[entry.name] = local
     return feeds
 
 
 def assert_program_right(
-    model: Model, plan: Plan, folder: Path, path: Path | None = None, given: Mapping[str, np.ndarray] | None = None
+    model: Model,
+    plan: Plan,
+    folder: Path,
+    path: Path | None = None,
+    given: Mapping[str, np.ndarray] | None = None,
+    rules: Sequence[Rule] | None = None,
+    *,
+    check: bool = True,
 ) -> list[onnx.ModelProto]:
     """Export, check, run on all ranks, and compare every output with the model run whole; the programs of the ranks."""
-    export_spmd(plan, Source(model, path), folder)
-    onnx.checker.check_model(str(folder / "rank-0" / "program.onnx"), full_check=True)
+    program = lower_program(model, plan, rules)
+    write_folder(program, plan, path, folder)
+    if check:
+        onnx.checker.check_model(str(folder / "rank-0" / "program.onnx"), full_check=True)
     programs = read_ranks(folder)
     values = random_values(model, given=given)
     expected = run_whole(model, values)
-    results = run_ranks(programs, feeds_of(programs[0], model, plan, values))
+    results = run_ranks(programs, feeds_of(programs[0], program, values))
     kept = {decision.name: decision.layout.forward for decision in plan.tensors}
     for name in model.outputs:
         wide = [widen(result[name]) for result in results]

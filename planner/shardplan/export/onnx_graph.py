@@ -37,6 +37,13 @@ class Graph:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._numbers: dict[tuple[int, ...], str] = {}
 
+    def inner(self) -> Graph:
+        """The body of a loop: nodes of its own, constants and names of this graph, whose values it may read."""
+        body = Graph(self.mesh, self.opset)
+        body.constants, body.operators = self.constants, self.operators
+        body._taken, body._constants, body._numbers = self._taken, self._constants, dict(self._numbers)
+        return body
+
     def name(self, hint: str) -> str:
         """`hint`, or the first of `hint.1`, `hint.2` ... that is free."""
         for name in itertools.chain([hint], (f"{hint}.{number}" for number in itertools.count(1))):
@@ -61,8 +68,10 @@ class Graph:
         return made
 
     def op(self, kind: str, *inputs: str, to: str = "", **attributes: Any) -> str:
-        """The one result of a node of the default domain; `to`: its name, if that is given."""
+        """The one result of a node of the default domain. `to`: its name, if that is given; `to_type`: of a cast."""
         made = to or self.name(f"{next((name for name in inputs if name), 'shardplan')}/{kind}")
+        if "to_type" in attributes:
+            attributes["to"] = attributes.pop("to_type")
         self.node(kind, inputs, [made], name=self.name(f"shardplan/{made}"), **attributes)
         return made
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
-from onnx import numpy_helper
+from collections.abc import Mapping, Sequence
 
 from shardplan.errors import ShardplanError, error
 from shardplan.export.onnx_graph import Graph
-from shardplan.model.types import AttributeValue
+from shardplan.export.onnx_kernel import Writer, operator_node
+from shardplan.export.onnx_lookups import WRITERS as LOOKUPS
+from shardplan.export.onnx_losses import likelihood
+from shardplan.export.onnx_recurrent import recurrent
+from shardplan.export.onnx_statistics import WRITERS as STATISTICS
+from shardplan.export.onnx_windows import windows
 from shardplan.spmd.program import Local, Site
-
-Writer = Callable[[Graph, Site, Local, Sequence[str], Sequence[str]], None]
-"""Appends the nodes of an operator: its operands by name (`""` where absent), its results by name."""
 
 
 def kernel_writer(site: Site) -> Writer:
     """What writes the nodes of `site`. Raises `ShardplanError` (`cannot-export`) where nothing does."""
+    if site.kind in DRAWING or (site.kind == "Dropout" and _drops(site)):
+        summary = f"operator '{site.operator.name}' ({site.kind}) cannot be exported: devices would draw other numbers"
+        raise ShardplanError(error("cannot-export", summary, hint="export the model for inference"))
     if not site.communicates:
         return plain
     if site.kind not in WRITERS:
@@ -26,6 +28,11 @@ def kernel_writer(site: Site) -> Writer:
         summary = f"operator '{site.operator.name}' ({site.kind}) cannot be exported: {why}"
         raise ShardplanError(error("cannot-export", summary, hint="pin the operator to another split"))
     return WRITERS[site.kind]
+
+
+def _drops(site: Site) -> bool:
+    """Whether a `Dropout` is in training mode."""
+    return site.has(2) and (2 not in site.known or bool(site.known[2]))
 
 
 def plain(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
@@ -42,20 +49,13 @@ def plain(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: S
             graph.op("Div", part, count, to=name)
 
 
-def operator_node(
-    graph: Graph, site: Site, attributes: Mapping[str, AttributeValue], reads: Sequence[str], makes: Sequence[str]
-) -> None:
-    """The operator itself, under its own name if that is free."""
-    given = {name: attribute_of(value) for name, value in attributes.items()}
-    operator = site.operator
-    name = graph.name(f"shardplan/{operator.name}") if operator.name in graph.operators else operator.name
-    graph.operators.add(name)
-    graph.node(operator.op_type, reads, makes, name=name, domain=operator.domain, **given)
-
-
-def attribute_of(value: AttributeValue) -> object:
-    """An attribute as `onnx.helper.make_node` takes it."""
-    return numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
-
-
-WRITERS: Mapping[str, Writer] = {}
+DRAWING = frozenset(
+    ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+)
+WRITERS: Mapping[str, Writer] = {
+    **LOOKUPS,
+    **STATISTICS,
+    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), windows),
+    **dict.fromkeys(("LSTM", "RNN", "GRU"), recurrent),
+    **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), likelihood),
+}

@@ -47,12 +47,16 @@ def export_spmd(plan: Plan, source: Source, output: Path) -> Exported:
     """Write the folder `output`. Raises `ShardplanError`: `stale-plan` for a plan of another model, `cannot-export` for
     operators that have no form on one device, `unwritable-output`.
     """
-    program = lower_program(source.model, plan)
+    return write_folder(lower_program(source.model, plan), plan, source.path, output)
+
+
+def write_folder(program: Program, plan: Plan, path: Path | None, output: Path) -> Exported:
+    """Write the folder for a lowered program. `path`: the model's file, if it has one. Raises as `export_spmd`."""
     writer = ProgramWriter(program)
     writer.write()
     with folder_in_place(output, MANIFEST) as folder:
         weights = _Weights(folder, program, writer.weights)
-        weights.write(source.path)
+        weights.write(path)
         proto = model_proto(writer, weights)
         (folder / PROGRAM).write_bytes(proto.SerializeToString(deterministic=True))
         manifest = _manifest(plan, program, writer, weights)

@@ -1,0 +1,86 @@
+"""Operators that are told something else on a device, or in which devices talk, as ONNX: every
+strategy on one axis and a sample of those on two, run."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exported import assert_program_right
+from rule_cases import Case, f, index
+from strategies import strategy_plans
+
+from shardplan.errors import ShardplanError
+from shardplan.export import onnx_kernels as kernels
+from shardplan.export.onnx_spmd import write_folder
+from shardplan.layout.mesh import Mesh
+from shardplan.spmd.kernels import KERNELS
+from shardplan.spmd.lower import lower_program
+
+MESHES = (Mesh.of(a=2), Mesh.of(a=2, b=2))
+MOST = 8
+"""Strategies on the second mesh, about."""
+
+
+def cases_of_the_machine() -> dict[str, Case]:
+    path = Path(__file__).parents[1] / "spmd" / "test_operators.py"
+    spec = importlib.util.spec_from_file_location("cases_of_the_machine", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.CASES
+
+
+CASES = {
+    **cases_of_the_machine(),
+    "gru": Case("GRU", (f(3, 4, 4), f(1, 12, 4), f(1, 12, 4), f(1, 24)), {"hidden_size": 4}, outputs=2),
+    "gru, reset later": Case(
+        "GRU", (f(3, 4, 4), f(1, 12, 4), f(1, 12, 4)), {"hidden_size": 4, "linear_before_reset": 1}, outputs=2
+    ),
+    "mean of a window with padding": Case("AveragePool", (f(4, 4, 8),), {"kernel_shape": [3], "pads": [1, 1]}),
+    "mean of a window and padding": Case(
+        "AveragePool", (f(4, 4, 8),), {"kernel_shape": [3], "pads": [1, 1], "count_include_pad": 1}
+    ),
+    "cross entropy": Case("SoftmaxCrossEntropyLoss", (f(4, 8), index(8, 4)), outputs=2),
+    "cross entropy of each": Case("SoftmaxCrossEntropyLoss", (f(4, 8), index(8, 4)), {"reduction": "none"}),
+}
+UNCHECKED = frozenset({"old group norm", "mean and variance"})
+"""ONNX's own checker refuses the operator alone: it is deprecated, or its body trips up shape inference."""
+
+
+def values_of(case: Case) -> dict[str, np.ndarray]:
+    return {f"i{position}": array for position, array in enumerate(case.operands) if array is not None}
+
+
+DRAWING = frozenset(
+    name for name, case in CASES.items() if case.kind in kernels.DRAWING or name.startswith("dropout in")
+)
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - DRAWING))
+def test_every_strategy_gives_the_result_of_the_whole(name, tmp_path):
+    case = CASES[name]
+    model, rule = case.model(), case.rule()
+    plans = [list(strategy_plans(model, rule, mesh)) for mesh in MESHES]
+    sampled = [*plans[0], *plans[1][:: 1 + len(plans[1]) // MOST]]
+    for number, plan in enumerate(sampled):
+        assert_program_right(
+            model, plan, tmp_path / str(number), given=values_of(case), rules=[rule], check=name not in UNCHECKED
+        )
+
+
+@pytest.mark.parametrize("name", sorted(DRAWING))
+def test_what_draws_is_refused(name, tmp_path):
+    case = CASES[name]
+    model, rule = case.model(), case.rule()
+    plan = next(strategy_plans(model, rule, MESHES[0]))
+    with pytest.raises(ShardplanError) as raised:
+        write_folder(lower_program(model, plan, [rule]), plan, None, tmp_path / "out")
+    summary = f"operator 'node' ({case.kind}) cannot be exported: devices would draw other numbers"
+    assert [diagnostic.summary for diagnostic in raised.value.diagnostics] == [summary]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whatever_the_machine_runs_can_be_written():
+    assert set(KERNELS) <= set(kernels.WRITERS)
