@@ -59,3 +59,21 @@ def test_a_set_that_cannot_be_had_is_proven_so(shardplan, mlp):
     (said,) = [d for d in document["diagnostics"] if d["severity"] == "error"]
     assert said["code"] == "infeasible"
     assert "constraint" in said["detail"]
+
+
+def test_a_plan_fixes_inputs_and_weights_of_another(shardplan, mlp: Path):
+    first = ("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
+    shardplan(*first, "--pin", "up.weight=[null, gpu]", "-o", "one.json")
+    run = shardplan(*first, "--mode", "inference", "--constraints", "one.json:parameters", "-o", "two.json")
+    assert run.code == 0, run.err
+    two = json.loads(Path("two.json").read_text())
+    assert two["parameters"][0]["layout"] == "S(1)@gpu"
+    assert two["model"]["constraints"][0] == "parameters: up.weight: [null, gpu]"
+    assert len(two["model"]["constraints"]) == 2
+
+
+def test_a_plan_on_other_axes_fixes_nothing_here(shardplan, mlp: Path):
+    shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", "--pin", "x=[gpu]", "-o", "one.json")
+    run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "machine=4", "--constraints", "one.json")
+    assert run.code == 2
+    assert "one.json: error[unknown-axis]: the mesh machine=4 has no axis 'gpu'" in run.err

@@ -10,6 +10,7 @@ from onnx import parser
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_constraints, parse_pin
+from shardplan.constraints.types import Constraint
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.layout.legal import local_shape
 from shardplan.layout.text import to_text
@@ -17,6 +18,7 @@ from shardplan.model.read import read_model
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import PlanOptions, plan_model
+from shardplan.study.reuse import constraints_of
 
 ADD = "add (float[6,4] a, float[6,4] b) => (float[6,4] y) { y = Add (a, b) }"
 FOUR = """
@@ -36,6 +38,12 @@ mlp (float[64,6] x, float[64,10] y) => (float loss) <float[6,8] w1, float[8] b1,
   d = Sub (o, y)
   s = Mul (d, d)
   loss = ReduceMean <keepdims = 0> (s)
+}"""
+WIDE = """
+wide (float[batch,1024] x) => (float[batch,1024] y) <float[1024,4096] w1, float[4096,1024] w2> {
+  h = MatMul (x, w1)
+  a = Relu (h)
+  y = MatMul (a, w2)
 }"""
 NAMES = "mesh_axis_names: [data, model]\n"
 
@@ -61,8 +69,15 @@ def read(tmp_path: Path):
     return read_text
 
 
-def plan_of(model: Model, constraints: str = "", pins: tuple[str, ...] = (), mesh: str = "2x2", **options) -> Plan:
-    written = parse_constraints(constraints, "fixed.yaml") if constraints else ()
+def plan_of(
+    model: Model,
+    constraints: str | tuple[Constraint, ...] = "",
+    pins: tuple[str, ...] = (),
+    mesh: str = "2x2",
+    **options,
+) -> Plan:
+    written = parse_constraints(constraints, "fixed.yaml") if isinstance(constraints, str) and constraints else ()
+    written = written or tuple(constraints)
     options = {"mode": "inference", **options, "constraints": (*written, *map(parse_pin, pins))}
     return plan_model(model, make_cluster(load_profile("h100-dgx"), mesh), PlanOptions(**options))
 
@@ -134,6 +149,25 @@ def test_a_constraint_in_the_middle_changes_the_plan_around_it_and_loses_nothing
     pinned = plan_of(read(MLP), f"{NAMES}inputs: {{x: [data]}}\ntensors: {{a: [model, data]}}")
     assert (layout(pinned, "x"), layout(pinned, "a")) == ("S(0)@machine", "S(1)@machine, S(0)@gpu")
     assert len(pinned.tensors) == len(plan_of(read(MLP)).tensors)
+
+
+def test_another_batch_with_the_shardings_of_a_plan(read):
+    """Alpa's `stage_input_shardings`: a plan for one batch, reused for another, gives its inputs and weights the same
+    layouts; without it they differ."""
+    small, large = read(WIDE.replace("batch", "16")), read(WIDE.replace("batch", "8192"))
+    first, other = plan_of(small, mode="training"), plan_of(large, mode="training")
+    again = plan_of(large, constraints=constraints_of(first, "small.plan.json"), mode="training")
+    names = ("x", "w1", "w2")
+    assert [layout(again, name) for name in names] == [layout(first, name) for name in names]
+    assert [layout(other, name) for name in names] != [layout(first, name) for name in names]
+    assert again.summary.outcome == "optimal"
+
+
+def test_weights_alone_stay_where_another_plan_has_them(read):
+    first = plan_of(read(MLP), pins=("w1=[null, gpu]", "w2=[gpu]"))
+    again = plan_of(read(MLP), constraints=constraints_of(first, "first.plan.json", ("parameters",)), mode="training")
+    assert [layout(again, name) for name in ("w1", "w2")] == ["S(1)@gpu", "S(0)@gpu"]
+    assert {text.partition(":")[0] for text in again.model["constraints"]} == {"parameters"}
 
 
 def test_several_axes_on_one_dim_keep_their_order(read):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +12,7 @@ from shardplan.verbs.asking import Asking, asking_options
 from shardplan.verbs.inputs import (
     Attempts,
     cost_model_option,
+    is_plan,
     load_model,
     model_argument,
     parse_memory_limit,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _OF_THE_PLAN = ("mesh", "mode", "dims", "optimizer", "microbatches", "remat", "kv_cache")
 """Options that a plan answers itself."""
-_HEAD = 4096
 
 
 @click.command(short_help="Price a given assignment, with any cost model.")
@@ -55,7 +54,7 @@ def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any
 
     if file is None and not given["pins"]:
         raise click.UsageError("give the assignment: --fix FILE, or --pin 'PATTERN=SPEC'")
-    found = _of_plan(session, file, given) if file and _is_plan(file) else _of_constraints(session, file, given)
+    found = _of_plan(session, file, given) if file and is_plan(file) else _of_constraints(session, file, given)
     shares = shares_of(found.plan)
     source = file or f"{len(given['pins'])} pin{'s' * (len(given['pins']) > 1)}"
     session.finish(
@@ -63,16 +62,6 @@ def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any
         lambda console: show_evaluation(console, found, source, shares, everything=show_all),
     )
     return EXIT_DONE if found.fits else EXIT_INFEASIBLE
-
-
-def _is_plan(file: str) -> bool:
-    """Whether a file begins as plans do; one that cannot be read is left to whoever reads it."""
-    try:
-        with Path(file).open(encoding="utf-8", errors="replace") as stream:
-            head = stream.read(_HEAD)
-    except OSError:
-        return file.endswith(".json")
-    return head.lstrip().startswith("{") and '"format_version"' in head
 
 
 def _of_constraints(session: Session, file: str | None, given: dict[str, Any]) -> Evaluation:

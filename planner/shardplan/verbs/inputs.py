@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _DESCRIBED = "transformer:"
+_HEAD = 4096
+_PLAN_SECTIONS = ("inputs", "parameters", "outputs")
 
 _TRIP = "trip:"
 _dim = option(
@@ -32,7 +34,8 @@ _constraint_file = option(
     "constraint_files",
     metavar="FILE",
     multiple=True,
-    help="What is fixed by hand, in YAML; may be repeated.",
+    help="What is fixed by hand, in YAML; or a plan, whose inputs and weights stay where they are (PLAN:parameters for "
+    "its weights alone). May be repeated.",
 )
 _pin = option(
     "--pin",
@@ -75,12 +78,38 @@ def read_all_constraints(files: Iterable[str], pins: Iterable[str]) -> tuple[Con
     attempt = Attempts()
     found: list[Constraint] = []
     for file in files:
-        found += attempt(functools.partial(read_constraints, file)) or ()
+        read = _constraints_of_plan if is_plan(_sections(file)[0]) else read_constraints
+        found += attempt(functools.partial(read, file)) or ()
     for pin in pins:
         one = attempt(functools.partial(parse_pin, pin))
         found += [one] if one else []
     attempt.finish()
     return tuple(found)
+
+
+def is_plan(file: str) -> bool:
+    """Whether a file begins as plans do; one that cannot be read is judged by its name."""
+    try:
+        with Path(file).open(encoding="utf-8", errors="replace") as stream:
+            head = stream.read(_HEAD)
+    except OSError:
+        return file.endswith(".json")
+    return head.lstrip().startswith("{") and '"format_version"' in head
+
+
+def _sections(file: str) -> tuple[str, str]:
+    """`a.plan.json:parameters` -> the file and the section; no section for other names."""
+    path, colon, section = file.rpartition(":")
+    return (path, section) if colon and section in _PLAN_SECTIONS else (file, "")
+
+
+def _constraints_of_plan(file: str) -> tuple[Constraint, ...]:
+    from shardplan.plan.file import read_plan  # noqa: PLC0415
+    from shardplan.study.reuse import SECTIONS, constraints_of  # noqa: PLC0415
+
+    path, section = _sections(file)
+    chosen = [name for name in SECTIONS if name == section] or SECTIONS[:2]
+    return constraints_of(read_plan(path), file, chosen)
 
 
 def read_cost_model(text: str) -> CostModel:
