@@ -2,6 +2,7 @@
 
 The graph is bipartite, a networkx multigraph. An operator node's choices are strategies; a tensor's *kept* node chooses
 the layout it rests in, and where several operators read it a *served* node chooses the layout in which they get it.
+Where optimizer state may be sharded apart from its weight, an *updated* node chooses the layout of that state.
 Every node carries `cost` (picoseconds per choice, float64), every edge `table` (picoseconds per pair of choices).
 Equal operators and tensors share their spaces, and equal edges their table objects: depth costs next to nothing.
 """
@@ -29,7 +30,7 @@ from shardplan.model.types import Model
 from shardplan.rules.types import Rule
 
 Node = tuple[str, str]
-"""("operator", name), ("kept", tensor) or ("served", tensor)."""
+"""("operator", name), ("kept", tensor), ("served", tensor) or ("updated", weight)."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,19 @@ class CostGraph:
     operators: Sequence[OperatorSpace]
     kept: Mapping[str, TensorSpace]
     served: Mapping[str, TensorSpace]
+    updated: Mapping[str, TensorSpace]
     trainable: frozenset[str]
 
-    def tie_picoseconds(self, name: str, choice: Mapping[Node, int]) -> float:
-        """What the objective charges for the layout of a kept tensor, to break ties."""
-        return float(self.kept[name].ties[choice["kept", name]])
+    def tie_picoseconds(self, choice: Mapping[Node, int]) -> float:
+        """What the objective charges for the layouts of all tensors, to break ties."""
+        kept = sum(float(space.ties[choice["kept", name]]) for name, space in self.kept.items())
+        return kept + sum(float(space.ties[choice["updated", name]]) for name, space in self.updated.items())
+
+    def optimizer_node(self, weight: str) -> tuple[Node, TensorSpace]:
+        """The node that chooses the layout of a weight's optimizer state, and its choices."""
+        if weight in self.updated:
+            return ("updated", weight), self.updated[weight]
+        return ("kept", weight), self.kept[weight]
 
     def source_of_reads(self, tensor: str) -> Node:
         """The node from which readers take a tensor: its served node where it has one, else its kept node."""
@@ -87,6 +96,7 @@ def build_cost_graph(
     spaces: dict[TensorKind, TensorSpace] = {}
     kept = {name: _space(spaces, kind, prices) for name, kind in traffic.kept.items()}
     served = {name: _space(spaces, kind, prices) for name, kind in traffic.served.items()}
+    updated = {name: _space(spaces, kind, prices) for name, kind in traffic.updated.items()}
     pricer = OperatorPricer(cluster, pricing, options, overlap_weight)
     asked = {wish.operator for wish in wishes.operators}
     operators = [
@@ -104,7 +114,7 @@ def build_cost_graph(
     ]
     built = CostGraph(
         nx.MultiGraph(), model, cluster, options, rules, flow, fusion, again, prices, pricer, operators, kept, served,
-        traffic.trainable,
+        updated, traffic.trainable,
     )  # fmt: skip
     _add_nodes(built)
     _add_edges(built)
@@ -137,11 +147,12 @@ def _add_nodes(built: CostGraph) -> None:
             return
         added.add(name)
         space = built.kept[name]
-        cost = space.ties
+        graph.add_node(("kept", name), cost=space.ties, space=space)
         if name in built.trainable:
-            seconds = built.pricer.optimizer_seconds(space, built.model.tensor(name).dtype)
-            cost = np.rint(built.prices.weight * seconds * PICOSECONDS) + cost
-        graph.add_node(("kept", name), cost=cost, space=space)
+            node, state = built.optimizer_node(name)
+            seconds = built.pricer.optimizer_seconds(state, built.model.tensor(name).dtype)
+            cost = np.rint(built.prices.weight * seconds * PICOSECONDS) + state.ties
+            graph.add_node(node, cost=cost, space=state)
         if name in built.served:
             serving = built.served[name]
             graph.add_node(("served", name), cost=np.zeros(len(serving)), space=serving)
@@ -186,7 +197,16 @@ def _add_edges(built: CostGraph) -> None:
         if serving_key not in tables:
             tables[serving_key] = turns * edges.kept_to_served(built.kept[name], serving, forwards=times)
         _join(graph, ("kept", name), ("served", name), tables[serving_key])
+    _add_updates(built, tables)
     _tie_carried(built, tables)
+
+
+def _add_updates(built: CostGraph, tables: dict[tuple[object, ...], edges.Table]) -> None:
+    for name, state in built.updated.items():
+        updated_key = ("updated", id(built.kept[name]), id(state))
+        if updated_key not in tables:
+            tables[updated_key] = edges.kept_to_updated(built.kept[name], state)
+        _join(built.graph, ("kept", name), ("updated", name), tables[updated_key])
 
 
 def _tie_carried(built: CostGraph, tables: dict[tuple[object, ...], edges.Table]) -> None:

@@ -3,6 +3,7 @@
 made -> kept     the producer's result is brought into the layout in which it is kept; its gradient goes the other way
 kept -> served   a tensor with several readers is gathered once for all; their gradients are reduced once
 kept or served -> read   what one reader needs beyond that
+kept -> updated  the gradient of a weight is brought to where the optimizer's state is, and the new weight back, once
 
 A value that backward reads again is gathered again there, unless it was kept as it is read. What happens inside of a
 loop happens in every turn; a value from outside is served once, and read in every turn.
@@ -47,6 +48,12 @@ def kept_to_served(kept: TensorSpace, served: TensorSpace, *, forwards: int) -> 
     table = forwards * served.value_move(kept.forward, served.forward)
     table += _gradient_back(served, kept.codes, kept.gradient, served.codes, served.gradient)
     return _picoseconds(table)
+
+
+def kept_to_updated(kept: TensorSpace, updated: TensorSpace) -> Table:
+    """Kept choices of a weight (rows) to the layouts its optimizer state may have (columns)."""
+    table = kept.gradient_move(kept.gradient, updated.gradient)
+    return _picoseconds(table + kept.value_move_once(updated.forward, kept.forward).T)
 
 
 def to_read(source: TensorSpace, strategies: StrategySpace, position: int, *, forwards: int) -> Table:

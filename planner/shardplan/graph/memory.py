@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from shardplan.cost.moves import Index
-from shardplan.cost.recipes import StateBytes, state_bytes
+from shardplan.cost.recipes import state_bytes
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.cache import cache_bytes
 from shardplan.graph.tensors import TensorSpace
@@ -78,26 +78,25 @@ class Memory:
         dtype = self.built.model.tensor(name).dtype
         trained = name in self.built.flow.needs_grad
         per_element = state_bytes(self.built.options.optimizer, dtype) if trained else None
-        for category, amount in self._states(space, per_element):
-            yield Holding(("kept", name), category, 0, self.moments, amount)
-
-    def _states(self, space: TensorSpace, per_element: StateBytes | None) -> Iterator[tuple[Category, Index]]:
         if per_element is None:
-            yield "parameters", self._kept(space)
+            yield Holding(("kept", name), "parameters", 0, self.moments, self._kept(space))
             return
-        elements = int(np.prod(space.kind.shape))
-        wanted: tuple[tuple[Category, float], ...] = (
-            ("parameters", per_element.parameter),
-            ("gradients", per_element.gradient),
-            ("optimizer", per_element.state),
+        wanted: tuple[tuple[Category, float, tuple[Node, TensorSpace]], ...] = (
+            ("parameters", per_element.parameter, (("kept", name), space)),
+            ("gradients", per_element.gradient, (("kept", name), space)),
+            ("optimizer", per_element.state, self.built.optimizer_node(name)),
         )
-        for category, each in wanted:
+        for category, each, (node, chosen) in wanted:
             if each:
-                key = (id(space), each)
-                if key not in self._amounts:
-                    ways = space.space.tiles.prod(axis=1)[space.forward]
-                    self._amounts[key] = np.ceil(elements * each / ways).astype(np.int64)
-                yield category, self._amounts[key]
+                yield Holding(node, category, 0, self.moments, self._state(chosen, each))
+
+    def _state(self, space: TensorSpace, element_bytes: float) -> Index:
+        key = (id(space), element_bytes)
+        if key not in self._amounts:
+            ways = space.space.tiles.prod(axis=1)[space.forward]
+            elements = int(np.prod(space.kind.shape))
+            self._amounts[key] = np.ceil(elements * element_bytes / ways).astype(np.int64)
+        return self._amounts[key]
 
     def _activation(self, name: str) -> Iterator[Holding]:
         flow, space, node = self.built.flow, self.built.kept[name], ("kept", name)

@@ -19,7 +19,8 @@ class PlanOptions:
     profile's device has to give. `gap`: where memory binds, the relative gap at which a plan is good enough. `strict`:
     an operator without a rule is an error. `constraints`: what is fixed by hand. `kv_cache_tokens`: in inference, room
     is kept for the keys and values of so many tokens, all sequences together. `cost_model`: whose prices; with those of
-    another system the choices are narrowed to what it knows (`shardplan.graph.peers`)."""
+    another system the choices are narrowed to what it knows (`shardplan.graph.peers`). `shard_optimizer`: in training,
+    optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer)."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"
@@ -34,6 +35,7 @@ class PlanOptions:
     constraints: tuple[Constraint, ...] = ()
     kv_cache_tokens: int = 0
     cost_model: CostModel = OURS
+    shard_optimizer: bool = False
 
     @property
     def training(self) -> bool:

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.placement import R, S
 from shardplan.solve.problem import Problem
 
 Allowed = Mapping[Node, NDArray[np.bool_]]
+Recipe = Callable[[CostGraph], Allowed]
 _NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 
 
@@ -33,14 +35,20 @@ def restrict(problem: Problem, built: CostGraph, allowed: Allowed) -> Problem:
 
 def data_parallel(built: CostGraph) -> Allowed:
     """The batch over as many devices as divide it; every weight whole everywhere."""
-    weights = {("kept", name): _whole(built.kept[name]) for name in _parameters(built)}
+    weights = _rest(built, _whole)
     return {**_inputs_by_batch(built, axes=range(len(built.cluster.mesh))), **weights, **_weights_read_whole(built)}
 
 
 def zero_3(built: CostGraph) -> Allowed:
     """As data parallel, with every weight stored in as many pieces as possible and gathered for use."""
-    weights = {("kept", name): _most_pieces(built.kept[name]) for name in _parameters(built)}
+    weights = _rest(built, _most_pieces)
     return {**_inputs_by_batch(built, axes=range(len(built.cluster.mesh))), **weights, **_weights_read_whole(built)}
+
+
+def zero_1(built: CostGraph) -> Allowed:
+    """As data parallel, with optimizer state in as many pieces as possible where it may be sharded apart."""
+    states = {("updated", name): _most_pieces(space) for name, space in built.updated.items()}
+    return {**data_parallel(built), **states}
 
 
 def megatron(built: CostGraph) -> Allowed:
@@ -65,7 +73,15 @@ def alpa_products(built: CostGraph) -> Allowed:
     return allowed
 
 
-RECIPES: Mapping[str, Callable[[CostGraph], Allowed]] = {
+def recipes_for(options: PlanOptions) -> Mapping[str, Recipe]:
+    """The recipes there are: ZeRO-1 is one only where optimizer state may be sharded apart from its weight."""
+    if not options.shard_optimizer:
+        return RECIPES
+    (first, restriction), *others = RECIPES.items()
+    return {first: restriction, "ZeRO-1": zero_1, **dict(others)}
+
+
+RECIPES: Mapping[str, Recipe] = {
     "data parallel": data_parallel,
     "ZeRO-3": zero_3,
     "Megatron": megatron,
@@ -77,12 +93,12 @@ def _megatron(built: CostGraph, *, sequence: bool) -> Allowed:
     last = len(built.cluster.mesh) - 1
     allowed = dict(_inputs_by_batch(built, axes=range(last)))
     for name in _parameters(built):
-        space = built.kept[name]
-        sharded = space.codes < len(space.kind.shards)
-        mask = np.asarray(~sharded[:, :last].any(axis=1))
-        if len(space.kind.shape) > 1 and (mask & sharded[:, last]).any():
-            mask &= sharded[:, last]
-        allowed["kept", name] = mask
+        for node, space in _weight_nodes(built, name):
+            sharded = space.codes < len(space.kind.shards)
+            mask = np.asarray(~sharded[:, :last].any(axis=1))
+            if len(space.kind.shape) > 1 and (mask & sharded[:, last]).any():
+                mask &= sharded[:, last]
+            allowed[node] = mask
     for name in _between_blocks(built):
         space = built.kept[name]
         wanted = space.code(S(1)) if sequence and len(space.kind.shape) > 2 else space.code(R)
@@ -135,6 +151,17 @@ def _weights_read_whole(built: CostGraph) -> dict[Node, NDArray[np.bool_]]:
         if mask.any() and not mask.all():
             allowed["operator", operator.name] = mask
     return allowed
+
+
+def _weight_nodes(built: CostGraph, name: str) -> list[tuple[Node, TensorSpace]]:
+    """Where a weight rests, and where its optimizer state does if that is a choice of its own."""
+    kept: tuple[Node, TensorSpace] = (("kept", name), built.kept[name])
+    return [kept, (("updated", name), built.updated[name])] if name in built.updated else [kept]
+
+
+def _rest(built: CostGraph, mask: Callable[[TensorSpace], NDArray[np.bool_]]) -> dict[Node, NDArray[np.bool_]]:
+    """The same restriction of every weight and of its optimizer state."""
+    return {node: mask(space) for name in _parameters(built) for node, space in _weight_nodes(built, name)}
 
 
 def _whole(space: TensorSpace) -> NDArray[np.bool_]:

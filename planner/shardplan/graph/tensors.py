@@ -36,7 +36,8 @@ class TensorKind:
     `shards`: the ways it can be sharded, in order. `traffic`: `weight` moves hide behind compute as weight gathering
     and gradient reduction do, `activation` moves do not. `stored`: it rests in this layout (parameters, graph inputs
     and outputs), so partial values are not allowed. `ordered`: several axes on one dim may take any order (parameters).
-    `size_bytes`, `gradient_bytes`: payload of the whole value and gradient in one microbatch.
+    `accumulates`: it may rest whole while its gradient is summed up as a partial one (weights whose optimizer state is
+    sharded apart from them). `size_bytes`, `gradient_bytes`: payload of the whole value and gradient in one microbatch.
     """
 
     shape: tuple[int, ...]
@@ -48,6 +49,7 @@ class TensorKind:
     stored: bool
     ordered: bool
     microbatches: int
+    accumulates: bool = False
 
 
 class TensorSpace:
@@ -110,7 +112,11 @@ class TensorSpace:
 
     def value_move(self, source: Index, target: Index) -> Seconds:
         """Charged seconds of one step's moves of the value, every source state (row) to every target state (column)."""
-        return self.kind.microbatches * self._forward_s[np.ix_(source, target)]
+        return self.kind.microbatches * self.value_move_once(source, target)
+
+    def value_move_once(self, source: Index, target: Index) -> Seconds:
+        """As `value_move`, of a single move however many microbatches there are."""
+        return self._forward_s[np.ix_(source, target)]
 
     def extremum_move(self, source: Index, target: Index) -> Seconds:
         """As `value_move` where partial values are maxima, minima or products: zeros do not fill those up."""
@@ -133,6 +139,8 @@ class TensorSpace:
     def _kept_codes(self, mesh: Mesh) -> Index:
         count = len(self.kind.shards)
         others = [count] if self.kind.stored else [count, count + 2, count + 1]
+        if self.kind.accumulates:
+            others = [count, count + 2]
         if not self.kind.stored and not self.kind.has_gradient:
             others = [count, count + 1]
         alphabets = [[count] if size == 1 else others[:1] + list(range(count)) + others[1:] for size in mesh.shape]

@@ -18,10 +18,12 @@ from shardplan.rules.types import Rule
 
 @dataclass(frozen=True)
 class Traffic:
-    """`kept`: kind of every planned tensor; `served`: kind under which tensors with several readers are served."""
+    """`kept`: kind of every planned tensor; `served`: kind under which tensors with several readers are served;
+    `updated`: kind under which the optimizer updates a weight, where it may be another layout than the weight's."""
 
     kept: Mapping[str, TensorKind]
     served: Mapping[str, TensorKind]
+    updated: Mapping[str, TensorKind]
     trainable: frozenset[str]
 
 
@@ -38,6 +40,7 @@ def tensor_kinds(
     rests |= {name for name in flow.planned if model.tensor(name).role == "constant"}
     kept: dict[str, TensorKind] = {}
     served: dict[str, TensorKind] = {}
+    updated: dict[str, TensorKind] = {}
     for name in flow.planned:
         tensor = model.tensor(name)
         weight = name in flow.weightlike
@@ -57,7 +60,10 @@ def tensor_kinds(
         )
         if len(flow.readers.get(name, ())) > 1 or name in flow.kept_until:
             served[name] = replace(kept[name], stored=False, ordered=False)
-    return Traffic(kept, served, trainable)
+        if options.shard_optimizer and name in trainable:
+            updated[name] = kept[name]
+            kept[name] = replace(kept[name], accumulates=True)
+    return Traffic(kept, served, updated, trainable)
 
 
 def _shards_in_use(model: Model, rules: Sequence[Rule]) -> dict[str, set[Placement]]:

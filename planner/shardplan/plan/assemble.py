@@ -85,7 +85,7 @@ def price(built: CostGraph, solution: Solution, charges: Mapping[Node, Costs] | 
 
 def _check_price(priced: Priced) -> None:
     weight = priced.built.prices.weight
-    ties_s = sum(priced.built.tie_picoseconds(name, priced.choice) for name in priced.built.kept) / PICOSECONDS
+    ties_s = priced.built.tie_picoseconds(priced.choice) / PICOSECONDS
     ours_s = weight * priced.f1_s + (1.0 - weight) * priced.f2_s + ties_s + priced.wish_s
     theirs_s = priced.solution.cost / PICOSECONDS
     roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in priced.moves) + 1e-6
@@ -138,6 +138,7 @@ def _model_section(built: CostGraph) -> Mapping[str, object]:
         "parameter_elements": sum(model.tensor(parameter.tensor).elements for parameter in model.parameters),
         **({} if options.cost_model.is_ours else {"cost_model": str(options.cost_model)}),
         **({"loops": dict(model.trips)} if model.trips else {}),
+        **({"shard_optimizer": True} if options.shard_optimizer else {}),
         **({"kv_cache_tokens": options.kv_cache_tokens} if options.kv_cache_tokens else {}),
         **({"constraints": constraints} if constraints else {}),
         **({"mesh_axis_names": list(aliases)} if aliases else {}),
@@ -174,6 +175,7 @@ def _tensor(
         perm=parameter.perm if parameter else (),
         aliases=parameter.aliases if parameter else (),
         trainable=parameter is not None and name in built.flow.needs_grad,
+        optimizer=emitter.updated_layout(name),
     )
 
 
@@ -226,8 +228,8 @@ def _work_seconds(built: CostGraph, choice: Mapping[Node, int]) -> tuple[float, 
         compute_s += float(space.compute_s[strategy])
         inner_s += float(space.inner_s[strategy])
     for name in sorted(built.trainable):
-        seconds = built.pricer.optimizer_seconds(built.kept[name], built.model.tensor(name).dtype)
-        compute_s += float(seconds[choice["kept", name]])
+        node, state = built.optimizer_node(name)
+        compute_s += float(built.pricer.optimizer_seconds(state, built.model.tensor(name).dtype)[choice[node]])
     return compute_s, inner_s
 
 

@@ -196,6 +196,9 @@ class _Decoder:
             perm=perm,
             aliases=row.texts("aliases"),
             trainable=row.flag("trainable"),
+            optimizer=graph_layout(self._sharding(row, "optimizer", len(shape)), perm)
+            if row.has("optimizer")
+            else None,
         )
 
     def _tensor(self, row: Record) -> TensorDecision:

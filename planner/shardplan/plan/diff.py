@@ -124,8 +124,12 @@ def _items(plan: Plan) -> dict[tuple[str, str], _Item]:
 
 
 def _tensor_item(plan: Plan, tensor: TensorDecision, moved_ns: int) -> _Item:
-    shown, served = (to_text(checkpoint_layout(one, tensor.perm), plan.mesh) for one in (tensor.layout, tensor.served))
-    text = shown if served == shown else f"{shown}, served {served}"
+    kept, served, optimizer = (
+        to_text(checkpoint_layout(one, tensor.perm), plan.mesh)
+        for one in (tensor.layout, tensor.served, tensor.optimizer or tensor.layout)
+    )
+    text = kept if served == kept else f"{kept}, served {served}"
+    text = text if optimizer == kept else f"{text}, optimizer {optimizer}"
     return _Item(tensor.role, tensor.checkpoint or tensor.name, text, tensor.bytes_per_device, moved_ns)
 
 

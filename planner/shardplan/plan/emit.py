@@ -12,13 +12,14 @@ import numpy as np
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.edges import gradient_count
-from shardplan.graph.tensors import Phase, TensorSpace
+from shardplan.graph.tensors import Phase as Priced
+from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.lower import lower
 from shardplan.layout.placement import P
-from shardplan.plan.types import CollectiveStep, Move
+from shardplan.plan.types import CollectiveStep, Move, Phase
 
 _NANOSECONDS = 1e9
 
@@ -32,7 +33,7 @@ class Emitter:
         self._lowered: dict[tuple[object, ...], tuple[tuple[CollectiveStep, ...], float]] = {}
 
     def moves(self) -> tuple[Move, ...]:
-        """All moves that emit anything: forward ones in operator order, then backward ones in reverse."""
+        """All moves that emit anything: forward ones in operator order, backward ones in reverse, then the update's."""
         forward: list[Move] = []
         backward: list[Move] = []
         for index, operator in enumerate(self.built.model.operators):
@@ -44,7 +45,8 @@ class Emitter:
             for position, name in enumerate(operator.outputs):
                 if name in self.built.kept:
                     self._collect(forward, backward, self._storing(index, position, name))
-        return (*forward, *reversed(backward))
+        updates = [move for name in self.built.updated for move in self._updating(name) if move.steps]
+        return (*forward, *reversed(backward), *updates)
 
     @staticmethod
     def _collect(forward: list[Move], backward: list[Move], moves: Iterator[Move]) -> None:
@@ -111,6 +113,19 @@ class Emitter:
         if again:
             yield self._move(name, source, target, reader, "backward", count=micro, regather=True)
 
+    def updated_layout(self, name: str) -> Layout | None:
+        """Layout of a weight's optimizer state where it is another than that of the weight."""
+        if name not in self.built.updated:
+            return None
+        updated = self.built.updated[name].layout(self.choice["updated", name])
+        return None if updated == self.kept_layout(name) else updated
+
+    def _updating(self, name: str) -> Iterator[Move]:
+        kept, updated = self.kept_layout(name), self.updated_layout(name)
+        if updated is not None:
+            yield self._move(name, kept, updated, "", "backward", count=1)
+            yield self._move(name, updated, kept, "", "update", count=1)
+
     def _strategy(self, index: int) -> int:
         return self.choice["operator", self.built.model.operators[index].name]
 
@@ -127,14 +142,14 @@ class Emitter:
     ) -> Move:
         """The gradient moves when the phase is backward, unless the value is gathered again."""
         space = self.built.kept[name]
-        value = phase == "forward" or regather
+        value = phase != "backward" or regather
         start, goal = (source.forward, target.forward) if value else (source.gradient, target.gradient)
-        priced: Phase = "forward" if value else "backward"
+        priced: Priced = "forward" if value else "backward"
         steps, hidden = self._lower(space, start, goal, priced)
         return Move(name, start, goal, reader, phase, steps, regather=regather, count=count, hidden=hidden)
 
     def _lower(
-        self, space: TensorSpace, source: Layout, target: Layout, priced: Phase
+        self, space: TensorSpace, source: Layout, target: Layout, priced: Priced
     ) -> tuple[tuple[CollectiveStep, ...], float]:
         key = (id(space), source, target, priced)
         if key not in self._lowered:
@@ -142,7 +157,7 @@ class Emitter:
         return self._lowered[key]
 
     def _lower_anew(
-        self, space: TensorSpace, source: Layout, target: Layout, priced: Phase
+        self, space: TensorSpace, source: Layout, target: Layout, priced: Priced
     ) -> tuple[tuple[CollectiveStep, ...], float]:
         if source == target:
             return (), 0.0

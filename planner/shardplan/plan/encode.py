@@ -132,7 +132,13 @@ class _Encoder:
             "aliases": tensor.aliases,
             "trainable": tensor.trainable,
             **self._stored(tensor, shape, layout, served, dims=True),
+            **self._optimizer(tensor),
         }
+
+    def _optimizer(self, tensor: TensorDecision) -> Record:
+        if tensor.optimizer is None:
+            return {}
+        return {"optimizer": self._text(checkpoint_layout(tensor.optimizer, tensor.perm))}
 
     def boundary(self, tensor: TensorDecision) -> Record:
         return {"name": tensor.name, **self._stored(tensor, tensor.shape, tensor.layout, tensor.served, dims=True)}

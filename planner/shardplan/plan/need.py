@@ -13,7 +13,7 @@ from shardplan.plan.assemble import held_bytes, peak_moment
 from shardplan.plan.types import Memory
 from shardplan.units import size, sizes_in_one_unit
 
-_CALLED = {"kept": "", "served": "gathered copy of ", "operator": "workspace of "}
+_CALLED = {"kept": "", "served": "gathered copy of ", "updated": "optimizer state of ", "operator": "workspace of "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,15 @@ def _names(built: CostGraph) -> dict[Node, str]:
     operators = built.model.operators
     made = {name: operators[index].module for name, (index, _) in built.flow.makers.items()}
     names: dict[Node, str] = {("kept", name): f"output of {module}" for name, module in made.items() if module}
-    return names | {("kept", parameter.tensor): parameter.name for parameter in built.model.parameters}
+    return names | {
+        (kind, parameter.tensor): parameter.name for parameter in built.model.parameters for kind in ("kept", "updated")
+    }
 
 
 def _layout(built: CostGraph, node: Node, choice: Mapping[Node, int]) -> str:
     if node[0] == "operator":
         return ""
-    space = (built.kept if node[0] == "kept" else built.served)[node[1]]
+    space = built.graph.nodes[node]["space"]
     return to_text(space.layout(choice[node]).forward, built.cluster.mesh)
 
 

@@ -2,7 +2,7 @@
 
 Three streams: compute; communication of activations and their gradients, which somebody waits for; communication that
 can hide (weights gathered ahead of use, their gradients reduced behind it). All microbatches are laid out as one: the
-work of a step is the same, and what waits for what as well.
+work of a step is the same, and what waits for what as well. Weights updated elsewhere come back as a step begins.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class _Work:
         self.tasks: list[Task] = []
         self.bring, self.again, self.back = _Moves(), _Moves(), _Moves()
         for move in moves:
-            kind = self.bring if move.phase == "forward" else self.again if move.regather else self.back
-            kind.put(move)
+            kind = self.back if move.phase == "backward" else self.bring
+            (self.again if move.regather else kind).put(move)
         self.readers: dict[str, list[str]] = defaultdict(list)
         for operator in operators:
             for name in dict.fromkeys(filter(None, operator.inputs)):

@@ -12,7 +12,7 @@ from shardplan.layout.mesh import Mesh
 
 Mode = Literal["training", "inference"]
 Role = Literal["input", "output", "parameter", "constant", "activation"]
-Phase = Literal["forward", "backward"]
+Phase = Literal["forward", "backward", "update"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,9 @@ class TensorDecision:
     """Layout in which a tensor is kept, and in which it is served to its readers (the same where nothing is gathered).
 
     `perm` etc. are set for parameters only: checkpoint dims in graph order as in `model.Parameter`; `layout` and
-    `shape` here are in graph orientation, the file writes parameters in checkpoint orientation.
-    `saved`: kept for backward. `bytes_per_device`: of the kept layout.
+    `shape` here are in graph orientation, the file writes parameters in checkpoint orientation. `optimizer`: layout of
+    its optimizer state where that is sharded apart from it. `saved`: kept for backward. `bytes_per_device`: of the kept
+    layout.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TensorDecision:
     perm: tuple[int, ...] = ()
     aliases: tuple[str, ...] = ()
     trainable: bool = False
+    optimizer: Layout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class CollectiveStep:
 class Move:
     """A change of layout. `source` -> `target` of `tensor`; `reader`: the operator it is for ("" when it serves all
     readers or stores the producer's result). In phase `backward` it is the gradient that moves, from the reader back,
-    or (`regather`) the saved value that is gathered again for the reader's backward.
+    or (`regather`) the saved value that is gathered again for the reader's backward. In phase `update` the new weight
+    comes back from where the optimizer made it.
     `count`: times per step (microbatches); `hidden`: the share of its time that can hide behind compute."""
 
     tensor: str

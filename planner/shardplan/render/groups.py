@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from shardplan.folding import folded, pattern
+from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
@@ -65,7 +66,8 @@ def parameter_groups(plan: Plan) -> list[ParameterGroup]:
             pattern(tensor.checkpoint),
             tensor.shape,
             tensor.dtype,
-            tensor.layout,
+            tensor.layout.forward,
+            tensor.optimizer,
             tensor.perm,
             recipes[tensor.name],
         )
@@ -76,12 +78,23 @@ def parameter_groups(plan: Plan) -> list[ParameterGroup]:
             count=len(group),
             shape=checkpoint_shape(group[0].shape, group[0].perm),
             dtype=group[0].dtype,
-            layout=to_text(checkpoint_layout(group[0].layout, group[0].perm), plan.mesh),
+            layout=_layout_text(plan, group[0]),
             recipe=recipes[group[0].name],
             bytes_per_device=sum(tensor.bytes_per_device for tensor in group),
         )
         for group in _together(parameters, alike)
     ]
+
+
+def _layout_text(plan: Plan, parameter: TensorDecision) -> str:
+    """Where a weight rests, and its optimizer state where that is elsewhere."""
+
+    def shown(layout: Layout) -> str:
+        return to_text(checkpoint_layout(layout.forward, parameter.perm), plan.mesh)
+
+    rests = shown(parameter.layout)
+    state = shown(parameter.optimizer) if parameter.optimizer else rests
+    return rests if state == rests else f"{rests}, optimizer {state}"
 
 
 def move_groups(plan: Plan) -> list[MoveGroup]:

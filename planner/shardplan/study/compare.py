@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.recipes import RECIPES
+from shardplan.graph.recipes import recipes_for
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner, Restrict
@@ -37,7 +37,7 @@ def compare_recipes(
     planner = Planner(model, cluster, options, reasons=False)
     roomy = Planner(model, cluster, replace(options, memory_limit_bytes=_UNLIMITED), reasons=False)
     found = []
-    for name, recipe in (*RECIPES.items(), (BEST, None)):
+    for name, recipe in (*recipes_for(options).items(), (BEST, None)):
         contender = _contend(name, recipe, planner, roomy)
         found.append(contender)
         if on_done is not None:

@@ -33,11 +33,12 @@ class Remedy:
 def find_remedies(model: Model, cluster: Cluster, options: PlanOptions) -> tuple[Remedy, ...]:
     """The least change of each kind under which a plan fits, for a request that has none.
 
-    More microbatches, rematerialisation, a lighter optimizer, and more devices of the same profile; each alone.
+    More microbatches, rematerialisation, optimizer state sharded apart from its weight, a lighter optimizer, and more
+    devices of the same profile; each alone.
     """
     kinds = [
         [(change, cluster, asked) for change, asked in kind]
-        for kind in (_microbatches(options), _remat(options), _optimizer(options))
+        for kind in (_microbatches(options), _remat(options), _sharded(options), _optimizer(options))
     ]
     kinds.append([(f"--mesh {text}", grown, options) for text, grown in _larger(cluster)])
     found = (_first(model, candidates) for candidates in kinds)
@@ -88,6 +89,11 @@ def _remat(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
             yield "--remat selective", replace(options, remat="selective")
         if options.remat != "full":
             yield "--remat full", replace(options, remat="full")
+
+
+def _sharded(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
+    if options.training and not options.shard_optimizer:
+        yield "--shard-optimizer", replace(options, shard_optimizer=True)
 
 
 def _optimizer(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:

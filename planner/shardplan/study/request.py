@@ -45,6 +45,7 @@ def options_of(plan: Plan, file: str) -> PlanOptions:
         memory_limit_bytes=plan.summary.memory_limit_bytes,
         constraints=_constraints(asked, file),
         kv_cache_tokens=int(cast(int, asked.get("kv_cache_tokens", 0))),
+        shard_optimizer=bool(asked.get("shard_optimizer", False)),
         cost_model=parse_cost_model(str(asked.get("cost_model", OURS))),
     )
 

@@ -136,7 +136,11 @@ def fixed_to(plan: Plan) -> Callable[[CostGraph], Allowed]:
                 lambda s=strategies, w=wanted: [s.labels(number) == w for number in range(len(s))],  # type: ignore[misc]
             )
         for name, tensor in decided.items():
-            for kind, spaces, layout in (("kept", built.kept, tensor.layout), ("served", built.served, tensor.served)):
+            for kind, spaces, layout in (
+                ("kept", built.kept, tensor.layout),
+                ("served", built.served, tensor.served),
+                ("updated", built.updated, tensor.optimizer or tensor.layout),
+            ):
                 if name in spaces:
                     space_of: TensorSpace = spaces[name]
                     allow(

@@ -42,6 +42,11 @@ _OPTIONS = (
         help="Whose state is kept, in training.",
     ),
     option(
+        "--shard-optimizer",
+        is_flag=True,
+        help="Optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer).",
+    ),
+    option(
         "--microbatches",
         type=click.IntRange(min=1),
         default=1,
@@ -100,6 +105,6 @@ class Asking:
 
         assert self._model is not None
         assert self.cluster is not None
-        named = {name: self._given[name] for name in ("mode", "optimizer", "microbatches", "remat")}
+        named = {name: self._given[name] for name in ("mode", "optimizer", "shard_optimizer", "microbatches", "remat")}
         options = PlanOptions(**named, memory_limit_bytes=self._limit, kv_cache_tokens=self._cached or 0)
         return Asked(self._model, self.cluster, options)

@@ -84,6 +84,7 @@ def _repair(plan: Plan, given: str | None, file: str) -> str:
         value = plan.model.get(key, default)
         if value != default and (key, value) != ("optimizer", "none"):
             words += [f"--{key}", str(value)]
+    words += ["--shard-optimizer"] if plan.model.get("shard_optimizer") else []
     dims = plan.model.get("dims")
     for name, size in sorted(dims.items()) if isinstance(dims, dict) else ():
         words += ["--dim", f"{name}={size}"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardplan.plan.types import Plan
     from shardplan.study.evaluate import Evaluation
 
-_OF_THE_PLAN = ("mesh", "mode", "dims", "optimizer", "microbatches", "remat", "kv_cache")
+_OF_THE_PLAN = ("mesh", "mode", "dims", "optimizer", "shard_optimizer", "microbatches", "remat", "kv_cache")
 """Options that a plan answers itself."""
 
 
