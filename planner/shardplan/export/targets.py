@@ -45,6 +45,13 @@ class Target:
 
 TARGETS: tuple[Target, ...] = (
     Target(
+        "onnx",
+        "the model's file with ONNX's multi-device annotations on its nodes",
+        "shardplan.export.onnx_annotations:export_annotations",
+        needs_model=True,
+        writes="file",
+    ),
+    Target(
         "onnx-spmd",
         "the program of every rank in ONNX, with collectives as nodes and the weights cut",
         "shardplan.export.onnx_spmd:export_spmd",
@@ -55,6 +62,20 @@ TARGETS: tuple[Target, ...] = (
         "shard-info",
         "steps for loaders that shard while they load (TVM Disco, MLC)",
         "shardplan.export.shard_info:export_shard_info",
+        needs_model=False,
+        writes="text",
+    ),
+    Target(
+        "jax",
+        "a Python module of PartitionSpecs",
+        "shardplan.export.jax_specs:export_jax",
+        needs_model=False,
+        writes="text",
+    ),
+    Target(
+        "shardy",
+        "the mesh and the shardings of arguments and results in Shardy's text (MLIR)",
+        "shardplan.export.shardy:export_shardy",
         needs_model=False,
         writes="text",
     ),

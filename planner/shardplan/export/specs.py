@@ -1,0 +1,60 @@
+"""What the formats that write layouts per dim have in common: lists of axes, and what such lists cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from shardplan.errors import Diagnostic, error
+from shardplan.layout.layout import Layout
+from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, dim_axes
+from shardplan.plan.types import Plan, TensorDecision
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A tensor as a format names it: parameters by checkpoint name and in the checkpoint's dims.
+
+    `axes`: per dim, the names of the mesh axes that shard it, major first. `partial`: axes over which the values are
+    still to be summed.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[tuple[str, ...], ...]
+    partial: tuple[str, ...]
+
+
+def specs(plan: Plan, role: str) -> tuple[Spec, ...]:
+    """Parameters, inputs or outputs, in the plan's order."""
+    return tuple(_spec(plan, tensor) for tensor in plan.tensors if tensor.role == role)
+
+
+def segmented(plan: Plan) -> Iterator[str]:
+    """What is cut by segments (a fused q, k, v), which a list of axes per dim would cut elsewhere."""
+    for tensor in plan.tensors:
+        if tensor.role in {"parameter", "input", "output"}:
+            for dim, segments in checkpoint_layout(tensor.layout, tensor.perm).dims():
+                if segments:
+                    yield f"{tensor.checkpoint or tensor.name}: dim {dim} in segments of {list(segments)}"
+
+
+def cannot_say(form: str, what: str, lines: Iterable[str], hint: str = "") -> list[Diagnostic]:
+    """One error that lists what `form` has no words for; empty if there is nothing."""
+    found = list(lines)
+    if not found:
+        return []
+    shown = [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else found
+    return [error("cannot-say", f"{form} cannot say {what}", detail="\n".join(shown), hint=hint)]
+
+
+def _spec(plan: Plan, tensor: TensorDecision) -> Spec:
+    layout: Layout = checkpoint_layout(tensor.layout, tensor.perm)
+    shape = checkpoint_shape(tensor.shape, tensor.perm)
+    names = plan.mesh.names
+    partial = tuple(names[axis] for axis, placement in enumerate(layout.placements) if placement.kind == "P")
+    axes = tuple(tuple(by) for by in dim_axes(layout, len(shape), names))
+    return Spec(tensor.checkpoint or tensor.name, shape, tensor.dtype, axes, partial)

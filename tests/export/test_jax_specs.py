@@ -1,0 +1,93 @@
+"""`--to jax`: a module of PartitionSpecs, evaluated with jax where it is installed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from example_plans import example_plan
+from small_plans import plan_of, weight
+
+from shardplan.export.jax_specs import export_jax
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import R, S
+from shardplan.plan.file import read_plan
+from shardplan.runtime.shards import shard_of
+
+PLANS = Path(__file__).parents[2] / "plans"
+MESH = Mesh.of(machine=2, gpu=2)
+
+
+def small():
+    layouts = {
+        "embed.weight": ((8, 4), Layout.of(S(0), S(0), order=(1, 0))),
+        "q.weight": ((4, 8), Layout.of(R, S(1)), (1, 0)),
+        "norm": ((4,), Layout.of(R, R)),
+    }
+    return plan_of(MESH, layouts)
+
+
+def test_the_specs():
+    exported = export_jax(small())
+    assert not exported.refused
+    assert 'MESH = {"machine": 2, "gpu": 2}' in exported.text
+    rows = ['"embed.weight": P(("gpu", "machine")),', '"q.weight": P(None, "gpu"),', '"norm": P(),']
+    assert "PARAMETERS = {\n    " + "\n    ".join(rows) + "\n}\n" in exported.text
+    assert "ALIASES = {}\n" in exported.text
+
+
+def test_segments_are_refused_and_partial_outputs_told():
+    exported = export_jax(example_plan())
+    assert "\n".join(map(str, exported.refused)) == (
+        "error[cannot-say]: jax cannot say that a dim is cut by segments\n"
+        "  layers.0.attention.qkv.weight: dim 0 in segments of [1024, 1024, 1024]\n"
+        "  layers.1.attention.qkv.weight: dim 0 in segments of [1024, 1024, 1024]\n"
+        "hint: shardplan.jax loads and pins such a plan; in a module of specs, keep this dim whole (--pin)\n"
+        "warning[not-said]: loss: left as partial sums by the plan; a PartitionSpec asks for the sum"
+    )
+
+
+def test_a_real_plan_is_python():
+    exported = export_jax(read_plan(PLANS / "gpt2_small.4x4.plan.json"))
+    compile(exported.text, "specs.py", "exec")
+    assert '"transformer.wte.weight": "lm_head.weight"' in exported.text
+    assert '"lm_head.weight": P(None, ("machine", "gpu")),' in exported.text
+
+
+RUN = """
+import sys
+import jax, specs
+assert len(jax.devices()) == 4
+mesh = specs.make_mesh()
+for name, sharding in sorted(specs.shardings(mesh).items()):
+    shape = {"embed.weight": (8, 4), "q.weight": (4, 8), "norm": (4,)}[name]
+    for device, index in sharding.devices_indices_map(shape).items():
+        print(name, device.id, [dim.indices(size)[:2] for dim, size in zip(index, shape)])
+"""
+
+
+def test_jax_agrees_with_our_slices(tmp_path):
+    """The module as written, run on four devices: every device's indices are those of `shardplan.slices`."""
+    pytest.importorskip("jax")
+    (tmp_path / "specs.py").write_text(export_jax(small()).text)
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    given = {**os.environ, **flags, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], capture_output=True, text=True, env=given, timeout=120, check=True
+    )
+    expected = {
+        f"{name} {rank} {[(place.start, place.stop) for place in shard_of(small(), name, rank).pieces[0].source]}"
+        for name in ("embed.weight", "q.weight", "norm")
+        for rank in range(4)
+    }
+    assert set(done.stdout.splitlines()) == expected
+
+
+def test_names_are_quoted():
+    plan = plan_of(MESH, {}, tensors=(weight('a"\\b', (4,), Layout.of(S(0), R)),))
+    module: dict = {}
+    text = export_jax(plan).text
+    exec(text[text.index("PARAMETERS") : text.index("ALIASES")], {"P": lambda *entries: entries}, module)
+    assert module["PARAMETERS"] == {'a"\\b': ("machine",)}
