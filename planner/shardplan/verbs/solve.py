@@ -21,6 +21,7 @@ from shardplan.verbs.inputs import (
     read_all_constraints,
     read_cost_model,
 )
+from shardplan.verbs.logical import AUTO, mesh_options, physical, search_meshes
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ STANDARD_OUTPUT = "-"
 @click.command(short_help="Find the fastest plan that fits, and write it.")
 @model_argument
 @asking_options
+@mesh_options
 @option(
     "-o",
     "--output",
@@ -87,9 +89,13 @@ def solve(session: Session, /, **given: Any) -> int:
         session.say(diagnostic)
     if request.output != STANDARD_OUTPUT:
         session.paint(lambda c: describe_request(c, request.model, request.cluster, request.options, session.defaults))
-    with ProgressLine(sys.stderr, enabled=not session.quiet) as progress:
-        plan = _plan(session, request, progress.update)
-    return _deliver(session, request, plan, require_optimal=given["require_optimal"])
+    also: Mapping[str, Any] = {}
+    if given["mesh"] == AUTO:
+        request, plan, also = _on_best_mesh(session, request)
+    else:
+        with ProgressLine(sys.stderr, enabled=not session.quiet) as progress:
+            plan = _plan(session, request, progress.update)
+    return _deliver(session, request, plan, also, require_optimal=given["require_optimal"])
 
 
 @dataclass(frozen=True)
@@ -108,9 +114,11 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     from shardplan.plan.file import check_output  # noqa: PLC0415
 
     attempt = Attempts()
-    asking = Asking(given, attempt)
+    asking = Asking(physical(given), attempt)
     output = given["output"] or (
-        default_output(given["model"], asking.cluster.mesh) if asking.cluster else STANDARD_OUTPUT
+        default_output(given["model"], asking.cluster.mesh, auto=given["mesh"] == AUTO)
+        if asking.cluster
+        else STANDARD_OUTPUT
     )
     if output != STANDARD_OUTPUT:
         attempt(lambda: check_output(output))
@@ -132,10 +140,27 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     return _Request(asked.model, asked.cluster, options, output, given["robust"])
 
 
-def default_output(model_path: str, mesh: Mesh) -> str:
-    """`plans/<model>.<mesh>.plan.json` below the working directory."""
-    sizes = "x".join(str(size) for size in mesh.shape)
+def default_output(model_path: str, mesh: Mesh, *, auto: bool = False) -> str:
+    """`plans/<model>.<mesh>.plan.json` below the working directory; `auto`: the mesh says which devices only."""
+    sizes = "x".join(str(size) for size in mesh.shape) + (".auto" if auto else "")
     return str(Path("plans", f"{name_of_model(model_path)}.{sizes}.plan.json"))
+
+
+def _on_best_mesh(session: Session, request: _Request) -> tuple[_Request, Plan, Mapping[str, Any]]:
+    """The request on the best logical mesh, the plan, and what a document says of all meshes."""
+    from shardplan.render.meshes import meshes_record, show_meshes  # noqa: PLC0415
+    from shardplan.stages.meshes import best_of  # noqa: PLC0415
+    from shardplan.study.request import cluster_of  # noqa: PLC0415
+
+    trials = search_meshes(session, request.model, request.cluster, request.options)
+    best = best_of(trials)
+    assert best is not None
+    assert best.plan is not None
+    session.say_all(best.diagnostics)
+    if request.output != STANDARD_OUTPUT:
+        session.paint(lambda console: show_meshes(console, trials))
+    found = replace(request, cluster=cluster_of(best.plan, request.output))
+    return found, best.plan, {"meshes": meshes_record(trials)}
 
 
 def _plan(session: Session, request: _Request, on_progress: Any) -> Plan:
@@ -161,8 +186,10 @@ def _with_remedies(session: Session, problem: InfeasibleError, request: _Request
     return InfeasibleError(replace(first, hint=remedies_text(remedies)), *rest) if remedies else problem
 
 
-def _deliver(session: Session, request: _Request, plan: Plan, *, require_optimal: bool) -> int:
-    """Write the plan, say how it stands, and choose the exit code."""
+def _deliver(
+    session: Session, request: _Request, plan: Plan, also: Mapping[str, Any], *, require_optimal: bool
+) -> int:
+    """Write the plan, say how it stands (in a document `also` this), and choose the exit code."""
     from shardplan.plan.encode import dumps, summary_record  # noqa: PLC0415
     from shardplan.plan.file import write_text  # noqa: PLC0415
     from shardplan.render.solved import describe_outcome  # noqa: PLC0415
@@ -179,7 +206,7 @@ def _deliver(session: Session, request: _Request, plan: Plan, *, require_optimal
     code = _judge(session, plan, require_optimal=require_optimal)
     study = _study(session, request, plan) if request.draws else {}
     if session.as_json:
-        session.write_document({"plan": request.output, "summary": summary_record(plan.summary), **study})
+        session.write_document({"plan": request.output, "summary": summary_record(plan.summary), **also, **study})
     return code
 
 

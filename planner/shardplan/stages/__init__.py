@@ -1,0 +1,1 @@
+"""Beyond one mesh: other logical meshes over the same devices, pipeline stages, and sweeps over requests."""

@@ -1,0 +1,176 @@
+"""`--mesh auto`: every way to lay mesh axes over the devices of a cluster, and the best plan on each.
+
+A physical axis of 8 devices is one axis of 8, or 2 x 4, 4 x 2 or 2 x 2 x 2; an axis keeps the link of its physical
+axis, and a group that is a part of it gets its share of that link (`shardplan.cost.links`). A mesh of more axes has
+more plans, and all those of the coarser one among them; what can be said of it without solving is only how much faster
+than its own arithmetic it cannot be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+
+from shardplan.cluster.build import Profile
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.types import Cluster
+from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, error
+from shardplan.graph.options import PlanOptions
+from shardplan.layout.mesh import Axis, Mesh
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.planning import Planner, plan_model
+
+MOST_AXES = 3
+"""Choices multiply with every axis: of more, a mesh is bounded but not solved."""
+_NO_ROOM = "does not fit in memory"
+_NANOSECONDS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class MeshTrial:
+    """What came of one logical mesh: `text`, as `--mesh` takes it; `plan`, the best on it, or `None` and the `reason`.
+
+    `bound_ns`: no step on this mesh is shorter. `diagnostics`: what was said about it.
+    """
+
+    text: str
+    mesh: Mesh
+    plan: Plan | None
+    bound_ns: int
+    reason: str = ""
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+    @property
+    def step_ns(self) -> int | None:
+        return self.plan.summary.step_ns if self.plan else None
+
+
+def ordered_factorisations(size: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write `size` as an ordered product of numbers above 1: 8 -> (8,), (2, 4), (2, 2, 2), (4, 2)."""
+    yield (size,)
+    for first in range(2, size // 2 + 1):
+        if size % first == 0:
+            yield from ((first, *rest) for rest in ordered_factorisations(size // first))
+
+
+def logical_meshes(profile: Profile, devices: str | None = None) -> tuple[str, ...]:
+    """The meshes over `devices` (sizes of the physical axes as `--mesh` takes them; the profile's own by default), few
+    axes first.
+
+    Raises `ShardplanError` as `make_cluster`, and (`bad-devices`) when a physical axis is named in parts.
+    """
+    physical = make_cluster(profile, devices)
+    levels = physical.axis_levels
+    if len(set(levels)) != len(levels):
+        summary = f"--devices '{devices}' cuts one kind of link in several axes"
+        raise ShardplanError(error("bad-devices", summary, hint="give one size per kind of link, such as 4x8"))
+    ways = [
+        [_named(axis, sizes) for sizes in ordered_factorisations(axis.size)] if axis.size > 1 else [(axis.name + "=1",)]
+        for axis in physical.mesh.axes
+    ]
+    meshes = [tuple(itertools.chain(*parts)) for parts in itertools.product(*ways)]
+    return tuple(",".join(mesh) for mesh in sorted(meshes, key=len))
+
+
+def _named(axis: Axis, sizes: tuple[int, ...]) -> tuple[str, ...]:
+    if len(sizes) == 1:
+        return (f"{axis.name}={sizes[0]}",)
+    return tuple(f"{axis.name}{number}={size}" for number, size in enumerate(sizes))
+
+
+def try_meshes(
+    model: Model,
+    profile: Profile,
+    options: PlanOptions,
+    meshes: Sequence[str],
+    *,
+    processes: int = 1,
+    on_done: Callable[[MeshTrial], None] | None = None,
+) -> tuple[MeshTrial, ...]:
+    """The best plan on every mesh of at most `MOST_AXES` axes, and a bound for the others; in the order of `meshes`.
+
+    Whatever does not depend on the mesh is worked out once; `processes` work side by side.
+    Raises `ShardplanError` when the model can be planned on none of them for another reason than memory.
+    """
+    clusters = {text: make_cluster(profile, text) for text in meshes}
+    shallow = [text for text in meshes if len(clusters[text].mesh) <= MOST_AXES]
+    found: dict[str, MeshTrial] = {}
+
+    def done(trial: MeshTrial) -> None:
+        found[trial.text] = trial
+        if on_done is not None:
+            on_done(trial)
+
+    work_ns = _work_ns(model, clusters[meshes[0]], options)
+    for trial in _solved(model, clusters, options, shallow, processes):
+        done(trial)
+    for text in meshes:
+        if text not in found:
+            mesh = clusters[text].mesh
+            done(MeshTrial(text, mesh, None, work_ns // mesh.size, f"not solved: more than {MOST_AXES} axes"))
+    refused = [trial for trial in found.values() if trial.plan is None and trial.diagnostics]
+    if len(refused) == len(shallow) and all(trial.reason != _NO_ROOM for trial in refused):
+        raise ShardplanError(*refused[0].diagnostics)
+    return tuple(found[text] for text in meshes)
+
+
+def best_of(trials: Sequence[MeshTrial]) -> MeshTrial | None:
+    """The trial with the shortest step; of equals the first."""
+    solved = [trial for trial in trials if trial.step_ns is not None]
+    return min(solved, key=lambda trial: trial.step_ns or 0) if solved else None
+
+
+def _solved(
+    model: Model, clusters: dict[str, Cluster], options: PlanOptions, meshes: Sequence[str], processes: int
+) -> Iterator[MeshTrial]:
+    """Trials as they are done; those that take longest begin first."""
+    order = sorted(meshes, key=lambda text: -len(clusters[text].mesh))
+    if processes < 2 or len(meshes) < 2:
+        yield from (_try(model, text, clusters[text], options) for text in reversed(order))
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_receive, initargs=(model,)) as pool:
+        pending: list[Future[MeshTrial]] = [pool.submit(_try_here, text, clusters[text], options) for text in order]
+        yield from (future.result() for future in as_completed(pending))
+
+
+_MODEL: list[Model] = []
+"""In a worker process: the model it was given when it began."""
+
+
+def _receive(model: Model) -> None:
+    _MODEL[:] = [model]
+
+
+def _try_here(text: str, cluster: Cluster, options: PlanOptions) -> MeshTrial:
+    return _try(_MODEL[0], text, cluster, options)
+
+
+def _try(model: Model, text: str, cluster: Cluster, options: PlanOptions) -> MeshTrial:
+    heard: list[Diagnostic] = []
+    try:
+        plan = plan_model(model, cluster, options, on_warning=heard.append)
+    except InfeasibleError as problem:
+        return MeshTrial(text, cluster.mesh, None, 0, _NO_ROOM, problem.diagnostics)
+    except LimitError as problem:
+        return MeshTrial(text, cluster.mesh, None, 0, "out of time", problem.diagnostics)
+    except ShardplanError as problem:
+        return MeshTrial(text, cluster.mesh, None, 0, problem.diagnostics[0].summary, problem.diagnostics)
+    return MeshTrial(text, cluster.mesh, plan, plan.summary.step_bound_ns, "", tuple(heard))
+
+
+def _work_ns(model: Model, cluster: Cluster, options: PlanOptions) -> int:
+    """Nanoseconds that a step computes on one device: cut in n pieces it takes an n-th of it or more, for efficiency
+    does not grow when products shrink, and every kernel still starts."""
+    alone = Mesh((Axis(cluster.mesh.axes[-1].name, 1),))
+    single = replace(cluster, mesh=alone, axis_levels=cluster.axis_levels[-1:])
+    built, _ = Planner(model, single, replace(options, constraints=())).built_at(1.0)
+    seconds = math.fsum(float(space.compute_s.min()) for space in built.operators)
+    for name in sorted(built.trainable):
+        seconds += float(built.pricer.optimizer_seconds(built.kept[name], model.tensor(name).dtype).min())
+    return int(seconds * _NANOSECONDS)
