@@ -169,7 +169,7 @@ def test_every_line_of_the_table_leads_to_a_function(target):
     assert target.needs_model or target.writes == "text"
 
 
-def test_the_formats_are_in_the_help_in_order(shardplan):
-    assert [target.name for target in TARGETS] == sorted(target.name for target in TARGETS)
+def test_the_formats_are_in_the_help(shardplan):
+    assert len({target.name for target in TARGETS}) == len(TARGETS)
     out = shardplan("export", "--help").out
     assert all(target.summary in out for target in TARGETS)
