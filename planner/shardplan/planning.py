@@ -199,27 +199,33 @@ class Planner:
             return InfeasibleError(irreconcilable(self.model, self.cluster, conflict))
         shortfall, training = solved.solution.shortfall_bytes, self.options.training
         need = self._least_need(solved) if self._reasons else None
+        hard = _hard(solved.asked)
+        unasked = self._solve_without(solved, hard).shortfall_bytes if hard and self._reasons else None
         return InfeasibleError(
-            infeasible(self.model, self.cluster, self.limit_bytes, shortfall, training=training, need=need)
+            infeasible(
+                self.model, self.cluster, self.limit_bytes, shortfall, training=training, need=need, unasked=unasked
+            )
         )
+
+    def _solve_without(self, solved: Solved, without: Sequence[Constraint]) -> Solution:
+        """As `solved`, but for some of the constraints."""
+        problem = to_problem(solved.built, solved.memory, self.limit_bytes)
+        problem = restrict(problem, solved.built, allowed(solved.asked, without=without))
+        if not self._complete:
+            problem = as_known(problem, solved.built, self.options.cost_model)
+        return self._solve(problem)
 
     def _conflict(self, solved: Solved) -> list[Constraint]:
         """Constraints that leave no plan together while any of them may go; empty when it is not they that do.
 
         One after the other is left out, and put back where a plan appears.
         """
-        hard = list(dict.fromkeys(bearing.constraint for bearing in solved.asked if bearing.constraint.cost_us is None))
-        free = to_problem(solved.built, solved.memory, self.limit_bytes)
-
-        def possible(without: Sequence[Constraint]) -> bool:
-            masks = allowed(solved.asked, without=without)
-            return self._solve(restrict(free, solved.built, masks)).choices is not None
-
-        if not hard or not possible(hard):
+        hard = _hard(solved.asked)
+        if not hard or self._solve_without(solved, hard).choices is None:
             return []
         dropped: list[Constraint] = []
         for constraint in hard:
-            if not possible([*dropped, constraint]):
+            if self._solve_without(solved, [*dropped, constraint]).choices is None:
                 dropped.append(constraint)
         return [constraint for constraint in hard if constraint not in dropped]
 
@@ -230,3 +236,8 @@ class Planner:
         if nearest.choices is None:
             return None
         return need_of(solved.memory, dict(zip(node_order(solved.built), nearest.choices, strict=True)))
+
+
+def _hard(asked: Sequence[Bearing]) -> list[Constraint]:
+    """The constraints that may not be broken at any cost, each once."""
+    return list(dict.fromkeys(bearing.constraint for bearing in asked if bearing.constraint.cost_us is None))

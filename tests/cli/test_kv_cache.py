@@ -18,6 +18,16 @@ def test_room_is_kept_for_the_cache(shardplan, folder):
     assert more == 2 * 2 * 8 * 64 * 65536 * 2 // 2
 
 
+def test_what_does_not_fit_is_called_the_cache(shardplan, folder):
+    """64 MiB of keys and values, half of them on each device; less of them would fit."""
+    asked = ("--mode", "inference", "--kv-cache", "tokens=16384", "--memory-limit", "20 MiB")
+    run = shardplan("solve", MODEL, "--mesh", "1x2", *asked)
+    assert run.code == 3
+    assert " + KV cache 32 = " in run.err
+    assert "largest: KV cache of " in run.err
+    assert " ×2 (32 MiB), " in run.err
+
+
 def test_a_cache_that_cannot_be_read(shardplan, folder):
     for text in ("65536", "tokens=many", "tokens=0", "words=3"):
         run = shardplan("solve", MODEL, "--mesh", "1x2", "--kv-cache", text)

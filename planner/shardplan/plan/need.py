@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.memory import Holding
 from shardplan.graph.memory import Memory as MemoryRows
 from shardplan.layout.text import to_text
 from shardplan.plan.assemble import held_bytes, peak_moment
@@ -14,6 +15,7 @@ from shardplan.plan.types import Memory
 from shardplan.units import size, sizes_in_one_unit
 
 _CALLED = {"kept": "", "served": "gathered copy of ", "updated": "optimizer state of ", "operator": "workspace of "}
+_CACHE = "KV cache of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +30,17 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """`memory`: by category at the fullest moment; `largest`: the holders of most of it, largest first."""
+    """`memory`: by category at the fullest moment; `largest`: the holders of most of it, largest first. `cache_bytes`:
+    of the activations, what is kept for the KV cache of serving."""
 
     memory: Memory
     largest: tuple[Holder, ...]
+    cache_bytes: int = 0
 
     def lines(self) -> tuple[str, str]:
         """Two lines for people: categories with their sum, and the largest holders."""
         parts = {name: getattr(self.memory, name) for name in Memory.__slots__}
+        parts |= {"activations": self.memory.activations - self.cache_bytes, "KV cache": self.cache_bytes}
         used = [(name, number) for name, number in parts.items() if number]
         total = self.memory.total
         (shown, *amounts), unit = sizes_in_one_unit([total, *(number for _, number in used)], total)
@@ -48,37 +53,42 @@ def need_of(rows: MemoryRows, choice: Mapping[Node, int], most: int = 4) -> Need
     """What one assignment needs at its fullest moment, and the `most` largest holders then."""
     held = held_bytes(rows.holdings, rows.moments, choice)
     moment = peak_moment(held)
-    amounts: dict[Node, int] = {}
-    for holding in rows.holdings:
-        if holding.start <= moment < holding.end:
-            amounts[holding.node] = amounts.get(holding.node, 0) + int(holding.amount[choice[holding.node]])
     names = _names(rows.built)
-    groups: dict[tuple[str, str, str], list[Node]] = {}
-    for node in amounts:
-        layout = _layout(rows.built, node, choice)
-        groups.setdefault((node[0], pattern(names.get(node, node[1])), layout), []).append(node)
+    groups: dict[tuple[str, str, str], dict[Node, int]] = {}
+    for holding in rows.holdings:
+        node = holding.node
+        if holding.start <= moment < holding.end:
+            layout = _layout(rows.built, node, choice)
+            key = (_called(holding), pattern(names.get(node, node[1])), layout)
+            group = groups.setdefault(key, {})
+            group[node] = group.get(node, 0) + int(holding.amount[choice[node]])
     everything = [names.get(node, node[1]) for node in choice]
-    largest = sorted(groups.items(), key=lambda group: (-sum(amounts[node] for node in group[1]), group[0]))[:most]
+    largest = sorted(groups.items(), key=lambda group: (-sum(group[1].values()), group[0]))[:most]
     holders = [
         Holder(
-            _CALLED[kind] + folded([names.get(node, node[1]) for node in nodes], everything),
-            len(nodes),
-            sum(amounts[node] for node in nodes),
+            called + folded([names.get(node, node[1]) for node in group], everything),
+            len(group),
+            sum(group.values()),
             layout,
         )
-        for (kind, _, layout), nodes in largest
+        for (called, _, layout), group in largest
     ]
-    return Need(Memory(*(int(value) for value in held[:, moment])), tuple(holders))
+    cache = sum(sum(group.values()) for (called, _, _), group in groups.items() if called == _CACHE)
+    return Need(Memory(*(int(value) for value in held[:, moment])), tuple(holders), cache)
+
+
+def _called(holding: Holding) -> str:
+    """What an operator holds throughout is the cache that serving keeps for it; the rest comes and goes with it."""
+    return _CACHE if holding.node[0] == "operator" and holding.category == "activations" else _CALLED[holding.node[0]]
 
 
 def _names(built: CostGraph) -> dict[Node, str]:
-    """Weights go by their names in the checkpoint, results by the module that makes them, where it is known."""
+    """Weights go by their names in the checkpoint, results and what operators hold by the module, where it is known."""
     operators = built.model.operators
     made = {name: operators[index].module for name, (index, _) in built.flow.makers.items()}
     names: dict[Node, str] = {("kept", name): f"output of {module}" for name, module in made.items() if module}
-    return names | {
-        (kind, parameter.tensor): parameter.name for parameter in built.model.parameters for kind in ("kept", "updated")
-    }
+    names |= {("operator", operator.name): operator.module for operator in operators if operator.module}
+    return names | {("kept", parameter.tensor): parameter.name for parameter in built.model.parameters}
 
 
 def _layout(built: CostGraph, node: Node, choice: Mapping[Node, int]) -> str:

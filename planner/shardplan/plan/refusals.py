@@ -59,16 +59,18 @@ def infeasible(
     *,
     training: bool,
     need: Need | None = None,
+    unasked: int | None = None,
 ) -> Diagnostic:
     """Proven: every plan needs `shortfall_bytes` more on some device than the `limit_bytes` it may use; `need`: what
-    the plan holds that comes nearest."""
+    the plan holds that comes nearest; `unasked`: how much would still be short if there were no constraints."""
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
     needs = f"at least {size(limit_bytes + shortfall_bytes)} per device, of which {size(limit_bytes)} may be used"
+    without = [] if unasked is None else [f"without the constraints it would still be {size(unasked)} short"]
     lighter = "more --microbatches, --remat selective or full, a lighter --optimizer, " if training else ""
     return error(
         "infeasible",
         f"no plan fits in memory: every device is at least {size(shortfall_bytes)} short",
-        detail="\n".join([f"{what} needs {needs}", *(need.lines() if need else ())]),
+        detail="\n".join([f"{what} needs {needs}", *(need.lines() if need else ()), *without]),
         hint=f"{lighter}a larger --mesh or a smaller batch need less",
     )
 

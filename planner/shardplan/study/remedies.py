@@ -33,12 +33,12 @@ class Remedy:
 def find_remedies(model: Model, cluster: Cluster, options: PlanOptions) -> tuple[Remedy, ...]:
     """The least change of each kind under which a plan fits, for a request that has none.
 
-    More microbatches, rematerialisation, optimizer state sharded apart from its weight, a lighter optimizer, and more
-    devices of the same profile; each alone.
+    More microbatches, rematerialisation, optimizer state sharded apart from its weight, a lighter optimizer, a smaller
+    cache of keys and values, and more devices of the same profile; each alone.
     """
     kinds = [
         [(change, cluster, asked) for change, asked in kind]
-        for kind in (_microbatches(options), _remat(options), _sharded(options), _optimizer(options))
+        for kind in (_microbatches(options), _remat(options), _sharded(options), _optimizer(options), _cache(options))
     ]
     kinds.append([(f"--mesh {text}", grown, options) for text, grown in _larger(cluster)])
     found = (_first(model, candidates) for candidates in kinds)
@@ -99,6 +99,12 @@ def _sharded(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
 def _optimizer(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
     if options.training and options.optimizer.startswith("adam"):
         yield "--optimizer sgd", replace(options, optimizer="sgd")
+
+
+def _cache(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
+    for part in _MICROBATCHES if options.kv_cache_tokens else ():
+        tokens = options.kv_cache_tokens // part
+        yield f"--kv-cache tokens={tokens}", replace(options, kv_cache_tokens=tokens)
 
 
 def _larger(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
