@@ -12,6 +12,6 @@ from shardplan.jax.device_mesh import mesh
 from shardplan.jax.flax import flax_names
 from shardplan.jax.layouts import sharding, shardings
 from shardplan.jax.loads import load
-from shardplan.jax.pins import constrain
+from shardplan.jax.pins import constrain, constrain_tree
 
-__all__ = ["Check", "check", "constrain", "flax_names", "load", "mesh", "sharding", "shardings"]
+__all__ = ["Check", "check", "constrain", "constrain_tree", "flax_names", "load", "mesh", "sharding", "shardings"]

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.jax.device_mesh import check_mesh
-from shardplan.jax.layouts import form_layout, is_partial
+from shardplan.jax.layouts import form_layout, is_partial, path_name
 from shardplan.jax.specs import division, partition_spec
+from shardplan.jax.trees import Names, named_as, spelled, targets_of
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R
 from shardplan.layout.text import to_text
-from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
+from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout, graph_shape
 from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
 from shardplan.runtime.lookup import tensors_by_name
+from shardplan.runtime.names import parameters_by_name
 
 _SHOWN = 8
 
@@ -43,15 +46,49 @@ def constrain(plan: Plan, mesh: Mesh, name: str, x: jax.Array, *, reader: str = 
     `wrong-rank`, `segmented-dim`, `indivisible-dim`.
     """
     check_mesh(plan, mesh)
+    return _pinned(plan, mesh, name, x, reader=reader)
+
+
+def constrain_tree(plan: Plan, mesh: Mesh, tree: Any, *, names: Names | None = None) -> Any:
+    """`tree`, a pytree of parameters, with every leaf pinned as `constrain` does: as it is kept, and as it is read.
+
+    Where the plan stores a weight in pieces and gathers it for use (ZeRO-3), this is the gather; call it where the
+    weights are used: in the body of a scan with the weights of one layer, so that one layer at a time is whole.
+    `names`: as in `shardings`; a name with `*` may be that of a leaf that stacks layers, or of one layer's. Leaves that
+    are none of the plan's stay as they are. Raises `ShardplanError` as `constrain`.
+    """
+    check_mesh(plan, mesh)
+    known = parameters_by_name(plan)
+
+    def pinned(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+        targets, _ = targets_of(path_name(path), names, known)
+        first, perm = spelled(targets[0])
+        if first is None or first not in known:
+            return x
+        name, _ = spelled(named_as(path_name(path), names))
+        assert name is not None
+        return _pinned(plan, mesh, name, x, perm=perm)
+
+    return jax.tree_util.tree_map_with_path(pinned, tree)
+
+
+def _pinned(
+    plan: Plan, mesh: Mesh, name: str, x: jax.Array, *, reader: str = "", perm: tuple[int, ...] = ()
+) -> jax.Array:
+    """`x`, whose dim i is the plan's dim perm[i], pinned to the layouts of `name` one after the other."""
     layouts, shape = _layouts(plan, name, reader)
-    divided = division(x.shape, shape)
+    shape = graph_shape(shape, perm)
+    divided, stacked = division(x.shape, shape), False
+    if divided is None and "*" in name and x.ndim:
+        divided, stacked = division(x.shape[1:], shape), True
     if divided is None:
         if x.ndim != len(shape):
             summary = f"the array pinned as '{name}' has shape {list(x.shape)}, the plan has {list(shape)}"
             raise ShardplanError(error("wrong-rank", summary))
-        divided = tuple((size,) for size in x.shape)
+        divided, stacked = tuple((size,) for size in x.shape), False
     for layout in layouts:
-        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition_spec(layout, plan.mesh, divided, name)))
+        spec = partition_spec(graph_layout(layout, perm), plan.mesh, divided, name)
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(None, *spec) if stacked else spec))
     return x
 
 

@@ -56,7 +56,7 @@ def match_leaves(
     layers as the plan, `layers-differ` where a leaf stacks parameters that the plan lays out differently.
     """
     known = parameters_by_name(plan)
-    wanted = {path: _targets(path, names, known) for path in shapes}
+    wanted = {path: targets_of(path, names, known) for path in shapes}
     given: dict[str, tuple[int, ...]] = {}
     renamed: dict[str, Target] = {}
     divided: dict[str, Division] = {}
@@ -83,19 +83,28 @@ def match_leaves(
     return leaves
 
 
-def _targets(path: str, names: Names | None, known: Mapping[str, TensorDecision]) -> tuple[list[Target], bool]:
+def named_as(path: str, names: Names | None) -> Target:
+    """What `names` calls a leaf."""
+    if names is None:
+        return path
+    return names.get(path, path) if isinstance(names, Mapping) else names(path)
+
+
+def spelled(target: Target) -> tuple[str | None, tuple[int, ...]]:
+    """Name and perm of a target."""
+    return (target, ()) if isinstance(target, str) or target is None else (target[0], tuple(target[1]))
+
+
+def targets_of(path: str, names: Names | None, known: Mapping[str, TensorDecision]) -> tuple[list[Target], bool]:
     """The parameters that a leaf is, in the order of layers, and whether it stacks them."""
-    found: Target = path
-    if names is not None:
-        found = names.get(path, path) if isinstance(names, Mapping) else names(path)
-    name = found if isinstance(found, str) or found is None else found[0]
+    found = named_as(path, names)
+    name, perm = spelled(found)
     if name is None or "*" not in name:
         return [found], False
     pattern = re.compile(r"(\d+)".join(re.escape(part) for part in name.split("*")))
     numbered = sorted(
         (tuple(int(number) for number in match.groups()), full) for full in known if (match := pattern.fullmatch(full))
     )
-    perm = () if isinstance(found, str) or found is None else tuple(found[1])
     stacked: list[Target] = [(full, perm) if perm else full for _, full in numbered]
     return (stacked, True) if stacked else ([found], False)
 
@@ -104,7 +113,7 @@ def _as_planned(
     shape: tuple[int, ...], target: Target, known: Mapping[str, TensorDecision]
 ) -> tuple[tuple[int, ...], Division]:
     """The shape with divided dims put together, and how they were divided; as it is where that is not so."""
-    name, perm = (target, ()) if isinstance(target, str) or target is None else (target[0], tuple(target[1]))
+    name, perm = spelled(target)
     plain = shape, tuple((size,) for size in shape)
     if name is None or name not in known:
         return plain
@@ -119,7 +128,7 @@ def _as_planned(
 
 def _wrong_stack(path: str, shape: tuple[int, ...], targets: Sequence[Target]) -> Diagnostic:
     summary = f"'{path}' has shape {list(shape)}, but the plan has {len(targets)} of what it stacks"
-    listed = ", ".join(str(target if isinstance(target, str) else (target or ("",))[0]) for target in targets[:3])
+    listed = ", ".join(str(spelled(target)[0]) for target in targets[:3])
     return error("wrong-stack", summary, detail=f"{listed} ...", hint="layers are stacked on the first dim")
 
 
