@@ -1,0 +1,8 @@
+"""Plans in torch: the mesh, the model, its weights, its batches, and what it sends."""
+
+from __future__ import annotations
+
+from shardplan.torch.grid import mesh
+from shardplan.torch.parallelize import parallelize
+
+__all__ = ["mesh", "parallelize"]

@@ -1,0 +1,69 @@
+"""Which rule an operation has: by the name that torch gives it as a function, a method or an operator of ATen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch._ops import OpOverload
+
+from shardplan.torch import rules_elementwise as elementwise
+from shardplan.torch import rules_products as products
+from shardplan.torch import rules_views as views
+from shardplan.torch.engine import Engine, Rule
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.elementwise),
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax"), elementwise.normalised),
+    **dict.fromkeys(("layer_norm", "rms_norm"), elementwise.layer_norm),
+    **dict.fromkeys(("dropout", "feature_dropout"), elementwise.dropout),
+    **dict.fromkeys(
+        ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "any", "all", "logsumexp"),
+        elementwise.reduction,
+    ),
+    **dict.fromkeys(("cumsum", "cumprod", "topk", "sort", "argsort", "flip"), elementwise.along),
+    "one_hot": elementwise.one_hot,
+    **dict.fromkeys(views.RESHAPES, views.reshape),
+    **dict.fromkeys(views.PERMUTATIONS, views.permute),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to", "repeat"), views.expand),
+    "repeat_interleave": views.repeat_interleave,
+    **dict.fromkeys(("split", "chunk", "split_with_sizes", "tensor_split", "unbind"), views.split),
+    **dict.fromkeys(("narrow", "select", "slice"), views.narrow),
+    "getitem": views.getitem,
+    **dict.fromkeys(("cat", "concat", "concatenate"), views.cat),
+    "linear": products.linear,
+    "addmm": products.addmm,
+    **dict.fromkeys(("matmul", "mm", "bmm", "rmatmul"), products.matmul),
+    "einsum": products.einsum,
+    "embedding": products.embedding,
+    "scaled_dot_product_attention": products.attention,
+}  # fmt: skip
+
+
+def name_of(func: Any) -> str:
+    """`add` for `torch.add`, `Tensor.__add__`, `Tensor.add_`, `aten.add.Tensor` and `operator.add`."""
+    if isinstance(func, OpOverload):
+        name = func._schema.name.split("::")[-1]  # noqa: SLF001 - there is no public name
+    else:
+        name = getattr(func, "__name__", str(func))
+    name = name.removeprefix("__").removesuffix("__") if name.startswith("__") else name
+    return name if name == "_" else name.rstrip("_") or name
+
+
+def in_place(func: Any) -> bool:
+    """Whether an operation changes its first operand."""
+    if isinstance(func, OpOverload):
+        return func._schema.is_mutable  # noqa: SLF001 - as above
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name in _IN_PLACE
+    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+
+
+_IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__"))
+
+
+def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run one operation; `args` hold values where tensors would be."""
+    name = name_of(func)
+    return RULES.get(name, elementwise.whole)(engine, name, func, args, kwargs)

@@ -1,0 +1,159 @@
+"""Planned tensors: what a model's own code sees while it runs under a plan.
+
+A planned tensor looks like the whole tensor (shape, dtype, device) and holds the part of this process. Every function of
+torch that meets one is run by the engine, so code written for one device runs as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from shardplan.torch.dispatch import apply, in_place
+from shardplan.torch.engine import Engine
+from shardplan.torch.grid import Grid
+from shardplan.torch.moves import Regathered, Route, move
+from shardplan.torch.steps import run_steps
+from shardplan.torch.values import Value
+
+_ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
+
+
+class Planned(Tensor):
+    """The whole tensor to look at, a part of it to hold. Made by the adapter; programs only meet them inside a model."""
+
+    value: Value
+    engine: Engine
+
+    @staticmethod
+    def of(value: Value, engine: Engine) -> Planned:
+        """A planned tensor around a value."""
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined] # noqa: SLF001 - torch documents no other way
+            Planned, value.shape, dtype=value.dtype, device=value.local.device
+        )
+        made.value, made.engine = value, engine
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            return _attribute(func, args)
+        if name in _PLAIN:
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
+                return func(*args, **kwargs)
+        engine = next(_planned((args, kwargs))).engine
+        if name == "backward":
+            raise RuntimeError("call backward on what the model returns, not on a value inside it")
+        values = [_value(argument) for argument in args]
+        made = apply(engine, func, values, {key: _value(argument) for key, argument in kwargs.items()})
+        if in_place(func) and isinstance(args[0], Planned):
+            args[0].value = made
+            return args[0]
+        return _wrap(made, engine)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every function is taken at `__torch_function__`; what comes here has gone past it."""
+        raise RuntimeError(f"{func} met a planned tensor below torch's functions; it has no layout there")
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"Planned(shape={self.value.shape}, layout={self.value.layout.placements})"
+
+
+_PLAIN = frozenset(
+    ("size", "dim", "__len__", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "get_device",
+     "__repr__", "__hash__", "is_contiguous", "stride", "element_size", "data_ptr", "__format__", "is_nonzero_shape")
+)  # fmt: skip
+_VIEWS = {"T": torch.t, "mT": lambda tensor: tensor.transpose(-2, -1)}
+
+
+def _attribute(func: Any, args: Any) -> Any:
+    name = getattr(getattr(func, "__self__", None), "__name__", "")
+    planned: Planned = args[0]
+    if name in _ASKED_OF_LOCAL:
+        return getattr(planned.value.local, name)
+    if name in _VIEWS:
+        return _VIEWS[name](planned)
+    if name == "data":
+        return planned
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as above
+        return func(*args)
+
+
+def _planned(argument: Any) -> Iterable[Planned]:
+    if isinstance(argument, Planned):
+        yield argument
+    elif isinstance(argument, (tuple, list)):
+        for item in argument:
+            yield from _planned(item)
+    elif isinstance(argument, dict):
+        yield from _planned(list(argument.values()))
+
+
+def _value(argument: Any) -> Any:
+    if isinstance(argument, Planned):
+        return argument.value
+    if isinstance(argument, (tuple, list)) and not isinstance(argument, torch.Size):
+        return type(argument)(_value(item) for item in argument)
+    return argument
+
+
+def _wrap(made: Any, engine: Engine) -> Any:
+    if isinstance(made, Value):
+        return Planned.of(made, engine)
+    if isinstance(made, tuple) and hasattr(made, "_fields"):
+        return type(made)(*(_wrap(item, engine) for item in made))
+    if isinstance(made, (tuple, list)):
+        return type(made)(_wrap(item, engine) for item in made)
+    return made
+
+
+class Now:
+    """Operations happen at once, on the tensors of this process."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self._again: dict[int, tuple[StorageWeakRef, Regathered]] = {}
+
+    def move(self, local: Tensor, route: Route, label: str) -> Tensor:
+        """The local tensor after a move; one that the plan brings again is not kept for backward."""
+        del label
+        made = move(local, route, self.grid)
+        if route.again and torch.is_grad_enabled() and made.requires_grad:
+            steps, grid = route.again, self.grid
+            bring = Regathered(local.detach(), lambda source: run_steps(source, route.source, steps, route.shape, grid))
+            storage = StorageWeakRef(made.untyped_storage())
+            self._again[storage.cdata] = storage, bring
+        return made
+
+    def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:
+        """Its dtype, and whether a gradient comes back to it."""
+        return local.dtype, local.requires_grad
+
+    def end(self) -> None:
+        """The forward pass has ended: nothing more is saved."""
+        self._again.clear()
+
+    def pack(self, saved: Tensor) -> Any:
+        """What autograd keeps in place of a tensor."""
+        if not self._again or type(saved) is not Tensor:
+            return saved
+        storage, again = self._again.get(saved.untyped_storage()._cdata, (None, None))  # noqa: SLF001 - its identity
+        if storage is None or again is None or storage.expired():
+            return saved
+        again.uses += 1
+        return again, saved.size(), saved.stride(), saved.storage_offset()
+
+    @staticmethod
+    def unpack(packed: Any) -> Tensor:
+        """The tensor that autograd asks for."""
+        if isinstance(packed, Tensor):
+            return packed
+        again, size, stride, offset = packed
+        return again.value().as_strided(size, stride, offset)  # type: ignore[no-any-return]

@@ -1,0 +1,191 @@
+"""The graph of a plan by signatures: in which layout every value is kept and served, and every reader reads it.
+
+Plans name values as the ONNX file does. A program has other names, other views and fused operations; the signature
+(see `shardplan.torch.signature`) is what both share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardplan.layout.layout import Layout
+from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
+from shardplan.torch.signature import CONSTANT, Signatures
+
+VIEWS = frozenset(
+    ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Identity", "Cast", "CastLike", "Dropout")
+)
+_SAME_DIMS = frozenset(("Identity", "Cast", "CastLike", "Dropout"))
+_SUMS = frozenset(("Add", "Sub", "Sum", "Mean", "Neg", "Where", "Concat", "ReduceSum", "ReduceMean", "Trilu", "Pad"))
+_SCALES = frozenset(("Mul", "Div"))
+_PIECES = frozenset(("Split", "Slice"))
+_PRODUCTS = frozenset(("MatMul", "Einsum", "Conv", "ConvTranspose"))
+
+
+class Key(NamedTuple):
+    """A value as plan and program both know it: what it is, its whole shape, and how its dims have been permuted since
+    they were made."""
+
+    signature: int
+    shape: tuple[int, ...]
+    perm: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Values of the plan with one key: `first` is made and stored, `last` is served and read."""
+
+    first: TensorDecision
+    last: TensorDecision
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """How a reader of a value reads it."""
+
+    tensor: str
+    reader: str
+    layout: Layout
+
+
+@dataclass
+class PlanGraph:
+    """`groups`: the plan's values; `reads`: by key of the value and of what is made of it; `readers`: how many there are of
+    each value."""
+
+    signatures: Signatures
+    groups: dict[Key, Group] = field(default_factory=dict)
+    reads: dict[tuple[Key, Key], Read] = field(default_factory=dict)
+    readers: Counter[Key] = field(default_factory=Counter)
+    keys: dict[str, Key] = field(default_factory=dict)
+
+
+def permuted(perm: tuple[int, ...], by: Sequence[int]) -> tuple[int, ...]:
+    """The permutation `perm` (identity when empty) followed by `by`; empty when that is the identity."""
+    found = tuple(perm[dim] if perm else dim for dim in by)
+    return () if found == tuple(range(len(found))) else found
+
+
+def plan_graph(plan: Plan) -> PlanGraph:
+    """The graph of `plan`."""
+    graph = PlanGraph(Signatures())
+    tensors = {tensor.name: tensor for tensor in plan.tensors}
+    for tensor in plan.tensors:
+        leaf = {"parameter": ("weight", tensor.checkpoint), "input": ("input", tensor.name)}.get(tensor.role)
+        if leaf is not None:
+            key = Key(graph.signatures.leaf(*leaf), tensor.shape, permuted((), tensor.perm))
+            _enter(graph, key, tensor)
+    for operator in plan.operators:
+        results = _results(graph, tensors, operator)
+        _enter_reads(graph, operator, tuple(key for key in results if key is not None))
+        for name, key in zip(operator.outputs, results, strict=True):
+            if name in tensors and key is not None:
+                _enter(graph, key, tensors[name])
+    return graph
+
+
+def _enter(graph: PlanGraph, key: Key, tensor: TensorDecision) -> None:
+    graph.keys[tensor.name] = key
+    group = graph.groups.get(key)
+    graph.groups[key] = Group(group.first if group else tensor, tensor)
+
+
+def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence[Key]) -> None:
+    for name, layout in zip(operator.inputs, operator.reads, strict=True):
+        key = graph.keys.get(name)
+        if key is None or layout is None:
+            continue
+        for result in results:
+            if result != key and (key, result) not in graph.reads:
+                graph.reads[key, result] = Read(name, operator.name, layout)
+                graph.readers[key] += 1
+
+
+def _results(
+    graph: PlanGraph, tensors: Mapping[str, TensorDecision], operator: OperatorDecision
+) -> tuple[Key | None, ...]:
+    """Keys of the results; None for those that are absent or constant."""
+    inputs = [graph.keys[name].signature if name in graph.keys else CONSTANT for name in operator.inputs]
+    found: list[Key | None] = []
+    for position, name in enumerate(operator.outputs):
+        if name not in tensors:
+            found.append(None)
+            continue
+        shape = tensors[name].shape
+        signature = _signature(graph, operator, inputs, position, shape)
+        if signature == CONSTANT:
+            found.append(None)
+            continue
+        found.append(Key(signature, shape, _perm(graph, operator, signature, shape)))
+    return tuple(found)
+
+
+def _perm(graph: PlanGraph, operator: OperatorDecision, signature: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A value that is only scaled, or moved by a constant, is the same value."""
+    if operator.op_type == "Transpose":
+        source = graph.keys[operator.inputs[0]]
+        old, new = (side.split() for side in operator.equation.split("->"))
+        return permuted(source.perm, [old.index(factor) for factor in new])
+    if operator.op_type in _SAME_DIMS or operator.op_type not in VIEWS:
+        varying = [graph.keys[name] for name in operator.inputs if name in graph.keys]
+        if len(varying) == 1 and varying[0].signature == signature and varying[0].shape == shape:
+            return varying[0].perm
+    return ()
+
+
+def _signature(
+    graph: PlanGraph, operator: OperatorDecision, inputs: list[int], position: int, shape: tuple[int, ...]
+) -> int:
+    terms, kind = graph.signatures, operator.op_type
+    if all(signature == CONSTANT for signature in inputs):
+        return CONSTANT
+    if kind in VIEWS:
+        return inputs[0]
+    if kind in _SUMS or (kind in _SCALES and sum(signature != CONSTANT for signature in inputs) == 1):
+        return terms.linear(inputs)
+    if kind in _PIECES:
+        source = graph.keys.get(operator.inputs[0])
+        whole = source is not None and source.shape == shape
+        return inputs[0] if whole else terms.part(inputs[0], shape, (operator.name, position), "plan")
+    if kind in _PRODUCTS:
+        return product(terms, inputs)
+    special = _SPECIAL.get(kind)
+    return special(terms, inputs) if special else terms.nonlinear(inputs)
+
+
+def product(terms: Signatures, factors: Sequence[int]) -> int:
+    """A product that sums over dims: of matrices, an einsum, a convolution."""
+    return terms.leaf("product", *sorted(factors))
+
+
+def affine(terms: Signatures, inputs: Sequence[int]) -> int:
+    """A product of the first two, and what is added."""
+    return terms.linear([product(terms, inputs[:2]), *inputs[2:]])
+
+
+def lookup(terms: Signatures, inputs: Sequence[int]) -> int:
+    """Rows of a table by index."""
+    return terms.leaf("lookup", *inputs[:2])
+
+
+def softmax(terms: Signatures, inputs: Sequence[int]) -> int:
+    """A normalised exponential of one value."""
+    return terms.leaf("softmax", inputs[0])
+
+
+def attention(terms: Signatures, inputs: Sequence[int]) -> int:
+    """Queries, keys, values and perhaps a mask, as the products and the softmax that it consists of."""
+    scores = terms.linear([product(terms, inputs[:2]), *inputs[3:4]])
+    return product(terms, [softmax(terms, [scores]), inputs[2]])
+
+
+_SPECIAL: Mapping[str, Callable[[Signatures, Sequence[int]], int]] = {
+    "Gemm": affine,
+    "Gather": lookup,
+    "Softmax": softmax,
+    "LogSoftmax": softmax,
+    "Attention": attention,
+}

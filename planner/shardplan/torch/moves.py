@@ -1,0 +1,141 @@
+"""Moves of a plan as differentiable functions on what this process holds.
+
+A move from the dual pair `source` to `target` (see `shardplan.layout.placement`) brings the value from `source.forward`
+to `target.forward`, and its gradient from `target.gradient` to `source.gradient`. The collectives are those of the plan;
+a move that the plan does not have is lowered to the fewest bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import legal_for
+from shardplan.layout.lower import Step, by_bytes, lower
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import P
+from shardplan.plan.types import Move, Plan
+from shardplan.spmd.steps import retrace
+from shardplan.torch.grid import Grid
+from shardplan.torch.steps import run_steps
+
+
+@dataclass(frozen=True)
+class Route:
+    """A move worked out. `again`: the value is not saved for backward but brought again. `planned`: it is the plan's."""
+
+    source: Layout
+    target: Layout
+    shape: tuple[int, ...]
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    again: tuple[Step, ...] | None
+    planned: bool
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything is sent in either direction."""
+        return any(not step.collective.is_free for step in (*self.forward, *self.backward))
+
+    @property
+    def is_identity(self) -> bool:
+        return not self.forward and not self.backward
+
+
+class Router:
+    """The moves of a plan by what they do; what has been worked out is remembered."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.mesh: Mesh = plan.mesh
+        self._moves: dict[tuple[str, str, str, bool, Layout, Layout], Move] = {}
+        for move in plan.moves:
+            key = (move.tensor, move.reader, move.phase, move.regather, move.source.forward, move.target.forward)
+            self._moves.setdefault(key, move)
+        self._routes: dict[tuple[object, ...], Route] = {}
+
+    def route(
+        self, source: Layout, target: Layout, shape: tuple[int, ...], tensor: str = "", reader: str = "",
+        *, has_gradient: bool = True,
+    ) -> Route:  # fmt: skip
+        """From `source` to `target`, for `reader` of `tensor` in the plan (`""`: to store or serve it)."""
+        key = (source, target, shape, tensor, reader, has_gradient)
+        if key not in self._routes:
+            self._routes[key] = self._make(source, target, shape, tensor, reader, has_gradient=has_gradient)
+        return self._routes[key]
+
+    def _make(
+        self, source: Layout, target: Layout, shape: tuple[int, ...], tensor: str, reader: str, *, has_gradient: bool
+    ) -> Route:
+        forward, known = self._steps(source.forward, target.forward, shape, (tensor, reader, "forward", False))
+        backward: tuple[Step, ...] = ()
+        if has_gradient:
+            gradient = (tensor, reader, "backward", False)
+            backward, _ = self._steps(target.gradient, source.gradient, shape, gradient)
+        again, repeated = self._steps(source.forward, target.forward, shape, (tensor, reader, "backward", True))
+        planned = bool(tensor) and (known or not forward)
+        return Route(source, target, shape, forward, backward, again if repeated and forward else None, planned)
+
+    def _steps(
+        self, start: Layout, goal: Layout, shape: tuple[int, ...], of: tuple[str, str, str, bool]
+    ) -> tuple[tuple[Step, ...], bool]:
+        """The steps between two plain layouts, and whether they are those of the plan."""
+        if start == goal:
+            return (), True
+        move = self._moves.get((*of, start, goal))
+        if move is not None:
+            collectives = tuple(step.collective for step in move.steps)
+            found = retrace(self.mesh, shape, start, goal, collectives)
+            if found is not None:
+                return found, True
+        legal = legal_for(self.mesh, shape)
+        return lower(self.mesh, start, goal, by_bytes(self.mesh), shards=(P(),), legal=legal), False
+
+
+@dataclass
+class Regathered:
+    """Stands for a moved value in autograd's memory: what it was moved from, and how to move it again.
+
+    `uses`: how often it is saved; the value is brought once for all uses that are asked for one after the other.
+    """
+
+    source: Tensor
+    bring: Callable[[Tensor], Tensor]
+    uses: int = 0
+    _value: Tensor | None = field(default=None, repr=False)
+    _asked: int = 0
+
+    def value(self) -> Tensor:
+        if self._value is None:
+            self._value = self.bring(self.source)
+        found = self._value
+        self._asked += 1
+        if self._asked >= self.uses:
+            self._value, self._asked = None, 0
+        return found
+
+
+class _Moved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, route: Route, grid: Grid) -> Tensor:
+        ctx.route, ctx.grid = route, grid
+        if not route.forward:
+            return local.view_as(local)
+        made = run_steps(local, route.source, route.forward, route.shape, grid)
+        return made if made is not local else local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        route = ctx.route
+        return run_steps(gradient, route.target.gradient, route.backward, route.shape, ctx.grid), None, None
+
+
+def move(local: Tensor, route: Route, grid: Grid) -> Tensor:
+    """The local tensor after a move; where nothing is to be done, the same."""
+    if route.is_identity:
+        return local
+    return _Moved.apply(local, route, grid)  # type: ignore[no-any-return]

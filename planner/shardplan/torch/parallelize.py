@@ -1,0 +1,377 @@
+"""A model under a plan: its parameters become DTensors, its forward pass runs on planned tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.layout.layout import Layout
+from shardplan.layout.text import to_text
+from shardplan.plan.orientation import checkpoint_layout
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.names import Named, Rename, match_names
+from shardplan.torch.eager import Now, Planned
+from shardplan.torch.engine import Engine
+from shardplan.torch.graph import Key, permuted
+from shardplan.torch.grid import Grid
+from shardplan.torch.placements import to_layout, to_placements
+from shardplan.torch.steps import run_steps
+from shardplan.torch.values import Value
+
+_ATTRIBUTE = "_shardplan"
+
+
+class Applied:
+    """A plan on a model: what `parallelize` leaves behind at `model._shardplan`."""
+
+    def __init__(self, model: nn.Module, plan: Plan, grid: Grid, *, strict: bool) -> None:
+        self.plan, self.grid, self.strict = plan, grid, strict
+        self.now = Now(grid)
+        self.engine = Engine(plan, grid, self.now)
+        self.inputs = [tensor for tensor in plan.tensors if tensor.role == "input"]
+        self.arguments = _argument_names(model)
+        self.named: dict[str, Named] = {}
+        self.depth = 0
+        self.parameters: dict[str, Planned] = {}
+        self.checked = False
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan,
+    mesh: DeviceMesh,
+    *,
+    rename: Rename | None = None,
+    ignore: Iterable[str] = (),
+    strict: bool = True,
+) -> nn.Module:
+    """Apply `plan` to `model` in place and return it. Parameters become DTensors; the model is called as before.
+
+    Parameters are expected with equal values on all processes (each keeps its part; nothing is sent), or on the meta
+    device, to be filled by `load_`. `rename`, `ignore`: as in `shardplan.runtime.names.match_names`. `strict`: refuse a
+    model or a first forward pass that is not the plan's; without it the result is still right, and may send more.
+
+    What the model returns are DTensors in the layouts of the plan's outputs.
+
+    Raises `ShardplanError` as `match_names` and `Grid`, and `unequal-segments`, `already-parallel`.
+    """
+    if hasattr(model, _ATTRIBUTE):
+        hint = "apply a plan to a fresh model"
+        raise ShardplanError(error("already-parallel", "a plan has been applied to this model already", hint=hint))
+    applied = Applied(model, plan, Grid(plan, mesh), strict=strict)
+    found = {name: tuple(tensor.shape) for name, tensor in model.named_parameters(remove_duplicate=False)}
+    known = _with_buffers(model, plan, found)
+    applied.named = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
+    _check_representable(applied)
+    _distribute(model, applied)
+    _hook(model, applied)
+    object.__setattr__(model, _ATTRIBUTE, applied)
+    return model
+
+
+def applied_to(model: nn.Module) -> Applied:
+    """What `parallelize` left at `model`. Raises `ShardplanError` (`not-parallel`)."""
+    found = getattr(model, _ATTRIBUTE, None)
+    if found is None:
+        hint = "call shardplan.torch.parallelize(model, plan, mesh) first"
+        raise ShardplanError(error("not-parallel", "no plan has been applied to this model", hint=hint))
+    return found  # type: ignore[no-any-return]
+
+
+def _with_buffers(model: nn.Module, plan: Plan, parameters: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Parameters, and the buffers that the plan knows as such (running statistics)."""
+    planned = {
+        name for tensor in plan.tensors if tensor.role == "parameter" for name in (tensor.checkpoint, *tensor.aliases)
+    }
+    buffers = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in planned}
+    return {**parameters, **buffers}
+
+
+def _check_representable(applied: Applied) -> None:
+    faults: list[Diagnostic] = []
+    for named in applied.named.values():
+        for segments in sorted({p.segments for p in named.layout.placements if len(set(p.segments)) > 1}):
+            summary = f"'{named.name}' is sharded in segments of unequal sizes {list(segments)}"
+            hint = "DTensor has no such placement; forbid it with a constraint, or keep the parts as parameters of their own"
+            faults.append(error("unequal-segments", summary, hint=hint))
+    if faults:
+        raise ShardplanError(*faults)
+
+
+def _distribute(model: nn.Module, applied: Applied) -> None:
+    """Every parameter becomes a DTensor of the part that this process keeps; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for name, named in applied.named.items():
+        owner, attribute = _owner(model, name)
+        tensor = getattr(owner, attribute)
+        if id(tensor) not in made:
+            made[id(tensor)] = _distributed(tensor, named, applied.grid)
+        if attribute in owner._parameters:  # noqa: SLF001 - a parameter is replaced in place
+            owner._parameters[attribute] = made[id(tensor)]  # noqa: SLF001
+        else:
+            owner._buffers[attribute] = made[id(tensor)].data  # noqa: SLF001
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    return model.get_submodule(path), attribute
+
+
+def _distributed(tensor: Tensor, named: Named, grid: Grid) -> nn.Parameter:
+    whole = Layout.replicated(len(grid.mesh))
+    layout = named.layout.forward
+    placements = to_placements(layout, grid.mesh)
+    device = tensor.device if tensor.device.type == "meta" else grid.device
+    local = tensor.detach().to(device)
+    if layout != whole:
+        steps = _slicing(layout, grid, named.shape)
+        local = run_steps(local, whole, steps, named.shape, grid)
+    stride = torch.empty(named.shape, device="meta").stride()
+    made = DTensor.from_local(
+        local.contiguous(), grid.device_mesh, placements, run_check=False, shape=torch.Size(named.shape), stride=stride
+    )
+    return nn.Parameter(made, requires_grad=tensor.requires_grad)
+
+
+def _slicing(layout: Layout, grid: Grid, shape: tuple[int, ...]) -> Any:
+    from shardplan.layout.lower import by_bytes, lower  # noqa: PLC0415
+
+    return lower(grid.mesh, Layout.replicated(len(grid.mesh)), layout, by_bytes(grid.mesh))
+
+
+def _hook(model: nn.Module, applied: Applied) -> None:
+    """Every module finds its parameters as planned tensors while it runs; the outermost one turns its arguments into
+    planned tensors and its results into DTensors."""
+    owners: dict[nn.Module, list[tuple[str, str]]] = {}
+    for name in applied.named:
+        owner, attribute = _owner(model, name)
+        owners.setdefault(owner, []).append((attribute, name))
+    for module, parameters in owners.items():
+        module.register_forward_pre_hook(_enter_module(applied, parameters))
+        module.register_forward_hook(_leave_module(applied, parameters), always_call=True)
+    model.register_forward_pre_hook(_enter(applied), with_kwargs=True, prepend=True)
+    model.register_forward_hook(_leave(applied), always_call=True)
+
+
+def _enter_module(applied: Applied, parameters: Sequence[tuple[str, str]]) -> Callable[..., None]:
+    def enter(module: nn.Module, args: Any) -> None:
+        del args
+        stores = module.__dict__.setdefault("_shardplan_stores", [])
+        stores.append((dict(module._parameters), dict(module._buffers)))  # noqa: SLF001 - put back when it has run
+        for attribute, name in parameters:
+            store = module._parameters if attribute in module._parameters else module._buffers  # noqa: SLF001
+            store[attribute] = _planned_parameter(applied, name, store[attribute])
+
+    return enter
+
+
+def _leave_module(applied: Applied, parameters: Sequence[tuple[str, str]]) -> Callable[..., None]:
+    del applied, parameters
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        del args, output
+        stores = module.__dict__.get("_shardplan_stores")
+        if stores:
+            own, buffers = stores.pop()
+            module._parameters.update(own)  # noqa: SLF001 - as above
+            module._buffers.update(buffers)  # noqa: SLF001
+
+    return leave
+
+
+def _planned_parameter(applied: Applied, name: str, tensor: Any) -> Any:
+    """A parameter as a planned tensor; the same one for all modules that share it in one forward pass."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    named = applied.named[name]
+    decision = named.decision
+    if applied.depth and decision.name in applied.parameters:
+        return applied.parameters[decision.name]
+    local = tensor.to_local(grad_placements=tensor.placements) if tensor.requires_grad else tensor.to_local()
+    planned = Planned.of(parameter_value(applied.engine, named, local), applied.engine)
+    if applied.depth:
+        applied.parameters[decision.name] = planned
+    return planned
+
+
+def parameter_value(engine: Engine, named: Named, local: Any) -> Value:
+    """A parameter as the module sees it; what the plan calls by its name may be its transpose."""
+    dtype, grad = engine.backend.describe(local)
+    signature = engine.graph.signatures.leaf("weight", named.decision.checkpoint)
+    return Value(
+        local, named.layout.forward, named.shape, dtype, grad, Key(signature, named.shape, permuted((), named.perm))
+    )
+
+
+def _enter(applied: Applied) -> Callable[..., Any]:
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del module
+        applied.depth += 1
+        if applied.depth > 1:
+            return None
+        applied.engine.record.__init__()  # type: ignore[misc]
+        hooks = torch.autograd.graph.saved_tensors_hooks(applied.now.pack, applied.now.unpack)
+        hooks.__enter__()
+        applied.saving = hooks  # type: ignore[attr-defined]
+        return planned_arguments(applied, args, kwargs)
+
+    return enter
+
+
+def _leave(applied: Applied) -> Callable[..., Any]:
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        del module, args
+        applied.depth -= 1
+        if applied.depth:
+            return None
+        applied.saving.__exit__(None, None, None)  # type: ignore[attr-defined]
+        applied.now.end()
+        applied.parameters.clear()
+        if output is None:
+            return None
+        found = _left(applied, output)
+        if applied.strict and not applied.checked:
+            applied.checked = True
+            check_record(applied.engine)
+        return found
+
+    return leave
+
+
+def _argument_names(model: nn.Module) -> list[str]:
+    parameters = inspect.signature(model.forward).parameters.values()
+    return [p.name for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
+
+
+def planned_arguments(applied: Applied, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Tensors among the arguments as planned tensors: by name those of the plan's inputs, else in its order."""
+    names = [*applied.arguments[: len(args)], *kwargs]
+    values = [*args, *kwargs.values()]
+    tensors = [name for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)]
+    partner = match_inputs(tensors, applied.inputs)
+    made = [
+        _planned_input(applied, partner[name], value) if name in partner else value
+        for name, value in zip(names, values, strict=True)
+    ]
+    return tuple(made[: len(args)]), dict(zip(kwargs, made[len(args) :], strict=True))
+
+
+def match_inputs(names: Sequence[str], inputs: Sequence[TensorDecision]) -> dict[str, TensorDecision]:
+    """Argument -> input of the plan: by name, and what is left over in order.
+
+    Raises `ShardplanError` (`wrong-inputs`) where there are fewer inputs than arguments.
+    """
+    by_name = {tensor.name: tensor for tensor in inputs}
+    partner = {name: by_name[name] for name in names if name in by_name}
+    rest = [tensor for tensor in inputs if tensor not in partner.values()]
+    others = [name for name in names if name not in partner]
+    if len(others) > len(rest):
+        listed = ", ".join(by_name) or "none"
+        summary = (
+            f"the model is called with {len(names)} tensors ({', '.join(names)}), the plan has {len(inputs)} inputs"
+        )
+        hint = did_you_mean(others[0], by_name) or f"the plan's inputs: {listed}"
+        raise ShardplanError(error("wrong-inputs", summary, hint=hint))
+    return partner | dict(zip(others, rest, strict=False))
+
+
+def _planned_input(applied: Applied, decision: TensorDecision, tensor: Tensor) -> Planned:
+    """A batch that every process has whole, or a DTensor, as the plan keeps the input."""
+    engine, mesh = applied.engine, applied.grid.mesh
+    shape = tuple(tensor.shape)
+    if shape != decision.shape:
+        summary = f"input '{decision.name}' has shape {list(shape)}, the plan is for {list(decision.shape)}"
+        hint = "solve again for this shape, or pad the batch to the plan's"
+        raise ShardplanError(error("wrong-shape", summary, hint=hint))
+    local, layout = tensor, Layout.replicated(len(mesh))
+    if isinstance(tensor, DTensor):
+        found = to_layout(tensor.placements, mesh, shape)
+        if found is None:
+            raise ShardplanError(
+                error("unknown-placement", f"input '{decision.name}' is {tensor.placements}, which has no layout")
+            )
+        local, layout = tensor.to_local(), found
+    local = local.to(applied.grid.device)
+    key = Key(engine.graph.signatures.leaf("input", decision.name), shape)
+    return Planned.of(engine.result(local, layout, shape, key), engine)
+
+
+def _left(applied: Applied, output: Any) -> Any:
+    """What the model returns, planned tensors as DTensors."""
+    if isinstance(output, Planned):
+        return output_tensor(applied.engine, output.value)
+    if isinstance(output, dict):
+        made = {key: _left(applied, item) for key, item in output.items()}
+        return type(output)(**made) if not type(output) is dict else made
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        return type(output)(*(_left(applied, item) for item in output))
+    if isinstance(output, (tuple, list)):
+        return type(output)(_left(applied, item) for item in output)
+    return output
+
+
+def output_tensor(engine: Engine, value: Value) -> DTensor:
+    """A value as the DTensor that a program gets; its gradient comes back as the plan's output takes it."""
+    value = engine.kept(value)
+    mesh = engine.grid.mesh
+    placements = to_placements(value.layout, mesh)
+    gradient = to_placements(value.layout.gradient, mesh) if value.grad else placements
+    stride = torch.empty(value.shape, device="meta").stride()
+    return DTensor.from_local(
+        value.local, engine.grid.device_mesh, placements, run_check=False, shape=torch.Size(value.shape), stride=stride,
+        grad_placements=gradient,
+    )  # fmt: skip
+
+
+def check_record(engine: Engine) -> None:
+    """Refuse a forward pass that was not the plan's: operations without a rule, moves that no plan asked for, and moves
+    of the plan that nothing in the program answers to.
+
+    Raises `ShardplanError`: `unknown-operation`, `unplanned-move`, `unrealised-move`.
+    """
+    faults = list(_faults(engine))
+    if faults:
+        raise ShardplanError(*faults)
+
+
+def _faults(engine: Engine) -> Iterator[Diagnostic]:
+    record, mesh = engine.record, engine.grid.mesh
+    lenient = "or call parallelize(..., strict=False): the result is right, but more is sent than the plan says"
+    if record.unknown:
+        listed = ", ".join(f"{name} ({count} times)" for name, count in sorted(record.unknown.items()))
+        summary = f"operations without a rule were run whole on every process: {listed}"
+        yield error("unknown-operation", summary, hint=f"write them with other operations, {lenient}")
+    if record.extra:
+        summary = f"{sum(record.extra.values())} moves were needed that the plan does not have"
+        detail = "\n".join(f"{text}, {count} times" for text, count in sorted(record.extra.items()))
+        hint = f"is the model the one that was planned? solve again for it, {lenient}"
+        yield error("unplanned-move", summary, detail=detail, hint=hint)
+    missing = [
+        move
+        for move in engine.plan.moves
+        if move.phase == "forward"
+        and any(not step.collective.is_free for step in move.steps)
+        and (move.tensor, move.reader) not in record.done
+    ]
+    if missing:
+        lines = [
+            f"{move.tensor}{f' for {move.reader}' if move.reader else ''}: "
+            f"{to_text(move.source, mesh)} -> {to_text(move.target, mesh)}"
+            for move in missing
+        ]
+        shown = [*lines[:8], *([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])]
+        summary = f"{len(missing)} moves of the plan have no place in the model"
+        hint = f"is the model the one that was planned? solve again for it, {lenient}"
+        yield error("unrealised-move", summary, detail="\n".join(shown), hint=hint)
+
+
+def stored_layout(named: Named) -> Layout:
+    """The layout in which a parameter is stored, in the checkpoint's dims."""
+    return checkpoint_layout(named.decision.layout, named.decision.perm)

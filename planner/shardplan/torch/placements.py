@@ -1,0 +1,75 @@
+"""Layouts of a plan as DTensor placements and back, truthfully: `full_tensor()` of what is made here is right.
+
+An order of axes within a dim other than the mesh's, and shards of every segment of a fused dim, are torch's
+`_StridedShard`; segments of unequal sizes have no DTensor form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import P, R, S
+from shardplan.layout.placement import Placement as Planned
+from shardplan.torch.grid import Grid
+
+
+def to_placements(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:
+    """The forward half of `layout`, one placement per mesh axis. `ValueError` for unequal segments."""
+    found = [_plain(placement) for placement in layout.forward.placements]
+    for (dim, segments), axes in layout.forward.dims().items():
+        if segments and len(set(segments)) > 1:
+            raise ValueError(f"a DTensor cannot shard dim {dim} in segments of unequal sizes {list(segments)}")
+        plain = layout.dims().get((dim, ()), ()) if segments else ()
+        for place, axis in enumerate(axes):
+            before = [other for other in axes[:place] if other > axis]  # more major, but later in the mesh
+            pieces = len(segments) // mesh.ways([other for other in plain if other < axis]) if segments else 1
+            factor = mesh.ways(before) * pieces
+            found[axis] = _StridedShard(dim, split_factor=factor) if factor > 1 else Shard(dim)
+    return tuple(found)
+
+
+def _plain(placement: Planned) -> Placement:
+    if placement.kind == "P":
+        return Partial(placement.reduction)
+    return Shard(placement.dim) if placement.is_shard else Replicate()
+
+
+def to_layout(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -> Layout | None:
+    """The layout that DTensor placements mean; None where the plan's algebra has no name for them."""
+    found, order = [], list(range(len(mesh)))
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, _StridedShard):
+            axes = [a for a, other in enumerate(placements) if a > axis and other == Shard(placement.dim)]
+            factor, dim = int(placement.split_factor), placement.dim % len(shape)
+            if factor == mesh.ways(axes):
+                found.append(S(dim))
+                order.remove(axis)
+                order.insert(order.index(axes[-1]) + 1, axis)
+            elif not axes and shape[dim] % factor == 0:
+                found.append(S(dim, (shape[dim] // factor,) * factor))
+            else:
+                return None
+        elif isinstance(placement, Shard):
+            found.append(S(placement.dim % len(shape)))
+        elif isinstance(placement, Partial):
+            if placement.reduce_op not in {"sum", "max", "min"}:
+                return None
+            found.append(P(placement.reduce_op))
+        else:
+            found.append(R)
+    return Layout.of(*found, order=order)
+
+
+def wrap(local: torch.Tensor, layout: Layout, shape: Sequence[int], grid: Grid) -> DTensor:
+    """The DTensor of whole `shape` of which this process holds `local`; differentiable as `DTensor.from_local` is."""
+    stride = torch.empty(tuple(shape), device="meta").stride()
+    placements = to_placements(layout, grid.mesh)
+    return DTensor.from_local(
+        local, grid.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )

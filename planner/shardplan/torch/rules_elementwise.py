@@ -1,0 +1,291 @@
+"""Elementwise operations, reductions and normalisations over the dims of a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from shardplan.torch.engine import Engine
+from shardplan.torch.graph import CONSTANT, Key, softmax
+from shardplan.torch.values import Call, Dims, Site, Value
+
+SUMS = frozenset(("add", "sub", "radd", "rsub", "iadd", "isub", "subtract"))
+SCALES = frozenset(("mul", "rmul", "imul", "multiply", "div", "truediv", "itruediv", "true_divide", "divide"))
+SELECTS = frozenset(("where", "masked_fill"))
+SAME = frozenset(
+    ("neg", "to", "_to_copy", "type_as", "float", "half", "bfloat16", "double", "type", "clone", "alias", "detach",
+     "contiguous", "cpu", "cuda", "positive", "lift_fresh_copy", "requires_grad_")
+)  # fmt: skip
+"""Linear functions of one value."""
+OTHERS = frozenset(
+    ("rtruediv", "rdiv", "reciprocal", "pow", "rpow", "square", "sqrt", "rsqrt", "exp", "log", "log1p", "sin", "cos",
+     "tanh", "sigmoid", "logsigmoid", "relu", "gelu", "silu", "mish", "elu", "leaky_relu", "softplus", "hardtanh",
+     "relu6", "hardswish", "hardsigmoid", "erf", "abs", "sign", "clamp", "clamp_min", "clamp_max", "clip", "maximum",
+     "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor", "and",
+     "or", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "isnan", "isinf", "floor", "ceil", "round",
+     "remainder", "mod", "floordiv", "floor_divide", "fmod", "atan2", "long", "int", "bool", "erfc", "expm1",
+     "nan_to_num", "addcmul", "addcdiv", "lerp", "softsign", "tan", "fill", "zeros_like", "ones_like", "full_like")
+)  # fmt: skip
+ELEMENTWISE = SUMS | SCALES | SELECTS | SAME | OTHERS
+
+
+def elementwise(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """A function of corresponding elements, dims of size 1 broadcast."""
+    operands: list[Value] = []
+    places: list[int] = []
+    for position, argument in enumerate(args):
+        if isinstance(argument, Value):
+            operands.append(argument)
+            places.append(position)
+    shape = torch.broadcast_shapes(*(value.shape for value in operands))
+    plain = [argument for argument in args if not isinstance(argument, Value)]
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        del site
+        given = list(args)
+        for place, local in zip(places, locals_, strict=True):
+            given[place] = local
+        return func(*given, **kwargs)
+
+    call = Call(
+        operands=operands,
+        dims=[_aligned(value.shape, shape) for value in operands],
+        results=[tuple((f"x{dim}",) for dim in range(len(shape)))],
+        shapes=[shape],
+        keys=[_key(engine, name, operands, shape)],
+        sizes={f"x{dim}": size for dim, size in enumerate(shape)},
+        run=run,
+        linear=_linear(name, len(operands), plain),
+    )
+    return engine.run(call)[0]
+
+
+def _aligned(shape: tuple[int, ...], whole: tuple[int, ...]) -> Dims:
+    offset = len(whole) - len(shape)
+    return tuple((f"x{dim + offset}",) if size == whole[dim + offset] else () for dim, size in enumerate(shape))
+
+
+def _linear(name: str, count: int, plain: list[Any]) -> tuple[frozenset[int], ...]:
+    """Operands in which a function is linear, taken jointly."""
+    if name in SUMS:
+        shifts = any(isinstance(argument, (int, float)) and argument != 0 for argument in plain)
+        return () if shifts else (frozenset(range(count)),)
+    if name in SAME:
+        return (frozenset({0}),)
+    if name in SCALES:
+        return (frozenset({0}),) if "div" in name else tuple(frozenset({place}) for place in range(count))
+    if name == "where" and count == 3:
+        return (frozenset({1, 2}),)
+    return ()
+
+
+def _key(engine: Engine, name: str, operands: list[Value], shape: tuple[int, ...]) -> Key:
+    terms, signatures = engine.graph.signatures, [value.key.signature for value in operands]
+    if name in SAME:
+        return Key(operands[0].key.signature, shape, operands[0].key.perm)
+    varying = sum(signature != CONSTANT for signature in signatures)
+    if name in SUMS or name in SELECTS or (name in SCALES and varying <= 1):
+        signature = terms.linear(signatures)
+        same = [value for value in operands if value.key.signature == signature and value.shape == shape]
+        return Key(signature, shape, same[0].key.perm if same and varying == 1 else ())
+    return Key(terms.nonlinear(signatures), shape)
+
+
+def dropout(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """Zeros drawn alike by processes that hold the same, and independently by others.
+
+    The seed comes from the CPU generator, which must be in the same state on all processes; so does a recomputation.
+    """
+    del name, func
+    value = args[0]
+    rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+    training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
+    if not training or rate == 0:
+        return value  # type: ignore[no-any-return]
+    seed = int(torch.randint(0, 1 << 30, ()).item())
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        part = 0
+        for factor, axes in sorted(site.splits.items()):
+            part = part * site.mesh.ways(axes) + site.number(factor)
+        generator = torch.Generator(locals_[0].device).manual_seed(seed * 65537 + part)
+        drawn = torch.rand(locals_[0].shape, generator=generator, device=locals_[0].device)
+        return locals_[0] * (drawn >= rate).to(locals_[0].dtype) / (1 - rate)
+
+    call = unary(value, value.key, run)
+    call.linear = (frozenset({0}),)
+    return engine.run(call)[0]
+
+
+def unary(value: Value, key: Key, run: Callable[[list[Any], Site], Any], whole: Sequence[int] = ()) -> Call:
+    """A call of one value that keeps its shape; dims in `whole` are not split."""
+    dims: Dims = tuple((f"x{dim}",) for dim in range(value.rank))
+    sizes = {f"x{dim}": size for dim, size in enumerate(value.shape)}
+    return Call([value], [dims], [dims], [value.shape], [key], sizes, run, frozenset(f"x{dim}" for dim in whole))
+
+
+def normalised(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """`softmax`, `log_softmax`: over a dim that is whole, or with the maximum and the sum of all its parts."""
+    value = args[0]
+    given = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+    dim = int(-1 if given is None else given) % value.rank
+    key = Key(softmax(engine.graph.signatures, [value.key.signature]), value.shape)
+    dtype = kwargs.get("dtype")
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        del site
+        made = torch.log_softmax if "log" in name else torch.softmax
+        return made(locals_[0], dim, dtype=dtype)
+
+    return engine.run(unary(value, key, run, [dim]))[0]
+
+
+def layer_norm(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """`layer_norm`, `rms_norm`: over last dims that are whole."""
+    names = ("input", "normalized_shape", "weight", "bias", "eps") if name == "layer_norm" else (
+        "input", "normalized_shape", "weight", "eps",
+    )  # fmt: skip
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    value, size = given["input"], len(given["normalized_shape"])
+    affine = [given[part] for part in ("weight", "bias") if given.get(part) is not None]
+    operands = [value, *(lift(engine, part) for part in affine)]
+    last = tuple((f"x{dim}",) for dim in range(value.rank - size, value.rank))
+    key = Key(engine.graph.signatures.nonlinear([operand.key.signature for operand in operands]), value.shape)
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        del site
+        rest = [*locals_[1:], None, None]
+        if name == "layer_norm":
+            bias = rest[0] if given.get("weight") is None else rest[1]
+            weight = rest[0] if given.get("weight") is not None else None
+            epsilon = given.get("eps", 1e-5)
+            return torch.nn.functional.layer_norm(locals_[0], given["normalized_shape"], weight, bias, epsilon)
+        return torch.nn.functional.rms_norm(locals_[0], given["normalized_shape"], rest[0], given.get("eps"))
+
+    call = unary(value, key, run, range(value.rank - size, value.rank))
+    call.operands, call.dims = operands, [call.dims[0], *[last] * len(affine)]
+    return engine.run(call)[0]
+
+
+def lift(engine: Engine, argument: Any) -> Value:
+    """An argument as a value: a plain tensor is whole on every process."""
+    return argument if isinstance(argument, Value) else engine.constant(argument, tuple(argument.shape))
+
+
+_MEANS = frozenset(("mean",))
+_ADDED = frozenset(("sum", "mean", "count_nonzero"))
+
+
+def reduction(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`sum`, `mean` of split dims are partial; other reductions (`amax`, `argmax`, `var` ...) need their dims whole."""
+    value = args[0]
+    given = kwargs.get("dim", args[1] if len(args) > 1 and not isinstance(args[1], torch.dtype) else None)
+    dims = _dims_of(given, value.rank)
+    meta = torch.empty(value.shape, device="meta", dtype=value.dtype)
+    made = func(meta, *args[1:], **kwargs)
+    results = list(made) if isinstance(made, (tuple, list)) else [made]
+    kept = len(results[0].shape) == value.rank
+    factors: Dims = tuple(
+        (f"x{dim}",) if dim not in dims else () for dim in range(value.rank) if kept or dim not in dims
+    )
+    terms = engine.graph.signatures
+    signature = (terms.linear if name in _ADDED else terms.nonlinear)([value.key.signature])
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        found = func(locals_[0], *args[1:], **kwargs)
+        ways = site.ways(*(f"x{dim}" for dim in dims))
+        return found / ways if name in _MEANS and ways > 1 else found
+
+    call = unary(value, value.key, run, () if name in _ADDED else dims)
+    call.results = [factors] * len(results)
+    call.shapes = [tuple(result.shape) for result in results]
+    call.keys = [Key(signature, tuple(result.shape)) for result in results]
+    call.linear = (frozenset({0}),) if name in _ADDED else ()
+    call.integer = not results[0].dtype.is_floating_point
+    found = engine.run(call)
+    return type(made)(found) if isinstance(made, tuple) and len(found) > 1 else found[0]
+
+
+def _dims_of(given: Any, rank: int) -> tuple[int, ...]:
+    if given is None:
+        return tuple(range(rank))
+    wanted = given if isinstance(given, (tuple, list)) else (given,)
+    return tuple(sorted(int(dim) % rank for dim in wanted)) or tuple(range(rank))
+
+
+def along(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Functions along one dim that keep the others (`cumsum`, `topk`, `sort`): the dim is whole."""
+    value = args[0]
+    place = 2 if name == "topk" else 1
+    given = kwargs.get("dim", args[place] if len(args) > place else -1)
+    dim = int(given) % value.rank
+    made = func(torch.empty(value.shape, device="meta", dtype=value.dtype), *args[1:], **kwargs)
+    results = list(made) if isinstance(made, (tuple, list)) else [made]
+    key = engine.graph.signatures.nonlinear([value.key.signature])
+    call = unary(value, value.key, lambda locals_, site: func(locals_[0], *args[1:], **kwargs), [dim])
+    dims = tuple((f"x{place}",) if place != dim else ("new",) for place in range(value.rank))
+    call.sizes = {**call.sizes, "new": results[0].shape[dim]}
+    call.results, call.whole = [dims] * len(results), frozenset({f"x{dim}", "new"})
+    call.shapes = [tuple(result.shape) for result in results]
+    call.keys = [Key(key, tuple(result.shape)) for result in results]
+    found = engine.run(call)
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+def one_hot(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """`one_hot` with a known number of classes; the classes are whole."""
+    value = args[0]
+    classes = int(kwargs.get("num_classes", args[1] if len(args) > 1 else -1))
+    if classes < 0:
+        raise TypeError("one_hot needs num_classes: without it the result's shape depends on data")
+    shape = (*value.shape, classes)
+    key = Key(engine.graph.signatures.nonlinear([value.key.signature]), shape)
+    call = unary(value, key, lambda locals_, site: torch.nn.functional.one_hot(locals_[0], classes))
+    call.results, call.shapes = [(*call.dims[0], ("class",))], [shape]
+    call.sizes, call.whole, call.integer = {**call.sizes, "class": classes}, frozenset({"class"}), True
+    return engine.run(call)[0]
+
+
+def whole(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An operation without a rule: every process does all of it."""
+    engine.record.unknown[name] += 1
+    leaves: list[Value] = []
+
+    def collect(argument: Any) -> Any:
+        if isinstance(argument, Value):
+            leaves.append(argument)
+            return _Place(len(leaves) - 1)
+        if isinstance(argument, (tuple, list)):
+            return type(argument)(collect(item) for item in argument)
+        return argument
+
+    given = [collect(argument) for argument in args]
+    named = {key: collect(argument) for key, argument in kwargs.items()}
+    plain = [engine.convert(value, engine.constant(value.local, value.shape).layout) for value in leaves]
+
+    def fill(argument: Any) -> Any:
+        if isinstance(argument, _Place):
+            return plain[argument.number].local
+        if isinstance(argument, (tuple, list)):
+            return type(argument)(fill(item) for item in argument)
+        return argument
+
+    made = func(*[fill(argument) for argument in given], **{key: fill(item) for key, item in named.items()})
+    signature = engine.graph.signatures.nonlinear([value.key.signature for value in leaves])
+
+    def as_value(result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            shape = tuple(result.shape)
+            return engine.result(result, engine.constant(result, shape).layout, shape, Key(signature, shape))
+        if isinstance(result, (tuple, list)):
+            return type(result)(as_value(item) for item in result)
+        return result
+
+    return as_value(made)
+
+
+class _Place:
+    def __init__(self, number: int) -> None:
+        self.number = number

@@ -1,0 +1,298 @@
+"""Views: reshapes, permutations, pieces of a dim and their joins. None of them computes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shardplan.torch.engine import Engine
+from shardplan.torch.graph import Key, permuted
+from shardplan.torch.rules_elementwise import lift, unary
+from shardplan.torch.values import Call, Dims, Pieces, Site, Value
+
+PERMUTATIONS = frozenset(
+    ("transpose", "permute", "t", "T", "mT", "movedim", "swapaxes", "swapdims", "moveaxis", "numpy_T")
+)
+RESHAPES = frozenset(
+    (
+        "reshape",
+        "view",
+        "flatten",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "view_as",
+        "reshape_as",
+        "_unsafe_view",
+        "ravel",
+    )
+)
+
+
+def reshape(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """Dims split and merged: what is sharded is the same factor before and after."""
+    value = args[0]
+    rest = [torch.empty(a.shape, device="meta") if isinstance(a, Value) else a for a in args[1:]]
+    if name == "view" and rest and isinstance(rest[0], torch.dtype):
+        raise TypeError("view(dtype) changes what is in a tensor and has no layout")
+    shape = tuple(func(torch.empty(value.shape, device="meta"), *rest, **kwargs).shape)
+    before, after, sizes, whole = _refine(value.shape, shape)
+    call = Call(
+        [value], [before], [after], [shape], [Key(value.key.signature, shape)], sizes,
+        lambda locals_, site: locals_[0].reshape(site.local_result()), whole, (frozenset({0}),),
+    )  # fmt: skip
+    if shape == value.shape:
+        call.keys = [value.key]
+    return engine.run(call)[0]
+
+
+def _refine(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int], frozenset[str]]:
+    """Both shapes over common factors; dims that share none that way are whole."""
+    left: list[list[str]] = [[] for _ in before]
+    right: list[list[str]] = [[] for _ in after]
+    sizes: dict[str, int] = {}
+    whole: set[str] = set()
+    i = j = 0
+    a, b = (before[0] if before else 1), (after[0] if after else 1)
+    while i < len(before) and j < len(after):
+        if a == 1 and before[i] == 1:
+            i, a = _next(before, i)
+            continue
+        if b == 1 and after[j] == 1:
+            j, b = _next(after, j)
+            continue
+        small = min(a, b)
+        factor = f"f{len(sizes)}"
+        if max(a, b) % small:
+            i, j = _tangle(before, after, i, j, (a, b), (left, right), sizes, whole)
+            a, b = (before[i] if i < len(before) else 1), (after[j] if j < len(after) else 1)
+            continue
+        sizes[factor] = small
+        left[i].append(factor)
+        right[j].append(factor)
+        a, b = a // small, b // small
+        if a == 1:
+            i, a = _next(before, i)
+        if b == 1:
+            j, b = _next(after, j)
+    return tuple(map(tuple, left)), tuple(map(tuple, right)), sizes, frozenset(whole)
+
+
+def _next(shape: tuple[int, ...], place: int) -> tuple[int, int]:
+    return place + 1, shape[place + 1] if place + 1 < len(shape) else 1
+
+
+def _tangle(
+    before: tuple[int, ...], after: tuple[int, ...], i: int, j: int, open_: tuple[int, int],
+    sides: tuple[list[list[str]], list[list[str]]], sizes: dict[str, int], whole: set[str],
+) -> tuple[int, int]:  # fmt: skip
+    """Dims from here to where both sides have the same number of elements again are whole."""
+    a, b = open_
+    x, y = i, j
+    sides[0][i].append(_whole(sizes, whole, a))
+    sides[1][j].append(_whole(sizes, whole, b))
+    while a != b:
+        if a < b:
+            x += 1
+            a *= before[x]
+            sides[0][x].append(_whole(sizes, whole, before[x]))
+        else:
+            y += 1
+            b *= after[y]
+            sides[1][y].append(_whole(sizes, whole, after[y]))
+    return x + 1, y + 1
+
+
+def _whole(sizes: dict[str, int], whole: set[str], size: int) -> str:
+    factor = f"f{len(sizes)}"
+    sizes[factor] = size
+    whole.add(factor)
+    return factor
+
+
+def permute(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """Dims in another order."""
+    value = args[0]
+    order = _order(func, value.rank, args[1:], kwargs)
+    return permute_by(engine, value, order)
+
+
+def permute_by(engine: Engine, value: Value, order: Sequence[int]) -> Value:
+    """The value with its dims in this order."""
+    factors: Dims = tuple((f"x{dim}",) for dim in range(value.rank))
+    shape = tuple(value.shape[dim] for dim in order)
+    call = Call(
+        [value], [factors], [tuple(factors[dim] for dim in order)], [shape],
+        [Key(value.key.signature, shape, permuted(value.key.perm, order))],
+        {f"x{dim}": size for dim, size in enumerate(value.shape)},
+        lambda locals_, site: locals_[0].permute(*order), linear=(frozenset({0}),),
+    )  # fmt: skip
+    return engine.run(call)[0]
+
+
+def _order(func: Any, rank: int, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Where dims come from, found by permuting a tensor of distinct sizes."""
+    probe = torch.empty(tuple(range(2, rank + 2)), device="meta")
+    return tuple(size - 2 for size in func(probe, *args, **kwargs).shape)
+
+
+def expand(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """Dims of size 1 repeated without copying."""
+    value = args[0]
+    rest = [torch.empty(a.shape, device="meta") if isinstance(a, Value) else a for a in args[1:]]
+    shape = tuple(func(torch.empty(value.shape, device="meta"), *rest, **kwargs).shape)
+    if name == "repeat" and shape != tuple(torch.empty(value.shape, device="meta").expand(shape).shape):
+        raise TypeError("repeat of dims larger than 1 has no layout")
+    offset = len(shape) - value.rank
+    before: Dims = tuple(
+        (f"x{dim + offset}",) if size == shape[dim + offset] else () for dim, size in enumerate(value.shape)
+    )
+    after: Dims = tuple((f"x{dim}",) for dim in range(len(shape)))
+    call = Call(
+        [value], [before], [after], [shape], [Key(value.key.signature, shape)],
+        {f"x{dim}": size for dim, size in enumerate(shape)},
+        lambda locals_, site: locals_[0].expand(site.local_result()), linear=(frozenset({0}),),
+    )  # fmt: skip
+    return engine.run(call)[0]
+
+
+def repeat_interleave(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """Every index of a dim a fixed number of times."""
+    value = args[0]
+    times = int(kwargs.get("repeats", args[1] if len(args) > 1 else 1))
+    dim = int(kwargs.get("dim", args[2] if len(args) > 2 else 0)) % value.rank
+    shape = (*value.shape[:dim], value.shape[dim] * times, *value.shape[dim + 1 :])
+    factors: Dims = tuple((f"x{place}",) for place in range(value.rank))
+    after = (*factors[:dim], (f"x{dim}", "times"), *factors[dim + 1 :])
+    sizes = {**{f"x{place}": size for place, size in enumerate(value.shape)}, "times": times}
+    call = Call(
+        [value], [factors], [after], [shape], [Key(value.key.signature, shape)], sizes,
+        lambda locals_, site: locals_[0].repeat_interleave(times, dim), linear=(frozenset({0}),),
+    )  # fmt: skip
+    return engine.run(call)[0]
+
+
+def split(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`split`, `chunk`, `unbind` ...: pieces of one dim."""
+    value = args[0]
+    made = func(torch.empty(value.shape, device="meta"), *args[1:], **kwargs)
+    place = 0 if name == "unbind" else 1
+    dim = int(kwargs.get("dim", args[place + 1] if len(args) > place + 1 else 0)) % value.rank
+    gone = name == "unbind"
+    sizes = tuple(1 if gone else int(piece.shape[dim]) for piece in made)
+    pieces = take(engine, value, dim, sizes, range(len(sizes)))
+    return tuple(_without(engine, piece, dim) for piece in pieces) if gone else tuple(pieces)
+
+
+def take(engine: Engine, value: Value, dim: int, sizes: tuple[int, ...], taken: Sequence[int]) -> list[Value]:
+    """Some of the pieces, of `sizes`, that dim `dim` consists of."""
+    if len(sizes) == 1:
+        return [value]
+    factors: Dims = tuple((f"x{place}",) for place in range(value.rank))
+    shapes = [(*value.shape[:dim], sizes[piece], *value.shape[dim + 1 :]) for piece in taken]
+    terms = engine.graph.signatures
+    starts = [sum(sizes[:piece]) for piece in taken]
+    keys = [
+        Key(terms.part(value.key.signature, shape, (dim, start), "program"), shape)
+        for shape, start in zip(shapes, starts, strict=True)
+    ]
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        ways = site.ways(f"x{dim}")
+        found = locals_[0].split([size // ways for size in sizes], dim)
+        return [found[piece] for piece in taken]
+
+    call = Call(
+        [value], [factors], [factors] * len(taken), shapes, keys,
+        {f"x{place}": size for place, size in enumerate(value.shape)}, run, linear=(frozenset({0}),),
+        pieces=Pieces(f"x{dim}", sizes, tuple(taken)),
+    )  # fmt: skip
+    return engine.run(call)
+
+
+def _without(engine: Engine, value: Value, dim: int) -> Value:
+    return reshape(engine, "squeeze", torch.squeeze, [value, dim], {})
+
+
+def narrow(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """`narrow`, `select`, `slice`: one piece of one dim."""
+    value = args[0]
+    if name == "slice":
+        dim, start, stop, step = (*args[1:], *(None, None, None, None)[len(args) - 1 :])
+        picked = slice(start, None if stop is not None and stop > 1 << 60 else stop, step)
+        return _slice(engine, value, int(dim or 0) % value.rank, picked)
+    dim = int(kwargs.get("dim", args[1])) % value.rank
+    if name == "select":
+        index = int(kwargs.get("index", args[2] if len(args) > 2 else 0)) % value.shape[dim]
+        return _without(engine, _slice(engine, value, dim, slice(index, index + 1)), dim)
+    start, length = (int(kwargs.get(key, args[p] if len(args) > p else 0)) for p, key in ((2, "start"), (3, "length")))
+    return _slice(engine, value, dim, slice(start, start + length))
+
+
+def _slice(engine: Engine, value: Value, dim: int, picked: slice) -> Value:
+    start, stop, step = picked.indices(value.shape[dim])
+    if (start, stop, step) == (0, value.shape[dim], 1):
+        return value
+    if step != 1:
+        return _strided(engine, value, dim, picked)
+    bounds = [0, start, stop, value.shape[dim]]
+    sizes = [bounds[i + 1] - bounds[i] for i in range(3)]
+    present = [size for size in sizes if size]
+    return take(engine, value, dim, tuple(present), [1 if sizes[0] else 0])[0]
+
+
+def _strided(engine: Engine, value: Value, dim: int, picked: slice) -> Value:
+    """Every so many indices of a whole dim."""
+    index = (*[slice(None)] * dim, picked)
+    shape = (*value.shape[:dim], len(range(*picked.indices(value.shape[dim]))), *value.shape[dim + 1 :])
+    key = Key(engine.graph.signatures.part(value.key.signature, shape, (dim, str(picked)), "program"), shape)
+    call = unary(value, key, lambda locals_, site: locals_[0][index], [dim])
+    call.results = [(*call.dims[0][:dim], ("cut",), *call.dims[0][dim + 1 :])]
+    call.shapes, call.sizes = [shape], {**call.sizes, "cut": shape[dim]}
+    call.whole = call.whole | {"cut"}
+    return engine.run(call)[0]
+
+
+def getitem(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """Basic indexing: integers, slices, `None`, `...`; with tensors every process does all of it."""
+    from shardplan.torch.rules_elementwise import whole  # noqa: PLC0415
+
+    value, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+    if any(not isinstance(item, (int, slice, type(None), type(Ellipsis))) or isinstance(item, bool) for item in index):
+        return whole(engine, name, func, args, kwargs)  # type: ignore[no-any-return]
+    explicit = sum(item is not None and item is not Ellipsis for item in index)
+    filled: list[Any] = []
+    for item in index if Ellipsis in index else (*index, Ellipsis):
+        filled += [slice(None)] * (value.rank - explicit) if item is Ellipsis else [item]
+    dim, result = 0, value
+    for item in filled:
+        if item is None:
+            result = reshape(engine, "unsqueeze", torch.unsqueeze, [result, dim], {})
+            dim += 1
+        elif isinstance(item, int):
+            result = narrow(engine, "select", None, [result, dim, item], {})
+        else:
+            result = _slice(engine, result, dim, item)
+            dim += 1
+    return result  # type: ignore[no-any-return]
+
+
+def cat(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+    """Values one after the other along a dim; a dim that is sharded in all becomes one of segments."""
+    values = [lift(engine, item) for item in args[0]]
+    dim = int(kwargs.get("dim", args[1] if len(args) > 1 else 0)) % values[0].rank
+    if len(values) == 1:
+        return values[0]
+    sizes = tuple(value.shape[dim] for value in values)
+    factors: Dims = tuple((f"x{place}",) for place in range(values[0].rank))
+    shape = (*values[0].shape[:dim], sum(sizes), *values[0].shape[dim + 1 :])
+    call = Call(
+        values, [factors] * len(values), [factors], [shape],
+        [Key(engine.graph.signatures.linear([value.key.signature for value in values]), shape)],
+        {f"x{place}": size for place, size in enumerate(shape)},
+        lambda locals_, site: torch.cat(locals_, dim), linear=(frozenset(range(len(values))),),
+        pieces=Pieces(f"x{dim}", sizes, (0,), joins=True),
+    )  # fmt: skip
+    return engine.run(call)[0]

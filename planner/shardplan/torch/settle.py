@@ -1,0 +1,184 @@
+"""How a call is split, from how its operands lie: each mesh axis splits one factor, or nothing.
+
+This is the algebra of `shardplan.rules` read backwards: the planner goes from a split to the layouts around an operator,
+here the layouts are there and the split follows. Where the operands do not agree, the largest one decides and the others
+are moved; under a plan they agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import is_legal
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import RP, P, Placement, R, S
+from shardplan.torch.values import Call, Dims, Pieces, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A factor that an axis splits; `segments`: on each piece of its dim on its own."""
+
+    factor: str
+    segments: tuple[int, ...] = ()
+
+
+Choice = Token | str
+"""What one axis does: a token, or `-` (nothing), `~` (nothing, with partial gradients), `+0,2` (passes partial sums)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Layouts that operands must have and results will have; `splits`: factor -> the axes that split it, major first."""
+
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    splits: Mapping[str, tuple[int, ...]]
+
+
+def settle(call: Call, mesh: Mesh) -> Settled:
+    """The split of `call` that follows from its operands."""
+    chosen = [_choose(call, axis) for axis in range(len(mesh))]
+    order = next((v.layout.order for v in call.operands if v.layout.order != tuple(range(len(mesh)))), None)
+    while True:
+        settled = _layouts(call, chosen, order, mesh)
+        bad = _illegal(call, settled, mesh)
+        splitting = [axis for axis, choice in enumerate(chosen) if isinstance(choice, Token)]
+        if not bad or not splitting:
+            return settled
+        chosen[splitting[-1]] = "-"
+
+
+def _layouts(call: Call, chosen: Sequence[Choice], order: tuple[int, ...] | None, mesh: Mesh) -> Settled:
+    operands = [
+        _layout([_operand(call, position, choice) for choice in chosen], order, grad=value.grad)
+        for position, value in enumerate(call.operands)
+    ]
+    grads = any(value.grad for value in call.operands) and not call.integer
+    results = [
+        _layout([_result(call, position, choice) for choice in chosen], order, grad=grads)
+        for position in range(len(call.results))
+    ]
+    splits: dict[str, tuple[int, ...]] = {}
+    for axis in order or range(len(mesh)):
+        choice = chosen[axis]
+        if isinstance(choice, Token):
+            splits[choice.factor] = (*splits.get(choice.factor, ()), axis)
+    return Settled(tuple(operands), tuple(results), splits)
+
+
+def _layout(placements: Sequence[Placement], order: tuple[int, ...] | None, *, grad: bool) -> Layout:
+    return Layout.of(*(p if grad else p.forward for p in placements), order=order)
+
+
+def _illegal(call: Call, settled: Settled, mesh: Mesh) -> bool:
+    shapes = [*(value.shape for value in call.operands), *call.shapes]
+    layouts = (*settled.operands, *settled.results)
+    return any(not is_legal(layout, mesh, shape) for layout, shape in zip(layouts, shapes, strict=True))
+
+
+def _choose(call: Call, axis: int) -> Choice:
+    tokens: dict[Token, int] = {}
+    for position, value in enumerate(call.operands):
+        placement = value.layout.placements[axis]
+        token = _token(call, position, placement) if placement.is_shard else None
+        if token is not None and token.factor not in call.whole:
+            tokens[token] = max(tokens.get(token, 0), math.prod(value.shape))
+    if tokens:
+        return max(tokens, key=lambda token: tokens[token])
+    return _unsplit(call, axis)
+
+
+def _unsplit(call: Call, axis: int) -> Choice:
+    placements = [value.layout.placements[axis] for value in call.operands]
+    partial = frozenset(position for position, p in enumerate(placements) if p.kind == "P" and p.reduction == "sum")
+    if partial and all(p.kind != "S" for p in placements):
+        for group in call.linear:
+            if partial <= group:
+                return "+" + ",".join(map(str, sorted(group)))
+    kinds = {p.kind for p, value in zip(placements, call.operands, strict=True) if value.grad}
+    return "~" if kinds == {"R/P"} else "-"
+
+
+def _operand(call: Call, position: int, choice: Choice) -> Placement:
+    if isinstance(choice, Token):
+        return _placement(call, call.dims[position], position, choice, is_result=False) or RP
+    if choice.startswith("+"):
+        return P() if str(position) in choice[1:].split(",") else RP
+    return RP if choice == "~" else R
+
+
+def _result(call: Call, position: int, choice: Choice) -> Placement:
+    if isinstance(choice, Token):
+        return _placement(call, call.results[position], position, choice, is_result=True) or P()
+    if choice.startswith("+"):
+        return P()
+    return RP if choice == "~" else R
+
+
+def _token(call: Call, position: int, placement: Placement) -> Token | None:
+    """The factor that a shard of an operand splits; None if it falls between factors."""
+    factors = call.dims[position][placement.dim]
+    if call.pieces and call.pieces.factor in factors:
+        return _piece_token(call.pieces, placement)
+    real = [factor for factor in factors if call.sizes[factor] > 1]
+    if len(real) <= 1:
+        return Token(real[0], placement.segments) if real else None
+    if not placement.segments:
+        return Token(real[0])
+    if len(set(placement.segments)) > 1:
+        return None
+    before = 1
+    for factor in real:
+        if before == len(placement.segments):
+            return Token(factor)
+        before *= call.sizes[factor]
+    return None
+
+
+def _piece_token(pieces: Pieces, placement: Placement) -> Token | None:
+    """Pieces keep a shard that splits each of them on its own."""
+    if pieces.joins:
+        return Token(pieces.factor) if not placement.segments else None
+    ends, bounds = _ends(placement.segments), _ends(pieces.sizes)
+    return Token(pieces.factor, placement.segments) if set(bounds) <= set(ends) else None
+
+
+def _ends(sizes: Sequence[int]) -> list[int]:
+    return [sum(sizes[: place + 1]) for place in range(len(sizes))]
+
+
+def _placement(call: Call, dims: Dims, position: int, token: Token, *, is_result: bool) -> Placement | None:
+    """The shard of an operand or result that splits `token`; None if it does not have the factor."""
+    for dim, factors in enumerate(dims):
+        if token.factor not in factors:
+            continue
+        pieces = call.pieces
+        if pieces and pieces.factor == token.factor:
+            return _piece_placement(pieces, dim, position, token, is_result=is_result)
+        before = math.prod(call.sizes[f] for f in factors[: factors.index(token.factor)])
+        size = math.prod(call.sizes[f] for f in factors)
+        if before == 1:
+            return S(dim, token.segments)
+        return S(dim, (size // before,) * before)
+    return None
+
+
+def _piece_placement(pieces: Pieces, dim: int, position: int, token: Token, *, is_result: bool) -> Placement:
+    if pieces.joins:
+        return S(dim, pieces.sizes) if is_result and len(pieces.sizes) > 1 else S(dim)
+    if not is_result:
+        return S(dim, token.segments)
+    piece = pieces.taken[position]
+    start, stop = sum(pieces.sizes[:piece]), sum(pieces.sizes[: piece + 1])
+    ends = _ends(token.segments)
+    inside = tuple(size for size, end in zip(token.segments, ends, strict=True) if start < end <= stop)
+    return S(dim, inside if len(inside) > 1 else ())
+
+
+def agrees(value: Value, layout: Layout) -> bool:
+    """Whether a value lies as `layout` says."""
+    return value.layout == layout
