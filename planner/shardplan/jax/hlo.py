@@ -123,7 +123,7 @@ class Module:
         found: dict[str, list[tuple[Computation, Instruction]]] = {name: [] for name in self.computations}
         for computation, instruction in self.instructions():
             for name in dict.fromkeys(instruction.calls):
-                found[name].append((computation, instruction))
+                found.setdefault(name, []).append((computation, instruction))
         return {name: tuple(places) for name, places in found.items()}
 
     @functools.cached_property
