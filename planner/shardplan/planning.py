@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.overlap import Trial, shortest_step
+from shardplan.graph.overlap import MOST_SOLVES, Trial, shortest_step
 from shardplan.graph.peers import as_known
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import node_order, to_problem
@@ -125,13 +126,19 @@ class Planner:
         refusals: list[ShardplanError | KeyboardInterrupt] = []
 
         started, ended = time.monotonic(), False
+        solves: list[str] = []
+
+        def left_s() -> float:
+            limit = self.options.time_limit
+            return math.inf if limit is None else max(0.0, limit - (time.monotonic() - started))
 
         def solve_at(weight: float) -> Trial[tuple[Priced, Memory]] | None:
             nonlocal ended
             if ended:
                 return None
-            solved = self.solve_at(weight, restriction, spent_s=time.monotonic() - started)
-            ended = solved.solution.outcome == "interrupted" or not solved.solution.reproducible
+            solved = self.solve_at(weight, restriction, within_s=left_s() / max(1, MOST_SOLVES - len(solves)))
+            solves.append(solved.solution.outcome)
+            ended = solved.solution.outcome == "interrupted" or left_s() <= 0
             if solved.solution.choices is None:
                 refusals.append(self.refusal(solved))
                 return None
@@ -161,10 +168,10 @@ class Planner:
             self._last = (weight, built, Memory(built))
         return self._last[1:]
 
-    def solve_at(self, weight: float, restriction: Restrict | None = None, *, spent_s: float = 0.0) -> Solved:
+    def solve_at(self, weight: float, restriction: Restrict | None = None, *, within_s: float = math.inf) -> Solved:
         """The best assignment at an overlap weight (see `shardplan.graph.overlap`), or the proof that there is none.
 
-        `spent_s`: how much of the time limit is used up.
+        `within_s`: seconds that the search may take.
         """
         built, memory = self.built_at(weight)
         asked = bearings(built, self.wishes)
@@ -176,13 +183,13 @@ class Planner:
             problem = restrict(problem, built, restriction(built))
         if not self._complete:
             problem = as_known(problem, built, self.options.cost_model)
-        return Solved(built, memory, problem, self._solve(problem, spent_s), charges, asked)
+        return Solved(built, memory, problem, self._solve(problem, within_s), charges, asked)
 
-    def _solve(self, problem: Problem, spent_s: float = 0.0) -> Solution:
+    def _solve(self, problem: Problem, within_s: float = math.inf) -> Solution:
         options = self.options
         return solve(
             problem,
-            time_limit=None if options.time_limit is None else max(0.0, options.time_limit - spent_s),
+            time_limit=None if options.time_limit is None else min(options.time_limit, within_s),
             gap=options.gap,
             seed=options.seed,
             presolve=options.presolve,

@@ -22,7 +22,7 @@ PlanT = TypeVar("PlanT")
 _LOWER_WEIGHT = 0.5
 """Where the search for a plan that computes longer than it communicates ends: below it compute is nearly free, and the
 plans are no use."""
-_MOST_SOLVES = 4
+MOST_SOLVES = 4
 _CLOSE = 2e-3
 """Relative: the best step is this close to the bound, so no other weight can matter."""
 _SAME = 1e-9
@@ -59,7 +59,7 @@ def shortest_step(solve_at: Callable[[float], Trial[PlanT] | None]) -> tuple[Tri
     if high.f1_s < high.f2_s and (trial := solve_at(_LOWER_WEIGHT)) is not None:
         trials.append(trial)
         low = trial if trial.f1_s >= trial.f2_s else None
-    while low is not None and len(trials) < _MOST_SOLVES and not _settled(trials):
+    while low is not None and len(trials) < MOST_SOLVES and not _settled(trials):
         weight = _crossing(low, high)
         trial = solve_at(weight)
         if trial is None or trial.at(weight) >= low.at(weight) * (1.0 - _SAME):
