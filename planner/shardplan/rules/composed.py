@@ -96,11 +96,17 @@ class _Walk:
     sizes: list[int] = field(default_factory=list)
     strict: bool = False
     """Do not combine partial values inside."""
+    splits: list[Option | None] = field(default_factory=list)
+    """What the axis does to each operator so far."""
+    combined: list[tuple[str, ...]] = field(default_factory=list)
+    """The values that are combined before each operator so far."""
 
     def run(self) -> None:
         """Find the states of all values. Raises `_StuckError`."""
         for operator, rule in zip(self.model.operators, self.rules, strict=True):
             option = self._option(operator, rule)
+            self.splits.append(option)
+            self.combined.append(())
             made = self._split(operator, option) if option else self._whole(operator, rule)
             self.states.update((name, state) for name, state in zip(operator.outputs, made, strict=True) if name)
 
@@ -158,6 +164,36 @@ class _Walk:
         if tensor.is_float:
             self.inner.append(InnerCollective("all_reduce", tensor.size_bytes, "backward"))
         self.states[name] = _MERGED
+        self.combined[-1] += (name,)
+
+
+@dataclass(frozen=True)
+class BodySplit:
+    """What one mesh axis that splits a factor of a composed operator does inside of its body.
+
+    `splits[i]`: the option of the body's operator i, None where it is not split; `combined[i]`: the partial values that
+    are combined before it.
+    """
+
+    splits: tuple[Option | None, ...]
+    combined: tuple[tuple[str, ...], ...]
+
+
+def inside(signature: Signature, rule_of: RuleOf, factors: Sequence[str]) -> tuple[Model, list[Rule], list[BodySplit]]:
+    """The body of a composed operator, the rules of its operators, and how axes that split `factors` go through it.
+
+    `""` is the factor of an axis that splits nothing. `LookupError` for a factor that the operator does not have.
+    """
+    body = body_of(signature)
+    assert body is not None
+    rules = [rule_of(operator, body.model) for operator in body.model.operators]
+    composer = _Composer(signature, body, rules)
+    known = {option.factor: places for places, option in composer.options()}
+    splits = []
+    for factor in factors:
+        walk = composer.walk(known[factor] if factor else frozenset())
+        splits.append(BodySplit(tuple(walk.splits), tuple(walk.combined)))
+    return body.model, composer.rules, splits
 
 
 def places_of(operator: Operator, option: Option) -> list[Place]:
@@ -212,10 +248,8 @@ class _Composer:
         """The option that splits a factor; None where the body, or the operator on shards, stands against it."""
         if any(len({dim for name, dim in places if name == operand}) > 1 for operand in self.operands):
             return None
-        starts = {name: _State(S(dim)) for name, dim in places if name in self.operands}
-        walk = _Walk(self.model, self.rules, places, dict(starts))
         try:
-            walk.run()
+            walk = self.walk(places)
         except _StuckError:
             return None
         size = math.gcd(*walk.sizes)
@@ -231,6 +265,13 @@ class _Composer:
             tuple(walk.inner),
             averaged=averaged == {True},
         )
+
+    def walk(self, places: frozenset[Place]) -> _Walk:
+        """An axis that splits a factor, gone through the body. Raises `_StuckError`."""
+        starts = {name: _State(S(dim)) for name, dim in places if name in self.operands}
+        walk = _Walk(self.model, self.rules, places, dict(starts))
+        walk.run()
+        return walk
 
     def _same_on_shards(self, walk: _Walk, size: int) -> bool:
         """Whether the body for the shards of one device has the values that the walk found."""

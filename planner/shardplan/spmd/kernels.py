@@ -9,8 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from shardplan.layout.placement import S
+from shardplan.rules.body import has_body
 from shardplan.spmd.borders import borders
 from shardplan.spmd.collectives import part
+from shardplan.spmd.composed import by_body
 from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.localise import refuse
 from shardplan.spmd.losses import likelihood
@@ -29,9 +31,11 @@ def kernel_for(site: Site) -> Kernel:
         return whole_shape
     if not site.communicates:
         return plain
-    if site.kind not in KERNELS:
-        raise refuse(site, "this split needs communication inside the operator, which is not simulated for this kind")
-    return KERNELS[site.kind]
+    if site.kind in KERNELS:
+        return KERNELS[site.kind]
+    if has_body(site.kind, site.operator.version):
+        return by_body(kernel_for)
+    raise refuse(site, "this split needs communication inside the operator, which is not simulated for this kind")
 
 
 def plain(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:

@@ -50,7 +50,7 @@ def _log_softmax(scores: Array, axes: tuple[int, ...]) -> Asking:
     total = np.exp(shifted).sum(axis=1, keepdims=True)
     if axes:
         total = yield from all_reduce(total, axes)
-    return shifted - np.log(total)
+    return np.asarray(shifted - np.log(total))
 
 
 def _of_each(local: Local, scores: Array, target: Array, weights: Array | None, first: int) -> tuple[Array, Array]:

@@ -177,6 +177,7 @@ class _Lowering:
             operand_shapes=tuple(tensors[name].shape if name else None for name in operator.inputs),
             result_shapes=tuple(tensors[name].shape if name else None for name in operator.outputs),
             known={i: constants[name] for i, name in enumerate(operator.inputs) if name in constants},
+            dtypes=dtypes_around(operator, self.model),
         )
 
     def _layouts(
@@ -201,6 +202,15 @@ class _Lowering:
                 raise _inconsistent(operator, f"'{name}' cannot be split so: {'; '.join(reasons)}")
             found.append(wanted)
         return tuple(found)
+
+
+def dtypes_around(operator: Operator, model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Element types of operands and of results, `""` for absent ones."""
+    operands, results = (
+        tuple(model.tensors[name].dtype if name else "" for name in names)
+        for names in (operator.inputs, operator.outputs)
+    )
+    return operands, results
 
 
 def check_fresh(model: Model, plan: Plan) -> None:

@@ -23,7 +23,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.model.types import DTYPE_BITS, Model, Operator
 from shardplan.plan.types import Plan
-from shardplan.rules import model_rules
+from shardplan.rules import family_of, model_rules
 from shardplan.spmd import collectives
 from shardplan.spmd.evaluate import evaluate, widen
 from shardplan.spmd.kernels import kernel_for
@@ -108,7 +108,7 @@ def verify_plan(
     microbatches = plan.model.get("microbatches", 1)
     assert isinstance(microbatches, int)
     if rtol is None:
-        rtol = SINGLE_RTOL if any(operator.domain in DOMAINS for operator in model.operators) else RTOL
+        rtol = SINGLE_RTOL if any(map(_in_single, model.operators)) else RTOL
     return Machine(program, random_values(model, seed, rules, given), rtol, microbatches).run()
 
 
@@ -131,6 +131,11 @@ def needed_bytes(program: Program) -> int:
     computes = [i for i in flat(program.instructions) if isinstance(i, Compute)]
     around = (sum(size(v) for v in (*c.reads, *c.makes) if v is not None) + inside(c.site) for c in computes)
     return 8 * (sum(map(size, program.loads)) + 2 * max(around, default=0))
+
+
+def _in_single(operator: Operator) -> bool:
+    """Whether an operator may only run in single precision: elsewhere, or as a function with constants of that type."""
+    return operator.domain in DOMAINS or (family_of(operator.kind) == "unknown" and not is_border(operator))
 
 
 class Machine:

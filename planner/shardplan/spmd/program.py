@@ -77,6 +77,8 @@ class Site:
     operand_shapes: Shapes
     result_shapes: Shapes
     known: Mapping[int, Array]
+    dtypes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Element types of operands and results in the model, `""` for absent ones."""
 
     @property
     def kind(self) -> str:

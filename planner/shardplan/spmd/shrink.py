@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -112,8 +112,8 @@ def _thin_model(model: Model, kept: Sequence[int], renamed: Mapping[tuple[int, s
 class _Scaling(Site):
     """A site whose "local" shapes are the whole shapes of the twin: what localisers do for shards they do for it."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    ratios: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ratios: Mapping[str, int] = field(default_factory=dict)
 
     def local_operand(self, position: int) -> tuple[int, ...]:
         return self.shapes[self.operator.inputs[position]]
@@ -157,7 +157,8 @@ def _scaled(
         return local
     before, after = (tuple(model.tensors[n].shape if n else None for n in side) for side in names)
     known = {i: model.constants[n] for i, n in enumerate(operator.inputs) if n in model.constants}
-    localiser(_Scaling(operator, rule, Mesh(()), (), (), (), before, after, known, shapes, ratios), local)
+    site = _Scaling(operator, rule, Mesh(()), (), (), (), before, after, known, shapes=shapes, ratios=ratios)
+    localiser(site, local)
     if any(position >= len(operator.inputs) or not operator.inputs[position] for position in local.operands):
         return Local(dict(operator.attributes))  # what is not given follows from the shapes
     return local
