@@ -177,8 +177,8 @@ def _is_small_constant(model: Model, name: str) -> bool:
 
 
 def _with_gradients(model: Model) -> frozenset[str]:
-    """Float tensors that lie between a trainable parameter and a float output."""
-    downstream = {parameter.tensor for parameter in model.parameters if parameter.trainable}
+    """Float tensors that lie between a trainable parameter (or what is fed from another part) and a float output."""
+    downstream = {parameter.tensor for parameter in model.parameters if parameter.trainable} | model.fed
     for operator in model.operators:
         if any(name in downstream for name in operator.inputs):
             downstream.update(name for name in operator.outputs if name and model.tensor(name).is_float)

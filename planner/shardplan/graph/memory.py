@@ -113,7 +113,8 @@ class Memory:
         again = self.built.recompute
         if maker is None or name in again.saved:
             reread = flow.first_reader(name) if maker is None or maker[0] in again.again else start
-            amount = amount * self.built.model.turns(flow.lives_in.get(name, ()))  # of every turn, for its backward
+            waiting = self.built.options.in_flight * self.built.model.turns(flow.lives_in.get(name, ()))
+            amount = amount * waiting  # of every microbatch and turn, for its backward
             yield Holding(node, "activations", start, self._backward(reread) + 1, amount)
         else:
             yield Holding(node, "activations", start, end, amount)

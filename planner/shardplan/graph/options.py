@@ -20,7 +20,8 @@ class PlanOptions:
     an operator without a rule is an error. `constraints`: what is fixed by hand. `kv_cache_tokens`: in inference, room
     is kept for the keys and values of so many tokens, all sequences together. `cost_model`: whose prices; with those of
     another system the choices are narrowed to what it knows (`shardplan.graph.peers`). `shard_optimizer`: in training,
-    optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer)."""
+    optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer). `in_flight`: so
+    many microbatches have run forward and wait for their backward, as in a stage of a pipeline."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"
@@ -36,6 +37,7 @@ class PlanOptions:
     kv_cache_tokens: int = 0
     cost_model: CostModel = OURS
     shard_optimizer: bool = False
+    in_flight: int = 1
 
     @property
     def training(self) -> bool:

@@ -142,6 +142,8 @@ class Model:
     producer: str = ""
     warnings: tuple[Diagnostic, ...] = ()
     trips: Mapping[str, int] = field(default_factory=dict)
+    fed: frozenset[str] = frozenset()
+    """Inputs that are results of another part of a larger model: they take a gradient."""
 
     def tensor(self, name: str) -> Tensor:
         return self.tensors[name]
