@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R, S
 from shardplan.plan.file import read_plan, write_plan
+from shardplan.study.check import _by_block
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
 PLAN = "plans/mlp.2x2.plan.json"
@@ -44,7 +45,7 @@ def test_stale_model(shardplan, solved):
     assert (run.code, run.out) == (1, f"{PLAN}  stale\n")
     assert run.err == (
         f"{PLAN}: error[stale-plan]: stale: model structure changed since this plan was made\n"
-        "  + 1 nodes, among them 'gelu'\n  - 1 nodes, among them 'relu'\n"
+        "  + 'gelu'\n  - 'relu'\n"
         f"hint: {REPAIR}\n"
     )
 
@@ -98,3 +99,15 @@ def test_several_and_json(shardplan, solved):
 
 def test_resolve_needs_a_model(shardplan, solved):
     assert shardplan("check", PLAN, "--resolve").code == 2
+
+
+def test_what_is_new_is_gathered_by_layers():
+    modules = {f"node{n}": f"model.layers.{32 + n % 2}.mlp" for n in range(6)} | {"head": "lm_head", "a": "", "b": ""}
+    assert _by_block(modules) == [
+        "model.layers.32 (3 nodes)",
+        "model.layers.33 (3 nodes)",
+        "2 nodes, among them 'a'",
+        "'head'",
+    ]
+    many = {f"n{n}": f"stage.{n // 2}.block" for n in range(12)}
+    assert _by_block(many)[-1] == "4 nodes elsewhere"

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R
+from shardplan.plan.diff import diff_plans
 from shardplan.plan.file import write_plan
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
@@ -97,3 +98,25 @@ def test_bad_conditions_and_files_are_said_together(shardplan, plans):
         "hint: write for example 'step>+2%', 'step>+1 ms' or 'memory>+1 GiB'\n"
         "absent.plan.json: error[unreadable-plan]: cannot read the plan: no such file or directory\n"
     )
+
+
+def test_plans_at_different_prices_are_not_subtracted(shardplan, mlp: Path):
+    asked = ("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2", "--mode", "inference", "-q")
+    shardplan(*asked, "-o", "ours.json")
+    shardplan(*asked, "-o", "theirs.json", "--cost-model", "slapo", "--memory-limit", "40 GiB")
+    said = shardplan("diff", "ours.json", "theirs.json").out
+    assert " elements   compute " in said
+    assert "%" not in said.splitlines()[-5]
+    assert said.endswith("cause: cost model shardplan → slapo\ncause: memory limit 67.1 GiB → 40 GiB\n")
+    same = shardplan("diff", "theirs.json", "theirs.json")
+    assert (same.code, same.out) == (0, "the plans say the same\n")
+
+
+def test_results_and_operators_go_by_their_modules():
+    old = example_plan()
+    operators = tuple(
+        replace(operator, split=tuple("-" for _ in operator.split)) if "down" in operator.module else operator
+        for operator in old.operators
+    )
+    changes = diff_plans(old, example_plan(operators=operators)).changes
+    assert [change.name for change in changes if change.kind == "operator"] == ["layers.*.mlp.down (MatMul)"]

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardplan.cost.named import measure_of
 from shardplan.folding import folded, pattern
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
+from shardplan.units import TIME, Measure, size
 
 _ABSENT = ""
+_ASKED: Mapping[str, object] = {
+    "mode": None,
+    "optimizer": None,
+    "shard_optimizer": False,
+    "remat": None,
+    "microbatches": None,
+    "kv_cache_tokens": 0,
+    "cost_model": "shardplan",
+}
+"""What a plan is asked for -> what it is where the plan says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +67,14 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """`unchanged`: how many tensors and operators are as they were. `causes`: what was asked for differently."""
+    """`unchanged`: how many tensors and operators are as they were. `causes`: what was asked for differently.
+    `measures`: how the costs of the old plan and of the new one are read."""
 
     changes: tuple[Change, ...]
     unchanged: int
     effects: tuple[Effect, ...]
     causes: tuple[str, ...]
+    measures: tuple[Measure, Measure] = (TIME, TIME)
 
     @property
     def is_empty(self) -> bool:
@@ -73,17 +87,23 @@ class PlanDiff:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
+    """`name` is unique in its plan; people know it as `shown`."""
+
     kind: str
     name: str
+    shown: str
     text: str
     size_bytes: int
     time_ns: int
 
 
+_NOTHING = _Item("", "", "", "", 0, 0)
+
+
 def diff_plans(old: Plan, new: Plan) -> PlanDiff:
     """What `new` decides otherwise than `old`; identical layers are one change."""
     before, after = _items(old), _items(new)
-    everything = [name for _, name in {**before, **after}]
+    everything = [item.shown for item in {**before, **after}.values()]
     groups: dict[tuple[str, str, str, str], list[tuple[str, int, int]]] = {}
     unchanged = 0
     for kind, name in {**after, **before}:
@@ -92,51 +112,59 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
         if texts[0] == texts[1]:
             unchanged += 1
             continue
+        shown = (now or was or _NOTHING).shown
         effect = (
-            name,
+            shown,
             (now.size_bytes if now else 0) - (was.size_bytes if was else 0),
             (now.time_ns if now else 0) - (was.time_ns if was else 0),
         )
-        groups.setdefault((kind, pattern(name), *texts), []).append(effect)
+        groups.setdefault((kind, pattern(shown), *texts), []).append(effect)
     changes = [
         Change(
             kind,
-            folded([name for name, _, _ in group], everything),
+            folded(list(dict.fromkeys(name for name, _, _ in group)), everything),
             len(group),
             was_text,
             now_text,
-            sum(size for _, size, _ in group),
+            sum(held for _, held, _ in group),
             sum(time for _, _, time in group),
         )
         for (kind, _, was_text, now_text), group in groups.items()
     ]
-    return PlanDiff(tuple(changes), unchanged, _effects(old, new), tuple(_causes(old, new)))
+    measures = measure_of(old.model.get("cost_model")), measure_of(new.model.get("cost_model"))
+    return PlanDiff(tuple(changes), unchanged, _effects(old, new), tuple(_causes(old, new)), measures)
 
 
 def _items(plan: Plan) -> dict[tuple[str, str], _Item]:
-    """Every decision by kind and by the name people know it by; weights first."""
+    """Every decision by kind and name; weights first."""
+    modules = {name: operator.module for operator in plan.operators for name in operator.outputs}
     moved: dict[str, int] = {}
     for move in plan.moves:
         moved[move.tensor] = moved.get(move.tensor, 0) + move.time_ns
-    found = [_tensor_item(plan, tensor, moved.get(tensor.name, 0)) for tensor in plan.tensors]
+    found = [
+        _tensor_item(plan, tensor, modules.get(tensor.name, ""), moved.get(tensor.name, 0)) for tensor in plan.tensors
+    ]
     found += [_operator_item(plan, operator) for operator in plan.operators]
     return {(item.kind, item.name): item for item in found}
 
 
-def _tensor_item(plan: Plan, tensor: TensorDecision, moved_ns: int) -> _Item:
+def _tensor_item(plan: Plan, tensor: TensorDecision, module: str, moved_ns: int) -> _Item:
     kept, served, optimizer = (
         to_text(checkpoint_layout(one, tensor.perm), plan.mesh)
         for one in (tensor.layout, tensor.served, tensor.optimizer or tensor.layout)
     )
     text = kept if served == kept else f"{kept}, served {served}"
     text = text if optimizer == kept else f"{text}, optimizer {optimizer}"
-    return _Item(tensor.role, tensor.checkpoint or tensor.name, text, tensor.bytes_per_device, moved_ns)
+    name = tensor.checkpoint or tensor.name
+    shown = f"output of {module}" if module and tensor.role == "activation" else name
+    return _Item(tensor.role, name, shown, text, tensor.bytes_per_device, moved_ns)
 
 
 def _operator_item(plan: Plan, operator: OperatorDecision) -> _Item:
     splits = (f"{part}@{axis}" for part, axis in zip(operator.split, plan.mesh.names, strict=True) if part != "-")
     text = ", ".join(splits) or "replicated"
-    return _Item("operator", operator.name, text, 0, operator.compute_ns)
+    shown = f"{operator.module} ({operator.op_type})" if operator.module else operator.name
+    return _Item("operator", operator.name, shown, text, 0, operator.compute_ns)
 
 
 def _effects(old: Plan, new: Plan) -> tuple[Effect, ...]:
@@ -154,9 +182,9 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
     was, now = old.model, new.model
     if was.get("digest") != now.get("digest"):
         yield f"model changed ({was.get('operators', '?')} → {now.get('operators', '?')} operators)"
-    for key in ("mode", "optimizer", "remat", "microbatches"):
-        if was.get(key) != now.get(key):
-            yield f"{key} {was.get(key)} → {now.get(key)}"
+    for key, usual in _ASKED.items():
+        if was.get(key, usual) != now.get(key, usual):
+            yield f"{key.replace('_', ' ')} {was.get(key, usual)} → {now.get(key, usual)}"
     yield from _differences(_mapping(was.get("dims")), _mapping(now.get("dims")), "dim ")
     lost, added = _constraints(old) - _constraints(new), _constraints(new) - _constraints(old)
     yield from (f"constraint removed: {text}" for text in sorted(lost))
@@ -164,7 +192,7 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
     if old.mesh != new.mesh:
         yield f"mesh {old.mesh} → {new.mesh}"
     if old.summary.memory_limit_bytes != new.summary.memory_limit_bytes:
-        yield f"memory limit {old.summary.memory_limit_bytes} → {new.summary.memory_limit_bytes} bytes"
+        yield f"memory limit {size(old.summary.memory_limit_bytes)} → {size(new.summary.memory_limit_bytes)}"
     if old.cluster.get("digest") != new.cluster.get("digest"):
         yield from _cluster_causes(old, new)
 

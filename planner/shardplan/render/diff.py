@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shardplan.plan.diff import Change, Effect, PlanDiff
 from shardplan.render.console import emit, table
-from shardplan.units import duration, percent, size
+from shardplan.units import percent, size
 
 MOST_ROWS = 20
 """Rows that `--all` completes."""
@@ -29,7 +29,7 @@ def show_diff(console: Console, diff: PlanDiff, *, everything: bool = False) -> 
     rows = table("", "*what", "*before → after", ">memory", ">time")
     rows.show_header = False
     for change in shown:
-        rows.add_row(change.sign, _name(change), _arrow(change), _memory(change), _time(change))
+        rows.add_row(change.sign, _name(change), _arrow(change), _memory(change), _time(diff, change))
     if shown:
         for number, change in enumerate(shown):
             rows.rows[number].style = _STYLES[change.sign]
@@ -53,7 +53,7 @@ def diff_markdown(diff: PlanDiff, name: str) -> str:
         used = sum(map(len, lines))
         for number, change in enumerate(shown):
             row = f"| {change.sign} | `{change.name}`{_times(change)} | {change.before} | {change.after} |"
-            row += f" {_memory(change)} | {_time(change)} |"
+            row += f" {_memory(change)} | {_time(diff, change)} |"
             used += len(row) + 1
             if used > COMMENT_LIMIT:
                 lines.append(f"\n{len(shown) - number} more rows: see `shardplan diff --all`")
@@ -92,20 +92,27 @@ def diff_document(diff: PlanDiff) -> dict[str, object]:
 
 def totals(diff: PlanDiff) -> list[str]:
     """`step 39.1 → 38.2 ms (−2.3 %)`, memory, and the causes, one line each."""
-    parts = [_effect(diff.effect(name)) for name in ("step", "compute", "communication")]
+    parts = [_effect(diff, name) for name in ("step", "compute", "communication")]
     causes = diff.causes or (_NO_CAUSE,)
-    return ["   ".join(parts), _effect(diff.effect("memory")), *(f"cause: {cause}" for cause in causes)]
+    return ["   ".join(parts), _effect(diff, "memory"), *(f"cause: {cause}" for cause in causes)]
 
 
 def _headline(diff: PlanDiff) -> str:
-    return "unchanged" if diff.is_empty else _effect(diff.effect("step"))
+    return "unchanged" if diff.is_empty else _effect(diff, "step")
 
 
-def _effect(effect: Effect) -> str:
-    show = size if effect.name == "memory" else duration
+def _effect(diff: PlanDiff, name: str) -> str:
+    effect, (old, new) = diff.effect(name), diff.measures
+    before, after = (
+        (size(effect.before), size(effect.after))
+        if name == "memory"
+        else (old.text(effect.before), new.text(effect.after))
+    )
+    if old != new and name != "memory":
+        return f"{name} {before} → {after}"
     if not effect.delta:
-        return f"{effect.name} {show(effect.after)} (same)"
-    return f"{effect.name} {show(effect.before)} → {show(effect.after)} ({_signed(percent, effect.share)})"
+        return f"{name} {after} (same)"
+    return f"{name} {before} → {after} ({_signed(percent, effect.share)})"
 
 
 def _shown(changes: Sequence[Change], *, everything: bool) -> tuple[list[Change], int]:
@@ -119,7 +126,7 @@ def _shown(changes: Sequence[Change], *, everything: bool) -> tuple[list[Change]
 
 
 def _rest(diff: PlanDiff, hidden: int) -> str:
-    more = f"{hidden} more kinds of change and " if hidden else ""
+    more = f"{hidden} more kind{'s' * (hidden > 1)} of change and " if hidden else ""
     hint = "; --all shows the changes" if hidden else ""
     return f"({more}{diff.unchanged:,} unchanged decisions hidden{hint})"
 
@@ -140,8 +147,9 @@ def _memory(change: Change) -> str:
     return _signed(size, change.bytes_delta) if change.bytes_delta else ""
 
 
-def _time(change: Change) -> str:
-    return _signed(duration, change.time_ns_delta) if change.time_ns_delta else ""
+def _time(diff: PlanDiff, change: Change) -> str:
+    old, new = diff.measures
+    return _signed(new.text, change.time_ns_delta) if change.time_ns_delta and old == new else ""
 
 
 def _signed(show: object, value: float) -> str:

@@ -33,6 +33,8 @@ def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
     many = f" ×{found.count}" if found.count > 1 else ""
     whole = sum(share.time_ns for share in found.shares) / max(plan.summary.step_ns, 1)
     head = f"{found.subject}  {found.about}{many}  {chosen.choice}  {percent(whole)} of the step"
+    if found.bytes_per_device is not None:
+        head += f"  {size(found.bytes_per_device)} per device"
     emit(console, Text(head, style="bold"), _share_rows(plan, found.shares), "")
     rows = table("instead", ">costs", ">memory", "*and then")
     for one in found.alternatives[1:]:
@@ -53,6 +55,7 @@ def explain_document(
     return {
         "step_us": plan.summary.step_ns / 1000,
         "subject": subject,
+        "bytes_per_device": found and found.bytes_per_device,
         "shares": [
             {
                 "name": share.name,

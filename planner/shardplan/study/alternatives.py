@@ -124,6 +124,10 @@ def _impossible(built: CostGraph, node: Node, named: Mapping[str, object]) -> It
             if axis.size > 1 and extent % axis.size and text not in named:
                 why = f"not possible: size {extent} does not divide by {axis.name}={axis.size}"
                 yield Alternative(text, False, None, None, why_not=why)
+    for axis in built.cluster.mesh.axes:
+        if axis.size == 1:
+            why = f"not possible: {axis.name} has size 1"
+            yield Alternative(f"S(any)@{axis.name}", False, None, None, why_not=why)
 
 
 def _changes(

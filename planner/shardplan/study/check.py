@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import list_profiles, load_profile
+from shardplan.cost.named import measure_of
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.layout.legal import check as check_layout
 from shardplan.layout.mesh import Mesh
@@ -17,11 +19,13 @@ from shardplan.plan.diff import diff_plans
 from shardplan.plan.types import Plan
 from shardplan.planning import plan_model
 from shardplan.study.request import cluster_of, is_of, options_of
-from shardplan.units import duration, percent, size
+from shardplan.units import percent, size
 
 Status = Literal["fresh", "stale", "invalid", "infeasible", "not optimal", "unreadable"]
 _SAME = 1e-6
 """Relative: objectives this close are equal."""
+_BLOCK = re.compile(r".*?\.\d+(?=\.|$)")
+_MOST_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,30 @@ def _faults(plan: Plan) -> Iterator[str]:
 def _model_changes(plan: Plan, model: Model | None) -> tuple[str, ...]:
     if model is None or is_of(plan, model):
         return ()
-    before, after = {op.name for op in plan.operators}, {op.name for op in model.operators}
-    details = []
-    if after - before:
-        details.append(f"+ {len(after - before)} nodes, among them '{min(after - before)}'")
-    if before - after:
-        details.append(f"- {len(before - after)} nodes, among them '{min(before - after)}'")
+    before = {operator.name: operator.module for operator in plan.operators}
+    after = {operator.name: operator.module for operator in model.operators}
+    added = _by_block({name: module for name, module in after.items() if name not in before})
+    removed = _by_block({name: module for name, module in before.items() if name not in after})
+    details = [*(f"+ {text}" for text in added), *(f"- {text}" for text in removed)]
     return ("model structure changed since this plan was made", *details)
+
+
+def _by_block(modules: Mapping[str, str]) -> list[str]:
+    """Nodes with their modules, gathered by repeated blocks: `model.layers.32 (41 nodes)`, the largest first."""
+    blocks: dict[str, list[str]] = {}
+    for name, module in modules.items():
+        found = _BLOCK.match(module)
+        blocks.setdefault(found[0] if found else module or "", []).append(name)
+    ranked = sorted(blocks.items(), key=lambda block: (-len(block[1]), block[0]))
+    shown = [_block_text(block, names) for block, names in ranked[:_MOST_BLOCKS]]
+    rest = sum(len(names) for _, names in ranked[_MOST_BLOCKS:])
+    return [*shown, f"{rest} nodes elsewhere"] if rest else shown
+
+
+def _block_text(block: str, names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"'{names[0]}'"
+    return f"{block} ({len(names)} nodes)" if block else f"{len(names)} nodes, among them '{min(names)}'"
 
 
 def _profile_changes(plan: Plan, file: str) -> tuple[str, ...]:
@@ -100,9 +121,10 @@ def _solve_again(plan: Plan, file: str, model: Model) -> Verdict:
     if slower <= _SAME * was.step_ns:
         same = not diff_plans(plan, best).changes
         return Verdict("fresh", notes=() if same else ("another plan of the same step exists",))
-    share = slower / now.step_ns
+    share, measure = slower / max(now.step_ns, 1), measure_of(plan.model.get("cost_model"))
     found = (
-        f"a step of {duration(now.step_ns)} is possible; this plan takes {duration(was.step_ns)}, {percent(share)} more"
+        f"a step of {measure.text(now.step_ns)} is possible; this plan takes {measure.text(was.step_ns)}, "
+        f"{percent(share)} more"
     )
     return Verdict("not optimal", (found,))
 

@@ -24,13 +24,15 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`subject`: folded name; `about`: its shape and type, or equation; `count`: how many things it stands for."""
+    """`subject`: folded name; `about`: its shape and type, or equation; `count`: how many things it stands for;
+    `bytes_per_device`: what all of them take there, None for an operator."""
 
     subject: str
     about: str
     count: int
     shares: tuple[Share, ...]
     alternatives: tuple[Alternative, ...]
+    bytes_per_device: int | None = None
 
 
 def explain(plan: Plan, file: str, model: Model, name: str) -> Explanation:
@@ -57,7 +59,8 @@ def explain(plan: Plan, file: str, model: Model, name: str) -> Explanation:
     about = f"{list(checkpoint_shape(first.shape, first.perm))} {first.dtype}"
     subject = folded([t.checkpoint or t.name for t in tensors], [t.checkpoint or t.name for t in plan.tensors])
     shares = shares_of(plan, tensors=[tensor.name for tensor in tensors])
-    return Explanation(subject, about, len(tensors), shares, found)
+    held = sum(tensor.bytes_per_device for tensor in tensors)
+    return Explanation(subject, about, len(tensors), shares, found, held)
 
 
 def _find(plan: Plan, model: Model, name: str) -> tuple[list[TensorDecision], tuple[int, ...]]:
