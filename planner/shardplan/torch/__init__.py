@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from shardplan.torch.count import count_comms
 from shardplan.torch.grid import mesh
 from shardplan.torch.parallelize import parallelize
 
-__all__ = ["mesh", "parallelize"]
+__all__ = ["count_comms", "mesh", "parallelize"]

@@ -36,11 +36,11 @@ def elementwise(engine: Engine, name: str, func: Any, args: Sequence[Any], kwarg
     operands: list[Value] = []
     places: list[int] = []
     for position, argument in enumerate(args):
-        if isinstance(argument, Value):
-            operands.append(argument)
+        if isinstance(argument, (Value, torch.Tensor)):
+            operands.append(lift(engine, argument))
             places.append(position)
     shape = torch.broadcast_shapes(*(value.shape for value in operands))
-    plain = [argument for argument in args if not isinstance(argument, Value)]
+    plain = [argument for argument in args if not isinstance(argument, (Value, torch.Tensor))]
 
     def run(locals_: list[Any], site: Site) -> Any:
         del site
