@@ -45,22 +45,32 @@ class Census:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """One operator with what it does in all turns of the loops around it."""
+
+    operator: Operator
+    fallback: bool
+    flops: float
+    bytes: int
+
+
 def take_census(model: Model) -> Census:
     """Count the operators of `model`. Raises `ShardplanError` where shapes contradict an operator."""
-    counted = [(operator, rule, _bytes(operator, model)) for operator, rule in _ruled(model)]
-    by_family: dict[str, list[tuple[Operator, Rule, int]]] = {}
+    counted = [_count(operator, rule, model) for operator, rule in _ruled(model)]
+    by_family: dict[str, list[_Counted]] = {}
     for item in counted:
-        by_family.setdefault(family_of(item[0].kind), []).append(item)
+        by_family.setdefault(family_of(item.operator.kind), []).append(item)
     families = [_family(name, items) for name, items in by_family.items()]
-    without: dict[str, list[tuple[Operator, Rule, int]]] = {}
+    without: dict[str, list[_Counted]] = {}
     for item in counted:
-        if item[1].fallback:
-            without.setdefault(item[0].kind, []).append(item)
+        if item.fallback:
+            without.setdefault(item.operator.kind, []).append(item)
     return Census(
         families=tuple(sorted(families, key=lambda family: (-family.flops, -family.bytes, family.name))),
         fallbacks=tuple(_fallback(kind, items) for kind, items in sorted(without.items())),
-        flops=sum(rule.flops for _, rule, _ in counted),
-        bytes=sum(moved for _, _, moved in counted),
+        flops=sum(item.flops for item in counted),
+        bytes=sum(item.bytes for item in counted),
     )
 
 
@@ -68,23 +78,25 @@ def _ruled(model: Model) -> Iterable[tuple[Operator, Rule]]:
     return zip(model.operators, model_rules(model), strict=True)
 
 
-def _bytes(operator: Operator, model: Model) -> int:
-    return sum(model.tensors[name].size_bytes for name in (*operator.inputs, *operator.outputs) if name)
+def _count(operator: Operator, rule: Rule, model: Model) -> _Counted:
+    turns = model.turns(operator.loops)
+    size_bytes = sum(model.tensors[name].size_bytes for name in (*operator.inputs, *operator.outputs) if name)
+    return _Counted(operator, rule.fallback, turns * rule.flops, turns * size_bytes)
 
 
-def _family(name: str, items: list[tuple[Operator, Rule, int]]) -> Family:
+def _family(name: str, items: list[_Counted]) -> Family:
     kinds: dict[str, int] = {}
-    for operator, _, _ in items:
-        kinds[operator.kind] = kinds.get(operator.kind, 0) + 1
+    for item in items:
+        kinds[item.operator.kind] = kinds.get(item.operator.kind, 0) + 1
     ordered = dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
-    return Family(name, ordered, sum(rule.flops for _, rule, _ in items), sum(moved for _, _, moved in items))
+    return Family(name, ordered, sum(item.flops for item in items), sum(item.bytes for item in items))
 
 
-def _fallback(kind: str, items: list[tuple[Operator, Rule, int]]) -> Fallback:
+def _fallback(kind: str, items: list[_Counted]) -> Fallback:
     return Fallback(
         kind=kind,
         count=len(items),
-        first=items[0][0].name,
-        flops=sum(rule.flops for _, rule, _ in items),
-        bytes=sum(moved for _, _, moved in items),
+        first=items[0].operator.name,
+        flops=sum(item.flops for item in items),
+        bytes=sum(item.bytes for item in items),
     )

@@ -28,6 +28,7 @@ def inspect_document(model: Model, census: Census) -> dict[str, object]:
         "outputs": [_value(model, name) for name in model.outputs],
         "operators": len(model.operators),
         "parameters": len(model.parameters),
+        **({"loops": dict(model.trips)} if model.trips else {}),
         "blocks": [{"copies": len(block.copies), "operators": len(block.copies[0])} for block in model.blocks],
         "flops": census.flops,
         "bytes": census.bytes,
@@ -49,8 +50,14 @@ def show_inspection(console: Console, model: Model, census: Census) -> None:
         ("blocks", f"{len(block.copies)} x {len(block.copies[0])} operators: {block.names[0]} … {block.names[-1]}")
         for block in model.blocks
     ]
+    rows += [("loops", _loop(model, name, turns)) for name, turns in model.trips.items()]
     emit(console, facts(*rows), "", _families(census), "")
     _show_fallbacks(console, census)
+
+
+def _loop(model: Model, name: str, turns: int) -> str:
+    inside = sum(name in operator.loops for operator in model.operators)
+    return f"{name} turns {turns:,} times, {inside} operators"
 
 
 def _origin(model: Model) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -73,10 +74,15 @@ def _head(plan: Plan) -> Table:
     prices, measure = plan.model.get("cost_model"), measure_of(plan.model.get("cost_model"))
     return facts(
         ("plan", f"{plan.model.get('name')}, {mode}, on {plan.cluster.get('name')} ({devices})"),
+        *([("loops", _loops(loops))] if isinstance(loops := plan.model.get("loops"), Mapping) else []),
         *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
         ("step", time_line(plan.summary, measure).removeprefix("step ")),
         ("proof", proof_line(plan.summary, measure)),
     )
+
+
+def _loops(trips: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} turns {turns} times" for name, turns in trips.items())
 
 
 def _axes(plan: Plan) -> Table:
