@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -43,10 +44,14 @@ def segmented(plan: Plan) -> Iterator[str]:
 
 
 def cannot_say(form: str, what: str, lines: Iterable[str], hint: str = "") -> list[Diagnostic]:
-    """One error that lists what `form` has no words for; empty if there is nothing."""
-    found = list(lines)
-    if not found:
+    """One error that lists what `form` has no words for; empty if there is nothing. Of lines that differ only in
+    numbers (the same in every layer) the first is shown."""
+    alike: dict[str, list[str]] = {}
+    for line in lines:
+        alike.setdefault(re.sub(r"\d+", "*", line), []).append(line)
+    if not alike:
         return []
+    found = [f"{same[0]} (and {len(same) - 1} more like this)" if same[1:] else same[0] for same in alike.values()]
     shown = [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else found
     return [error("cannot-say", f"{form} cannot say {what}", detail="\n".join(shown), hint=hint)]
 

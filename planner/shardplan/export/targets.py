@@ -79,6 +79,27 @@ TARGETS: tuple[Target, ...] = (
         needs_model=False,
         writes="text",
     ),
+    Target(
+        "tp-plan",
+        "the tp_plan of Hugging Face transformers 5",
+        "shardplan.export.tp_plan:export_tp_plan",
+        needs_model=False,
+        writes="text",
+    ),
+    Target(
+        "tp-plan-portable",
+        "a tp_plan of the five styles that transformers, vLLM and SGLang all read",
+        "shardplan.export.tp_plan:export_portable",
+        needs_model=False,
+        writes="text",
+    ),
+    Target(
+        "deepspeed",
+        "the tensor_parallel section of a DeepSpeed configuration (AutoTP)",
+        "shardplan.export.deepspeed:export_deepspeed",
+        needs_model=False,
+        writes="text",
+    ),
 )
 
 

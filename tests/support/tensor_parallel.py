@@ -1,0 +1,123 @@
+"""Plans of tensor parallelism as people write it, solved under constraints that leave nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from onnx import parser
+
+from shardplan.cli import main
+from shardplan.export.tp_plan import constraints_from_tp_plan
+from shardplan.plan.file import read_plan
+from shardplan.plan.types import Plan
+
+LAYER = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+"""`LlamaConfig.base_model_tp_plan` of transformers 5."""
+LLAMA = {
+    "model.embed_tokens": "embedding_rowwise",
+    **{f"model.{name}": style for name, style in LAYER.items()},
+    "lm_head": "colwise_gather_output",
+}
+
+
+def solved(model: str, folder: Path, constraints: str, *options: str, mesh: str = "gpu=4") -> Plan:
+    """The plan of `model` under `constraints` (YAML)."""
+    given, made = folder / "constraints.yaml", folder / "made.plan.json"
+    given.write_text(constraints)
+    arguments = ["solve", model, "--mesh", mesh, "--constraints", str(given), "-o", str(made), "-q", *options]
+    assert main([*arguments, "--memory-limit", "10TiB"]) == 0
+    return read_plan(made)
+
+
+def planned(model: str, folder: Path, tp_plan: dict[str, str], *options: str, mesh: str = "gpu=4") -> Plan:
+    """The plan that `tp_plan` is."""
+    return solved(model, folder, constraints_from_tp_plan(tp_plan, "gpu"), *options, mesh=mesh)
+
+
+QWEN = """
+<ir_version: 10, opset_import: ["" : 23]>
+qwen (int64[2,8] ids) => (float[2,8,64] logits)
+<float[64,32] embed, float[32] g1, float[32,32] wq, float[16,32] wk, float[16,32] wv, float[32,32] wo, float[4] gq,
+ float[4] gk, float[32] g2, float[64,32] gate, float[64,32] up, float[32,64] down, float[32] g3, float[64,32] head> {
+  x = Gather (embed, ids)
+  n = RMSNormalization (x, g1)
+  wqt = Transpose (wq)
+  q = MatMul (n, wqt)
+  wkt = Transpose (wk)
+  k = MatMul (n, wkt)
+  wvt = Transpose (wv)
+  v = MatMul (n, wvt)
+  heads = Constant <value = int64[4] {2,8,-1,4}> ()
+  q4 = Reshape (q, heads)
+  k4 = Reshape (k, heads)
+  v4 = Reshape (v, heads)
+  qn = RMSNormalization (q4, gq)
+  kn = RMSNormalization (k4, gk)
+  qt = Transpose <perm = [0,2,1,3]> (qn)
+  kt = Transpose <perm = [0,2,1,3]> (kn)
+  vt = Transpose <perm = [0,2,1,3]> (v4)
+  a = Attention <is_causal = 1> (qt, kt, vt)
+  at = Transpose <perm = [0,2,1,3]> (a)
+  flat = Constant <value = int64[3] {2,8,32}> ()
+  af = Reshape (at, flat)
+  wot = Transpose (wo)
+  o = MatMul (af, wot)
+  r = Add (x, o)
+  n2 = RMSNormalization (r, g2)
+  gatet = Transpose (gate)
+  g = MatMul (n2, gatet)
+  gs = Sigmoid (g)
+  gg = Mul (g, gs)
+  upt = Transpose (up)
+  u = MatMul (n2, upt)
+  gu = Mul (gg, u)
+  downt = Transpose (down)
+  d = MatMul (gu, downt)
+  y = Add (r, d)
+  n3 = RMSNormalization (y, g3)
+  headt = Transpose (head)
+  logits = MatMul (n3, headt)
+}"""
+_LAYER, _ATTENTION, _MLP = "model.layers.0", "model.layers.0.self_attn", "model.layers.0.mlp"
+_MODULES = {
+    "embed": "model.embed_tokens", "g1": f"{_LAYER}.input_layernorm", "g2": f"{_LAYER}.post_attention_layernorm",
+    "wq": f"{_ATTENTION}.q_proj", "wk": f"{_ATTENTION}.k_proj", "wv": f"{_ATTENTION}.v_proj",
+    "wo": f"{_ATTENTION}.o_proj", "gq": f"{_ATTENTION}.q_norm", "gk": f"{_ATTENTION}.k_norm",
+    "gate": f"{_MLP}.gate_proj", "up": f"{_MLP}.up_proj", "down": f"{_MLP}.down_proj", "g3": "model.norm",
+    "head": "lm_head",
+}  # fmt: skip
+
+
+def qwen(folder: Path) -> Path:
+    """One layer with norms of queries and keys; weights are [out, in], without data, and named as in the checkpoint."""
+    model = parser.parse_model(QWEN)
+    made = {name for node in model.graph.node for name in node.output}
+    kept = [info for info in model.graph.value_info if info.name in made]
+    for info in model.graph.value_info:
+        if info.name not in made:
+            tensor = onnx.TensorProto(name=f"{_MODULES[info.name]}.weight", data_type=onnx.TensorProto.FLOAT)
+            tensor.dims.extend(dim.dim_value for dim in info.type.tensor_type.shape.dim)
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="absent.bin")
+            model.graph.initializer.append(tensor)
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    for node in model.graph.node:
+        weights = [name.removesuffix("t") if name not in _MODULES else name for name in node.input]
+        owner = next((_MODULES[name] for name in weights if name in _MODULES), "")
+        if owner and node.op_type != "Transpose":
+            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", owner, "op"]))
+        for place, name in enumerate(node.input):
+            if name in _MODULES:
+                node.input[place] = f"{_MODULES[name]}.weight"
+    onnx.save(model, folder / "qwen.onnx")
+    return folder / "qwen.onnx"
