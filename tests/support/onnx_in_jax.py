@@ -1,7 +1,7 @@
 """A planned graph as a JAX function: every value is pinned to the plan where it is made and where it is read.
 
 Weights are a dict with the names and dims of the checkpoint. A fused q, k, v weight that the plan cuts in its segments
-has the dims (3, hidden, ...) in place of (3 * hidden, ...); the values made of it keep that division until they are split.
+has the dims (3, hidden, ...) in place of (3 * hidden, ...); the values made of it keep that division until the split.
 """
 
 from __future__ import annotations

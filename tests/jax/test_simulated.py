@@ -1,0 +1,107 @@
+"""Plans on 16 simulated devices: XLA sends what the plan says, and values and gradients are those of one device.
+
+Bytes of the forward pass are equal in every collective and on every axis, where an all-reduce whose result is cut at
+once counts as the reduce-scatter that the plan has (`shardplan.jax.checking`). The backward pass is XLA's own: it
+differs in known ways (one all-reduce for each of separate q, k and v; norms reduced over one axis after the other), so
+its ratio is printed, and held where a fused q, k, v leaves nothing to differ in.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("jax")
+
+from forced_plans import cluster_of
+from tiny_models import megatron, tiny_gpt
+
+from shardplan.constraints.parse import parse_constraints
+from shardplan.planning import PlanOptions, plan_model
+from shardplan.spmd.machine import verify_plan
+
+FORWARD = [
+    ("gpt", "2x2", "Megatron"),
+    ("gpt", "4x4", "Megatron"),
+    ("gpt", "4x4", "Megatron sequence"),
+    ("llama tied", "4x4", "Megatron sequence"),
+    ("llama", "4x4", "ZeRO-3"),
+    ("llama", "4x4", "data parallel"),
+    ("moe", "4x4", "Megatron"),
+    ("moe", "4x4", "solved 0.3"),
+]
+BOTH = [
+    ("gpt fused", "4x4", "Megatron"),
+    ("gpt fused", "4x4", "Megatron sequence"),
+    ("gpt fused", "4x4", "solved 0.25"),
+    ("llama", "4x4", "Megatron"),
+]
+RANDOM = [("gpt", "2x2", "random 5")]
+CASES = [(*case, case in BOTH) for case in (*FORWARD, *BOTH, *RANDOM)]
+PROCESSES = 2
+
+
+@pytest.fixture(scope="module")
+def outcomes(start, finish, tmp_path_factory):
+    """(model, mesh, plan) -> what came of it; the cases are shared out among processes."""
+    keys = ("model", "mesh", "plan", "gradients")
+    running = [
+        start(
+            "tests/support/jax_cases.py",
+            json.dumps([dict(zip(keys, case, strict=True)) for case in CASES[number::PROCESSES]]),
+            str(tmp_path_factory.mktemp("models")),
+        )
+        for number in range(PROCESSES)
+    ]
+    rows = [row for process in running for row in json.loads(finish(process))]
+    return {(row["model"], row["mesh"], row["plan"]): row for row in rows}
+
+
+@pytest.mark.parametrize("case", [*FORWARD, *BOTH], ids=" ".join)
+def test_the_forward_pass_sends_what_the_plan_says(case, outcomes):
+    found = outcomes[case]
+    assert found["agrees"], found["text"]
+    assert found["emitted_bytes"] == found["planned_bytes"]
+
+
+@pytest.mark.parametrize("case", [*FORWARD, *BOTH, *RANDOM], ids=" ".join)
+def test_values_are_those_of_one_device(case, outcomes):
+    assert outcomes[case]["reference_error"] < 2e-5, "the twin is not the graph"
+    assert outcomes[case]["value_error"] < 2e-5
+
+
+@pytest.mark.parametrize("case", BOTH, ids=" ".join)
+def test_gradients_are_those_of_one_device(case, outcomes):
+    print(f"\n{' '.join(case)}\n{outcomes[case]['text']}")
+    assert outcomes[case]["gradient_error"] < 1e-5
+
+
+@pytest.mark.parametrize("plan", ["Megatron", "solved 0.25"])
+def test_a_fused_projection_sends_no_more_backward_than_planned(plan, outcomes):
+    assert outcomes["gpt fused", "4x4", plan]["backward_ratio"] <= 1.0
+
+
+def test_reduce_scatters_are_credited_one_by_one(outcomes):
+    assert outcomes["gpt", "4x4", "Megatron sequence"]["credited"] == 5
+    assert outcomes["gpt", "4x4", "Megatron"]["credited"] == 0
+
+
+@pytest.mark.parametrize(("mesh", "sent_bytes"), [("2x2", 20_480), ("4x4", 15_360)])
+def test_xla_and_the_numpy_machine_and_the_plan_count_the_same(mesh, sent_bytes, outcomes, tmp_path):
+    """Five all-reduces of [batch / machines, 16, 32] floats: the embedding, and two for each of two layers."""
+    tiny = tiny_gpt()
+    model = tiny.model(tmp_path)
+    options = PlanOptions(constraints=parse_constraints(megatron(tiny), "megatron.yaml"))
+    plan = plan_model(model, cluster_of(mesh), options)
+    report = verify_plan(model, plan)
+    assert report.verified
+    assert dict(report.moved_bytes) == {"all_reduce": sent_bytes * plan.mesh.size}
+    assert outcomes["gpt", mesh, "Megatron"]["planned_bytes"] == sent_bytes
+    assert outcomes["gpt", mesh, "Megatron"]["emitted_bytes"] == sent_bytes
+
+
+def test_a_plan_that_xla_does_not_follow_is_told(outcomes):
+    found = outcomes["gpt", "2x2", "random 5"]
+    assert not found["agrees"]
+    assert found["emitted_bytes"] != found["planned_bytes"]

@@ -1,0 +1,118 @@
+"""Plans carried out by JAX on simulated devices. Run as a program, because the number of devices is fixed when jax
+starts: `python jax_cases.py CASES FOLDER` reads a JSON list of cases and prints a JSON list of what came of each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=16"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+
+import jax
+import numpy as np
+from forced_plans import cluster_of, forced_plan
+from onnx import numpy_helper, reference
+from onnx_in_jax import function_of, unfolded
+from tiny_models import Tiny, megatron, tiny_gpt, tiny_llama, tiny_moe
+
+import shardplan
+from shardplan.constraints.parse import parse_constraints
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.planning import PlanOptions, plan_model
+
+MODELS = {
+    "gpt": tiny_gpt,
+    "gpt fused": lambda: tiny_gpt(fused=True),
+    "llama": tiny_llama,
+    "llama tied": lambda: tiny_llama(tied=True),
+    "moe": tiny_moe,
+}
+
+
+def plan_of(tiny: Tiny, model: Model, mesh: str, kind: str) -> Plan:
+    """A plan by name: Megatron's, a recipe's, a random one (`random 3`), or the solver's own for a device with a given
+    share of the memory that the fastest plan takes (`solved 0.3`)."""
+    word, _, number = kind.partition(" ")
+    if word == "Megatron":
+        text = megatron(tiny, sequence=bool(number))
+        return plan_model(model, cluster_of(mesh), PlanOptions(constraints=parse_constraints(text, "megatron.yaml")))
+    if word == "solved":
+        most = forced_plan(model, mesh).summary.memory.total
+        return forced_plan(model, mesh, limit_bytes=round(most * float(number)))
+    return forced_plan(model, mesh, seed=int(number)) if word == "random" else forced_plan(model, mesh, recipe=kind)
+
+
+def inputs_of(tiny: Tiny, model: Model) -> dict[str, np.ndarray]:
+    """One batch, and the large constants of the graph (masks, tables)."""
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in tiny.proto.graph.initializer}
+    large = [name for name, t in model.tensors.items() if t.role == "constant" and name not in model.constants]
+    return {**{name: array.astype(np.int32) for name, array in tiny.inputs.items()}, **{n: stored[n] for n in large}}
+
+
+@cache
+def whole(name: str, folder: Path):
+    """Model and values of everything on one device: output, gradients for a fixed output gradient, and how far the
+    output is from the one of onnx's reference implementation."""
+    tiny = MODELS[name]()
+    model = tiny.model(folder)
+    run, inputs = function_of(model), inputs_of(tiny, model)
+    expected = reference.ReferenceEvaluator(tiny.proto).run(None, dict(tiny.inputs))[0]
+    cotangent = np.random.default_rng(3).standard_normal(expected.shape).astype(np.float32)
+    out, grads = jax.jit(pulled(run))(tiny.weights, inputs, cotangent)
+    return tiny, model, inputs, cotangent, out, grads, float(abs(np.asarray(out) - expected).max())
+
+
+def pulled(run):
+    """`run` with its gradients: (weights, inputs, gradient of the output) -> (output, gradients of the weights)."""
+
+    def both(weights, inputs, cotangent):
+        out, pull = jax.vjp(lambda w: run(w, inputs), weights)
+        return out, pull(cotangent)[0]
+
+    return both
+
+
+def outcome(case: dict[str, object], folder: Path) -> dict[str, object]:
+    """Run one case: {"model", "mesh", "plan", "gradients"}."""
+    tiny, model, inputs, cotangent, out, grads, reference_error = whole(case["model"], folder)
+    plan = plan_of(tiny, model, case["mesh"], case["plan"])
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    weights = unfolded(plan, tiny.weights)
+    places = shardplan.jax.shardings(plan, mesh, weights)
+    given = {name: jax.device_put(x, shardplan.jax.sharding(plan, mesh, name)) for name, x in inputs.items()}
+    args = (jax.device_put(weights, places), given)
+    run = function_of(model, plan, mesh)
+    if case["gradients"]:
+        run = jax.jit(pulled(run), out_shardings=(None, places))
+        args = (*args, jax.device_put(cotangent, shardplan.jax.sharding(plan, mesh, model.outputs[0])))
+    compiled = jax.jit(run).lower(*args).compile()
+    check = shardplan.jax.checking.check_text(compiled.as_text(), plan)
+    got = compiled(*args)
+    got_out, got_grads = got if case["gradients"] else (got, {})
+    largest = max(float(abs(np.asarray(grad)).max()) for grad in grads.values())
+    errors = [
+        float(abs(np.asarray(g).reshape(grads[n].shape) - np.asarray(grads[n])).max()) for n, g in got_grads.items()
+    ]
+    return {
+        **case,
+        "agrees": check.agrees,
+        "emitted_bytes": check.emitted_bytes("forward"),
+        "planned_bytes": check.predicted_bytes("forward"),
+        "backward_ratio": check.ratio("backward"),
+        "credited": check.credited,
+        "text": str(check),
+        "value_error": float(abs(np.asarray(got_out) - np.asarray(out)).max()),
+        "gradient_error": max(errors, default=0.0) / largest,
+        "reference_error": reference_error,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps([outcome(case, Path(sys.argv[2])) for case in json.loads(sys.argv[1])]))
