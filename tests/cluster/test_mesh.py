@@ -112,3 +112,14 @@ def test_the_digest_sees_what_decides_costs_and_nothing_else(tmp_path):
     assert base != digest("extends: builtin:h100-dgx", "8x8")
     assert base != digest("{extends: builtin:h100-dgx, device: {launch_us: 3}}")
     assert base != digest("{extends: builtin:h100-dgx, overlap: {tp: 0.5}}")
+
+
+@pytest.mark.parametrize("text", ["1x8", "4x1", "1x1", "2x2x4", "gpu=8", "machine=2", "1x2x4", "machine=1,gpu0=1,gpu1=4"])
+def test_a_plan_gives_back_its_mesh_with_axes_of_size_one(text):
+    cluster = make_cluster(load_profile("h100-dgx"), text)
+    read = cluster_from_resolved(json.loads(json.dumps(cluster.resolved)))
+    assert (read.mesh, read.axis_levels, cluster_digest(read)) == (
+        cluster.mesh,
+        cluster.axis_levels,
+        cluster_digest(cluster),
+    )

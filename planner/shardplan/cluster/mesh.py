@@ -46,8 +46,10 @@ def make_cluster(profile: Profile, mesh_text: str | None = None) -> Cluster:
 
 
 def cluster_from_resolved(resolved: dict[str, object]) -> Cluster:
-    """The cluster whose `Cluster.resolved` this is, for instance the copy inside a plan."""
-    return make_cluster(profile_from_resolved(resolved))
+    """The cluster whose `Cluster.resolved` this is, for instance the copy inside a plan; its mesh is that one, axes of
+    size 1 included."""
+    profile = profile_from_resolved(resolved)
+    return _cluster(profile, [(axis.level, axis.size) for axis in profile.axes])
 
 
 def cluster_digest(cluster: Cluster) -> str:
