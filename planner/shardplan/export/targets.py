@@ -100,6 +100,13 @@ TARGETS: tuple[Target, ...] = (
         needs_model=False,
         writes="text",
     ),
+    Target(
+        "torchtitan",
+        "what enters and leaves every module, as torchtitan's ShardingConfig",
+        "shardplan.export.titan:export_titan",
+        needs_model=False,
+        writes="text",
+    ),
 )
 
 
