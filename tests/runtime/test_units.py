@@ -200,6 +200,18 @@ def test_groups_are_not_cut():
     assert local_unit(stored, Layout.of(S(1)), Mesh.of(tp=2), (1,), (64, 11008))
 
 
+@pytest.mark.parametrize("ways", [2, 4, 8])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_linear_of_llama_in_groups_of_32(dim, ways):
+    """4096 x 11008: 344 groups, which 8 divides."""
+    stored = {"m.q_weight": np.empty((4096, 1376), np.uint32), "m.q_scale": np.empty((4096, 344), np.float16)}
+    local, shard = local_unit(stored, Layout.of(S(dim)), Mesh.of(tp=ways), (1,), (4096, 11008))
+    cuts = [ways, 1] if dim == 0 else [1, ways]
+    assert shard.local_shape == (4096 // cuts[0], 11008 // cuts[1])
+    assert local["m.q_weight"].shape == (4096 // cuts[0], 1376 // cuts[1])
+    assert local["m.q_scale"].shape == (4096 // cuts[0], 344 // cuts[1])
+
+
 def test_packed_words_are_not_cut():
     stored = gptq(*random_weight(96))
     assert refusal(stored, Layout.of(S(0)), 8, (96, IN)) == (

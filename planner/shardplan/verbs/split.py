@@ -100,6 +100,9 @@ def _show(console: Console, assignment: Assignment, made: Split, output: str) ->
         f"ranks       {ranks} ({assignment.plan.mesh})",
         f"{'wrote' if made.is_new else 'unchanged':10}  {output}: {files}",
     ]
+    peak = _peak_bytes()
+    if peak is not None:
+        lines.append(f"memory      {size(peak)} at most")
     if made.resumed_bytes:
         lines.append(f"resumed     {size(made.resumed_bytes)} of the checkpoint had been done before")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
@@ -114,5 +117,16 @@ def _document(assignment: Assignment, made: Split, output: str) -> dict[str, obj
         "written_bytes": made.written_bytes,
         "largest_bytes": made.largest_bytes,
         "resumed_bytes": made.resumed_bytes,
+        "peak_memory_bytes": _peak_bytes(),
         "is_new": made.is_new,
     }
+
+
+def _peak_bytes() -> int | None:
+    """Most memory that this process has had resident; None where the system does not tell."""
+    try:
+        import resource  # noqa: PLC0415
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
