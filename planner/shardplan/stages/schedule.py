@@ -1,0 +1,56 @@
+"""Pipeline schedules: how long a step takes, and how many microbatches wait in a stage.
+
+With C_i what stage i computes and sends in a step of M microbatches, a step takes
+
+    T = (sum_i C_i + (M - 1) max_i C_i) / M + transfers            GPipe and 1F1B (Alpa, equation 2)
+    T = max_i C_i + (sum_i C_i - max_i C_i) / (M V) + transfers    interleaved, V pieces of the model per stage
+
+(the same for V = 1). What happens once a step (the optimizer, gradients reduced) counts to C_i as a whole. Stage i of S holds
+the activations of M microbatches in GPipe, of min(M, S - i) in 1F1B, and interleaved of
+min(M, (2 (S - i - 1) + (V - 1) S + 1) / V), the first stage's S (1 + (S - 1) / (S V)) of Narayanan et al. 2021.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardplan.errors import ShardplanError, error
+
+_INTERLEAVED = re.compile(r"^interleaved:([1-9]\d*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`name`: `1f1b`, `gpipe` or `interleaved`; `pieces`: V."""
+
+    name: str
+    pieces: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.pieces}" if self.name == "interleaved" else self.name
+
+    def in_flight(self, behind: int, stages: int, microbatches: int) -> int:
+        """Microbatches whose activations a stage holds, `behind` stages coming after it."""
+        if self.name == "gpipe":
+            return microbatches
+        waiting = math.ceil((2 * behind + (self.pieces - 1) * stages + 1) / self.pieces)
+        return min(microbatches, behind + 1 if self.pieces == 1 else waiting)
+
+    def step(self, costs: Sequence[float], microbatches: int) -> float:
+        """T without the transfers, in the unit of the costs."""
+        slowest = max(costs)
+        return slowest + (math.fsum(costs) - slowest) / (microbatches * self.pieces)
+
+
+def parse_schedule(text: str) -> Schedule:
+    """The schedule of `--schedule`. Raises `ShardplanError` (`bad-schedule`)."""
+    if text in ("1f1b", "gpipe"):
+        return Schedule(text)
+    match = _INTERLEAVED.match(text)
+    if match is None:
+        hint = "1f1b, gpipe, or interleaved:V with V pieces of the model per stage"
+        raise ShardplanError(error("bad-schedule", f"there is no schedule '{text}'", hint=hint))
+    return Schedule("interleaved", int(match[1]))
