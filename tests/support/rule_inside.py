@@ -382,7 +382,7 @@ TOGETHER = {
     "DynamicQuantizeLinear": quantize_range, "NegativeLogLikelihoodLoss": losses, "SoftmaxCrossEntropyLoss": losses,
     "RNN": recurrent, "LSTM": recurrent, "GRU": recurrent,
     "Trilu": triangle,
-    "com.microsoft.MoE": experts,
+    "com.microsoft.MoE": experts, "com.microsoft.QMoE": experts,
     "com.microsoft.GatherBlockQuantized": masked(inside_gather),
     "Softmax": softmax, "LogSoftmax": softmax, "LayerNormalization": normalise(from_axis),
     "RMSNormalization": normalise(from_axis, centre=False), "InstanceNormalization": normalise(over_space),

@@ -275,8 +275,9 @@ def moe(signature: Signature) -> Row:
     rows, fused = signature.shape(2)[1], signature.integer("swiglu_fusion")
     inner = rows // 2 if fused else rows
     units = signature.shape(at["w2"])[2]
-    if scales and signature.has(6) and signature.rank(6) == 3:
-        units = math.gcd(units, signature.shape(6)[2])
+    for blocked in (6, 12) if scales else ():
+        if signature.has(blocked) and signature.rank(blocked) == 3:
+            units = math.gcd(units, signature.shape(blocked)[2])
     columns = {0: "(i !unit)", 1: "(i !unit !two)", 2: "(!two i !unit)"}[fused]
     patterns = {
         at["w1"]: f"@e {columns} _", at["b1"]: f"@e {columns}",
@@ -284,9 +285,12 @@ def moe(signature: Signature) -> Row:
         at["w3"]: "@e (i !unit) _", at["b3"]: "@e (i !unit)",
     }  # fmt: skip
     for weight, position in scales.items():
-        patterns[position] = _scales(signature, weight, position, columns)
-        patterns[11 + list(scales).index(weight)] = "@e _*"
+        patterns[position] = _scales(signature, weight, position, columns, "blocks")
+        zeros = 11 + list(scales).index(weight)
+        patterns[zeros] = _scales(signature, weight, zeros, columns, "zeros")
     tokens, routed = ("t", "t") if signature.rank() == 2 else ("b s", "(b s)")
+    if scales:
+        patterns |= {14: f"{routed} _", **dict.fromkeys((15, 16, 17), "@e")}
     given = [f"{tokens} _", f"{routed} _", *(patterns.get(i, "_*") for i in range(2, len(signature.operands)))]
     per_token = rows * signature.shape()[-1] + inner * signature.shape()[-1] * (2 if signature.has(at["w3"]) else 1)
     count = signature.operand(0).elements // max(1, signature.shape()[-1])
@@ -301,12 +305,12 @@ def moe(signature: Signature) -> Row:
     )
 
 
-def _scales(signature: Signature, weight: str, position: int, columns: str) -> str:
-    """Scales go with output columns and, when there are three dims, with blocks of the input."""
+def _scales(signature: Signature, weight: str, position: int, columns: str, minor: str) -> str:
+    """Scales and zero points go with output columns and, when there are three dims, with blocks of the input."""
     column = {"w1": columns, "w2": "_", "w3": "(i !unit)"}[weight]
     if not signature.has(position) or signature.rank(position) < 3:
         return f"@e {column}"
-    return f"@e {column} {'(i !blocks)' if weight == 'w2' else '_'}"
+    return f"@e {column} {f'(i !{minor})' if weight == 'w2' else '_'}"
 
 
 def quantized_by_tensor(signature: Signature) -> Row:

@@ -19,6 +19,8 @@ from shardplan.errors import ShardplanError, error
 from shardplan.model.draft import CAPTURED
 from shardplan.model.types import AttributeValue, Operator
 from shardplan.spmd.exact import DEFINITIONS
+from shardplan.spmd.microsoft import DEFINITIONS as MICROSOFT
+from shardplan.spmd.microsoft import UnwrittenError
 from shardplan.spmd.random import drawn_shape, draws, results
 from shardplan.spmd.runtime import DOMAINS, OPSET, NoRuntimeError, run_single
 
@@ -163,7 +165,7 @@ def _single(op_type: str, domain: str, version: int, dtypes: Dtypes, results: in
 def _elsewhere(
     operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
 ) -> list[Array]:
-    """By ONNX Runtime, in single precision."""
+    """By ONNX Runtime, in single precision; where it is not installed by our own definitions."""
     narrow = [None if operand is None else _narrowed(operand) for operand in operands]
     dtypes = _dtypes(narrow)
     held = tuple((name, _Held(value)) for name, value in sorted(attributes.items()))
@@ -178,8 +180,22 @@ def _elsewhere(
     try:
         results = iter(run_single(model, narrow))
     except NoRuntimeError as problem:
-        raise _refusal(operator, f"is unknown to the reference evaluator, and {problem}") from None
+        made = _written(operator, attributes, operands)
+        if made is None:
+            raise _refusal(operator, f"is unknown to the reference evaluator, and {problem}") from None
+        return made
     return [widen(next(results)) if name else np.zeros(0) for name in operator.outputs]
+
+
+def _written(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array] | None:
+    """By our own definition; None where there is none, or it knows too little."""
+    definition = MICROSOFT.get(operator.op_type) if operator.domain in DOMAINS else None
+    try:
+        return None if definition is None else [widen(made) for made in definition(operator, attributes, operands)]
+    except UnwrittenError:
+        return None
 
 
 def _plain(held: _Held) -> object:

@@ -14,6 +14,7 @@ from shardplan.spmd.borders import borders
 from shardplan.spmd.collectives import part
 from shardplan.spmd.composed import by_body
 from shardplan.spmd.evaluate import evaluate
+from shardplan.spmd.experts import experts
 from shardplan.spmd.localise import refuse
 from shardplan.spmd.losses import likelihood
 from shardplan.spmd.program import Array, Local, Site
@@ -65,6 +66,15 @@ def whole_shape(site: Site, local: Local, operands: Operands, coordinates: Coord
     """`Shape`, `Size`: of the whole tensor, which every device knows."""
     del operands, coordinates
     return evaluate(site.operator, local.attributes, [np.zeros(site.operand(0), np.bool_)])
+    yield
+
+
+def some_experts(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    """`MoE`, `QMoE`: what the experts that the device holds add to the result."""
+    held = operands[2]
+    assert held is not None
+    first = site.mesh.number(site.axes("e"), coordinates) * len(held)
+    return experts(site.operator, local.attributes, operands, first)
     yield
 
 
@@ -151,6 +161,7 @@ def _axis(site: Site, rank: int, default: int = 0) -> int:
 
 KERNELS: Mapping[str, Kernel] = {
     **STATISTICS,
+    **dict.fromkeys(("com.microsoft.MoE", "com.microsoft.QMoE"), some_experts),
     "Gather": gather,
     "GatherElements": gather_elements,
     "OneHot": one_hot,
