@@ -1,4 +1,5 @@
-"""Programs for many devices run in processes of their own: jax fixes the number of devices when it starts."""
+"""Simulated devices for JAX: 16 of them in this process, for what is quickly done, and in processes of their own for
+what compiles long. jax fixes their number when it first asks for devices, so the flag is set before any test runs."""
 
 from __future__ import annotations
 
@@ -10,18 +11,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DEVICES = 16
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 @pytest.fixture(scope="session")
 def start():
-    """Starts `python script args...` with shardplan and the tests' helpers; `finish` gives what it prints."""
+    """Starts `python args...` in the checkout, with shardplan and the tests' helpers; `finish` gives what it prints."""
     paths = os.pathsep.join(str(ROOT / folder) for folder in ("planner", "tests/support"))
     environment = {**os.environ, "PYTHONPATH": paths}
-    environment.pop("XLA_FLAGS", None)
+    environment.pop("XLA_FLAGS")
 
-    def begin(script: Path | str, *args: str) -> subprocess.Popen:
-        command = [sys.executable, str(ROOT / script), *args]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def begin(*args: str) -> subprocess.Popen:
+        command = [sys.executable, *args]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     return begin
 
@@ -36,3 +42,12 @@ def finish():
         return out
 
     return end
+
+
+@pytest.fixture(scope="session")
+def devices():
+    """The simulated devices of this process."""
+    jax = pytest.importorskip("jax")
+    found = jax.devices()
+    assert len(found) == DEVICES, "jax was started before these tests could say how many devices there are"
+    return found

@@ -1,0 +1,77 @@
+"""The example of the documentation, as a user runs it: solve with the command that it names, then train."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("safetensors")
+
+import numpy as np
+from safetensors.numpy import save_file
+
+import shardplan
+from shardplan.plan.orientation import checkpoint_shape
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "train_jax.py"
+
+
+def solve_command(plan: Path) -> list[str]:
+    """The arguments of `shardplan` in the script's first lines, with another name for the plan."""
+    command = re.search(r"    shardplan (solve .*?)\n    python", SCRIPT.read_text(), re.DOTALL)
+    args = shlex.split(command[1].replace("\\\n", " "))
+    return [str(plan) if arg == "gpt.plan.json" else arg for arg in args]
+
+
+@pytest.fixture(scope="module")
+def plan(start, finish, tmp_path_factory):
+    path = tmp_path_factory.mktemp("example") / "gpt.plan.json"
+    finish(start("-m", "shardplan", *solve_command(path)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def printed(start, finish, plan):
+    """What training prints, from random weights and from a checkpoint."""
+    generator = np.random.default_rng(0)
+    weights = {
+        tensor.checkpoint: generator.normal(0, 0.05, checkpoint_shape(tensor.shape, tensor.perm)).astype(np.float32)
+        for tensor in shardplan.load(plan).tensors
+        if tensor.role == "parameter"
+    }
+    checkpoint = plan.with_name("model.safetensors")
+    save_file(weights, checkpoint)
+    running = [
+        start(str(SCRIPT), str(plan), "--heads", "8", *extra)
+        for extra in ((), ("--checkpoint", str(checkpoint), "--steps", "2"))
+    ]
+    return [finish(process) for process in running]
+
+
+def test_it_learns(printed):
+    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed[0], re.MULTILINE)]
+    assert len(losses) == 10
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_it_sends_what_the_plan_says(printed):
+    head, _, table = printed[0].partition("\n")
+    assert head == "transformer on machine=4 x gpu=4: a forward pass as planned and as XLA compiled it"
+    assert table.splitlines()[:4] == [
+        "phase     collective      axes                    emitted      planned  bytes of one device",
+        "forward   all_gather      gpu                      98,304       98,304",
+        "forward   all_reduce      gpu                     786,432      786,432",
+        "forward   total                                   884,736      884,736  x 1.00",
+    ]
+    assert printed[0].endswith("layers.up.kernel (4, 128, 512) is P(None, None, 'gpu'): a device holds (4, 128, 128)\n")
+
+
+def test_it_takes_a_checkpoint(printed):
+    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed[1], re.MULTILINE)]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]

@@ -1,0 +1,218 @@
+"""Meshes, shardings and loading: every device gets what the plan says it holds."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("safetensors")
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+from forced_plans import cluster_of, forced_plan
+from jax.sharding import Mesh, PartitionSpec
+from safetensors.numpy import save_file
+from small_models import proto_of
+from tiny_models import megatron, tiny_gpt, tiny_llama
+
+import shardplan
+from shardplan.constraints.parse import parse_constraints
+from shardplan.errors import ShardplanError
+from shardplan.jax import loads
+from shardplan.model.read import read_model
+from shardplan.plan.orientation import checkpoint_shape
+from shardplan.planning import PlanOptions, plan_model
+from shardplan.runtime.shards import shard_of
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """Tiny Llama, its model, and its weights in a file."""
+    folder = tmp_path_factory.mktemp("llama")
+    tiny = tiny_llama()
+    save_file(dict(tiny.weights), folder / "model.safetensors")
+    return tiny, tiny.model(folder), folder / "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def zero(llama):
+    """A plan that stores every weight in as many pieces as it can."""
+    return forced_plan(llama[1], "4x4", recipe="ZeRO-3")
+
+
+def shapes_of(weights):
+    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
+
+
+def refusal(call):
+    with pytest.raises(ShardplanError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_the_mesh_has_the_axes_of_the_plan_in_rank_order(zero, devices):
+    mesh = shardplan.jax.mesh(zero)
+    assert mesh.axis_names == ("machine", "gpu")
+    assert mesh.devices.shape == (4, 4)
+    assert [device.id for device in mesh.devices.flat] == list(range(16))
+    reverse = shardplan.jax.mesh(zero, devices=devices[::-1])
+    assert [device.id for device in reverse.devices.flat] == list(range(16))[::-1]
+
+
+def test_other_numbers_of_devices_are_refused(llama, zero, devices):
+    small = forced_plan(llama[1], "2x2", recipe="ZeRO-3")
+    assert refusal(lambda: shardplan.jax.mesh(small)) == (
+        "error[wrong-device-count]: the plan is for 4 devices (machine=2 x gpu=2), there are 16\n"
+        "hint: pass devices=jax.devices()[:4], or solve for the devices there are"
+    )
+    assert refusal(lambda: shardplan.jax.mesh(zero, devices=devices[:4])) == (
+        "error[wrong-device-count]: the plan is for 16 devices (machine=4 x gpu=4), given are 4\n"
+        "hint: to try the plan on a CPU, set XLA_FLAGS=--xla_force_host_platform_device_count=16 before jax starts"
+    )
+
+
+def test_another_mesh_is_refused(zero, llama, devices):
+    mesh = Mesh(np.array(devices).reshape(4, 4), ("gpu", "machine"))
+    assert refusal(lambda: shardplan.jax.shardings(zero, mesh, shapes_of(llama[0].weights))) == (
+        "error[wrong-mesh]: the plan is for the mesh machine=4 x gpu=4, this mesh is gpu=4 x machine=4\n"
+        "hint: make the mesh with shardplan.jax.mesh(plan)"
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_device_holds_what_the_plan_says(seed, llama, devices):
+    plan = forced_plan(llama[1], "4x4", seed=seed)
+    mesh = shardplan.jax.mesh(plan)
+    places = shardplan.jax.shardings(plan, mesh, shapes_of(llama[0].weights))
+    for name, place in places.items():
+        shape = llama[0].weights[name].shape
+        held = place.devices_indices_map(shape)
+        for rank, device in enumerate(devices):
+            slices = [index.indices(size)[:2] for index, size in zip(held[device], shape, strict=True)]
+            assert tuple((run,) for run in slices) == shard_of(plan, name, rank).runs, (name, rank)
+
+
+def test_stored_served_and_read_differ_under_zero(zero, llama, devices):
+    mesh = shardplan.jax.mesh(zero)
+    name = "model.layers.0.mlp.up_proj.weight"
+    specs = {form: shardplan.jax.sharding(zero, mesh, name, form=form).spec for form in ("kept", "read")}
+    assert specs == {"kept": PartitionSpec(None, ("machine", "gpu")), "read": PartitionSpec()}
+    places = shardplan.jax.shardings(zero, mesh, shapes_of(llama[0].weights), form="read")
+    assert {place.spec for place in places.values()} == {PartitionSpec()}
+
+
+def test_inputs_are_tensors_like_any_other(zero, devices):
+    mesh = shardplan.jax.mesh(zero)
+    assert shardplan.jax.sharding(zero, mesh, "input_ids").spec == PartitionSpec("gpu")
+    assert refusal(lambda: shardplan.jax.sharding(zero, mesh, "input_idz")) == (
+        "error[unknown-tensor]: the plan has no tensor 'input_idz'\nhint: did you mean 'input_ids'?"
+    )
+
+
+def test_partial_sums_have_no_sharding(llama, devices):
+    plan = forced_plan(llama[1], "4x4", seed=1)
+    partial = next(t for t in plan.tensors if any(p.kind == "P" for p in t.layout.placements))
+    message = refusal(lambda: shardplan.jax.sharding(plan, shardplan.jax.mesh(plan), partial.name))
+    assert message.startswith(f"error[partial-values]: '{partial.name}' is kept as ")
+    assert message.endswith("hint: leave it to XLA, and pin the value that is made of it")
+
+
+def test_layers_are_loaded_into_stacks(llama, zero, devices):
+    tiny, _, path = llama
+    mesh = shardplan.jax.mesh(zero)
+    tree = {"up": jax.ShapeDtypeStruct((2, 32, 128), jnp.bfloat16), "norm": jax.ShapeDtypeStruct((2, 32), jnp.float32)}
+    names = {"up": ("model.layers.*.mlp.up_proj.weight", (1, 0)), "norm": "model.layers.*.input_layernorm.weight"}
+    loaded = shardplan.jax.load(zero, mesh, tree, path, names=names, strict=False)
+    both = np.stack([tiny.weights[f"model.layers.{layer}.mlp.up_proj.weight"].T for layer in range(2)])
+    assert loaded["up"].dtype == jnp.bfloat16
+    assert loaded["up"].sharding.spec == PartitionSpec(None, ("machine", "gpu"))
+    np.testing.assert_array_equal(loaded["up"], both.astype(ml_dtypes.bfloat16))
+    scales = np.stack([tiny.weights[f"model.layers.{layer}.input_layernorm.weight"] for layer in range(2)])
+    np.testing.assert_array_equal(loaded["norm"], scales)
+
+
+def test_a_fused_weight_is_loaded_into_its_three_parts(tmp_path, devices):
+    tiny = tiny_gpt(fused=True)
+    save_file(dict(tiny.weights), tmp_path / "model.safetensors")
+    text = "wqkv"
+    plan = plan_with_segments(tiny, tmp_path)
+    mesh = shardplan.jax.mesh(plan)
+    name = "transformer.h.0.attn.c_attn.weight"
+    tree = {text: jax.ShapeDtypeStruct((32, 3, 4, 8), jnp.float32)}
+    loaded = shardplan.jax.load(plan, mesh, tree, tmp_path, names={text: (name, (1, 0))}, strict=False)[text]
+    assert loaded.sharding.spec == PartitionSpec(None, None, "gpu")
+    np.testing.assert_array_equal(loaded, tiny.weights[name].T.reshape(32, 3, 4, 8))
+    held = np.concatenate([tiny.weights[name][part * 32 : part * 32 + 8] for part in range(3)])
+    np.testing.assert_array_equal(loaded.addressable_shards[0].data, held.T.reshape(32, 3, 1, 8))
+    whole = {text: jax.ShapeDtypeStruct((32, 96), jnp.float32)}
+    message = refusal(
+        lambda: shardplan.jax.load(plan, mesh, whole, tmp_path, names={text: (name, (1, 0))}, strict=False)
+    )
+    assert message.startswith("error[segmented-dim]: dim 1 of 'wqkv' is sharded in each of its segments (32, 32, 32), ")
+
+
+def plan_with_segments(tiny, folder):
+    options = PlanOptions(constraints=parse_constraints(megatron(tiny), "megatron.yaml"))
+    return plan_model(tiny.model(folder), cluster_of("4x4"), options)
+
+
+def test_shards_come_from_the_file_that_the_index_names(llama, zero, tmp_path, devices):
+    weights = dict(llama[0].weights)
+    halves = [dict(list(weights.items())[:10]), dict(list(weights.items())[10:])]
+    index = {}
+    for number, half in enumerate(halves):
+        save_file(half, tmp_path / f"part-{number}.safetensors")
+        index |= dict.fromkeys(half, f"part-{number}.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    loaded = shardplan.jax.load(zero, shardplan.jax.mesh(zero), shapes_of(weights), tmp_path)
+    for name, array in loaded.items():
+        np.testing.assert_array_equal(array, weights[name])
+
+
+def test_every_part_is_read_once(llama, zero, devices, monkeypatch):
+    """A device reads its own part; devices with the same part share it."""
+    read = []
+    take = np.ascontiguousarray
+    monkeypatch.setattr(loads.np, "ascontiguousarray", lambda part: read.append(part.size) or take(part))
+    tree = {"w": jax.ShapeDtypeStruct((128, 32), jnp.float32), "n": jax.ShapeDtypeStruct((32,), jnp.float32)}
+    names = {"w": "model.layers.0.mlp.up_proj.weight", "n": "model.norm.weight"}
+    loaded = shardplan.jax.load(zero, shardplan.jax.mesh(zero), tree, llama[2], names=names, strict=False)
+    kept = {leaf: math.prod(array.sharding.shard_shape(array.shape)) for leaf, array in loaded.items()}
+    assert kept == {"w": 8 * 32, "n": 2}
+    assert sorted(read) == [2] * 16 + [8 * 32] * 16
+
+
+def test_what_the_checkpoint_lacks_is_listed(llama, zero, tmp_path, devices):
+    weights = dict(llama[0].weights)
+    weights["model.layers.0.mlp.upp_proj.weight"] = weights.pop("model.layers.0.mlp.up_proj.weight")
+    weights["model.norm.weight"] = np.ones(31, np.float32)
+    file = tmp_path / "model.safetensors"
+    save_file(weights, file)
+    mesh = shardplan.jax.mesh(zero)
+    assert refusal(lambda: shardplan.jax.load(zero, mesh, shapes_of(llama[0].weights), file)) == (
+        f"{file}: error[missing-weight]: the checkpoint has no tensor 'model.layers.0.mlp.up_proj.weight'\n"
+        "hint: did you mean 'model.layers.0.mlp.upp_proj.weight'?\n"
+        f"{file}: error[wrong-weight-shape]: 'model.norm.weight' has shape [31] in the checkpoint, the plan has [32]"
+    )
+
+
+def test_every_dtype_of_safetensors_is_read(tmp_path, devices):
+    """bfloat16 and the float8 types, which numpy alone does not have, among them."""
+    text = "m (float[8,32] x) => (float[8,16] y) <float[32,16] w> { y = MatMul (x, w) }"
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto_of(text).SerializeToString())
+    plan = forced_plan(read_model(path), "4x4", recipe="ZeRO-3")
+    shape = checkpoint_shape((32, 16), ())
+    values = np.arange(512, dtype=np.float32).reshape(shape) % 8
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16, np.float64, np.int32):
+        file = tmp_path / "w.safetensors"
+        save_file({"w": values.astype(dtype)}, file)
+        loaded = shardplan.jax.load(
+            plan, shardplan.jax.mesh(plan), {"w": jax.ShapeDtypeStruct(shape, jnp.float32)}, file
+        )
+        np.testing.assert_array_equal(loaded["w"], values)
