@@ -134,6 +134,50 @@ class Summary:
     scheduled_ns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A value handed from one stage of a pipeline to the next, and its gradient back. `source`, `target`: layouts on the
+    meshes of stage `sender` and stage `receiver`. `forward`, `backward`: what one microbatch takes; a `permute` over
+    all axes is the send. `count`: microbatches; `hidden`: the share that hides behind compute."""
+
+    tensor: str
+    sender: int
+    receiver: int
+    source: Layout
+    target: Layout
+    forward: tuple[CollectiveStep, ...]
+    backward: tuple[CollectiveStep, ...]
+    count: int
+    hidden: float
+
+    @property
+    def time_ns(self) -> int:
+        return self.count * sum(step.time_ns for step in (*self.forward, *self.backward))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the model on a part of the devices: `first_device` and as many as `plan.mesh` has. `units`: blocks of
+    the model that it runs; `in_flight`: microbatches whose activations it holds; `plan`: of that part, times and
+    memory per step as of any plan."""
+
+    name: str
+    first_device: int
+    units: tuple[str, ...]
+    in_flight: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """`schedule`: `1f1b`, `gpipe` or `interleaved:V`. `bubble`: share of the step that the slowest stage waits."""
+
+    schedule: str
+    stages: tuple[Stage, ...]
+    transfers: tuple[Transfer, ...]
+    bubble: float
+
+
 @dataclass(frozen=True)
 class Plan:
     model: Mapping[str, object]
@@ -149,3 +193,5 @@ class Plan:
     warnings: tuple[str, ...] = ()
     blocks: tuple[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]], ...] = ()
     """Repeated blocks as (module paths of the copies, operator indices of each copy): for folding in `show`."""
+    pipeline: Pipeline | None = None
+    """Stages, each with a plan of its own; then `tensors`, `operators` and `moves` here are empty."""

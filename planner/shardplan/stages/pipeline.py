@@ -1,0 +1,312 @@
+"""`solve --stages`: the best pipeline there is, with a bound on how much better any other could be.
+
+Runs of units are priced by (min, +) products on every submesh (`shardplan.stages.chain`), which are lower bounds; the
+best cut under these (`shardplan.stages.search`) is a lower bound on the step of any pipeline. The stages of that cut are
+then planned each for itself, with memory and all that they share, between borders as the cut has them. Where one does not fit, the
+cut is excluded and the search goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.cluster.types import Cluster
+from shardplan.cost.recipes import state_bytes
+from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, error
+from shardplan.graph.build import CostGraph
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.recipes import Allowed
+from shardplan.graph.tensors import TensorSpace
+from shardplan.layout.layout import Layout
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.planning import Planner
+from shardplan.rules import model_rules
+from shardplan.solve.problem import Costs
+from shardplan.stages.chain import RunCosts
+from shardplan.stages.cut import Chain, chain_of, part_of
+from shardplan.stages.schedule import Schedule
+from shardplan.stages.search import Choices, Counts, Cut, Found, search
+from shardplan.stages.submeshes import Submesh, submeshes
+from shardplan.stages.transfer import Transfers, exposed_ns
+
+_PICOSECONDS_PER_NS = 1000.0
+_MOST_ROUNDS = 12
+_SMALL_UNITS, _SMALL_DEVICES = 13, 16
+"""Up to so many, cuts are searched together with the layouts at their borders."""
+_TOLERANCE = 1e-3
+"""Relative, of the search over cuts of larger models."""
+
+
+@dataclass(frozen=True)
+class StagedPlans:
+    """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `step_ns`, transfers
+    included; `bound_ns`: no pipeline of this model takes less."""
+
+    chain: Chain
+    cuts: tuple[Cut, ...]
+    parts: tuple[Submesh, ...]
+    plans: tuple[Plan, ...]
+    in_flight: tuple[int, ...]
+    borders: tuple[tuple[Layout, Layout], ...]
+    step_ns: float
+    bound_ns: float
+
+
+@dataclass
+class Stager:
+    """Searches pipelines of one model on one cluster. `stages`: how many, or any number."""
+
+    model: Model
+    cluster: Cluster
+    options: PlanOptions
+    schedule: Schedule
+    stages: int | None = None
+    on_round: Callable[[float, float], None] | None = None
+    chain: Chain = field(init=False)
+    parts: tuple[Submesh, ...] = field(init=False)
+    transfers: Transfers = field(init=False)
+    _runs: list[RunCosts] = field(init=False)
+    _planned: dict[tuple[object, ...], Plan | None] = field(init=False, default_factory=dict)
+    _behind: list[Counts] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chain = chain_of(self.model, model_rules(self.model))
+        if self.stages is not None and self.stages > len(self.chain):
+            summary = f"'{self.model.name}' has {len(self.chain)} units and cannot be cut into {self.stages} stages"
+            raise ShardplanError(error("too-many-stages", summary, hint=f"at most --stages {len(self.chain)}"))
+        self.parts = submeshes(self.cluster)
+        self.transfers = Transfers(self.cluster)
+        self._runs = [RunCosts(self._graph(part), self.chain) for part in self.parts]
+        count = min(len(self.chain), self.cluster.mesh.size)
+        self._behind = [self._fitting(part, count) for part in self.parts]
+
+    def solve(self) -> StagedPlans:
+        """The pipeline with the shortest step found.
+
+        Raises `InfeasibleError` when no cut fits in memory.
+        """
+        best: StagedPlans | None = None
+        bound = 0.0
+        for _ in range(_MOST_ROUNDS):
+            found = self._search()
+            if found.cuts is None:
+                break
+            bound = found.bound / _PICOSECONDS_PER_NS if not bound or best is None else bound
+            cuts = self._with_layouts(found.cuts)
+            plans = self._plans(cuts)
+            if plans is None:
+                continue
+            staged = self._staged(cuts, plans, bound)
+            best = staged if best is None or staged.step_ns < best.step_ns else best
+            if self.on_round is not None:
+                self.on_round(best.step_ns, bound)
+            break
+        if best is None:
+            raise InfeasibleError(self._does_not_fit())
+        return best
+
+    def _graph(self, part: Submesh) -> CostGraph:
+        options = replace(self.options, constraints=(), memory_limit_bytes=1 << 60)
+        return Planner(self.model, part.cluster, options, reasons=False).built_at(1.0)[0]
+
+    @property
+    def _limit_bytes(self) -> int:
+        given = self.options.memory_limit_bytes
+        return given if given is not None else self.cluster.device.usable_bytes
+
+    def _fitting(self, part: Submesh, count: int) -> Counts:
+        """How many stages may follow a run of units on `part`, as far as its weights and their states tell."""
+        held = np.array([self._state_bytes(unit) for unit in self.chain.units])
+        sums = np.concatenate([[0.0], held.cumsum()])
+        fits = (sums[None, :] - sums[:, None]) / part.size <= self._limit_bytes
+        return np.where(fits, count, -1).astype(np.int64)
+
+    def _state_bytes(self, unit: Sequence[int]) -> float:
+        weights = {parameter.tensor: parameter for parameter in self.model.parameters}
+        total = 0.0
+        for name in {name for index in unit for name in self.model.operators[index].inputs if name in weights}:
+            tensor = self.model.tensor(name)
+            if self.options.training and weights[name].trainable and tensor.is_float:
+                each = state_bytes(self.options.optimizer, tensor.dtype)
+                total += tensor.elements * (each.parameter + each.gradient + each.state)
+            else:
+                total += tensor.size_bytes
+        return total
+
+    @property
+    def _small(self) -> bool:
+        return len(self.chain) <= _SMALL_UNITS and self.cluster.mesh.size <= _SMALL_DEVICES
+
+    def _search(self) -> Found:
+        layouts = max((len(row) for runs in self._runs for row in runs.layouts), default=1) if self._small else 1
+        units = len(self.chain)
+        choices = Choices(
+            costs=[self._table(runs, layouts) for runs in self._runs],
+            sizes=[part.size for part in self.parts],
+            handing=[[self._handing(s, t, layouts) for t in range(len(self.parts))] for s in range(len(self.parts))],
+            most_behind=[behind[: units + 1, : units + 1] for behind in self._behind],
+            devices=self.cluster.mesh.size,
+            share=1.0 / (self.options.microbatches * self.schedule.pieces),
+            stages=self.stages,
+        )
+        return search(choices, 0.0 if self._small else _TOLERANCE)
+
+    def _table(self, runs: RunCosts, layouts: int) -> Costs:
+        """Costs of all runs; with one layout, of the best layouts at both ends."""
+        units = len(self.chain)
+        table = np.full((units + 1, units + 1, layouts, layouts), np.inf)
+        for first, last in itertools.combinations(range(units + 1), 2):
+            cost = runs.of(first, last)
+            if layouts == 1:
+                table[first, last] = cost.min()
+            else:
+                table[first, last, : cost.shape[0], : cost.shape[1]] = cost
+        return table
+
+    def _handing(self, sender: int, receiver: int, layouts: int) -> Costs:
+        """Exposed transfers, shape (unit, layouts out, layouts in); with one layout, of the cheapest."""
+        units = len(self.chain)
+        table = np.full((units + 1, layouts, layouts), np.inf)
+        table[0], table[units] = 0.0, 0.0
+        for border in range(units - 1):
+            cost = self.handed_ps(sender, receiver, border)
+            if layouts == 1:
+                table[border + 1] = cost.min()
+            else:
+                table[border + 1, : cost.shape[0], : cost.shape[1]] = cost
+        return table
+
+    def handed_ps(self, sender: int, receiver: int, border: int) -> Costs:
+        """Exposed picoseconds per step of handing `border` over, shape (layouts of the sender, of the receiver)."""
+        value, gradient = self.sizes_of(border)
+        micro, hidden = self.options.microbatches, self.transfers.hidden
+        mine, theirs = self.parts[sender], self.parts[receiver]
+        there = [
+            exposed_ns(self.transfers.handover(mine, theirs, layout, value), hidden, micro)
+            for layout in self._runs[receiver].layouts[border]
+        ]
+        back = [
+            exposed_ns(self.transfers.handover(theirs, mine, layout, gradient), hidden, micro) if gradient else 0.0
+            for layout in self._runs[sender].layouts[border]
+        ]
+        return _PICOSECONDS_PER_NS * np.add.outer(np.array(back), np.array(there))
+
+    def sizes_of(self, border: int) -> tuple[int, int]:
+        """Bytes of the value at a border and of its gradient, in one microbatch."""
+        kind = self._runs[0].built.kept[self.chain.borders[border]].kind
+        return kind.size_bytes, kind.gradient_bytes if kind.has_gradient else 0
+
+    def layout_of(self, submesh: int, border: int, number: int) -> Layout:
+        """The layout that a `Cut` means by a number."""
+        return self._runs[submesh].layouts[border][number]
+
+    def _with_layouts(self, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
+        """The same stages with the layouts at their borders for which the sum of stages and transfers is least."""
+        if self._small:
+            return tuple(cuts)
+        share = 1.0 / (self.options.microbatches * self.schedule.pieces)
+        tables = [share * self._runs[cut.submesh].of(cut.first, cut.last) for cut in cuts]
+        slowest = max(range(len(cuts)), key=lambda place: float(tables[place].min()))
+        tables[slowest] = tables[slowest] / share
+        least, ways = np.zeros(1), []
+        for place, (cut, table) in enumerate(zip(cuts, tables, strict=True)):
+            if place:
+                handed = least[:, None] + self.handed_ps(cuts[place - 1].submesh, cut.submesh, cut.first - 1)
+                ways.append(handed.argmin(axis=0))
+                least = handed.min(axis=0)
+            total = least[:, None] + table
+            ways.append(total.argmin(axis=0))
+            least = total.min(axis=0)
+        chosen = [0]
+        for way in reversed(ways):
+            chosen.append(int(way[chosen[-1]]))
+        ends = chosen[::-1]
+        return tuple(
+            replace(cut, enters=ends[2 * place], leaves=ends[2 * place + 1]) for place, cut in enumerate(cuts)
+        )
+
+    def in_flight(self, place: int, count: int) -> int:
+        """Microbatches that stage `place` of `count` holds."""
+        if not self.options.training:
+            return 1
+        return self.schedule.in_flight(count - 1 - place, count, self.options.microbatches)
+
+    def _plans(self, cuts: Sequence[Cut]) -> tuple[Plan, ...] | None:
+        """A plan of every stage; `None` when one does not fit, which is then excluded."""
+        plans = []
+        for place, cut in enumerate(cuts):
+            waiting = self.in_flight(place, len(cuts))
+            key = (cut, waiting)
+            if key not in self._planned:
+                self._planned[key] = self._plan(cut, waiting, f"{self.model.name}.stage{place}")
+            plan = self._planned[key]
+            if plan is None:
+                self._exclude(cut, len(cuts) - 1 - place)
+                return None
+            plans.append(plan)
+        return tuple(plans)
+
+    def _exclude(self, cut: Cut, behind: int) -> None:
+        """This run on this submesh, and every run that contains it, cannot have so many stages behind it."""
+        most = self._behind[cut.submesh]
+        longer = most[: cut.first + 1, cut.last :]
+        np.minimum(longer, behind - 1, out=longer)
+
+    def _plan(self, cut: Cut, in_flight: int, name: str) -> Plan | None:
+        model = part_of(self.chain, cut.first, cut.last, name)
+        options = replace(self.options, in_flight=in_flight, constraints=())
+        planner = Planner(model, self.parts[cut.submesh].cluster, options, reasons=False)
+        ends: dict[str, Layout] = {}
+        if cut.first:
+            ends[self.chain.borders[cut.first - 1]] = self.layout_of(cut.submesh, cut.first - 1, cut.enters)
+        if cut.last < len(self.chain):
+            ends[self.chain.borders[cut.last - 1]] = self.layout_of(cut.submesh, cut.last - 1, cut.leaves)
+        try:
+            return planner.plan(lambda built: _kept_so(built, ends))
+        except InfeasibleError:
+            return None
+
+    def _staged(self, cuts: tuple[Cut, ...], plans: tuple[Plan, ...], bound_ns: float) -> StagedPlans:
+        costs = [float(plan.summary.step_ns) for plan in plans]
+        borders = []
+        handed = 0.0
+        for mine, theirs in itertools.pairwise(cuts):
+            border = theirs.first - 1
+            handed += float(self.handed_ps(mine.submesh, theirs.submesh, border)[mine.leaves, theirs.enters])
+            borders.append(
+                (
+                    self.layout_of(mine.submesh, border, mine.leaves),
+                    self.layout_of(theirs.submesh, border, theirs.enters),
+                )
+            )
+        step_ns = self.schedule.step(costs, self.options.microbatches) + handed / _PICOSECONDS_PER_NS
+        return StagedPlans(
+            chain=self.chain,
+            cuts=cuts,
+            parts=tuple(self.parts[cut.submesh] for cut in cuts),
+            plans=plans,
+            in_flight=tuple(self.in_flight(place, len(cuts)) for place in range(len(cuts))),
+            borders=tuple(borders),
+            step_ns=step_ns,
+            bound_ns=min(bound_ns, step_ns),
+        )
+
+    def _does_not_fit(self) -> Diagnostic:
+        wanted = f"{self.stages} stages" if self.stages else "stages"
+        summary = f"no way to cut '{self.model.name}' into {wanted} on '{self.cluster.name}' fits in memory"
+        return error("infeasible", summary, hint="more --microbatches, --remat selective or full, or a larger --mesh")
+
+
+def _kept_so(built: CostGraph, ends: Mapping[str, Layout]) -> Allowed:
+    """The borders kept in these layouts and no others."""
+    return {("kept", name): _is(built.kept[name], layout) for name, layout in ends.items()}
+
+
+def _is(space: TensorSpace, layout: Layout) -> NDArray[np.bool_]:
+    return np.array([space.layout(choice) == layout for choice in range(len(space))])
