@@ -8,14 +8,15 @@ from typing import Any
 from torch._ops import OpOverload
 
 from shardplan.torch import rules_elementwise as elementwise
+from shardplan.torch import rules_norms as norms
 from shardplan.torch import rules_products as products
 from shardplan.torch import rules_views as views
 from shardplan.torch.engine import Engine, Rule
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.elementwise),
-    **dict.fromkeys(("softmax", "_softmax", "log_softmax"), elementwise.normalised),
-    **dict.fromkeys(("layer_norm", "rms_norm"), elementwise.layer_norm),
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax"), norms.normalised),
+    **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
     **dict.fromkeys(("dropout", "feature_dropout"), elementwise.dropout),
     **dict.fromkeys(
         ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "any", "all", "logsumexp"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import to_text
 from shardplan.plan.types import Plan
-from shardplan.torch.graph import CONSTANT, Key, PlanGraph, Read, plan_graph
+from shardplan.torch.graph import CONSTANT, Key, PlanGraph, plan_graph
 from shardplan.torch.grid import Grid
 from shardplan.torch.moves import Route, Router
 from shardplan.torch.settle import settle
@@ -68,7 +68,10 @@ class Engine:
 
     def run(self, call: Call) -> list[Value]:
         """The results of a call, kept as the plan keeps them."""
-        call.operands = [self.read(value, call.keys) for value in call.operands]
+        if not call.ready:
+            if call.chains:
+                call.keys = [key.chained(value.key for value in call.operands) for key in call.keys]
+            call.operands = [self.read(value, call.keys) for value in call.operands]
         settled = settle(call, self.grid.mesh)
         operands = [self.convert(value, layout) for value, layout in zip(call.operands, settled.operands, strict=True)]
         site = Site(
@@ -85,32 +88,31 @@ class Engine:
         """A value that has been made, moved to where the plan keeps it."""
         dtype, grad = self.backend.describe(local)
         value = Value(local, layout if grad else layout.forward, tuple(shape), dtype, grad, key)
-        group = self.graph.groups.get(key)
-        if group is None:
-            return value
-        return self._move(value, group.first.layout, group.first.name, "")
+        planned = self.graph.values.get(key)
+        return value if planned is None else self._move(value, planned.layout, planned.name, "")
 
-    def convert(self, value: Value, layout: Layout) -> Value:
-        """A value in another layout, which no plan asked for if anything is sent."""
+    def convert(self, value: Value, layout: Layout, *, inner: bool = False) -> Value:
+        """A value in another layout, which no plan asked for if anything is sent, unless it is `inner` to an operator."""
         wanted = layout if value.grad else layout.forward
-        return value if value.layout == wanted else self._move(value, wanted, "", "")
+        return value if value.layout == wanted else self._move(value, wanted, "", "", inner=inner)
 
     def kept(self, value: Value) -> Value:
-        """A value as the plan keeps it when its chain of elementwise operators has ended."""
-        group = self.graph.groups.get(value.key)
-        if group is None or group.first is group.last:
+        """A value as the plan keeps it when its chain of elementwise operators has ended, be it longer or shorter."""
+        end = self.graph.ends.get(value.key[:3])
+        if end is None or value.key == end:
             return value
         if "kept" not in value.forms:
-            value.forms["kept"] = self._move(value, group.last.layout, group.last.name, "")
+            planned = self.graph.values[end]
+            value.forms["kept"] = replace(self._move(value, planned.layout, planned.name, ""), key=end)
         return value.forms["kept"]
 
     def served(self, value: Value) -> Value:
         """A value as the plan serves it to its readers: brought there for the first, let go with the last."""
-        group = self.graph.groups.get(value.key)
-        if group is None:
+        planned = self.graph.values.get(value.key)
+        if planned is None:
             return value
         if "served" not in value.forms:
-            value.forms["served"] = self._move(self.kept(value), group.last.served, group.last.name, "")
+            value.forms["served"] = self._move(value, planned.served, planned.name, "")
             value.reads = 0
         value.reads += 1
         last = value.reads >= self.graph.readers[value.key]
@@ -119,19 +121,22 @@ class Engine:
     def read(self, value: Value, results: Sequence[Key]) -> Value:
         """A value as the operator of the plan reads it that makes `results`."""
         for result in results:
-            read: Read | None = self.graph.reads.get((value.key, result))
+            read = self.graph.reads.get((value.key, result))
+            if read is None and value.key[:3] != result[:3]:
+                value = self.kept(value)
+                read = self.graph.reads.get((value.key, result))
             if read is not None:
                 return self._move(self.served(value), read.layout, read.tensor, read.reader)
         return value
 
-    def _move(self, value: Value, layout: Layout, tensor: str, reader: str) -> Value:
+    def _move(self, value: Value, layout: Layout, tensor: str, reader: str, *, inner: bool = False) -> Value:
         target = layout if value.grad else layout.forward
         if tensor:
             self.record.done.add((tensor, reader))
         if value.layout == target:
             return value
         route = self.router.route(value.layout, target, value.shape, tensor, reader, has_gradient=value.grad)
-        if route.sends and not route.planned:
+        if route.sends and not route.planned and not inner:
             mesh = self.grid.mesh
             self.record.extra[f"{to_text(value.layout, mesh)} -> {to_text(target, mesh)} of {list(value.shape)}"] += 1
         local = self.backend.move(value.local, route, tensor)

@@ -7,7 +7,7 @@ Plans name values as the ONNX file does. A program has other names, other views 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,20 +26,18 @@ _PRODUCTS = frozenset(("MatMul", "Einsum", "Conv", "ConvTranspose"))
 
 
 class Key(NamedTuple):
-    """A value as plan and program both know it: what it is, its whole shape, and how its dims have been permuted since
-    they were made."""
+    """A value as plan and program both know it: what it is, its whole shape, how its dims have been permuted since they
+    were made, and its place in a chain of elementwise operators that leave all that as it is."""
 
     signature: int
     shape: tuple[int, ...]
     perm: tuple[int, ...] = ()
+    place: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Values of the plan with one key: `first` is made and stored, `last` is served and read."""
-
-    first: TensorDecision
-    last: TensorDecision
+    def chained(self, operands: Iterable[Key]) -> Key:
+        """This key with its place behind those of `operands` that are of the same chain."""
+        places = [operand.place for operand in operands if operand[:3] == self[:3]]
+        return self._replace(place=max(places) + 1) if places else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +51,12 @@ class Read:
 
 @dataclass
 class PlanGraph:
-    """`groups`: the plan's values; `reads`: by key of the value and of what is made of it; `readers`: how many there are of
-    each value."""
+    """`values`: the plan's tensors by key, `keys`: the other way round; `ends`: the last key of every chain; `reads`: by
+    key of the value and of what is made of it; `readers`: how many there are of each value."""
 
     signatures: Signatures
-    groups: dict[Key, Group] = field(default_factory=dict)
+    values: dict[Key, TensorDecision] = field(default_factory=dict)
+    ends: dict[tuple[object, ...], Key] = field(default_factory=dict)
     reads: dict[tuple[Key, Key], Read] = field(default_factory=dict)
     readers: Counter[Key] = field(default_factory=Counter)
     keys: dict[str, Key] = field(default_factory=dict)
@@ -89,8 +88,9 @@ def plan_graph(plan: Plan) -> PlanGraph:
 
 def _enter(graph: PlanGraph, key: Key, tensor: TensorDecision) -> None:
     graph.keys[tensor.name] = key
-    group = graph.groups.get(key)
-    graph.groups[key] = Group(group.first if group else tensor, tensor)
+    graph.values.setdefault(key, tensor)
+    end = graph.ends.setdefault(key[:3], key)
+    graph.ends[key[:3]] = max(end, key)
 
 
 def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence[Key]) -> None:
@@ -99,7 +99,7 @@ def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence
         if key is None or layout is None:
             continue
         for result in results:
-            if result != key and (key, result) not in graph.reads:
+            if (key, result) not in graph.reads:
                 graph.reads[key, result] = Read(name, operator.name, layout)
                 graph.readers[key] += 1
 
@@ -119,7 +119,8 @@ def _results(
         if signature == CONSTANT:
             found.append(None)
             continue
-        found.append(Key(signature, shape, _perm(graph, operator, signature, shape)))
+        key = Key(signature, shape, _perm(graph, operator, signature, shape))
+        found.append(key.chained(graph.keys[name] for name in operator.inputs if name in graph.keys))
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import legal_for
 from shardplan.layout.lower import Step, by_bytes, lower
 from shardplan.layout.mesh import Mesh
-from shardplan.layout.placement import P
+from shardplan.layout.placement import P, S
 from shardplan.plan.types import Move, Plan
 from shardplan.spmd.steps import retrace
 from shardplan.torch.grid import Grid
@@ -89,11 +89,12 @@ class Router:
         move = self._moves.get((*of, start, goal))
         if move is not None:
             collectives = tuple(step.collective for step in move.steps)
-            found = retrace(self.mesh, shape, start, goal, collectives)
+            found = retrace(self.mesh, shape, start, goal, collectives, [S(dim) for dim in range(len(shape))])
             if found is not None:
                 return found, True
         legal = legal_for(self.mesh, shape)
-        return lower(self.mesh, start, goal, by_bytes(self.mesh), shards=(P(),), legal=legal), False
+        way = () if any(p.kind == "P" for p in (*start.placements, *goal.placements)) else (P(),)
+        return lower(self.mesh, start, goal, by_bytes(self.mesh), shards=way, legal=legal), False
 
 
 @dataclass

@@ -58,6 +58,7 @@ def elementwise(engine: Engine, name: str, func: Any, args: Sequence[Any], kwarg
         sizes={f"x{dim}": size for dim, size in enumerate(shape)},
         run=run,
         linear=_linear(name, len(operands), plain),
+        chains=name not in SAME,
     )
     return engine.run(call)[0]
 
@@ -84,7 +85,7 @@ def _linear(name: str, count: int, plain: list[Any]) -> tuple[frozenset[int], ..
 def _key(engine: Engine, name: str, operands: list[Value], shape: tuple[int, ...]) -> Key:
     terms, signatures = engine.graph.signatures, [value.key.signature for value in operands]
     if name in SAME:
-        return Key(operands[0].key.signature, shape, operands[0].key.perm)
+        return operands[0].key
     varying = sum(signature != CONSTANT for signature in signatures)
     if name in SUMS or name in SELECTS or (name in SCALES and varying <= 1):
         signature = terms.linear(signatures)
@@ -115,7 +116,7 @@ def dropout(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: d
         return locals_[0] * (drawn >= rate).to(locals_[0].dtype) / (1 - rate)
 
     call = unary(value, value.key, run)
-    call.linear = (frozenset({0}),)
+    call.chains, call.linear = False, (frozenset({0}),)
     return engine.run(call)[0]
 
 
@@ -124,49 +125,6 @@ def unary(value: Value, key: Key, run: Callable[[list[Any], Site], Any], whole: 
     dims: Dims = tuple((f"x{dim}",) for dim in range(value.rank))
     sizes = {f"x{dim}": size for dim, size in enumerate(value.shape)}
     return Call([value], [dims], [dims], [value.shape], [key], sizes, run, frozenset(f"x{dim}" for dim in whole))
-
-
-def normalised(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    """`softmax`, `log_softmax`: over a dim that is whole, or with the maximum and the sum of all its parts."""
-    value = args[0]
-    given = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-    dim = int(-1 if given is None else given) % value.rank
-    key = Key(softmax(engine.graph.signatures, [value.key.signature]), value.shape)
-    dtype = kwargs.get("dtype")
-
-    def run(locals_: list[Any], site: Site) -> Any:
-        del site
-        made = torch.log_softmax if "log" in name else torch.softmax
-        return made(locals_[0], dim, dtype=dtype)
-
-    return engine.run(unary(value, key, run, [dim]))[0]
-
-
-def layer_norm(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    """`layer_norm`, `rms_norm`: over last dims that are whole."""
-    names = ("input", "normalized_shape", "weight", "bias", "eps") if name == "layer_norm" else (
-        "input", "normalized_shape", "weight", "eps",
-    )  # fmt: skip
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    value, size = given["input"], len(given["normalized_shape"])
-    affine = [given[part] for part in ("weight", "bias") if given.get(part) is not None]
-    operands = [value, *(lift(engine, part) for part in affine)]
-    last = tuple((f"x{dim}",) for dim in range(value.rank - size, value.rank))
-    key = Key(engine.graph.signatures.nonlinear([operand.key.signature for operand in operands]), value.shape)
-
-    def run(locals_: list[Any], site: Site) -> Any:
-        del site
-        rest = [*locals_[1:], None, None]
-        if name == "layer_norm":
-            bias = rest[0] if given.get("weight") is None else rest[1]
-            weight = rest[0] if given.get("weight") is not None else None
-            epsilon = given.get("eps", 1e-5)
-            return torch.nn.functional.layer_norm(locals_[0], given["normalized_shape"], weight, bias, epsilon)
-        return torch.nn.functional.rms_norm(locals_[0], given["normalized_shape"], rest[0], given.get("eps"))
-
-    call = unary(value, key, run, range(value.rank - size, value.rank))
-    call.operands, call.dims = operands, [call.dims[0], *[last] * len(affine)]
-    return engine.run(call)[0]
 
 
 def lift(engine: Engine, argument: Any) -> Value:

@@ -14,7 +14,8 @@ from torch.nn import functional
 from shardplan.layout.layout import Layout
 from shardplan.torch.engine import Engine
 from shardplan.torch.graph import Key, lookup, product, softmax
-from shardplan.torch.rules_elementwise import elementwise, lift, normalised
+from shardplan.torch.rules_elementwise import elementwise, lift
+from shardplan.torch.rules_norms import normalised
 from shardplan.torch.rules_views import permute_by, repeat_interleave
 from shardplan.torch.values import Call, Dims, Site, Value
 
@@ -176,8 +177,8 @@ def _splits_inside(engine: Engine, query: Value, key: Value, value: Value, mask:
         read = graph.reads.get((source, target))
         layouts += [read.layout] if read else []
     for inner in (scores, masked, shares):
-        group = graph.groups.get(inner)
-        layouts += [group.first.layout, group.last.layout, group.last.served] if group else []
+        planned = graph.values.get(inner)
+        layouts += [planned.layout, planned.served] if planned else []
     layouts += [
         graph.reads[pair].layout for pair in itertools.pairwise((scores, masked, shares)) if pair in graph.reads
     ]

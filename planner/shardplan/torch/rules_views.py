@@ -44,7 +44,7 @@ def reshape(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: d
         lambda locals_, site: locals_[0].reshape(site.local_result()), whole, (frozenset({0}),),
     )  # fmt: skip
     if shape == value.shape:
-        call.keys = [value.key]
+        call.keys, call.chains = [value.key], False
     return engine.run(call)[0]
 
 

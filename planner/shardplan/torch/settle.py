@@ -113,7 +113,7 @@ def _operand(call: Call, position: int, choice: Choice) -> Placement:
 
 def _result(call: Call, position: int, choice: Choice) -> Placement:
     if isinstance(choice, Token):
-        return _placement(call, call.results[position], position, choice, is_result=True) or P()
+        return _placement(call, call.results[position], position, choice, is_result=True) or P(call.reduction)
     if choice.startswith("+"):
         return P()
     return RP if choice == "~" else R

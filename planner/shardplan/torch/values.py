@@ -86,6 +86,9 @@ class Call:
     linear: tuple[frozenset[int], ...] = ()
     pieces: Pieces | None = None
     integer: bool = False
+    reduction: str = "sum"
+    chains: bool = True
+    ready: bool = False
 
 
 @dataclass(frozen=True, slots=True)
