@@ -32,7 +32,7 @@ from shardplan.runtime.shards import Run, Runs
 MANIFEST = "split.json"
 JOURNAL = ".split-journal.json"
 PART = ".part"
-SYNC_BYTES = 512 << 20
+SYNC_BYTES = 256 << 20
 """After so many bytes read, what is written is forced to disk and the journal says so."""
 _MOST_OPEN = 128
 Progress = Callable[[int, int, str], None]
