@@ -111,3 +111,28 @@ def test_what_is_new_is_gathered_by_layers():
     ]
     many = {f"n{n}": f"stage.{n // 2}.block" for n in range(12)}
     assert _by_block(many)[-1] == "4 nodes elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("asked", "repair"),
+    [
+        (
+            ("--pin", "up.weight=[null, gpu]", "--pin", "up={gpu: n}"),
+            "--pin 'up.weight=[null, gpu]' --pin 'up={gpu: n}'",
+        ),
+        (("--mode", "inference", "--cost-model", "alpa:beta=1x0.1"), "--mode inference --cost-model alpa:beta=1x0.1"),
+        (("--shard-optimizer", "--microbatches", "2"), "--shard-optimizer --microbatches 2"),
+        (("--constraints", "fixed.yaml"), "--constraints FILE"),
+    ],
+)
+def test_the_repair_asks_for_the_same(asked, repair, shardplan, mlp):
+    Path("fixed.yaml").write_text("inputs: {x: [machine]}\n")
+    shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", *asked, "-o", "one.json")
+    model = onnx.load("mlp.onnx", load_external_data=False)
+    model.graph.node[1].op_type = "Gelu"
+    Path("mlp.onnx").write_bytes(model.SerializeToString())
+    run = shardplan("check", "one.json", "--model", "mlp.onnx")
+    hint = run.err.splitlines()[-1]
+    assert run.code == 1
+    assert repair in hint
+    assert hint.startswith("hint: shardplan solve mlp.onnx --mesh machine=2,gpu=2 --cluster h100-dgx ")

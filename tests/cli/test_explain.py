@@ -72,7 +72,7 @@ def test_an_operator(shardplan, solved):
 def test_text(shardplan, solved):
     lines = shardplan("explain", PLAN, "up.weight", "--model", "mlp.onnx").out.splitlines()
     assert lines[0].startswith("up.weight  [64, 256] float  ")
-    assert lines[0].endswith(" % of the step  64 KiB per device")
+    assert lines[1].endswith(" % of the step, 64 KiB per device")
     assert any(line.split() == ["instead", "costs", "memory", "and", "then"] for line in lines)
 
 

@@ -78,6 +78,7 @@ def test_infeasible_says_what_fills_the_memory():
     holders = (Holder("layers.*.up.weight", 32, 7 * 2**30, "S(0)@gpu"), Holder("embed.weight", 1, 2 * 2**30, "R"))
     said = infeasible(model(), CLUSTER, 64 * 2**30, 6 * 2**30, training=True, need=Need(memory, holders))
     assert said.detail.splitlines()[1:] == [
-        "parameters 20 + optimizer 49 + activations 1 = 70 GiB",
-        "largest: layers.*.up.weight ×32 (7 GiB, S(0)@gpu), embed.weight (2 GiB, whole on every device)",
+        "parameters 20 + optimizer 49 + activations 1 = 70 GiB, most of it in",
+        "  7 GiB  layers.*.up.weight ×32, S(0)@gpu",
+        "  2 GiB  embed.weight, whole on every device",
     ]

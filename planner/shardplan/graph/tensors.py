@@ -70,7 +70,7 @@ class TensorSpace:
         self.forward = self.forward_state(self.codes)
         self.gradient = self.gradient_state(self.codes)
         if kind.ordered:
-            self._add_orders()
+            self._add_orders(mesh)
         tiles = self.space.tiles.prod(axis=1)
         self.state_bytes: Index = -(-kind.size_bytes // tiles)
         self.ties = self._tie_picoseconds(tiles[self.forward])
@@ -148,11 +148,14 @@ class TensorSpace:
         state = self.forward_state(codes)
         return codes[(state >= 0) & self.legal[state]]
 
-    def _add_orders(self) -> None:
-        """Append the layouts that differ from a kept one only in which of several axes on one dim is major."""
+    def _add_orders(self, mesh: Mesh) -> None:
+        """Append the layouts that differ from a kept one only in which of several axes on one dim is major; axes of
+        size 1 shard nothing."""
         known = set(self.forward.tolist())
         partial = len(self.kind.shards) + 1
         sharded_only = (self.space.codes != partial).all(axis=1)
+        real = np.array(mesh.shape) > 1
+        sharded_only &= (self.space.codes[:, ~real] == len(self.kind.shards)).all(axis=1)
         extra = [state for state in np.flatnonzero(self.legal & sharded_only) if int(state) not in known]
         states = np.array(extra, dtype=np.int64)
         self.codes = np.concatenate([self.codes, self.space.codes[states]])

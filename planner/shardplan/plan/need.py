@@ -37,16 +37,18 @@ class Need:
     largest: tuple[Holder, ...]
     cache_bytes: int = 0
 
-    def lines(self) -> tuple[str, str]:
-        """Two lines for people: categories with their sum, and the largest holders."""
+    def lines(self) -> list[str]:
+        """For people: a line with the categories and their sum, and one for each of the largest holders."""
         parts = {name: getattr(self.memory, name) for name in Memory.__slots__}
         parts |= {"activations": self.memory.activations - self.cache_bytes, "KV cache": self.cache_bytes}
         used = [(name, number) for name, number in parts.items() if number]
         total = self.memory.total
         (shown, *amounts), unit = sizes_in_one_unit([total, *(number for _, number in used)], total)
         terms = " + ".join(f"{name} {amount}" for (name, _), amount in zip(used, amounts, strict=True))
-        holders = ", ".join(_shown(holder) for holder in self.largest)
-        return f"{terms} = {shown} {unit}", f"largest: {holders}"
+        sizes = [size(holder.size_bytes) for holder in self.largest]
+        width = max(map(len, sizes), default=0)
+        largest = [f"  {held:>{width}}  {_shown(holder)}" for held, holder in zip(sizes, self.largest, strict=True)]
+        return [f"{terms} = {shown} {unit}, most of it in", *largest]
 
 
 def need_of(rows: MemoryRows, choice: Mapping[Node, int], most: int = 4) -> Need:
@@ -101,4 +103,4 @@ def _layout(built: CostGraph, node: Node, choice: Mapping[Node, int]) -> str:
 def _shown(holder: Holder) -> str:
     many = f" ×{holder.count}" if holder.count > 1 else ""
     how = {"": "", "R": ", whole on every device"}.get(holder.layout, f", {holder.layout}")
-    return f"{holder.name}{many} ({size(holder.size_bytes)}{how})"
+    return f"{holder.name}{many}{how}"

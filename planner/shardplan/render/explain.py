@@ -32,10 +32,11 @@ def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
     chosen, measure = found.alternatives[0], measure_of(plan.model.get("cost_model"))
     many = f" ×{found.count}" if found.count > 1 else ""
     whole = sum(share.time_ns for share in found.shares) / max(plan.summary.step_ns, 1)
-    head = f"{found.subject}  {found.about}{many}  {chosen.choice}  {percent(whole)} of the step"
+    takes = f"{percent(whole)} of the step"
     if found.bytes_per_device is not None:
-        head += f"  {size(found.bytes_per_device)} per device"
-    emit(console, Text(head, style="bold"), _share_rows(plan, found.shares), "")
+        takes += f", {size(found.bytes_per_device)} per device"
+    head = Text(f"{found.subject}  {found.about}{many}  {chosen.choice}", style="bold")
+    emit(console, head, takes, _share_rows(plan, found.shares), "")
     rows = table("instead", ">costs", ">memory", "*and then")
     for one in found.alternatives[1:]:
         if one.cost_ns is None:

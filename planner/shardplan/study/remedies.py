@@ -17,7 +17,7 @@ from shardplan.units import duration, size
 _MICROBATCHES = (2, 4, 8, 16)
 _GROWTH = (2, 4, 8)
 
-_NEAR_ENOUGH, _SECONDS = 0.1, 4.0
+_NEAR_ENOUGH, _SECONDS = 0.1, 20.0
 """A remedy is to be found, not perfected: relative gap and time limit of each solve."""
 
 

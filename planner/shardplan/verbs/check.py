@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from shardplan.plan.types import Plan
     from shardplan.study.check import Verdict
 
+_ASKED = {
+    "mode": "training",
+    "optimizer": "adam-mixed",
+    "shard_optimizer": False,
+    "remat": "none",
+    "microbatches": 1,
+    "cost_model": "shardplan",
+}
+"""What a plan was asked for, by its key and option -> the option's default."""
 _CODES = {"unreadable": EXIT_USAGE, "infeasible": EXIT_INFEASIBLE, "fresh": EXIT_DONE}
 
 
@@ -80,15 +89,32 @@ def _repair(plan: Plan, given: str | None, file: str) -> str:
     """The command that makes the plan anew."""
     sizes = ",".join(f"{axis.name}={axis.size}" for axis in plan.mesh.axes)
     words = ["shardplan", "solve", given or "MODEL", "--mesh", sizes, "--cluster", str(plan.cluster.get("name"))]
-    for key, default in (("mode", "training"), ("optimizer", "adam-mixed"), ("remat", "none"), ("microbatches", 1)):
+    for key, default in _ASKED.items():
         value = plan.model.get(key, default)
         if value != default and (key, value) != ("optimizer", "none"):
-            words += [f"--{key}", str(value)]
-    words += ["--shard-optimizer"] if plan.model.get("shard_optimizer") else []
+            words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+    if tokens := plan.model.get("kv_cache_tokens"):
+        words += ["--kv-cache", f"tokens={tokens}"]
     dims = plan.model.get("dims")
     for name, size in sorted(dims.items()) if isinstance(dims, dict) else ():
         words += ["--dim", f"{name}={size}"]
+    words += _fixed(plan)
     return shlex.join([*words, "--output", file])
+
+
+def _fixed(plan: Plan) -> list[str]:
+    """The options that fix what the plan's constraints do; those that no pin can say are in a file we do not know."""
+    from shardplan.constraints.types import SECTIONS  # noqa: PLC0415
+
+    texts = plan.model.get("constraints")
+    words: list[str] = []
+    for text in texts if isinstance(texts, list | tuple) else ():
+        section, _, rest = str(text).partition(": ")
+        if section in SECTIONS and (section not in ("parameters", "tensors", "operators") or "cost:" in rest):
+            return ["--constraints", "FILE"]
+        pattern, _, spec = (rest if section in SECTIONS else str(text)).partition(": ")
+        words += ["--pin", f"{pattern}={spec}"]
+    return words
 
 
 def _diagnostics(file: str, verdict: Verdict, repair: str) -> list[Diagnostic]:
