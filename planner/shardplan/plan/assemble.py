@@ -104,7 +104,7 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
         laid_out = schedule_of(operators, priced.moves, summary, built.options.mode, built.cluster.overlap.kappa)
         summary = replace(summary, scheduled_ns=round(laid_out.seconds * _NANOSECONDS))
     return Plan(
-        model=_model_section(built),
+        model=model_section(built),
         cluster={
             "name": built.cluster.name,
             "digest": cluster_digest(built.cluster),
@@ -121,7 +121,8 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
     )
 
 
-def _model_section(built: CostGraph) -> Mapping[str, object]:
+def model_section(built: CostGraph) -> Mapping[str, object]:
+    """What a plan says of its model and of what was asked."""
     model, options = built.model, built.options
     constraints = [str(constraint) for constraint in options.constraints]
     aliases = next((constraint.aliases for constraint in options.constraints if constraint.aliases), ())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, NoReturn, TypeVar, get_args
@@ -26,10 +26,13 @@ from shardplan.plan.types import (
     Move,
     OperatorDecision,
     Phase,
+    Pipeline,
     Plan,
     Role,
+    Stage,
     Summary,
     TensorDecision,
+    Transfer,
 )
 
 T = TypeVar("T")
@@ -112,8 +115,8 @@ class _Decoder:
         ) from None
 
     def _plan(self) -> Plan:
-        self._mesh, links = self._read("mesh", self._mesh_axes)
-        self._layout = lru_cache(maxsize=None)(lambda text: from_text(text, self._mesh))
+        mesh, links = self._read("mesh", self._mesh_axes)
+        self.lay(mesh)
         summary = self._read("summary", lambda record: self._summary(record, self._document.record("details")))
         return Plan(
             model=self._document.mapping("model"),
@@ -131,7 +134,40 @@ class _Decoder:
             moves=self._rows("moves", self._move),
             warnings=self._document.record("details").texts("warnings"),
             blocks=self._blocks(),
+            pipeline=self._pipeline() if self._document.has("pipeline") else None,
         )
+
+    def _pipeline(self) -> Pipeline:
+        self._section, self._row = "pipeline", None
+        record = self._document.record("pipeline")
+        stages = record.items("stages", lambda row: self._stage(Record(row)))
+        readers = [_Decoder({"format_version": "", "model": {}}, "", self._path) for _ in stages]
+        for reader, stage in zip(readers, stages, strict=True):
+            reader.lay(stage.plan.mesh)
+        return Pipeline(
+            schedule=record.text("schedule"),
+            stages=stages,
+            transfers=record.items("transfers", lambda row: _transfer(Record(row), readers)),
+            bubble=record.number("bubble"),
+        )
+
+    def _stage(self, row: Record) -> Stage:
+        name = row.text("name")
+        try:
+            plan = _Decoder(dict(row.mapping("plan")), "", self._path).plan()
+        except ShardplanError as problem:
+            raise RecordError(f"stage '{name}': {problem.diagnostics[0].summary}") from None
+        return Stage(name, row.integer("first_device"), row.texts("units"), row.integer("in_flight"), plan)
+
+    def lay(self, mesh: Mesh) -> None:
+        """Read layouts and steps on `mesh` from here on."""
+        self._mesh = mesh
+        self._layout = lru_cache(maxsize=None)(lambda text: from_text(text, mesh))
+
+    def layout(self, text: str) -> Layout:
+        """The layout of a text on the mesh."""
+        found: Layout = self._layout(text)
+        return found
 
     def _read(self, section: str, convert: Callable[[Record], T]) -> T:
         self._section, self._row = section, None
@@ -256,13 +292,14 @@ class _Decoder:
             target=self._layout(row.text("to")),
             reader=row.text("reader"),
             phase=row.one_of("phase", _PHASES),
-            steps=row.items("collectives", lambda step: self._step(Record(step))),
+            steps=row.items("collectives", lambda step: self.step(Record(step))),
             regather=row.flag("regather", default=False),
             count=row.integer("count"),
             hidden=row.number("hidden"),
         )
 
-    def _step(self, row: Record) -> CollectiveStep:
+    def step(self, row: Record) -> CollectiveStep:
+        """One collective."""
         axes = tuple(self._mesh.index(name) for name in row.texts("axes"))
         collective = Collective(row.one_of("kind", _KINDS), axes, Fraction(row.text("share")))
         return CollectiveStep(collective, row.integer("bytes"), row.integer("time_ns"))
@@ -289,3 +326,22 @@ class _Decoder:
         row_line = starts[0] + 1 + (self._row or 0)
         one_per_line = self._row is not None and row_line <= len(lines) and lines[row_line - 1].startswith("    {")
         return row_line if one_per_line else starts[0]
+
+
+def _transfer(row: Record, readers: Sequence[_Decoder]) -> Transfer:
+    """A row of the pipeline's transfers; reader i knows the mesh of stage i."""
+    sender, receiver = row.integer("sender"), row.integer("receiver")
+    if not (0 <= sender < len(readers) and 0 <= receiver < len(readers)):
+        raise RecordError(f"a transfer from stage {sender} to {receiver}, and there are {len(readers)} stages")
+    mine, theirs = readers[sender], readers[receiver]
+    return Transfer(
+        tensor=row.text("tensor"),
+        sender=sender,
+        receiver=receiver,
+        source=mine.layout(row.text("from")),
+        target=theirs.layout(row.text("to")),
+        forward=row.items("forward", lambda step: theirs.step(Record(step))),
+        backward=row.items("backward", lambda step: mine.step(Record(step))),
+        count=row.integer("count"),
+        hidden=row.number("hidden"),
+    )

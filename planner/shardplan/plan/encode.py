@@ -16,9 +16,21 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, dim_axes, dim_segments
-from shardplan.plan.types import CollectiveStep, Move, OperatorDecision, Plan, Summary, TensorDecision
+from shardplan.plan.types import (
+    CollectiveStep,
+    Move,
+    OperatorDecision,
+    Pipeline,
+    Plan,
+    Stage,
+    Summary,
+    TensorDecision,
+    Transfer,
+)
 
 FORMAT_VERSION = "1.0"
+PIPELINE_VERSION = "1.1"
+"""Of a plan with stages."""
 MAJOR = 1
 LINE_WIDTH = 110
 Record = dict[str, object]
@@ -51,7 +63,41 @@ def dumps(plan: Plan) -> str:
         _rows("moves", [writer.move(move) for move in plan.moves]),
         _rows("blocks", [row for number, block in enumerate(plan.blocks) for row in _block_rows(number, block)]),
     ]
+    if plan.pipeline is not None:
+        sections[0] = _section("format_version", PIPELINE_VERSION)
+        sections.append(_pipeline(plan.pipeline))
     return "{\n" + ",\n".join(sections) + "\n}\n"
+
+
+def _pipeline(pipeline: Pipeline) -> str:
+    """The stages, each with its plan written as any plan is, four places further in."""
+    transfers = [
+        _Encoder(pipeline.stages[transfer.sender].plan.mesh).transfer(
+            transfer, _Encoder(pipeline.stages[transfer.receiver].plan.mesh)
+        )
+        for transfer in pipeline.transfers
+    ]
+    rows = ",\n".join(f"      {_inline(row)}" for row in transfers)
+    parts = [
+        f'"schedule": {_inline(pipeline.schedule)}',
+        f'"bubble": {_inline(pipeline.bubble)}',
+        f'"transfers": [\n{rows}\n    ]' if rows else '"transfers": []',
+        '"stages": [\n' + ",\n".join(_stage(stage) for stage in pipeline.stages) + "\n    ]",
+    ]
+    return '  "pipeline": {\n    ' + ",\n    ".join(parts) + "\n  }"
+
+
+def _stage(stage: Stage) -> str:
+    head = {
+        "name": stage.name,
+        "first_device": stage.first_device,
+        "units": stage.units,
+        "in_flight": stage.in_flight,
+    }
+    lines = [f"        {_inline(key)}: {_inline(value)}," for key, value in head.items()]
+    first, *rest = dumps(stage.plan).rstrip("\n").splitlines()
+    plan = "\n".join([f'        "plan": {first}', *(f"        {line}" for line in rest)])
+    return "      {\n" + "\n".join(lines) + "\n" + plan + "\n      }"
 
 
 def _mesh_record(plan: Plan) -> Record:
@@ -195,6 +241,21 @@ class _Encoder:
         row["hidden"] = move.hidden
         row["time_ns"] = move.time_ns
         return row
+
+    def transfer(self, transfer: Transfer, receiver: _Encoder) -> Record:
+        """A row of the pipeline's transfers; `self` writes the sender's layouts and `receiver` the receiver's."""
+        return {
+            "tensor": transfer.tensor,
+            "sender": transfer.sender,
+            "receiver": transfer.receiver,
+            "from": self._text(transfer.source),
+            "to": receiver._text(transfer.target),
+            "forward": [receiver._step(step) for step in transfer.forward],
+            "backward": [self._step(step) for step in transfer.backward],
+            "count": transfer.count,
+            "hidden": transfer.hidden,
+            "time_ns": transfer.time_ns,
+        }
 
     def _step(self, step: CollectiveStep) -> Record:
         return {

@@ -116,6 +116,11 @@ class Stager:
         return Planner(self.model, part.cluster, options, reasons=False).built_at(1.0)[0]
 
     @property
+    def whole(self) -> CostGraph:
+        """The cost graph of the whole model on the whole cluster."""
+        return self._runs[-1].built
+
+    @property
     def _limit_bytes(self) -> int:
         given = self.options.memory_limit_bytes
         return given if given is not None else self.cluster.device.usable_bytes
@@ -227,9 +232,7 @@ class Stager:
         for way in reversed(ways):
             chosen.append(int(way[chosen[-1]]))
         ends = chosen[::-1]
-        return tuple(
-            replace(cut, enters=ends[2 * place], leaves=ends[2 * place + 1]) for place, cut in enumerate(cuts)
-        )
+        return tuple(replace(cut, enters=ends[2 * place], leaves=ends[2 * place + 1]) for place, cut in enumerate(cuts))
 
     def in_flight(self, place: int, count: int) -> int:
         """Microbatches that stage `place` of `count` holds."""

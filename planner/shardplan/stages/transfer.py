@@ -93,5 +93,3 @@ def _pieces(layout: Layout, mesh: Mesh) -> int:
 def exposed_ns(handover: Handover, hidden: float, microbatches: int) -> float:
     """What of a transfer a step waits for."""
     return (1.0 - hidden) * microbatches * handover.time_ns
-
-
