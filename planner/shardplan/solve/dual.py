@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -135,6 +136,19 @@ class Dual:
             large = len(sides) == 1 and sides[0].size > CHUNK
             self._stacks[key] = sides[0][:, :, None] if large else np.ascontiguousarray(np.stack(sides, axis=-1))
         return self._stacks[key]
+
+    @cached_property
+    def _receivers(self) -> Indices:
+        """The place in theta of every message."""
+        ends = self.ends.T.ravel()
+        return _spans(self.core.offsets[ends], self.core.sizes[ends])
+
+    def push(self, before: Costs, share: float) -> None:
+        """Move all messages on by a share of what they changed since `before`: sweeps approach their end in ever
+        smaller steps of much the same direction. Any messages prove a bound, once a sweep has followed."""
+        more = np.floor(share * (self.messages - before))
+        self.messages += more
+        self.theta += np.bincount(self._receivers, weights=more, minlength=len(self.theta))
 
     def sweep(self) -> float:
         """One pass forward and one back; the bound afterwards."""

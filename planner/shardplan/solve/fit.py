@@ -59,7 +59,7 @@ def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget, gap: float = 
         if not best.within(gap):
             _cross(relaxation, best)
         if not (best.within(gap) or budget.expired()):
-            _branch(relaxation, best)
+            _branch(relaxation, best, gap)
     except Contradiction:
         best.prove(best.cost)
 
@@ -123,23 +123,23 @@ def _price(relaxation: Relaxation, best: Incumbent, prices: Prices, enough: floa
             return
 
 
-def _branch(relaxation: Relaxation, best: Incumbent) -> None:
+def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     """Fix the hubs in every way that can still be better: without them elimination is complete and bounds are exact."""
     ways = _ways(relaxation, best)
     bounds = []
     for labels in ways:
-        trial = Incumbent(best.scale, cost=best.cost)
+        trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
         try:
             part, prices = relaxation.restricted(labels)
             if part is not relaxation:
-                _price(part, trial, prices)
+                _price(part, trial, prices, enough)
                 _cross(part, trial)
-            if trial.closed:
+            if trial.within(enough):
                 pass
             elif part.core.pairs < SHRINKS * relaxation.core.pairs and part.reduction[1] is not None:
-                _branch(part, trial)
+                _branch(part, trial, enough)
             else:
-                _finish(part, trial)
+                _finish(part, trial, enough)
         except Contradiction:
             trial.prove(trial.cost)
         best.take(trial)
@@ -217,15 +217,15 @@ def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
         return
 
 
-def _finish(relaxation: Relaxation, best: Incumbent) -> None:
-    """Forbid what the best prices exclude, and let HiGHS prove the rest."""
+def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
+    """Forbid what the best prices exclude, and let HiGHS prove the rest until the gap is small enough."""
     graph = relaxation.graph
     if not best.within(CLOSE):
         _fuse(relaxation, best)
     if not np.isfinite(best.cost):
         integer(graph.copy(), _pressure(relaxation), best, np.inf)
     for share in SHARES:
-        if best.closed or relaxation.budget.expired() or not np.isfinite(best.cost):
+        if best.within(enough) or relaxation.budget.expired() or not np.isfinite(best.cost):
             return
         bound = relaxation.known.bound
         ceiling = bound + share * (best.cost - bound)

@@ -112,12 +112,15 @@ class _Search:
         return np.inf, budget.work + BOUND_WORK
 
     def _place(self) -> Assignment | None:
-        """An assignment read off the messages, after sweeps in the order in which it is read."""
+        """An assignment read off the messages, after sweeps in the order in which it is read; these are undone, as
+        they would take the bound off its way."""
+        messages, theta = self.wave.messages.copy(), self.wave.theta.copy()
         for _ in range(WAVES):
             self.wave.sweep()
         self.best.prove(self.duals.bound())
         self.budget.spend(200 * len(self.core.costs) + 6 * self.core.pairs)
         found = place(self.space, self.duals, self.rng)
+        self.wave.messages[:], self.wave.theta[:] = messages, theta
         if found is not None:
             polish(found, rounds=1)
             self._offer(found)

@@ -3,7 +3,8 @@
 Prices exist only at moments that were short of memory. A step follows the excess at those moments of the assignment
 that the
 messages decode to, averaged over the last steps and scaled by its own history (AdaGrad). When the bound stops rising it
-goes back to the best state and becomes shorter. Priced amounts are rounded
+goes back to the best state and becomes shorter. Before a sweep the messages go on as they went in the last one
+(momentum), which brings them to where they tend several times faster. Priced amounts are rounded
 down, so all costs stay integers and the bound is exact but for the last sum.
 """
 
@@ -22,6 +23,7 @@ STEP = 0.05
 SHORTER = 0.7
 PATIENCE = 20
 MEMORY = 0.9
+MOMENTUM = 0.9
 FRESH = 8
 SEPARATION = 3
 SAFETY = 1e-13
@@ -54,6 +56,7 @@ class Multipliers:
         self.paid = np.zeros(len(core.costs))
         self.length = STEP
         self.idle = 0
+        self._before = self.dual.messages.copy()
         self.best = self._state(-np.inf)
         lengths = np.diff(profiles.offsets)
         self._use = np.repeat(np.arange(len(profiles.owner)), lengths)
@@ -79,6 +82,8 @@ class Multipliers:
 
     def improve(self) -> float:
         """One sweep and one step of the prices; the bound after the sweep."""
+        before, self._before = self._before, self.dual.messages.copy()
+        self.dual.push(before, MOMENTUM)
         self.dual.sweep()
         bound = self.bound()
         self.idle += 1
@@ -106,6 +111,6 @@ class Multipliers:
 
     def back(self) -> None:
         """Return to the best state."""
-        self.dual.messages[:] = self.best.messages
+        self.dual.messages[:] = self._before = self.best.messages
         self.dual.theta[:] = self.best.theta
         self.paid, self.prices = self.best.paid.copy(), self.best.prices.copy()
