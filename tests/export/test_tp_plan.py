@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from example_plans import example_plan
-from tensor_parallel import LAYER, LLAMA, planned, qwen, solved
+from tensor_parallel import LAYER, LLAMA, MIXTRAL, QWEN, one_layer, planned, solved
 
 from shardplan.errors import ShardplanError
 from shardplan.export.tp_plan import constraints_from_tp_plan, export_portable, export_tp_plan
@@ -39,10 +39,27 @@ def test_there_and_back(tmp_path, mode):
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_norms_of_queries_and_keys(tmp_path, mode):
-    plan = planned(str(qwen(tmp_path)), tmp_path, LLAMA | NORMS, "--mode", mode, mesh="gpu=2")
+    plan = planned(str(one_layer(QWEN, tmp_path)), tmp_path, LLAMA | NORMS, "--mode", mode, mesh="gpu=2")
     assert json.loads(export_tp_plan(plan).text)["tp_plan"] == LLAMA | NORMS
     portable = json.loads(export_portable(plan).text)["base_model_tp_plan"]
     assert portable == LAYER | {"layers.*.self_attn.q_norm": "replicate", "layers.*.self_attn.k_norm": "replicate"}
+
+
+def test_experts_that_are_cut_inside(tmp_path):
+    """What transformers publishes for Mixtral, and Qwen3's norms; no portable style says the experts."""
+    attention = {name: style for name, style in LLAMA.items() if ".mlp." not in name}
+    experts = '  "*experts.gate_up_proj": {gpu: f}\n  "*experts.down_proj": {gpu: i}\n'
+    constraints = constraints_from_tp_plan(attention, "gpu") + experts
+    plan = solved(str(one_layer(MIXTRAL, tmp_path)), tmp_path, constraints, "--mode", "inference", mesh="gpu=2")
+    exported = export_tp_plan(plan)
+    assert exported.refused == ()
+    assert json.loads(exported.text)["tp_plan"] == attention | NORMS | {
+        "model.layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+        "model.layers.*.mlp.experts.down_proj": "rowwise",
+        "model.layers.*.mlp.experts": "moe_tp_experts",
+    }
+    found = reasons(plan)
+    assert "'model.layers.0.mlp.experts.down_proj' is a stack of experts that is cut: no style of the five" in found
 
 
 def test_data_parallelism_beside_it_is_left_to_the_launcher(tmp_path):

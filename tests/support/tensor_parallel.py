@@ -87,24 +87,47 @@ qwen (int64[2,8] ids) => (float[2,8,64] logits)
   headt = Transpose (head)
   logits = MatMul (n3, headt)
 }"""
+_MLP_PART = QWEN.index("  gatet = Transpose (gate)"), QWEN.index("  y = Add (r, d)")
+MIXTRAL = (
+    QWEN[: _MLP_PART[0]]
+    + """
+  routert = Transpose (router)
+  routes = MatMul (n2, routert)
+  p = Softmax <axis = -1> (routes)
+  both = Einsum <equation = "bsh,efh->ebsf"> (n2, gate_up)
+  halves = Constant <value = int64[2] {32,32}> ()
+  g, u = Split <axis = 3> (both, halves)
+  gs = Sigmoid (g)
+  gg = Mul (g, gs)
+  gu = Mul (gg, u)
+  each = Einsum <equation = "ebsi,ehi->ebsh"> (gu, down_all)
+  d = Einsum <equation = "ebsh,bse->bsh"> (each, p)
+"""
+    + QWEN[_MLP_PART[1] :]
+).replace(
+    "float[64,32] gate, float[64,32] up, float[32,64] down,",
+    "float[4,32] router, float[4,64,32] gate_up, float[4,32,32] down_all,",
+)
+"""The same with a mixture of experts whose gate and up are fused, every expert for every token."""
 _LAYER, _ATTENTION, _MLP = "model.layers.0", "model.layers.0.self_attn", "model.layers.0.mlp"
 _MODULES = {
     "embed": "model.embed_tokens", "g1": f"{_LAYER}.input_layernorm", "g2": f"{_LAYER}.post_attention_layernorm",
     "wq": f"{_ATTENTION}.q_proj", "wk": f"{_ATTENTION}.k_proj", "wv": f"{_ATTENTION}.v_proj",
     "wo": f"{_ATTENTION}.o_proj", "gq": f"{_ATTENTION}.q_norm", "gk": f"{_ATTENTION}.k_norm",
     "gate": f"{_MLP}.gate_proj", "up": f"{_MLP}.up_proj", "down": f"{_MLP}.down_proj", "g3": "model.norm",
-    "head": "lm_head",
+    "head": "lm_head", "router": f"{_MLP}.gate", "gate_up": f"{_MLP}.experts.gate_up_proj",
+    "down_all": f"{_MLP}.experts.down_proj",
 }  # fmt: skip
 
 
-def qwen(folder: Path) -> Path:
-    """One layer with norms of queries and keys; weights are [out, in], without data, and named as in the checkpoint."""
-    model = parser.parse_model(QWEN)
+def one_layer(text: str, folder: Path) -> Path:
+    """`QWEN` or `MIXTRAL` as a file; weights are [out, in], without data, and named as in the checkpoint."""
+    model = parser.parse_model(text)
     made = {name for node in model.graph.node for name in node.output}
     kept = [info for info in model.graph.value_info if info.name in made]
     for info in model.graph.value_info:
         if info.name not in made:
-            tensor = onnx.TensorProto(name=f"{_MODULES[info.name]}.weight", data_type=onnx.TensorProto.FLOAT)
+            tensor = onnx.TensorProto(name=_weight(info.name), data_type=onnx.TensorProto.FLOAT)
             tensor.dims.extend(dim.dim_value for dim in info.type.tensor_type.shape.dim)
             tensor.data_location = onnx.TensorProto.EXTERNAL
             tensor.external_data.add(key="location", value="absent.bin")
@@ -118,6 +141,11 @@ def qwen(folder: Path) -> Path:
             node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", owner, "op"]))
         for place, name in enumerate(node.input):
             if name in _MODULES:
-                node.input[place] = f"{_MODULES[name]}.weight"
-    onnx.save(model, folder / "qwen.onnx")
-    return folder / "qwen.onnx"
+                node.input[place] = _weight(name)
+    onnx.save(model, folder / "one_layer.onnx")
+    return folder / "one_layer.onnx"
+
+
+def _weight(name: str) -> str:
+    module = _MODULES[name]
+    return module if ".experts." in module else f"{module}.weight"

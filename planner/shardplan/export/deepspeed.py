@@ -59,6 +59,8 @@ def _unknown(modules: Iterable[ModuleStyle]) -> Iterator[str]:
     for module in modules:
         if module.style in {"vocabulary", "width"}:
             yield f"'{module.name}' is an embedding that is cut; AutoTP leaves embeddings whole"
+        elif module.experts and module.style in {"column", "row"}:
+            yield f"'{module.name}' is a stack of experts that is cut"
         elif module.transposed and module.style in {"column", "row"}:
             yield f"'{module.name}' stores its weight as [in, out] (Conv1D), and layer specs are for nn.Linear"
         elif module.split_input:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from shardplan.layout.layout import Layout
@@ -27,7 +27,9 @@ _VIEWS = frozenset({"Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze", "Re
 class ModuleStyle:
     """`name`: of the module (its weight's name without `.weight`). `gathered`: the result is made whole; `split_input`:
     the input is whole and cut by the module. `segments`: of its fused outputs, each cut on its own. `transposed`: the
-    weight is stored [in, out]. `per head`: a whole scale that meets values split by heads, so its gradient is partial.
+    weight is stored [in, out]. `experts`: it is a stack of weights [experts, out, in].
+
+    Style `per head`: a whole scale that meets values split by heads, so its gradient is partial.
     """
 
     name: str
@@ -36,6 +38,13 @@ class ModuleStyle:
     split_input: bool = False
     segments: tuple[int, ...] = ()
     transposed: bool = False
+    experts: bool = False
+
+
+def owner_of(parameter: str) -> str:
+    """The module of a parameter; a parameter that is no `weight` or `bias` stands for itself."""
+    module, _, last = parameter.rpartition(".")
+    return module if module and last in {"weight", "bias"} else parameter
 
 
 @dataclass
@@ -204,7 +213,8 @@ class _Walk:
         if not is_sum and not (made is not None and made.is_shard and whole_input):
             self._refuse(decision.checkpoint, f"is sharded over {self._name} in a way that is no column and no row")
         cut = kept.dim == len(decision.shape) - (1 if style in {"row", "width"} else 2)
-        self._set(ModuleStyle(name, style, segments=kept.segments, transposed=not cut), decision)
+        experts = len(decision.shape) > 2
+        self._set(ModuleStyle(name, style, segments=kept.segments, transposed=not cut, experts=experts), decision)
 
     def _scale(self, operator: OperatorDecision, weights: Sequence[tuple[str, Layout | None]], *, sliced: bool) -> None:
         """A vector (norm, bias) read beside live values."""
@@ -219,7 +229,7 @@ class _Walk:
 
     def _module(self, decision: TensorDecision, operator: OperatorDecision) -> str:
         """Of a tied weight, the owner that this operator belongs to."""
-        owners = [name.rpartition(".")[0] or name for name in (decision.checkpoint, *decision.aliases)]
+        owners = [owner_of(name) for name in (decision.checkpoint, *decision.aliases)]
         return operator.module if operator.module in owners else owners[0]
 
     def _set(self, module: ModuleStyle, decision: TensorDecision) -> None:
@@ -263,13 +273,8 @@ class _Walk:
         return operator.module
 
     def _change(self, module: ModuleStyle, *, gathered: bool = False, split_input: bool = False) -> None:
-        self.found.modules[module.name] = ModuleStyle(
-            module.name,
-            module.style,
-            gathered=module.gathered or gathered,
-            split_input=module.split_input or split_input,
-            segments=module.segments,
-            transposed=module.transposed,
+        self.found.modules[module.name] = replace(
+            module, gathered=module.gathered or gathered, split_input=module.split_input or split_input
         )
 
     def _check_unused(self) -> None:
@@ -277,7 +282,7 @@ class _Walk:
         for tensor in self.plan.tensors:
             if tensor.role != "parameter" or not tensor.layout.placements[self.axis].is_shard:
                 continue
-            owners = {name.rpartition(".")[0] or name for name in (tensor.checkpoint, *tensor.aliases)}
+            owners = {owner_of(name) for name in (tensor.checkpoint, *tensor.aliases)}
             styles = {self.found.modules[owner].style for owner in owners if owner in self.found.modules}
             if not styles - {"whole", "per head"}:
                 self._refuse(tensor.checkpoint, f"is sharded over {self._name}, but its module is not")

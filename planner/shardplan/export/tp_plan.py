@@ -80,9 +80,13 @@ def _export(plan: Plan, form: str) -> Exported:
         kind, why = _kind(module)
         if module.style == "whole":
             continue
+        if module.experts and form == "full":
+            rules[pattern.rpartition(".")[0]] = "moe_tp_experts"
+        elif module.experts:
+            why = "is a stack of experts that is cut"
         if why or kind not in _STYLES[form]:
             known = "" if form == "full" else " of the five that all readers know"
-            reasons.append(f"'{module.name}' {why or f'is {_spelled(module)}: no style{known}'}")
+            reasons.append(f"'{module.name}' {why or f'is {_spelled(module)}'}: no style{known}")
         elif _STYLES[form][kind]:
             rules[pattern] = _STYLES[form][kind]
     reasons += found.refused
