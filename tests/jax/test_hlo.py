@@ -148,3 +148,50 @@ def test_an_all_reduce_that_is_cut_at_once_is_recognised():
 def test_any_other_all_reduce_is_not(old, new):
     assert old in SLICED
     assert not sliced(SLICED.replace(old, new))
+
+
+IN_A_LOOP = """HloModule jit_h, num_partitions=8
+
+%body (state: (f32[8,16], s32[], s32[])) -> (f32[8,16], s32[], s32[]) {
+  %state = (f32[8,16]{1,0}, s32[], s32[]) parameter(0)
+  %x = f32[8,16]{1,0} get-tuple-element(%state), index=0
+  %mine = s32[] get-tuple-element(%state), index=1
+  %same = s32[] get-tuple-element(%state), index=2
+  %all-reduce = f32[8,16]{1,0} all-reduce(%x), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add
+  %part = f32[2,16]{1,0} dynamic-slice(%all-reduce, %mine, %same), dynamic_slice_sizes={2,16}
+  %padded = f32[8,16]{1,0} pad(%part, %same), padding=0_6x0_0
+  ROOT %next = (f32[8,16]{1,0}, s32[], s32[]) tuple(%padded, %mine, %same)
+}
+
+ENTRY %main (x.1: f32[8,16]) -> f32[8,16] {
+  %x.1 = f32[8,16]{1,0} parameter(0)
+  %id = u32[] partition-id()
+  %offset = s32[] convert(%id)
+  %zero = s32[] constant(0)
+  %start = (f32[8,16]{1,0}, s32[], s32[]) tuple(%x.1, %offset, %zero)
+  %loop = (f32[8,16]{1,0}, s32[], s32[]) while(%start), condition=%condition, body=%body
+  ROOT %out = f32[8,16]{1,0} get-tuple-element(%loop), index=0
+}
+"""
+
+
+def test_the_place_of_a_slice_may_come_from_before_the_loop():
+    assert sliced(IN_A_LOOP)
+    assert not sliced(IN_A_LOOP.replace("dynamic-slice(%all-reduce, %mine,", "dynamic-slice(%all-reduce, %same,"))
+
+
+def test_a_combined_all_reduce_is_judged_tensor_by_tensor():
+    text = (
+        SLICED.replace(
+            "%all-reduce = f32[8,16]{1,0} all-reduce(%x)",
+            "%both = (f32[8,16]{1,0}, f32[2,16]{1,0}) all-reduce(%x, %r)",
+        )
+        .replace(
+            "%view = f32[8,16]{1,0} bitcast(%all-reduce)",
+            "%first = f32[8,16]{1,0} get-tuple-element(%both), index=0\n"
+            "  %second = f32[2,16]{1,0} get-tuple-element(%both), index=1\n"
+            "  %view = f32[8,16]{1,0} bitcast(%first)",
+        )
+        .replace("ROOT %done = f32[2,16]{1,0} copy(%out)", "ROOT %done = f32[2,16]{1,0} add(%out, %second)")
+    )
+    assert [row.sliced for row in emitted_collectives(parse_module(text), MESH)] == [True, False]
