@@ -137,8 +137,8 @@ class Summary:
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A value handed from one stage of a pipeline to another, and its gradient back. `source`, `target`: layouts on
-    the meshes of stage `sender` and stage `receiver`. `forward`, `backward`: what one microbatch takes; a `permute` over
-    all axes is the send. `count`: microbatches; `hidden`: the share that hides behind compute."""
+    the meshes of stage `sender` and stage `receiver`. `forward`, `backward`: what one microbatch takes; a `permute`
+    over all axes is the send. `count`: microbatches; `hidden`: the share that hides behind compute."""
 
     tensor: str
     sender: int

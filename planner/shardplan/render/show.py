@@ -11,9 +11,10 @@ from rich.text import Text
 
 from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
-from shardplan.plan.types import Plan
+from shardplan.plan.types import Pipeline, Plan
 from shardplan.render.console import emit, table
 from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups
+from shardplan.render.pipeline import pipeline_record, runs_text, show_stages
 from shardplan.render.recipes import Recognizer, axis_shares, recipe_text
 from shardplan.render.solved import facts, memory_parts, proof_line, time_line
 from shardplan.units import Measure, percent, size
@@ -28,8 +29,14 @@ _LEAST_SHARE = 0.005
 
 
 def show_plan(console: Console, plan: Plan, *, everything: bool = False) -> None:
-    """Summary, what each axis does, parameters, moves and memory."""
+    """Summary, what each axis does, parameters, moves and memory; of a pipeline, this for every stage."""
     emit(console, _head(plan), "")
+    if plan.pipeline is not None:
+        show_stages(console, plan)
+        for stage in plan.pipeline.stages:
+            emit(console, Text(f"{stage.name}: {runs_text(stage)}", style="bold"))
+            show_plan(console, stage.plan, everything=everything)
+        return
     emit(console, _axes(plan), "")
     _show_parameters(console, parameter_groups(plan), plan, everything=everything)
     _show_moves(console, move_groups(plan), plan, everything=everything)
@@ -50,7 +57,14 @@ def show_document(plan: Plan) -> dict[str, object]:
             for group in parameter_groups(plan)
         ],
         "moves": [_move_record(group) for group in move_groups(plan)],
+        **({"pipeline": _stage_records(plan.pipeline)} if plan.pipeline else {}),
     }
+
+
+def _stage_records(pipeline: Pipeline) -> dict[str, object]:
+    """The pipeline as plain data, every stage with the document of its plan."""
+    stages = [show_document(stage.plan) for stage in pipeline.stages]
+    return {**pipeline_record(pipeline), "plans": stages}
 
 
 def _move_record(group: MoveGroup) -> dict[str, object]:

@@ -79,10 +79,12 @@ class RunCosts:
     def of(self, first: int, last: int) -> Costs:
         """Units `first` .. `last` - 1, shape (layouts of the border before, of the one behind); 1 where there is
         none."""
-        product = self._product(first, last) + self._own[first:last].max()
+        product: Costs = self._product(first, last) + self._own[first:last].max()
         if first:
             product = product[self._handed[first - 1]]
-        return product[:, self._handed[last - 1]] if last < len(self.chain) else product
+        if last < len(self.chain):
+            product = product[:, self._handed[last - 1]]
+        return product
 
     def least(self, first: int, last: int) -> float:
         """The least entry of `of`."""

@@ -7,6 +7,7 @@ reads one computes it for itself. What lies between two neighbouring cuts is a u
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,10 +49,7 @@ def chain_of(model: Model, rules: Sequence[Rule]) -> Chain:
         raise ShardplanError(error("no-cut", summary, hint="plan it as one: leave out --stages"))
     cuts = _at_blocks(model, possible) or _balanced(possible, rules)
     places = [0, *cuts, len(model.operators)]
-    runs = [
-        tuple(index for index in range(low, high) if index not in free)
-        for low, high in zip(places, places[1:], strict=False)
-    ]
+    runs = [tuple(index for index in range(low, high) if index not in free) for low, high in itertools.pairwise(places)]
     names = _names(model, places)
     return Chain(model, tuple(runs), tuple(crossing[cut] for cut in cuts), names, free)
 
@@ -159,7 +157,7 @@ def _balanced(possible: Sequence[int], rules: Sequence[Rule]) -> list[int]:
 def _names(model: Model, places: Sequence[int]) -> tuple[str, ...]:
     starts = {copy[0]: name for block in model.blocks for copy, name in zip(block.copies, block.names, strict=True)}
     found = []
-    for number, (low, high) in enumerate(zip(places, places[1:], strict=False)):
+    for number, (low, high) in enumerate(itertools.pairwise(places)):
         named = [starts[index] for index in range(low, high) if index in starts]
         found.append(
             named[0] if named else "head" if not number else "tail" if high == places[-1] else f"unit {number}"

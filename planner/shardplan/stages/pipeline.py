@@ -1,9 +1,9 @@
 """`solve --stages`: the best pipeline there is, with a bound on how much better any other could be.
 
 Runs of units are priced by (min, +) products on every submesh (`shardplan.stages.chain`), which are lower bounds; the
-best cut under these (`shardplan.stages.search`) is a lower bound on the step of any pipeline. The stages of that cut are
-then planned each for itself, with memory and all that they share, between borders as the cut has them. Where one does not fit, the
-cut is excluded and the search goes on.
+best cut under these (`shardplan.stages.search`) is a lower bound on the step of any pipeline. The stages of that cut
+are then planned each for itself, with memory and all that they share, between borders as the cut has them. Where one
+does not fit, the cut is excluded and the search goes on.
 """
 
 from __future__ import annotations
@@ -200,7 +200,8 @@ class Stager:
             exposed_ns(self.transfers.handover(theirs, mine, layout, gradient), hidden, micro) if gradient else 0.0
             for layout in self._runs[sender].layouts[border]
         ]
-        return _PICOSECONDS_PER_NS * np.add.outer(np.array(back), np.array(there))
+        table: Costs = _PICOSECONDS_PER_NS * (np.array(back)[:, None] + np.array(there)[None, :])
+        return table
 
     def sizes_of(self, border: int) -> tuple[int, int]:
         """Bytes of the value at a border and of its gradient, in one microbatch."""
@@ -256,7 +257,7 @@ class Stager:
         return tuple(plans)
 
     def _exclude(self, cut: Cut, behind: int) -> None:
-        """This run on this submesh, and every run that contains it, cannot have so many stages behind it."""
+        """Never again this run, or one that contains it, on this submesh with so many stages behind it."""
         most = self._behind[cut.submesh]
         longer = most[: cut.first + 1, cut.last :]
         np.minimum(longer, behind - 1, out=longer)

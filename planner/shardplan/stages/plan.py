@@ -76,7 +76,7 @@ def staged_plan(stager: Stager, found: StagedPlans) -> Plan:
 
 def _transfers(stager: Stager, found: StagedPlans) -> tuple[Transfer, ...]:
     made = []
-    for sender, (mine, theirs) in enumerate(itertools.pairwise(found.cuts)):
+    for sender, (_, theirs) in enumerate(itertools.pairwise(found.cuts)):
         border = theirs.first - 1
         value, gradient = stager.sizes_of(border)
         source, target = found.borders[sender]

@@ -5,8 +5,8 @@ With C_i what stage i computes and sends in a step of M microbatches, a step tak
     T = (sum_i C_i + (M - 1) max_i C_i) / M + transfers            GPipe and 1F1B (Alpa, equation 2)
     T = max_i C_i + (sum_i C_i - max_i C_i) / (M V) + transfers    interleaved, V pieces of the model per stage
 
-(the same for V = 1). What happens once a step (the optimizer, gradients reduced) counts to C_i as a whole. Stage i of S holds
-the activations of M microbatches in GPipe, of min(M, S - i) in 1F1B, and interleaved of
+(the same for V = 1). What happens once a step (the optimizer, gradients reduced) counts to C_i as a whole. Stage i of
+S holds the activations of M microbatches in GPipe, of min(M, S - i) in 1F1B, and interleaved of
 min(M, (2 (S - i - 1) + (V - 1) S + 1) / V), the first stage's S (1 + (S - 1) / (S V)) of Narayanan et al. 2021.
 """
 

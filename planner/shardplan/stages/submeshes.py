@@ -32,8 +32,7 @@ def submeshes(cluster: Cluster) -> tuple[Submesh, ...]:
     shape = cluster.mesh.shape
     found: list[tuple[int, ...]] = []
     for axis in reversed(range(len(shape))):
-        for size in _chain_of_divisors(shape[axis]):
-            found.append((*[1] * axis, size, *shape[axis + 1 :]))
+        found += [(*[1] * axis, size, *shape[axis + 1 :]) for size in _chain_of_divisors(shape[axis])]
     return tuple(part(cluster, sizes) for sizes in dict.fromkeys(found))
 
 

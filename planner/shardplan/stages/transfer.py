@@ -1,9 +1,9 @@
 """What it takes to hand a value from the devices of one stage to those of the next, and its gradient back.
 
-Every receiving device gets the part that its layout wants. Either it is sent all of it, or every device of the receiving
-stage is sent a different part of the value and they gather what they need among themselves (Alpa's local all-gather);
-whichever is faster. Senders that hold the same share the sending. Stages are taken to be in different machines where the
-cluster has several; a transfer hides behind compute as the profile's overlap `p2p` says.
+Every receiving device gets the part that its layout wants. Either it is sent all of it, or every device of the
+receiving stage is sent a different part of the value and they gather what they need among themselves (Alpa's local
+all-gather); whichever is faster. Senders that hold the same share the sending. Stages are taken to be in different
+machines where the cluster has several; a transfer hides behind compute as the profile's overlap `p2p` says.
 """
 
 from __future__ import annotations

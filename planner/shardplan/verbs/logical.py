@@ -1,21 +1,24 @@
-"""`solve --mesh auto`: the best logical mesh over the devices asked for."""
+"""`solve --mesh auto` and `solve --stages`: the best logical mesh, and the best pipeline."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.errors import InfeasibleError
+from shardplan.errors import InfeasibleError, ShardplanError, error
 from shardplan.verbs.session import Session, Verb, option
 
 if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster
     from shardplan.graph.options import PlanOptions
     from shardplan.model.types import Model
+    from shardplan.plan.types import Plan
     from shardplan.stages.meshes import MeshTrial
+    from shardplan.stages.schedule import Schedule
 
 AUTO = "auto"
 _MOST_PROCESSES = 4
@@ -27,13 +30,65 @@ devices_option = option(
 )
 
 
+stages_option = option(
+    "--stages",
+    metavar="auto|N",
+    help="Cut the model into a pipeline: of N stages, or of as many as are best; each on a part of the devices.",
+)
+schedule_option = option(
+    "--schedule",
+    metavar="NAME",
+    default="1f1b",
+    show_default=True,
+    help="Of the pipeline: 1f1b, gpipe or interleaved:V.",
+)
+
+
 def mesh_options(function: Verb) -> Verb:
-    """Add `--devices`."""
-    return devices_option(function)
+    """Add `--devices`, `--stages` and `--schedule`."""
+    return devices_option(stages_option(schedule_option(function)))
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A pipeline as asked for: `stages` is None where the number is left to us."""
+
+    stages: int | None
+    schedule: Schedule
+
+
+def read_staging(given: Mapping[str, Any]) -> Staging | None:
+    """What `--stages` and `--schedule` ask for; None for no pipeline. Raises `ShardplanError`."""
+    if given["stages"] is None:
+        return None
+    from shardplan.stages.schedule import parse_schedule  # noqa: PLC0415
+
+    schedule = parse_schedule(given["schedule"])
+    text = given["stages"]
+    if text != AUTO and not (text.isascii() and text.isdigit() and int(text) > 0):
+        hint = "a positive number, or auto"
+        raise ShardplanError(error("bad-stages", f"--stages '{text}' is no number of stages", hint=hint))
+    return Staging(None if text == AUTO else int(text), schedule)
+
+
+def plan_pipeline(session: Session, model: Model, cluster: Cluster, options: PlanOptions, staging: Staging) -> Plan:
+    """The best pipeline. Raises `InfeasibleError` when none fits."""
+    from shardplan.stages.plan import plan_stages  # noqa: PLC0415
+
+    try:
+        return plan_stages(model, cluster, options, staging.schedule, staging.stages, session.say)
+    except InfeasibleError:
+        from shardplan.plan.encode import infeasible_summary  # noqa: PLC0415
+
+        limit = options.memory_limit_bytes or cluster.device.usable_bytes
+        session.failure = {"plan": None, "summary": infeasible_summary(limit)}
+        raise
 
 
 def physical(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """`given` with the devices as the mesh, where that is left to us."""
+    if given["mesh"] == AUTO and given["stages"] is not None:
+        raise click.UsageError("--mesh auto and --stages: stages choose their meshes among the parts of one --mesh")
     if given["mesh"] == AUTO:
         return {**given, "mesh": given["devices"]}
     if given["devices"] is not None:

@@ -21,7 +21,15 @@ from shardplan.verbs.inputs import (
     read_all_constraints,
     read_cost_model,
 )
-from shardplan.verbs.logical import AUTO, mesh_options, physical, search_meshes
+from shardplan.verbs.logical import (
+    AUTO,
+    Staging,
+    mesh_options,
+    physical,
+    plan_pipeline,
+    read_staging,
+    search_meshes,
+)
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
 if TYPE_CHECKING:
@@ -92,6 +100,8 @@ def solve(session: Session, /, **given: Any) -> int:
     also: Mapping[str, Any] = {}
     if given["mesh"] == AUTO:
         request, plan, also = _on_best_mesh(session, request)
+    elif request.staging is not None:
+        plan = plan_pipeline(session, request.model, request.cluster, request.options, request.staging)
     else:
         with ProgressLine(sys.stderr, enabled=not session.quiet) as progress:
             plan = _plan(session, request, progress.update)
@@ -107,6 +117,7 @@ class _Request:
     options: PlanOptions
     output: str
     draws: int = 0
+    staging: Staging | None = None
 
 
 def _read_request(given: Mapping[str, Any]) -> _Request:
@@ -116,7 +127,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     attempt = Attempts()
     asking = Asking(physical(given), attempt)
     output = given["output"] or (
-        default_output(given["model"], asking.cluster.mesh, auto=given["mesh"] == AUTO)
+        default_output(given["model"], asking.cluster.mesh, kind=_kind(given))
         if asking.cluster
         else STANDARD_OUTPUT
     )
@@ -124,6 +135,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         attempt(lambda: check_output(output))
     constraints = attempt(lambda: read_all_constraints(given["constraint_files"], given["pins"]))
     cost_model = attempt(lambda: read_cost_model(given["cost_model"]))
+    staging = attempt(lambda: read_staging(given))
     attempt.finish()
     asked = asking.finish()
     assert cost_model is not None
@@ -137,13 +149,18 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         constraints=constraints or (),
         cost_model=cost_model,
     )
-    return _Request(asked.model, asked.cluster, options, output, given["robust"])
+    return _Request(asked.model, asked.cluster, options, output, given["robust"], staging)
 
 
-def default_output(model_path: str, mesh: Mesh, *, auto: bool = False) -> str:
-    """`plans/<model>.<mesh>.plan.json` below the working directory; `auto`: the mesh says which devices only."""
-    sizes = "x".join(str(size) for size in mesh.shape) + (".auto" if auto else "")
-    return str(Path("plans", f"{name_of_model(model_path)}.{sizes}.plan.json"))
+def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
+    """`plans/<model>.<mesh><kind>.plan.json` below the working directory."""
+    sizes = "x".join(str(size) for size in mesh.shape)
+    return str(Path("plans", f"{name_of_model(model_path)}.{sizes}{kind}.plan.json"))
+
+
+def _kind(given: Mapping[str, Any]) -> str:
+    """What the name of a plan says where it is not simply one on that mesh."""
+    return ".auto" if given["mesh"] == AUTO else ".stages" if given["stages"] is not None else ""
 
 
 def _on_best_mesh(session: Session, request: _Request) -> tuple[_Request, Plan, Mapping[str, Any]]:
