@@ -14,11 +14,10 @@ from torch.distributed.tensor import DTensor
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import to_text
-from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename, match_names
 from shardplan.torch.eager import Now, Planned
-from shardplan.torch.engine import Engine
+from shardplan.torch.engine import Engine, Record
 from shardplan.torch.graph import Key, permuted
 from shardplan.torch.grid import Grid
 from shardplan.torch.placements import to_layout, to_placements
@@ -41,6 +40,19 @@ class Applied:
         self.depth = 0
         self.parameters: dict[str, Planned] = {}
         self.checked = False
+        self._saving: torch.autograd.graph.saved_tensors_hooks | None = None
+
+    def start_saving(self) -> None:
+        """From here on autograd keeps what the plan keeps."""
+        self._saving = torch.autograd.graph.saved_tensors_hooks(self.now.pack, self.now.unpack)
+        self._saving.__enter__()
+
+    def stop_saving(self) -> None:
+        """The forward pass has ended."""
+        if self._saving is not None:
+            self._saving.__exit__(None, None, None)
+        self._saving = None
+        self.now.end()
 
 
 def parallelize(
@@ -62,7 +74,17 @@ def parallelize(
 
     Raises `ShardplanError` as `match_names` and `Grid`, and `unequal-segments`, `already-parallel`.
     """
-    if hasattr(model, _ATTRIBUTE):
+    applied = prepare(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
+    attach(model, applied)
+    _hook(model, applied)
+    return model
+
+
+def prepare(
+    model: nn.Module, plan: Plan, mesh: DeviceMesh, *, rename: Rename | None, ignore: Iterable[str], strict: bool
+) -> Applied:
+    """Everything that can be refused before the model is touched. Raises `ShardplanError` as `parallelize`."""
+    if is_parallel(model):
         hint = "apply a plan to a fresh model"
         raise ShardplanError(error("already-parallel", "a plan has been applied to this model already", hint=hint))
     applied = Applied(model, plan, Grid(plan, mesh), strict=strict)
@@ -70,10 +92,13 @@ def parallelize(
     known = _with_buffers(model, plan, found)
     applied.named = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
     _check_representable(applied)
+    return applied
+
+
+def attach(model: nn.Module, applied: Applied) -> None:
+    """Make the parameters of `model` DTensors in the layouts in which the plan keeps them."""
     _distribute(model, applied)
-    _hook(model, applied)
     object.__setattr__(model, _ATTRIBUTE, applied)
-    return model
 
 
 def applied_to(model: nn.Module) -> Applied:
@@ -83,6 +108,11 @@ def applied_to(model: nn.Module) -> Applied:
         hint = "call shardplan.torch.parallelize(model, plan, mesh) first"
         raise ShardplanError(error("not-parallel", "no plan has been applied to this model", hint=hint))
     return found  # type: ignore[no-any-return]
+
+
+def is_parallel(model: nn.Module) -> bool:
+    """Whether a plan has been applied to this model."""
+    return hasattr(model, _ATTRIBUTE)
 
 
 def _with_buffers(model: nn.Module, plan: Plan, parameters: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -216,10 +246,8 @@ def _enter(applied: Applied) -> Callable[..., Any]:
         applied.depth += 1
         if applied.depth > 1:
             return None
-        applied.engine.record.__init__()  # type: ignore[misc]
-        hooks = torch.autograd.graph.saved_tensors_hooks(applied.now.pack, applied.now.unpack)
-        hooks.__enter__()
-        applied.saving = hooks  # type: ignore[attr-defined]
+        applied.engine.record = Record()
+        applied.start_saving()
         return planned_arguments(applied, args, kwargs)
 
     return enter
@@ -231,8 +259,7 @@ def _leave(applied: Applied) -> Callable[..., Any]:
         applied.depth -= 1
         if applied.depth:
             return None
-        applied.saving.__exit__(None, None, None)  # type: ignore[attr-defined]
-        applied.now.end()
+        applied.stop_saving()
         applied.parameters.clear()
         if output is None:
             return None
@@ -283,7 +310,14 @@ def match_inputs(names: Sequence[str], inputs: Sequence[TensorDecision]) -> dict
 
 
 def _planned_input(applied: Applied, decision: TensorDecision, tensor: Tensor) -> Planned:
-    """A batch that every process has whole, or a DTensor, as the plan keeps the input."""
+    return Planned.of(input_part(applied, decision, tensor), applied.engine)
+
+
+def input_part(applied: Applied, decision: TensorDecision, tensor: Tensor) -> Value:
+    """A batch that every process has whole, or a DTensor, as the plan keeps the input.
+
+    Raises `ShardplanError`: `wrong-shape`, `unknown-placement`.
+    """
     engine, mesh = applied.engine, applied.grid.mesh
     shape = tuple(tensor.shape)
     if shape != decision.shape:
@@ -294,19 +328,21 @@ def _planned_input(applied: Applied, decision: TensorDecision, tensor: Tensor) -
     if isinstance(tensor, DTensor):
         found = to_layout(tensor.placements, mesh, shape)
         if found is None:
-            raise ShardplanError(
-                error("unknown-placement", f"input '{decision.name}' is {tensor.placements}, which has no layout")
-            )
+            summary = f"input '{decision.name}' has placements {list(tensor.placements)}, which no plan can name"
+            hint = "make it with shardplan.torch.inputs(plan, mesh, batch)"
+            raise ShardplanError(error("unknown-placement", summary, hint=hint))
         local, layout = tensor.to_local(), found
-    local = local.to(applied.grid.device)
+    if local.device.type != "meta":
+        local = local.to(applied.grid.device)
     key = Key(engine.graph.signatures.leaf("input", decision.name), shape)
-    return Planned.of(engine.result(local, layout, shape, key), engine)
+    return engine.result(local, layout, shape, key)
 
 
 def _left(applied: Applied, output: Any) -> Any:
     """What the model returns, planned tensors as DTensors."""
     if isinstance(output, Planned):
-        return output_tensor(applied.engine, output.value)
+        value = applied.engine.kept(output.value)
+        return output_tensor(applied.engine, value.local, value.layout, value.shape, grad=value.grad)
     if isinstance(output, dict):
         made = {key: _left(applied, item) for key, item in output.items()}
         return type(output)(**made) if not type(output) is dict else made
@@ -317,15 +353,14 @@ def _left(applied: Applied, output: Any) -> Any:
     return output
 
 
-def output_tensor(engine: Engine, value: Value) -> DTensor:
-    """A value as the DTensor that a program gets; its gradient comes back as the plan's output takes it."""
-    value = engine.kept(value)
+def output_tensor(engine: Engine, local: Tensor, layout: Layout, shape: tuple[int, ...], *, grad: bool) -> DTensor:
+    """A local part as the DTensor that a program gets; its gradient comes back as the plan's output takes it."""
     mesh = engine.grid.mesh
-    placements = to_placements(value.layout, mesh)
-    gradient = to_placements(value.layout.gradient, mesh) if value.grad else placements
-    stride = torch.empty(value.shape, device="meta").stride()
+    placements = to_placements(layout, mesh)
+    gradient = to_placements(layout.gradient, mesh) if grad else placements
+    stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
-        value.local, engine.grid.device_mesh, placements, run_check=False, shape=torch.Size(value.shape), stride=stride,
+        local, engine.grid.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride,
         grad_placements=gradient,
     )  # fmt: skip
 
@@ -371,7 +406,3 @@ def _faults(engine: Engine) -> Iterator[Diagnostic]:
         hint = f"is the model the one that was planned? solve again for it, {lenient}"
         yield error("unrealised-move", summary, detail="\n".join(shown), hint=hint)
 
-
-def stored_layout(named: Named) -> Layout:
-    """The layout in which a parameter is stored, in the checkpoint's dims."""
-    return checkpoint_layout(named.decision.layout, named.decision.perm)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from shardplan.torch.engine import Engine
 from shardplan.torch.graph import CONSTANT, Key, softmax
@@ -105,19 +106,26 @@ def dropout(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: d
     training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
     if not training or rate == 0:
         return value  # type: ignore[no-any-return]
-    seed = int(torch.randint(0, 1 << 30, ()).item())
 
     def run(locals_: list[Any], site: Site) -> Any:
         part = 0
         for factor, axes in sorted(site.splits.items()):
             part = part * site.mesh.ways(axes) + site.number(factor)
-        generator = torch.Generator(locals_[0].device).manual_seed(seed * 65537 + part)
-        drawn = torch.rand(locals_[0].shape, generator=generator, device=locals_[0].device)
-        return locals_[0] * (drawn >= rate).to(locals_[0].dtype) / (1 - rate)
+        return drop(locals_[0], rate, part)
 
     call = unary(value, value.key, run)
     call.chains, call.linear = False, (frozenset({0}),)
     return engine.run(call)[0]
+
+
+def drop(local: torch.Tensor, rate: float, part: int) -> torch.Tensor:
+    """Zeros at `rate` in place of elements, the others scaled up; processes with the same `part` draw alike."""
+    if has_torch_function_unary(local):
+        return handle_torch_function(drop, (local,), local, rate, part)  # type: ignore[no-any-return]
+    seed = int(torch.randint(0, 1 << 30, ()).item())
+    generator = torch.Generator(local.device).manual_seed(seed * 65537 + part)
+    drawn = torch.rand(local.shape, generator=generator, device=local.device)
+    return local * (drawn >= rate).to(local.dtype) / (1 - rate)
 
 
 def unary(value: Value, key: Key, run: Callable[[list[Any], Site], Any], whole: Sequence[int] = ()) -> Call:

@@ -1,0 +1,70 @@
+"""Batches: what a data loader gives, as the plan keeps the model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import local_shape
+from shardplan.layout.lower import by_bytes, lower
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.shards import Piece, shard_of
+from shardplan.torch.grid import Grid
+from shardplan.torch.placements import wrap
+from shardplan.torch.steps import run_steps
+
+
+def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: bool = False) -> dict[str, DTensor]:
+    """The tensors of `batch` (name of the plan's input -> tensor) as DTensors in the layouts of the plan.
+
+    `local=False`: every process has the whole batch and keeps its part. `local=True`: every process has read only its
+    part (see `part_of`). Nothing is sent.
+
+    Raises `ShardplanError`: `unknown-input`, `missing-input`, `wrong-shape`.
+    """
+    grid = Grid(plan, mesh)
+    known = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "input"}
+    faults = [
+        error("unknown-input", f"the plan has no input '{name}'", hint=did_you_mean(name, known) or _listed(known))
+        for name in batch
+        if name not in known
+    ]
+    faults += [error("missing-input", f"the batch has no '{name}'") for name in known if name not in batch]
+    faults += [fault for name in batch if name in known for fault in _check(known[name], batch[name], grid, local=local)]
+    if faults:
+        raise ShardplanError(*faults)
+    return {name: _distributed(known[name], tensor, grid, local=local) for name, tensor in batch.items()}
+
+
+def part_of(plan: Plan, name: str, rank: int) -> tuple[Piece, ...]:
+    """Which part of input `name` a rank needs: what its data loader has to read."""
+    return shard_of(plan, name, rank).pieces
+
+
+def _listed(known: Mapping[str, TensorDecision]) -> str:
+    return f"its inputs are {', '.join(sorted(known))}"
+
+
+def _check(decision: TensorDecision, tensor: Tensor, grid: Grid, *, local: bool) -> list[Diagnostic]:
+    wanted = local_shape(decision.layout.forward, grid.mesh, decision.shape) if local else decision.shape
+    if tuple(tensor.shape) == wanted:
+        return []
+    whose = "a process's part of " if local else ""
+    summary = f"{whose}input '{decision.name}' has shape {list(tensor.shape)}, the plan is for {list(wanted)}"
+    return [error("wrong-shape", summary, hint="solve again for this batch, or pad it")]
+
+
+def _distributed(decision: TensorDecision, tensor: Tensor, grid: Grid, *, local: bool) -> DTensor:
+    part: Any = tensor.to(grid.device)
+    layout = decision.layout.forward
+    if not local:
+        whole = Layout.replicated(len(grid.mesh))
+        part = run_steps(part, whole, lower(grid.mesh, whole, layout, by_bytes(grid.mesh)), decision.shape, grid)
+    return wrap(torch.as_tensor(part), layout, decision.shape, grid)

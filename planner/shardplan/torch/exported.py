@@ -1,0 +1,254 @@
+"""A model under a plan as a graph: exported once, every node made local, every move of the plan a node.
+
+The graph that comes back works on local tensors with local sizes; nothing is decided while it runs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.utils import _pytree as pytree
+
+from shardplan.errors import ShardplanError, error
+from shardplan.layout.layout import Layout
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.names import Named, Rename
+from shardplan.torch.dispatch import apply
+from shardplan.torch.engine import Engine
+from shardplan.torch.parallelize import (
+    Applied,
+    attach,
+    check_record,
+    input_part,
+    match_inputs,
+    output_tensor,
+    parameter_value,
+    prepare,
+)
+from shardplan.torch.values import Value
+from shardplan.torch.writing import Traced, Writer
+
+
+def parallelize_exported(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...],
+    plan: Plan,
+    mesh: DeviceMesh,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    rename: Rename | None = None,
+    ignore: Iterable[str] = (),
+    strict: bool = True,
+) -> fx.GraphModule:
+    """The graph of `model` (by `torch.export`, with the shapes of `example_inputs`) with `plan` written into it.
+
+    The result is called as the model is, returns DTensors in the layouts of the plan's outputs, and holds the model's
+    parameters as DTensors under their own names. All that `strict` refuses (see `parallelize`) is refused here, before
+    anything runs.
+
+    Raises `ShardplanError` as `parallelize`, and `cannot-export` with what torch says.
+    """
+    applied = prepare(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
+    program = _export(model, example_inputs, dict(example_kwargs or {}))
+    attach(model, applied)
+    root = _holder(model)
+    writer = Writer(root, applied.now, applied.grid)
+    engine = applied.engine.with_backend(writer)
+    outputs = _Rewriting(program, applied, engine, writer).run()
+    if strict:
+        check_record(engine)
+    writer.graph.output(outputs)
+    writer.graph.lint()
+    made = fx.GraphModule(root, writer.graph, type(model).__name__)
+    _finish(made, program, applied)
+    return made
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    try:
+        return torch.export.export(model, args, kwargs, strict=False)
+    except Exception as problem:
+        text = str(problem).strip().splitlines()
+        summary = f"torch.export cannot write this model as a graph: {text[0] if text else type(problem).__name__}"
+        raise ShardplanError(error("cannot-export", summary, hint="apply the plan with parallelize instead")) from problem
+
+
+def _holder(model: nn.Module) -> nn.Module:
+    """A module with the parameters and buffers of `model` under their names, and nothing else."""
+    root = nn.Module()
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        path, _, attribute = name.rpartition(".")
+        owner = root
+        for part in path.split(".") if path else ():
+            if part not in owner._modules:  # noqa: SLF001 - a tree of empty modules
+                owner.add_module(part, nn.Module())
+            owner = owner.get_submodule(part)
+        if isinstance(tensor, nn.Parameter):
+            owner.register_parameter(attribute, tensor)
+        else:
+            owner.register_buffer(attribute, tensor)
+    return root
+
+
+class LocalPart(nn.Module):
+    """The part of a DTensor that this process holds; its gradient is a DTensor again."""
+
+    def forward(self, tensor: DTensor) -> Tensor:
+        """The local tensor."""
+        return tensor.to_local(grad_placements=tensor.placements) if tensor.requires_grad else tensor.to_local()
+
+
+class InputPart(nn.Module):
+    """The part of an argument that this process keeps."""
+
+    def __init__(self, applied: Applied, decision: TensorDecision) -> None:
+        super().__init__()
+        self.applied, self.decision = applied, decision
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """The local tensor, in the layout of the plan's input."""
+        return input_part(self.applied, self.decision, tensor).local  # type: ignore[no-any-return]
+
+
+class Output(nn.Module):
+    """A local tensor as the DTensor that the program gives back."""
+
+    def __init__(self, applied: Applied, layout: Layout, shape: tuple[int, ...], *, grad: bool) -> None:
+        super().__init__()
+        self.applied, self.layout, self.shape, self.grad = applied, layout, shape, grad
+
+    def forward(self, local: Tensor) -> DTensor:
+        """The DTensor."""
+        return output_tensor(self.applied.engine, local, self.layout, self.shape, grad=self.grad)
+
+
+class _Rewriting:
+    """The exported graph, node by node, on values whose local parts are places in the new graph."""
+
+    def __init__(self, program: ExportedProgram, applied: Applied, engine: Engine, writer: Writer) -> None:
+        self.program, self.applied, self.engine, self.writer = program, applied, engine, writer
+        self.values: dict[fx.Node, Any] = {}
+        self.parts = LocalPart()
+
+    def run(self) -> list[fx.Node]:
+        """Write everything; the nodes of the outputs."""
+        specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs if hasattr(spec.arg, "name")}
+        users = [spec for spec in specs.values() if spec.kind == InputKind.USER_INPUT]
+        names = [spec.arg.name for spec in users if isinstance(spec.arg, TensorArgument)]
+        partner = match_inputs(names, self.applied.inputs)
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = self._placeholder(node, specs[node.name], partner)
+            elif node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op == "output":
+                return [self._output(argument) for argument in self._user_outputs(node)]
+            else:
+                self.values[node] = None
+        return []
+
+    def _user_outputs(self, node: fx.Node) -> Sequence[Any]:
+        kinds = self.program.graph_signature.output_specs
+        return [a for a, spec in zip(node.args[0], kinds, strict=True) if spec.kind.name == "USER_OUTPUT"]  # type: ignore[arg-type]
+
+    def _placeholder(self, node: fx.Node, spec: InputSpec, partner: Mapping[str, TensorDecision]) -> Any:
+        if spec.kind == InputKind.USER_INPUT:
+            return self._argument(node, partner)
+        name = str(spec.target)
+        if spec.kind in {InputKind.PARAMETER, InputKind.BUFFER} and name in self.applied.named:
+            return self._parameter(name, self.applied.named[name])
+        if spec.kind == InputKind.CONSTANT_TENSOR:
+            tensor = self.program.constants[name].to(self.applied.grid.device)
+            name = f"constant_{name.replace('.', '_')}"
+            self.writer.root.register_buffer(name, tensor, persistent=False)
+        else:
+            tensor = self.writer.root.get_parameter(name) if spec.kind == InputKind.PARAMETER else self._buffer(name)
+        meta = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+        return self.writer.attribute(name, meta)
+
+    def _buffer(self, name: str) -> Tensor:
+        return self.writer.root.get_buffer(name)
+
+    def _parameter(self, name: str, named: Named) -> Value:
+        tensor = self.writer.root.get_parameter(name)
+        local = tensor.to_local()  # type: ignore[operator]
+        meta = torch.empty_like(local, device="meta").requires_grad_(tensor.requires_grad)
+        held = self.writer.attribute(name, meta)
+        part = self.writer.module("local_part", self.parts, held, meta)
+        return parameter_value(self.engine, named, part)
+
+    def _argument(self, node: fx.Node, partner: Mapping[str, TensorDecision]) -> Any:
+        example = node.meta.get("val")
+        place = self.writer.placeholder(node.name, torch.empty(0, device="meta"))
+        if node.name not in partner or not isinstance(example, Tensor):
+            return example
+        decision = partner[node.name]
+        value = input_part(self.applied, decision, torch.empty(example.shape, dtype=example.dtype, device="meta"))
+        meta = value.local
+        part = self.writer.module(f"input_{node.name}", InputPart(self.applied, decision), place, meta)
+        return Value(part, value.layout, value.shape, value.dtype, value.grad, value.key)
+
+    def _call(self, node: fx.Node) -> Any:
+        args, kwargs = self._given(node.args), self._given(node.kwargs)
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        leaves = pytree.tree_leaves((args, kwargs))
+        if any(isinstance(leaf, Value) for leaf in leaves):
+            if not node.users:
+                return None  # checks of metadata
+            return apply(self.engine, node.target, args, kwargs)  # type: ignore[arg-type]
+        return self._constant(node, args, kwargs)
+
+    def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """What is computed from constants alone: the same on every process."""
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": self.applied.grid.device}
+        if any(isinstance(leaf, Traced) for leaf in pytree.tree_leaves((args, kwargs))):
+            return self.writer.call(node.target, args, kwargs)
+        example = node.meta.get("val")
+        if not isinstance(example, Tensor):
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        made = self.writer.graph.call_function(node.target, tuple(args), kwargs)  # type: ignore[arg-type]
+        return Traced.of(made, torch.empty(example.shape, dtype=example.dtype, device="meta"), self.writer)
+
+    def _given(self, argument: Any) -> Any:
+        return fx.map_arg(argument, lambda node: self.values[node])
+
+    def _output(self, argument: Any) -> Any:
+        value = self.values[argument] if isinstance(argument, fx.Node) else argument
+        if isinstance(value, Traced):
+            return value.node
+        if not isinstance(value, Value):
+            return value
+        value = self.engine.kept(value)
+        module = Output(self.applied, value.layout, value.shape, grad=value.grad)
+        name = f"output_{len([m for m in self.writer.root._modules if m.startswith('output_')])}"  # noqa: SLF001
+        return self.writer.module(name, module, value.local, value.local.meta).node
+
+
+def _finish(made: fx.GraphModule, program: ExportedProgram, applied: Applied) -> None:
+    """Call it as the model is called, and let autograd bring again what the plan brings again."""
+    spec_out = program.call_spec.out_spec
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del module
+        applied.start_saving()
+        return tuple([*args, *kwargs.values()]), {}
+
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        del module, args
+        applied.stop_saving()
+        return None if output is None else pytree.tree_unflatten(output, spec_out)
+
+    made.register_forward_pre_hook(enter, with_kwargs=True)
+    made.register_forward_hook(leave, always_call=True)
+    object.__setattr__(made, "_shardplan", applied)
+

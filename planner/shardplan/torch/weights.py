@@ -1,0 +1,179 @@
+"""Weights in and out: every process reads the part that it keeps, and a checkpoint is put together from all parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.loading.checkpoint import Checkpoint, open_checkpoint
+from shardplan.loading.header import Entry
+from shardplan.loading.presharded import MANIFEST, iterate_presharded
+from shardplan.loading.ranged import Reader
+from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
+from shardplan.plan.types import Plan
+from shardplan.runtime.names import Named, Rename
+from shardplan.runtime.shards import runs_of
+from shardplan.torch.grid import Grid
+from shardplan.torch.parallelize import Applied, applied_to, is_parallel, parallelize
+
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "U16": torch.uint16, "U32": torch.uint32,
+    "U64": torch.uint64, "C64": torch.complex64,
+}  # fmt: skip
+
+
+def load_(
+    model: nn.Module,
+    plan: Plan,
+    mesh: DeviceMesh,
+    path: str | Path,
+    *,
+    rename: Rename | None = None,
+    ignore: Iterable[str] = (),
+    strict: bool = True,
+) -> nn.Module:
+    """Fill `model` from the safetensors at `path` (a file, an index, a folder, or what `shardplan split` wrote).
+
+    A model that no plan has been applied to is given `plan` first, with `rename`, `ignore` and `strict` as in
+    `parallelize`; build it on the meta device, so that nothing is ever held whole. Every process reads what it keeps;
+    values are cast to the dtype of the parameter. Tensors that are none of the plan's are read whole by their own names.
+
+    Raises `ShardplanError` as `parallelize` and `open_checkpoint`, and `missing-weight`, `wrong-weight-shape`,
+    `not-loaded` (a tensor on the meta device that the checkpoint does not have).
+    """
+    if not is_parallel(model):
+        parallelize(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
+    applied = applied_to(model)
+    if (Path(path) / MANIFEST).exists():
+        _fill_presharded(model, applied, Path(path))
+    else:
+        _fill(model, applied, open_checkpoint(path))
+    left = [name for name, tensor in _tensors(model) if _local(tensor).is_meta]
+    if left:
+        summary = f"{len(left)} tensors are still on the meta device: {', '.join(sorted(left)[:8])}"
+        hint = "make buffers that are computed and not stored on a real device, or put them into the checkpoint"
+        raise ShardplanError(error("not-loaded", summary, hint=hint))
+    return model
+
+
+def _fill(model: nn.Module, applied: Applied, checkpoint: Checkpoint) -> None:
+    sources = _sources(checkpoint, applied.named.values())
+    grid = applied.grid
+    with Reader() as reader, torch.no_grad():
+        for name, named in applied.named.items():
+            entry, decision = sources[named.decision.checkpoint], named.decision
+            layout = checkpoint_layout(decision.layout, decision.perm)
+            runs = runs_of(layout, grid.mesh, entry.shape, grid.coordinates)
+            _put(model, name, _as_tensor(reader.part(entry, runs), entry.dtype, named), grid)
+        for name, tensor in _tensors(model):
+            if name not in applied.named and name in checkpoint.entries:
+                entry = checkpoint.entries[name]
+                _put_plain(model, name, tensor, _as_tensor(reader.whole(entry), entry.dtype), grid)
+
+
+def _fill_presharded(model: nn.Module, applied: Applied, folder: Path) -> None:
+    grid = applied.grid
+    by_name = {
+        stored: name
+        for name, named in applied.named.items()
+        for stored in (named.decision.checkpoint, *named.decision.aliases)
+    }
+    filled = set()
+    with torch.no_grad():
+        for part in iterate_presharded(folder, grid.rank, grid.mesh.size):
+            name = by_name.get(part.name)
+            if name is None:
+                continue
+            named = applied.named[name]
+            _put(model, name, _as_tensor(part.array, part.dtype, named), grid)
+            filled.add(named.decision.checkpoint)
+    missing = sorted({named.decision.checkpoint for named in applied.named.values()} - filled)
+    if missing:
+        raise ShardplanError(error("missing-weight", f"the split has no tensor '{missing[0]}'", file=str(folder)))
+
+
+def _sources(checkpoint: Checkpoint, wanted: Iterable[Named]) -> dict[str, Entry]:
+    """Checkpoint name -> where its data is; tied weights may be there under any of their names."""
+    found: dict[str, Entry] = {}
+    faults: list[Diagnostic] = []
+    for decision in {named.decision.checkpoint: named.decision for named in wanted}.values():
+        names = (decision.checkpoint, *decision.aliases)
+        entry = next((checkpoint.entries[name] for name in names if name in checkpoint.entries), None)
+        shape = checkpoint_shape(decision.shape, decision.perm)
+        if entry is None:
+            hint = did_you_mean(decision.checkpoint, checkpoint.entries)
+            summary = f"the checkpoint has no tensor '{decision.checkpoint}'"
+            faults.append(error("missing-weight", summary, file=str(checkpoint.path), hint=hint))
+        elif entry.shape != shape:
+            summary = f"'{entry.name}' has shape {list(entry.shape)} in the checkpoint, the plan has {list(shape)}"
+            faults.append(error("wrong-weight-shape", summary, file=str(entry.file)))
+        else:
+            found[decision.checkpoint] = entry
+    if faults:
+        raise ShardplanError(*faults)
+    return found
+
+
+def _as_tensor(array: Any, dtype: str, named: Named | None = None) -> Tensor:
+    """The bits of an array as a tensor, in the dims of the module."""
+    wanted = _DTYPES[dtype]
+    tensor = torch.from_numpy(array)
+    tensor = tensor if tensor.dtype == wanted else tensor.view(wanted)
+    return tensor.permute(named.perm) if named is not None and named.perm else tensor
+
+
+def _put(model: nn.Module, name: str, part: Tensor, grid: Grid) -> None:
+    """Fill a parameter with the part of this process; one on the meta device is made now."""
+    path, _, attribute = name.rpartition(".")
+    owner = model.get_submodule(path)
+    tensor = getattr(owner, attribute)
+    if not _local(tensor).is_meta:
+        tensor.to_local().copy_(part.to(tensor.dtype))
+        return
+    local = torch.empty(part.shape, dtype=tensor.dtype, device=grid.device)
+    local.copy_(part)
+    made = DTensor.from_local(
+        local, grid.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    for module, place in _owners(model, tensor):
+        if place in module._parameters:  # noqa: SLF001 - a parameter is replaced in place
+            module._parameters[place] = nn.Parameter(made, requires_grad=tensor.requires_grad)  # noqa: SLF001
+            made = module._parameters[place]  # noqa: SLF001 - tied parameters stay one
+        else:
+            module._buffers[place] = made  # noqa: SLF001
+
+
+def _put_plain(model: nn.Module, name: str, tensor: Tensor, value: Tensor, grid: Grid) -> None:
+    path, _, attribute = name.rpartition(".")
+    owner = model.get_submodule(path)
+    made = value.to(device=grid.device, dtype=tensor.dtype)
+    store = owner._parameters if attribute in owner._parameters else owner._buffers  # noqa: SLF001 - as above
+    is_parameter = isinstance(tensor, nn.Parameter)
+    store[attribute] = nn.Parameter(made, requires_grad=tensor.requires_grad) if is_parameter else made
+
+
+def _owners(model: nn.Module, tensor: Tensor) -> list[tuple[nn.Module, str]]:
+    return [
+        (module, attribute)
+        for module in model.modules()
+        for store in (module._parameters, module._buffers)  # noqa: SLF001 - as above
+        for attribute, found in store.items()
+        if found is tensor
+    ]
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
