@@ -9,7 +9,7 @@ does not fit, the cut is excluded and the search goes on.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,11 +36,12 @@ from shardplan.stages.submeshes import Submesh, submeshes
 from shardplan.stages.transfer import Transfers, exposed_ns
 
 _PICOSECONDS_PER_NS = 1000.0
-_MOST_ROUNDS = 12
+_MOST_ROUNDS = 40
 _SMALL_UNITS, _SMALL_DEVICES = 13, 16
 """Up to so many, cuts are searched together with the layouts at their borders."""
 _TOLERANCE = 1e-3
 """Relative, of the search over cuts of larger models."""
+_CLOSE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,13 @@ class Stager:
     options: PlanOptions
     schedule: Schedule
     stages: int | None = None
-    on_round: Callable[[float, float], None] | None = None
     chain: Chain = field(init=False)
     parts: tuple[Submesh, ...] = field(init=False)
     transfers: Transfers = field(init=False)
     _runs: list[RunCosts] = field(init=False)
     _planned: dict[tuple[object, ...], Plan | None] = field(init=False, default_factory=dict)
     _behind: list[Counts] = field(init=False)
+    _known: dict[Cut, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.chain = chain_of(self.model, model_rules(self.model))
@@ -97,19 +98,37 @@ class Stager:
             found = self._search()
             if found.cuts is None:
                 break
-            bound = found.bound / _PICOSECONDS_PER_NS if not bound or best is None else bound
+            bound = max(bound, found.bound / _PICOSECONDS_PER_NS)
+            if best is not None and bound >= best.step_ns * (1.0 - _CLOSE):
+                break
             cuts = self._with_layouts(found.cuts)
             plans = self._plans(cuts)
             if plans is None:
                 continue
-            staged = self._staged(cuts, plans, bound)
+            staged = self._staged(cuts, plans)
             best = staged if best is None or staged.step_ns < best.step_ns else best
-            if self.on_round is not None:
-                self.on_round(best.step_ns, bound)
-            break
+            if not self._small or not self._learn(cuts, plans):
+                break
         if best is None:
             raise InfeasibleError(self._does_not_fit())
-        return best
+        return replace(best, bound_ns=min(bound, best.step_ns))
+
+    def _learn(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
+        """Take what planning tells of these stages for the next search; whether there was anything to learn.
+
+        A stage takes at least what it takes with one microbatch in flight.
+        """
+        learnt = False
+        for place, (cut, plan) in enumerate(zip(cuts, plans, strict=True)):
+            waiting = self.in_flight(place, len(cuts))
+            least = plan if waiting == 1 else self._planned_with(cut, 1, place)
+            assert least is not None
+            cost = least.summary.step_ns * _PICOSECONDS_PER_NS
+            known = self._known.get(cut, self._runs[cut.submesh].of(cut.first, cut.last)[cut.enters, cut.leaves])
+            if cost > known * (1.0 + _CLOSE):
+                self._known[cut] = cost
+                learnt = True
+        return learnt
 
     def _graph(self, part: Submesh) -> CostGraph:
         options = replace(self.options, constraints=(), memory_limit_bytes=1 << 60)
@@ -152,7 +171,7 @@ class Stager:
         layouts = max((len(row) for runs in self._runs for row in runs.layouts), default=1) if self._small else 1
         units = len(self.chain)
         choices = Choices(
-            costs=[self._table(runs, layouts) for runs in self._runs],
+            costs=[self._table(number, layouts) for number in range(len(self._runs))],
             sizes=[part.size for part in self.parts],
             handing=[[self._handing(s, t, layouts) for t in range(len(self.parts))] for s in range(len(self.parts))],
             most_behind=[behind[: units + 1, : units + 1] for behind in self._behind],
@@ -162,9 +181,9 @@ class Stager:
         )
         return search(choices, 0.0 if self._small else _TOLERANCE)
 
-    def _table(self, runs: RunCosts, layouts: int) -> Costs:
-        """Costs of all runs; with one layout, of the best layouts at both ends."""
-        units = len(self.chain)
+    def _table(self, submesh: int, layouts: int) -> Costs:
+        """Costs of all runs on a submesh; with one layout, of the best layouts at both ends."""
+        units, runs = len(self.chain), self._runs[submesh]
         table = np.full((units + 1, units + 1, layouts, layouts), np.inf)
         for first, last in itertools.combinations(range(units + 1), 2):
             cost = runs.of(first, last)
@@ -172,6 +191,9 @@ class Stager:
                 table[first, last] = cost.min()
             else:
                 table[first, last, : cost.shape[0], : cost.shape[1]] = cost
+        for cut, cost_ps in self._known.items():
+            if cut.submesh == submesh and layouts > 1:
+                table[cut.first, cut.last, cut.enters, cut.leaves] = cost_ps
         return table
 
     def _handing(self, sender: int, receiver: int, layouts: int) -> Costs:
@@ -245,16 +267,18 @@ class Stager:
         """A plan of every stage; `None` when one does not fit, which is then excluded."""
         plans = []
         for place, cut in enumerate(cuts):
-            waiting = self.in_flight(place, len(cuts))
-            key = (cut, waiting)
-            if key not in self._planned:
-                self._planned[key] = self._plan(cut, waiting, f"{self.model.name}.stage{place}")
-            plan = self._planned[key]
+            plan = self._planned_with(cut, self.in_flight(place, len(cuts)), place)
             if plan is None:
                 self._exclude(cut, len(cuts) - 1 - place)
                 return None
             plans.append(plan)
         return tuple(plans)
+
+    def _planned_with(self, cut: Cut, in_flight: int, place: int) -> Plan | None:
+        key = (cut, in_flight)
+        if key not in self._planned:
+            self._planned[key] = self._plan(cut, in_flight, f"{self.model.name}.stage{place}")
+        return self._planned[key]
 
     def _exclude(self, cut: Cut, behind: int) -> None:
         """Never again this run, or one that contains it, on this submesh with so many stages behind it."""
@@ -276,7 +300,7 @@ class Stager:
         except InfeasibleError:
             return None
 
-    def _staged(self, cuts: tuple[Cut, ...], plans: tuple[Plan, ...], bound_ns: float) -> StagedPlans:
+    def _staged(self, cuts: tuple[Cut, ...], plans: tuple[Plan, ...]) -> StagedPlans:
         costs = [float(plan.summary.step_ns) for plan in plans]
         borders = []
         handed = 0.0
@@ -298,7 +322,7 @@ class Stager:
             in_flight=tuple(self.in_flight(place, len(cuts)) for place in range(len(cuts))),
             borders=tuple(borders),
             step_ns=step_ns,
-            bound_ns=min(bound_ns, step_ns),
+            bound_ns=0.0,
         )
 
     def _does_not_fit(self) -> Diagnostic:

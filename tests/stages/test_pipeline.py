@@ -1,0 +1,180 @@
+"""Pipelines: the search against enumeration of everything, the plan file, and what the verbs say."""
+
+import itertools
+import json
+import math
+from importlib.resources import files
+from pathlib import Path
+
+import onnx
+import pytest
+from jsonschema import Draft202012Validator
+from small_models import proto_of
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.errors import InfeasibleError, ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.model.read import read_model
+from shardplan.plan.decode import loads
+from shardplan.plan.encode import dumps
+from shardplan.planning import Planner, plan_model
+from shardplan.rules import model_rules
+from shardplan.stages.chain import RunCosts
+from shardplan.stages.cut import chain_of, part_of
+from shardplan.stages.pipeline import Stager
+from shardplan.stages.plan import plan_stages
+from shardplan.stages.schedule import parse_schedule
+from shardplan.stages.search import Cut
+
+PLAN_SCHEMA = json.loads((files("shardplan.plan") / "schema.json").read_text(encoding="utf-8"))
+SCHEDULE = parse_schedule("1f1b")
+CHAIN = """
+chain (float[16,256] x) => (float[16,256] y)
+<float[256,1024] u0, float[1024,256] d0, float[256,1024] u1, float[1024,256] d1, float[256,1024] u2,
+ float[1024,256] d2> {
+  a0 = MatMul (x, u0)
+  b0 = Relu (a0)
+  x1 = MatMul (b0, d0)
+  a1 = MatMul (x1, u1)
+  b1 = Relu (a1)
+  x2 = MatMul (b1, d1)
+  a2 = MatMul (x2, u2)
+  b2 = Relu (a2)
+  y = MatMul (b2, d2)
+}"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "chain.onnx"
+    onnx.save(proto_of(CHAIN), path)
+    return read_model(path)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return make_cluster(load_profile("generic"), "2x2")
+
+
+def all_cuts(stager: Stager):
+    units, parts = len(stager.chain), stager.parts
+    for count in range(1, units + 1):
+        for inner in itertools.combinations(range(1, units), count - 1):
+            edges = (0, *inner, units)
+            for meshes in itertools.product(range(len(parts)), repeat=count):
+                if sum(parts[mesh].size for mesh in meshes) != stager.cluster.mesh.size:
+                    continue
+                walls = [
+                    range(len(stager._runs[meshes[side]].layouts[cut - 1]))
+                    for place, cut in enumerate(inner)
+                    for side in (place, place + 1)
+                ]
+                for ends in itertools.product(*walls):
+                    at = (0, *ends, 0)
+                    yield tuple(
+                        Cut(edges[i], edges[i + 1], mesh, at[2 * i], at[2 * i + 1]) for i, mesh in enumerate(meshes)
+                    )
+
+
+@pytest.mark.parametrize(("microbatches", "limit"), [(2, None), (8, None), (8, 7 << 20), (8, 1 << 20)])
+def test_the_best_pipeline_is_that_of_enumeration(model, cluster, microbatches, limit):
+    options = PlanOptions(microbatches=microbatches, memory_limit_bytes=limit, gap=0.0)
+    stager = Stager(model, cluster, options, SCHEDULE)
+    best = math.inf
+    fresh = Stager(model, cluster, options, SCHEDULE)
+    for cuts in all_cuts(fresh):
+        plans = [fresh._planned_with(cut, fresh.in_flight(i, len(cuts)), i) for i, cut in enumerate(cuts)]
+        if None not in plans:
+            best = min(best, fresh._staged(cuts, tuple(plans)).step_ns)
+    if best == math.inf:
+        with pytest.raises(InfeasibleError):
+            stager.solve()
+        return
+    found = stager.solve()
+    assert found.step_ns == pytest.approx(best, rel=1e-6)
+    assert found.bound_ns <= best * (1 + 1e-6)
+
+
+def test_runs_cost_what_their_parts_cost_when_solved(model, cluster):
+    chain = chain_of(model, model_rules(model))
+    roomy = PlanOptions(microbatches=2, memory_limit_bytes=1 << 50)
+    runs = RunCosts(Planner(model, cluster, roomy).built_at(1.0)[0], chain)
+    for first, last in itertools.combinations(range(len(chain) + 1), 2):
+        part = part_of(chain, first, last, "part")
+        solved = Planner(part, cluster, roomy).solve_at(1.0).solution
+        assert runs.least(first, last) == pytest.approx(solved.cost, rel=1e-9)
+
+
+def test_one_stage_is_the_plan_of_the_whole(model, cluster):
+    options = PlanOptions(microbatches=2)
+    plan = plan_stages(model, cluster, options, SCHEDULE, stages=1)
+    whole = plan_model(model, cluster, options)
+    assert plan.summary.step_ns == whole.summary.step_ns
+    (stage,) = plan.pipeline.stages
+    assert (stage.plan.operators, stage.plan.moves) == (whole.operators, whole.moves)
+
+
+@pytest.fixture(scope="module")
+def staged(model, cluster):
+    return plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
+
+
+def test_the_plan_of_a_pipeline(staged):
+    first, second = staged.pipeline.stages
+    assert (first.in_flight, second.in_flight) == (2, 1)
+    assert first.plan.mesh.size + second.plan.mesh.size == staged.mesh.size
+    assert {first.first_device, second.first_device} == {0, 2}
+    (handed,) = staged.pipeline.transfers
+    assert handed.tensor in {name for operator in first.plan.operators for name in operator.outputs}
+    assert (handed.sender, handed.receiver, handed.count) == (0, 1, 4)
+    assert handed.backward
+    summary, parts = staged.summary, [stage.plan.summary.step_ns for stage in (first, second)]
+    exposed = (1 - handed.hidden) * handed.time_ns
+    assert summary.step_ns == pytest.approx((sum(parts) + 3 * max(parts)) / 4 + exposed, abs=2)
+    assert summary.step_bound_ns <= summary.step_ns
+    assert staged.pipeline.bubble == pytest.approx(1 - max(parts) / summary.step_ns, abs=1e-5)
+
+
+def test_the_file_of_a_pipeline(staged):
+    text = dumps(staged)
+    assert dumps(loads(text)) == text
+    assert json.loads(text)["format_version"] == "1.1"
+    Draft202012Validator(PLAN_SCHEMA).validate(json.loads(text))
+    broken = text.replace('"receiver": 1', '"receiver": 7')
+    with pytest.raises(ShardplanError) as problem:
+        loads(broken, "p.json")
+    assert "pipeline: a transfer from stage 0 to 7, and there are 2 stages" in str(problem.value)
+
+
+def test_more_stages_than_units(model, cluster):
+    with pytest.raises(ShardplanError) as problem:
+        plan_stages(model, cluster, PlanOptions(), SCHEDULE, stages=99)
+    units = len(chain_of(model, model_rules(model)))
+    assert str(problem.value) == (
+        f"error[too-many-stages]: 'chain' has {units} units and cannot be cut into 99 stages\n"
+        f"hint: at most --stages {units}"
+    )
+
+
+def test_the_verbs(model, shardplan, folder: Path):
+    onnx.save(proto_of(CHAIN), "chain.onnx")
+    given = ("chain.onnx", "-c", "generic", "--mesh", "2x2", "--microbatches", "4", "--stages", "2")
+    run = shardplan("solve", *given)
+    assert run.code == 0
+    assert "wrote     plans/chain.2x2.stages.plan.json" in run.out
+    shown = shardplan("show", "plans/chain.2x2.stages.plan.json")
+    assert shown.code == 0
+    assert shown.out.count("1f1b, 4 microbatches; the slowest stage waits") == 1
+    assert [line.split()[0] for line in shown.out.splitlines() if line.startswith("stage ")] == ["stage"] * 3
+    again = shardplan("solve", *given)
+    assert "same as   plans/chain.2x2.stages.plan.json" in again.out
+
+
+def test_wrong_words(shardplan, mlp: Path):
+    run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--stages", "many", "--schedule", "gpipe")
+    assert run.code == 2
+    assert "error[bad-stages]: --stages 'many' is no number of stages\nhint: a positive number, or auto" in run.err
+    run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--stages", "auto", "--mesh", "auto")
+    assert run.code == 2
+    assert "stages choose their meshes among the parts of one --mesh" in run.err
