@@ -1,0 +1,100 @@
+"""The published table of exit codes: each of them comes from a real run, and no other does."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shardplan import planning
+from shardplan.errors import LimitError, error
+from shardplan.verbs import session
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, str(ROOT / "cli.py")]
+HERE = ("mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
+
+
+def published() -> list[int]:
+    text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    section = text.partition("## Exit codes")[2].partition("\n## ")[0]
+    return [int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)]
+
+
+def test_one_table():
+    """The documentation, the session's docstring, its constants and the help agree."""
+    constants = sorted(value for name, value in vars(session).items() if name.startswith("EXIT_"))
+    in_docstring = [int(code) for code in re.findall(r"^\| (\d+) +\|", session.__doc__ or "", re.MULTILINE)]
+    assert published() == in_docstring == constants == [0, 1, 2, 3, 4, 70, 130, 141]
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        (0, ("solve", *HERE, "-o", "new.json")),
+        (0, ("diff", "one.json", "one.json")),
+        (0, ("diff", "one.json", "two.json", "--exit-zero")),
+        (0, ("diff", "one.json", "two.json", "--fail-if", "memory>+100 GiB")),
+        (0, ("check", "one.json", "--model", "mlp.onnx", "--resolve")),
+        (1, ("diff", "one.json", "two.json")),
+        (1, ("check", "stale.json")),
+        (2, ("solve", "absent.onnx", "--mesh", "2x2")),
+        (2, ("solve", *HERE, "--mehs", "4")),
+        (2, ("diff", "one.json", "absent.json")),
+        (2, ("check", "one.json", "absent.json")),
+        (2, ("explain", "one.json", "nobody", "--model", "mlp.onnx")),
+        (3, ("solve", *HERE, "--memory-limit", "1 KiB")),
+        (3, ("compare", *HERE, "--memory-limit", "1 KiB")),
+        (3, ("evaluate", *HERE, "--pin", "up.weight=replicate", "--memory-limit", "1 KiB")),
+    ],
+)
+def test_codes(code, arguments, shardplan, mlp):
+    shardplan("solve", *HERE, "-o", "one.json")
+    shardplan("solve", *HERE, "-o", "two.json", "--mode", "inference")
+    text = Path("one.json").read_text(encoding="utf-8")
+    Path("stale.json").write_text(text.replace('"link_gbps": 450', '"link_gbps": 451'), encoding="utf-8")
+    run = shardplan(*arguments)
+    assert run.code == code, run.err
+    assert bool(run.err) == (code in (2, 3, 4) or arguments[-1] == "stale.json") or arguments[0] in (
+        "compare",
+        "evaluate",
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"), [(4, LimitError(error("limit", "the search was ended"))), (70, ZeroDivisionError())]
+)
+def test_a_limit_is_4_and_a_defect_is_70(code, raised, shardplan, mlp, monkeypatch):
+    """The planner fails as told: real models are solved before any limit can strike, and we know of no defect."""
+
+    def fail(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(planning, "plan_model", fail)
+    assert shardplan("solve", *HERE).code == code
+
+
+def test_an_interrupt_is_130(mlp):
+    """A signal while the profile is read, before there is any plan."""
+    fifo = Path("slow.yaml")
+    os.mkfifo(fifo)
+    command = [*COMMAND, "solve", *HERE, "-c", "slow.yaml"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with fifo.open("wb"):  # opens once the other side reads
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 130, said
+    assert "error[interrupted]" in said
+
+
+def test_a_reader_that_stops_reading_is_141(mlp):
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = subprocess.run([*COMMAND, "profiles"], stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert run.returncode == 141
