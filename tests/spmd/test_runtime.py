@@ -63,11 +63,11 @@ def test_without_it_the_operator_is_refused(monkeypatch):
         raise runtime.NoRuntimeError("it takes onnxruntime, which is not installed")
 
     monkeypatch.setattr(runtime, "_session", missing)
-    operator = Operator("gelu", "FastGelu", ("x",), ("y",), {}, "com.microsoft", 1)
+    operator = Operator("gelu", "BiasSplitGelu", ("x",), ("y",), {}, "com.microsoft", 1)
     with pytest.raises(ShardplanError) as caught:
         evaluate(operator, {}, [f(2, 2)])
     assert str(caught.value) == (
-        "error[cannot-execute]: cannot run operator 'gelu' (com.microsoft.FastGelu): it is unknown to the reference "
+        "error[cannot-execute]: cannot run operator 'gelu' (com.microsoft.BiasSplitGelu): it is unknown to the reference "
         "evaluator, and it takes onnxruntime, which is not installed"
     )
 

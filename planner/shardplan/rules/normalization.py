@@ -36,8 +36,15 @@ def layer_norm(signature: Signature) -> Row:
 
 
 def batch_norm(signature: Signature) -> Row:
-    """`BatchNormalization`: with given statistics every dim splits; in training they are those of the batch."""
+    """`BatchNormalization`: with given statistics every dim splits; in training they are those of the batch.
+
+    Before opset 9 there may be a scale for every unit of a sample (`spatial` 0)."""
     is_training = bool(signature.integer("training_mode")) or len(signature.results) > 1
+    is_training |= signature.version < 7 and not signature.integer("is_test")
+    if signature.rank(1) > 1:
+        each, how = "c y*", "~n" if is_training else "n"
+        results = f", {each}" * (len(signature.results) - 1)
+        return Row(f"{how} c y*{f', {each}' * 4} -> n c y*{results}", saves="0 1 3 4", work=2)
     if is_training:
         results = ", c" * (len(signature.results) - 1)
         return Row(f"~n c ~y*, c, c, c, c -> n c y*{results}", saves="0 1", statistics=(2, 2), work=6)

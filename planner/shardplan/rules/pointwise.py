@@ -47,8 +47,10 @@ def cast(signature: Signature) -> Row:
 
 
 def dropout(signature: Signature) -> Row:
-    """`Dropout`: the identity in inference; in training (opset 12 on, third operand true) it draws and keeps a mask."""
-    if signature.version >= 12 and signature.constant(2) == (1,):
+    """`Dropout`: the identity in inference; in training (third operand true; before opset 7 unless `is_test`) it draws
+    and keeps a mask."""
+    is_training = signature.version < 7 and not signature.integer("is_test")
+    if is_training or (signature.version >= 12 and signature.constant(2) == (1,)):
         return Row("x*, _*, _* -> x*, x*", saves="r1" if signature.made(1) else "r0", work=4)
     return Row("x*, _*, _* -> x*, x*", cost="pointwise" if signature.made(1) else "view", linear=((0,),))
 

@@ -75,7 +75,8 @@ def _scales(signature: Signature) -> list[float]:
 def _asked_scales(signature: Signature, axes: Sequence[int]) -> Sequence[float] | None:
     """The scales of `axes` as the operator has them; None where they depend on data."""
     if signature.kind == "Upsample" and signature.version < 9:
-        return signature.floats("scales")
+        plain = (1.0, 1.0, signature.number("height_scale"), signature.number("width_scale"))
+        return plain if signature.version < 7 else signature.floats("scales")
     at = 2 if signature.kind == "Resize" and signature.version >= 11 else 1
     if signature.has(at) and signature.operand(at).elements:
         return signature.numbers(at)

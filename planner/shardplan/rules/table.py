@@ -27,6 +27,7 @@ from shardplan.rules import (
 from shardplan.rules.body import has_body
 from shardplan.rules.composed import composed
 from shardplan.rules.equation import EquationError
+from shardplan.rules.older import aligned
 from shardplan.rules.row import Entry, Row, make_rule
 from shardplan.rules.signature import Signature, sign
 from shardplan.rules.types import Rule
@@ -128,7 +129,7 @@ def rule_of(signature: Signature) -> Rule:
     if callable(line):
         line = line(signature)
     if isinstance(line, Row):
-        return make_rule(line, signature)
+        return make_rule(aligned(line, signature), signature)
     return composed(signature, rule_for) or UNKNOWN
 
 

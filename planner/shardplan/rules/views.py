@@ -102,7 +102,7 @@ def tile(signature: Signature) -> Row:
         sizes[f"copies{dim}"] = after // max(1, before)
         made.append(f"x{dim}" if before == after else f"(copies{dim} x{dim})")
     names = " ".join(f"x{dim}" for dim in range(signature.rank()))
-    return Row(f"{names}, _* -> {' '.join(made)}", cost="memory", linear=((0,),), sizes=sizes)
+    return Row(f"{names}{signature.rest} -> {' '.join(made)}", cost="memory", linear=((0,),), sizes=sizes)
 
 
 def split(signature: Signature) -> Row:
@@ -195,7 +195,8 @@ def _cuts(signature: Signature) -> dict[int, Cut] | None:
 def pad(signature: Signature) -> Row | None:
     """`Pad`: dims that get nothing split; zeros keep partial sums."""
     rank = signature.rank()
-    pads = signature.constant(1) if signature.version >= 11 else signature.integers("pads")
+    name = "pads" if signature.version >= 2 else "paddings"
+    pads = signature.constant(1) if signature.version >= 11 else signature.integers(name)
     axes = tuple(range(rank))
     if signature.has(3):
         given = signature.constant(3)

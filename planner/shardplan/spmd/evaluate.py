@@ -21,6 +21,7 @@ from shardplan.model.types import AttributeValue, Operator
 from shardplan.spmd.exact import DEFINITIONS
 from shardplan.spmd.microsoft import DEFINITIONS as MICROSOFT
 from shardplan.spmd.microsoft import UnwrittenError
+from shardplan.spmd.older import modern
 from shardplan.spmd.random import drawn_shape, draws, results
 from shardplan.spmd.runtime import DOMAINS, OPSET, NoRuntimeError, run_single
 
@@ -32,7 +33,6 @@ WIDENED = frozenset({"float", "float16", "bfloat16", "double"})
 """Element types that are computed in double precision; others keep what their rounding means."""
 _WIDENED_NUMBERS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 _OVER_ALL_BEHIND, _ONE_DIM_SINCE = frozenset({"Softmax", "Hardmax"}), 13
-_ONE_FORM_SINCE = 15
 _TYPE_ATTRIBUTES = {"Cast": "to", "EyeLike": "dtype"}
 
 
@@ -59,7 +59,7 @@ def evaluate(
             return [widen(made) for made in DEFINITIONS[operator.kind](operator, attributes, operands)]
     if operator.domain in DOMAINS:
         return _elsewhere(operator, attributes, operands)
-    return _by_evaluator(operator, attributes, operands)
+    return _by_evaluator(*modern(operator, attributes, operands))
 
 
 def _by_evaluator(
@@ -67,9 +67,6 @@ def _by_evaluator(
 ) -> list[Array]:
     if operator.kind in _OVER_ALL_BEHIND and operator.version < _ONE_DIM_SINCE and operands[0] is not None:
         return [_over_all_behind(operator, attributes, operands[0])]
-    if operator.kind == "BatchNormalization" and operator.version < _ONE_FORM_SINCE and len(operator.outputs) == 1:
-        kept = {name: value for name, value in attributes.items() if name == "epsilon"}
-        return _run(replace(operator, version=_ONE_FORM_SINCE), kept, operands)  # the evaluator takes it for training
     try:
         return _run(operator, attributes, operands)
     except RuntimeTypeError:

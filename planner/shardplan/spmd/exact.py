@@ -47,6 +47,46 @@ def log_softmax(
     return [shifted - np.log(np.exp(shifted).sum(axis=axes, keepdims=True))]
 
 
+def batch_norm(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """`BatchNormalization` of any version: by given statistics, or by those of the batch, which are results then."""
+    data, scale, shift, mean, square = operands[:5]
+    assert data is not None
+    assert scale is not None
+    assert shift is not None
+    assert mean is not None
+    assert square is not None
+    spatial = scale.ndim == 1
+    wide = (slice(None), *[None] * (data.ndim - 2)) if spatial else ()
+    results: list[Array] = []
+    if trains(operator, attributes):
+        keep, dims = _number(attributes, "momentum", 0.9), (0, *range(2, data.ndim)) if spatial else (0,)
+        now = data.mean(axis=dims), data.var(axis=dims)
+        results = [old * keep + new * (1 - keep) for old, new in zip((mean, square), now, strict=True)] + list(now)
+        mean, square = now
+    made = (data - mean[wide]) / np.sqrt(square[wide] + _number(attributes, "epsilon", 1e-5))
+    return [made * scale[wide] + shift[wide], *results][: len(operator.outputs)]
+
+
+def trains(operator: Operator, attributes: Mapping[str, AttributeValue]) -> bool:
+    """Whether a `BatchNormalization` takes the statistics of its batch."""
+    if operator.version >= 14:
+        return bool(attributes.get("training_mode", 0))
+    return len(operator.outputs) > 1 if operator.version >= 7 else not attributes.get("is_test", 0)
+
+
+def global_norm(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """`GlobalLpPool`: the norm over all of space."""
+    del operator
+    data = operands[0]
+    assert data is not None
+    power = _number(attributes, "p", 2.0)
+    return [(np.abs(data) ** power).sum(axis=tuple(range(2, data.ndim)), keepdims=True) ** (1 / power)]
+
+
 def bit_cast(
     operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
 ) -> list[Array]:
@@ -67,4 +107,10 @@ def _number(attributes: Mapping[str, AttributeValue], name: str, default: float)
     return float(value)
 
 
-DEFINITIONS: Mapping[str, Definition] = {"LRN": lrn, "LogSoftmax": log_softmax, "BitCast": bit_cast}
+DEFINITIONS: Mapping[str, Definition] = {
+    "LRN": lrn,
+    "LogSoftmax": log_softmax,
+    "BitCast": bit_cast,
+    "BatchNormalization": batch_norm,
+    "GlobalLpPool": global_norm,
+}

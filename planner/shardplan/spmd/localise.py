@@ -83,14 +83,16 @@ def squeeze(site: Site, local: Local) -> None:
 def tile(site: Site, local: Local) -> None:
     """`Tile`: copies that are split are fewer on each device."""
     both = zip(site.local_result(), site.local_operand(0), strict=True)
-    local.operands[1] = _sizes([made // max(1, held) for made, held in both])
+    copies = [made // max(1, held) for made, held in both]
+    is_old = site.has(2)  # copies along one dim, which operand 2 names
+    local.operands[1] = np.array(copies[int(_whole(site, 2))]) if is_old else _sizes(copies)
 
 
 def split(site: Site, local: Local) -> None:
     """`Split`: the local sizes of the parts."""
     axis = _integer(site, "axis", 0)
     sizes = [site.local_result(position)[axis] for position in range(len(site.result_shapes))]
-    if site.operator.version >= 13:
+    if site.operator.version >= 13 or site.has(1):
         local.operands[1] = _sizes(sizes)
         local.attributes.pop("num_outputs", None)
     else:

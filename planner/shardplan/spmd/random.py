@@ -20,15 +20,18 @@ Array = NDArray[Any]
 Piece = Callable[[Array], Array]
 """What a device has of the numbers that are drawn for the whole result."""
 _Attributes = Mapping[str, AttributeValue]
+_NEVER_DROPS_SINCE, _DROPS_BY_OPERAND_SINCE = 7, 12
 DRAWING = frozenset(
     ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
 )
 
 
 def draws(operator: Operator, operands: Sequence[Array | None]) -> bool:
-    """Whether the operator draws random numbers: a `Dropout` does while it trains."""
+    """Whether the operator draws random numbers: a `Dropout` does while it trains, which opsets 7 to 11 never do."""
     if operator.kind != "Dropout":
         return operator.kind in DRAWING
+    if operator.version < _DROPS_BY_OPERAND_SINCE:
+        return operator.version < _NEVER_DROPS_SINCE and not operator.attributes.get("is_test", 0)
     switch = operands[2] if len(operands) > 2 else None
     return switch is not None and bool(switch)
 
@@ -63,13 +66,13 @@ def results(operator: Operator, operands: Sequence[Array | None], shape: tuple[i
         return [_typed(attributes, mine < data, data.dtype)]
     if kind == "Multinomial":
         return [_typed(attributes, _picked(data, mine), np.dtype(np.int32))]
-    return _dropped(operands, data, mine)[: len(operator.outputs)]
+    return _dropped(attributes, operands, data, mine)[: len(operator.outputs)]
 
 
-def _dropped(operands: Sequence[Array | None], data: Array, uniform: Array) -> list[Array]:
+def _dropped(attributes: _Attributes, operands: Sequence[Array | None], data: Array, uniform: Array) -> list[Array]:
     """`Dropout`: what is kept grows, so that the mean stays."""
-    given = operands[1]
-    ratio = 0.5 if given is None else float(given)
+    given = operands[1] if len(operands) > 1 else None
+    ratio = _number(attributes, "ratio", 0.5) if given is None else float(given)
     kept = uniform >= ratio
     return [np.where(kept, data / (1.0 - ratio), np.zeros((), data.dtype)), kept]
 

@@ -125,7 +125,8 @@ def batch_norm(site: Site, local: Local, operands: Operands, coordinates: Coordi
     made = (data - mean) / np.sqrt(square + _number(local, "epsilon", 1e-5))
     keep = _number(local, "momentum", 0.9)
     averages = [old * keep + new.reshape(-1) * (1 - keep) for old, new in ((old_mean, mean), (old_square, square))]
-    return [_affine(made, operands, (slice(None), *[None] * (data.ndim - 2))), *averages][: len(site.operator.outputs)]
+    made = _affine(made, operands, (slice(None), *[None] * (data.ndim - 2)))
+    return [made, *averages, mean.reshape(-1), square.reshape(-1)][: len(site.operator.outputs)]
 
 
 def lp_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
@@ -175,7 +176,7 @@ def global_norm(site: Site, local: Local, operands: Operands, coordinates: Coord
     """`GlobalLpPool`: sums of powers before the root."""
     del coordinates
     power = local.attributes.get("p", 2)
-    assert isinstance(power, int)
+    assert isinstance(power, int | float)
     part = evaluate(site.operator, local.attributes, operands)[0]
     return [(yield from all_reduce(part**power, site.communicates)) ** (1 / power)]
 
