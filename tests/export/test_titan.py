@@ -68,9 +68,12 @@ def test_sequence_parallelism_is_said(tmp_path, evaluate):
     """Sums are reduced to slices of the sequence behind a row; what a norm makes is gathered once for its readers."""
     constraints = constraints_from_tp_plan(LLAMA, "gpu").replace("forbid: [reduce_scatter, all_to_all]", "forbid: []")
     constraints = constraints.replace("operators:", 'operators:\n  "*layernorm": {gpu: x1}')
-    sums = ", ".join(f'"{name}": [null, gpu, null]' for name in ("model.layers.[01]", "*.o_proj", "*.down_proj"))
+    kept_in_slices = ("model.layers.[01]", "*.o_proj", "*.down_proj", "*layernorm")
+    sums = ", ".join(f'"{name}": [null, gpu, null]' for name in kept_in_slices)
     tensors = f"tensors: {{{sums}}}\n"
-    plan = solved(SMALL_LLAMA, tmp_path, constraints + tensors, "--mode", "inference")
+    plan = solved(SMALL_LLAMA, tmp_path, constraints + tensors)
+    kept = next(tensor for tensor in plan.tensors if tensor.served.forward != tensor.layout.forward)
+    assert kept.role == "activation"
     exported = export_titan(plan)
     configs = evaluate(exported.text)
     assert configs["model.layers.*.self_attn.o_proj"].out_dst_shardings == {"gpu": "S1"}

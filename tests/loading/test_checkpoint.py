@@ -52,7 +52,15 @@ def test_links_of_a_cache_are_followed(tmp_path):
 
 @pytest.mark.parametrize(
     "file",
-    ["../secret.safetensors", "/etc/secret.safetensors", "a/../../s.safetensors", "C:\\s.safetensors", "", "a\\b"],
+    [
+        "../secret.safetensors",
+        "/etc/secret.safetensors",
+        "a/../../s.safetensors",
+        "C:\\s.safetensors",
+        "C:s.safetensors",
+        "",
+        "a\\b",
+    ],
 )
 def test_an_index_names_nothing_outside_its_folder(tmp_path, file):
     write_safetensors(tmp_path / "secret.safetensors", ARRAYS)

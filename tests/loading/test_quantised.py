@@ -11,7 +11,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import S
 from shardplan.loading.assign import assign
 from shardplan.loading.checkpoint import open_checkpoint
-from shardplan.loading.load import load_rank
+from shardplan.loading.load import load_rank, renumber
 from shardplan.loading.presharded import load_presharded
 from shardplan.loading.split import split
 
@@ -80,6 +80,12 @@ def test_act_order_forbids_to_cut_groups(tmp_path):
             "groups cannot be cut\n"
             "hint: keep the input dim of this weight whole (--pin), or quantise with desc_act=False"
         )
+
+
+def test_groups_of_several_runs_are_numbered_in_the_order_of_the_rank():
+    """A fused input dim leaves a rank with groups 1, 2 and 6."""
+    values = np.array([1, 1, 2, 6, 6], np.int32)
+    assert renumber(values, ((1, 3), (6, 7)), "g_idx").tolist() == [0, 0, 1, 2, 2]
 
 
 def test_a_plan_that_cuts_groups_is_refused_with_remedies(tmp_path):

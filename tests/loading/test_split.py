@@ -167,6 +167,29 @@ def test_what_another_attempt_left_is_not_trusted(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*made.files, MANIFEST}
 
 
+def test_files_of_the_same_size_are_not_mixed_up(tmp_path):
+    """Rows and columns of a square give files of one size; what was written of one is not taken for the other."""
+    arrays = {"a": np.arange(16, dtype=np.float32).reshape(4, 4), "b": np.zeros((4, 4), np.float32)}
+    rows, columns = (plan_of(Mesh.of(tp=2), {name: ((4, 4), Layout.of(S(dim))) for name in arrays}) for dim in (0, 1))
+    checkpoint = stored(tmp_path, arrays)
+
+    def stop(_done, _total, name):
+        if name == "b":
+            raise StopError
+
+    with pytest.raises(StopError):
+        split(assign(rows, checkpoint), tmp_path / "out", stop, sync_bytes=1)
+    assert split(assign(columns, checkpoint), tmp_path / "out").resumed_bytes == 0
+    assert load_presharded(tmp_path / "out", 1)["a"].array[:, 0].tolist() == [2, 6, 10, 14]
+
+
+def test_every_tensor_is_aligned_to_its_type(tmp_path):
+    arrays = {"bytes": np.zeros(3, np.int8), "halves": np.zeros(5, np.float16), "wide": np.zeros(3, np.float64)}
+    split(assign(plan_of(Mesh.of(tp=1), {}), stored(tmp_path, arrays)), tmp_path / "out")
+    for entry in open_presharded(tmp_path / "out").entries(0).values():
+        assert entry.start % entry.itemsize == 0
+
+
 def test_another_split_is_replaced(tmp_path):
     checkpoint = stored(tmp_path)
     split(assign(PLAN, checkpoint), tmp_path / "out")

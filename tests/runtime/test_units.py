@@ -181,6 +181,12 @@ def test_three_bits_and_one_scale_for_all():
         (Steps(1, 512, 1), Steps(0, 32, 3)),
     ]
     assert unit.multiple_of == (32, 512)
+    columns = Shard("m.weight", 0, (96, 512), "", (((32, 64),), ((0, 512),)))
+    assert [member.shard.runs for member in unit_shards(unit, columns)] == [
+        (((0, 48),), ((32, 64),)),
+        (((0, 1),), ((32, 64),)),
+        (((0, 1),), ((3, 6),)),
+    ]
 
 
 def refusal(stored, layout, ways, shape):
