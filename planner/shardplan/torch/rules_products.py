@@ -119,7 +119,7 @@ def embedding(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs:
         if padding is not None:
             inside = inside & (places != padding)
         found = functional.embedding(torch.where(inside, places - first_row, 0), local)
-        return torch.where(inside.unsqueeze(-1), found, torch.zeros((), dtype=found.dtype, device=found.device))
+        return found.masked_fill(inside.logical_not().unsqueeze(-1), 0)
 
     call = Call(
         [table, index], [(("v",), ("d",)), rows], [(*rows, ("d",))], [shape], [key], sizes, run,

@@ -119,6 +119,7 @@ class Writer:
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call of a function or method on traced tensors."""
+        args, kwargs = self._held(args), self._held(kwargs)
         meta = func(*_map(args, lambda traced: traced.meta), **_map(kwargs, lambda traced: traced.meta))
         nodes, named = _map(args, lambda traced: traced.node), _map(kwargs, lambda traced: traced.node)
         name = getattr(func, "__name__", "")
@@ -127,6 +128,18 @@ class Writer:
         else:
             node = self.graph.call_function(func, tuple(nodes), named)
         return self._results(node, meta)
+
+    def _held(self, argument: Any) -> Any:
+        """Tensors that are there already become buffers of the root."""
+        if isinstance(argument, (tuple, list)) and not isinstance(argument, torch.Size):
+            return type(argument)(self._held(item) for item in argument)
+        if isinstance(argument, dict):
+            return {key: self._held(item) for key, item in argument.items()}
+        if isinstance(argument, Traced) or not isinstance(argument, Tensor):
+            return argument
+        name = f"held_{len(list(self.root.buffers(recurse=False)))}"
+        self.root.register_buffer(name, argument.to(self.device), persistent=False)
+        return self.attribute(name, argument.to("meta"))
 
     def _results(self, node: fx.Node, meta: Any) -> Any:
         if isinstance(meta, Tensor):
