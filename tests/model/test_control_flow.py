@@ -184,3 +184,16 @@ def test_scan_over_any_dim_and_backwards(read):
     assert (each.op_type, dict(each.attributes)) == ("Each", {"axis": 1, "backwards": 1})
     assert (stack.op_type, dict(stack.attributes)) == ("Stack", {"axis": -1, "backwards": 0, "turns": 4})
     assert model.tensors["zs"].shape == (2, 3, 4)
+
+
+def test_a_body_whose_shapes_change_from_turn_to_turn_is_kept_whole(read):
+    model = read(
+        """g (float[2, 3] x) => (float[2, 3] y) { n = Constant <value_int = 2> ()
+        y = Loop (n, , x) <body = b (int64 i, bool go, float[2, 3] v) => (bool go, float[2, 3] o) {
+            one = Constant <value_ints = [1]> ()  zero = Constant <value_ints = [0]> ()
+            j = Reshape(i, one)  part = Slice(v, zero, j)  s = ReduceSum(part)  o = Add(v, s) }> }"""
+    )
+    assert [operator.kind for operator in model.operators] == ["Loop"]
+    assert [str(entry) for entry in model.warnings] == [
+        "m.onnx: warning[control-flow]: 1 control-flow node is planned as one piece, not split\n  Loop_1"
+    ]

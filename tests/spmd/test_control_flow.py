@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 
 import numpy as np
@@ -146,3 +147,28 @@ def test_a_carried_value_in_two_layouts_is_noticed(read):
     finally:
         build._tie_carried = tied
     assert not all(report.verified for report in reports)
+
+
+NODE_CASES = {
+    "test_loop11": {"trip:Loop_0": 5},
+    "test_scan9_sum": {},
+    "test_scan9_multi_state": {},
+    "test_scan9_scalar": {},
+}
+
+
+@pytest.mark.parametrize("name", sorted(NODE_CASES))
+def test_what_the_onnx_package_expects_comes_out(name, tmp_path):
+    from onnx.backend.test.case import node
+
+    importlib.import_module(f"{node.__name__}.scan")
+    case = next(case for case in node._NodeTestCases if case.name == name)
+    onnx.save(case.model, tmp_path / "case.onnx")
+    model = read_model(tmp_path / "case.onnx")
+    inputs, expected = case.data_sets[0]
+    values = random_values(model, given=dict(zip(model.inputs, map(np.asarray, inputs), strict=True)))
+    for seed in range(3):
+        machine = Keeping(lower_program(model, forced_plan(model, "2", INFERENCE, seed=seed)), dict(values))
+        assert machine.run().verified
+        for output, array in zip(model.outputs, expected, strict=True):
+            np.testing.assert_allclose(machine.whole[output], array, rtol=1e-5)

@@ -67,8 +67,8 @@ def test_without_it_the_operator_is_refused(monkeypatch):
     with pytest.raises(ShardplanError) as caught:
         evaluate(operator, {}, [f(2, 2)])
     assert str(caught.value) == (
-        "error[cannot-execute]: cannot run operator 'gelu' (com.microsoft.BiasSplitGelu): it is unknown to the reference "
-        "evaluator, and it takes onnxruntime, which is not installed"
+        "error[cannot-execute]: cannot run operator 'gelu' (com.microsoft.BiasSplitGelu): it is unknown to the"
+        " reference evaluator, and it takes onnxruntime, which is not installed"
     )
 
 

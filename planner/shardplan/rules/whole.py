@@ -35,7 +35,8 @@ TABLE: tuple[Entry, ...] = (
     by("DFT", transform, reads=(2,)),
     row("STFT", "b _*, _*, _*, _* -> b _ _ _", cost="memory", linear=((0,),), work=20),
     replicated("NonZero Unique Compress NonMaxSuppression", why="data decides how many elements there are"),
-    replicated("If Loop Scan SequenceMap", why="every device runs the nested graph whole"),
+    replicated("If Loop Scan", why="its body is planned in its place; kept as one piece, every device runs it whole"),
+    replicated("SequenceMap", why="every device runs the nested graph whole"),
     replicated(
         "ConcatFromSequence SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength"
         " SplitToSequence Optional OptionalGetElement OptionalHasElement",
