@@ -17,8 +17,8 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import jax
 import numpy as np
 from forced_plans import cluster_of, forced_plan
-from onnx import numpy_helper, reference
-from onnx_in_jax import function_of, unfolded
+from onnx import reference
+from onnx_in_jax import function_of, inputs_of, unfolded
 from tiny_models import Tiny, megatron, tiny_gpt, tiny_llama, tiny_moe
 
 import shardplan
@@ -47,13 +47,6 @@ def plan_of(tiny: Tiny, model: Model, mesh: str, kind: str) -> Plan:
         most = forced_plan(model, mesh).summary.memory.total
         return forced_plan(model, mesh, limit_bytes=round(most * float(number)))
     return forced_plan(model, mesh, seed=int(number)) if word == "random" else forced_plan(model, mesh, recipe=kind)
-
-
-def inputs_of(tiny: Tiny, model: Model) -> dict[str, np.ndarray]:
-    """One batch, and the large constants of the graph (masks, tables)."""
-    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in tiny.proto.graph.initializer}
-    large = [name for name, t in model.tensors.items() if t.role == "constant" and name not in model.constants]
-    return {**{name: array.astype(np.int32) for name, array in tiny.inputs.items()}, **{n: stored[n] for n in large}}
 
 
 @cache

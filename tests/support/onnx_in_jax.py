@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from onnx import numpy_helper
+from tiny_models import Tiny
 
 import shardplan.jax
 from shardplan.model.types import Model, Operator
@@ -30,6 +32,13 @@ def unfolded(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndar
                 whole = weights[tensor.checkpoint]
                 found[tensor.checkpoint] = whole.reshape(len(segments), segments[0], *whole.shape[1:])
     return found
+
+
+def inputs_of(tiny: Tiny, model: Model) -> dict[str, np.ndarray]:
+    """One batch, and the large constants of the graph (masks, tables)."""
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in tiny.proto.graph.initializer}
+    large = [name for name, t in model.tensors.items() if t.role == "constant" and name not in model.constants]
+    return {**{name: array.astype(np.int32) for name, array in tiny.inputs.items()}, **{n: stored[n] for n in large}}
 
 
 def function_of(model: Model, plan: Plan | None = None, mesh: Mesh | None = None) -> Callable[..., Array]:
