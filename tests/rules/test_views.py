@@ -38,3 +38,11 @@ CASES = {
     "Trilu": (Case("Trilu", (f(2, 4, 6, 12), np.int64(1))), "b0 b1 y x"),
 }
 test_options, test_placements, test_splitting_on, test_results, test_partial_sums = laws(CASES)
+
+
+def test_a_factor_that_would_need_too_many_segments_is_not_split():
+    """A flattened image: columns of 600 x 4 rows. They are in the result, so splitting them leaves no partial sums."""
+    rule = Case("Reshape", (f(2, 600, 4, 4), i(2, 9600)), constants=(1,)).rule()
+    assert rule.equation.startswith("a b c d")
+    assert [option.factor for option in (*rule.options, *rule.latent)] == ["a", "b"]
+    assert all(placement.is_shard for option in rule.options for placement in option.results)

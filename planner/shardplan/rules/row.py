@@ -131,19 +131,21 @@ def _places(equation: Equation, shapes: Shapes, sizes: Mapping[str, int]) -> Pla
         for dim, size in enumerate(shape or ()):
             if size != 1 and not pattern.dims[dim].joined:
                 for factor, placement in _compound(pattern.dims[dim].factors, dim, size, sizes):
-                    place[factor] = R if factor in place else placement  # a diagonal cannot be split
+                    place[factor] = R if factor in place else placement  # a diagonal cannot be split either
         places.append(place)
     return places
 
 
 def _compound(factors: tuple[str, ...], dim: int, size: int, sizes: Mapping[str, int]) -> list[tuple[str, Placement]]:
-    """The shard that each factor of one dim makes: the first one larger than 1 plainly, later ones by segments."""
+    """The shard that each factor of one dim makes: the first one larger than 1 plainly, later ones by segments.
+
+    `R` for a factor that would need too many segments: it is there, and nothing may split it.
+    """
     shards, outer = [], 1
     for factor in factors:
         if sizes[factor] > 1:
-            segments = () if outer == 1 else (size // outer,) * outer
-            if len(segments) <= MOST_SEGMENTS:
-                shards.append((factor, S(dim, segments)))
+            segments = () if outer == 1 else (size // outer,) * min(outer, MOST_SEGMENTS + 1)
+            shards.append((factor, S(dim, segments) if len(segments) <= MOST_SEGMENTS else R))
         outer *= sizes[factor]
     return shards
 
