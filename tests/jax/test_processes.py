@@ -32,7 +32,8 @@ def found(start, finish, tmp_path_factory):
     for rank in range(2):
         (folder / str(rank)).mkdir()
     running = [start("tests/support/jax_process.py", str(rank), address, str(folder)) for rank in range(2)]
-    return [json.loads(finish(process).splitlines()[-1]) for process in running]
+    rows = [json.loads(finish(process).splitlines()[-1]) for process in running]
+    return [{**row, "out": np.load(folder / str(rank) / "out.npy")} for rank, row in enumerate(rows)]
 
 
 def test_machines_are_the_outer_axis(found):

@@ -1,6 +1,7 @@
 """One of two processes that carry out a plan together: `python jax_process.py RANK ADDRESS FOLDER`.
 
-Loads tiny Llama from the checkpoint in FOLDER, runs it, checks what XLA sends, and prints what it found as JSON.
+Loads tiny Llama from the checkpoint in FOLDER, runs it, checks what XLA sends, prints what it found as JSON and
+leaves its part of the result in a file of its own (a long line could fill the pipe while the other process waits).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def main() -> None:
     run = function_of(model, plan, mesh)
     check = shardplan.jax.check(run, (weights, given), plan)
     out = jax.jit(run)(weights, given)
+    np.save(FOLDER / str(RANK) / "out.npy", out.addressable_shards[0].data)
     print(
         json.dumps(
             {
@@ -51,7 +53,6 @@ def main() -> None:
                 "of": sum(array.size for array in tiny.weights.values()),
                 "agrees": check.agrees,
                 "text": str(check),
-                "out": np.asarray(out.addressable_shards[0].data).tolist(),
             }
         )
     )
