@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,11 +16,16 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import PlanOptions
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import P
 from shardplan.model.read import read_model
 from shardplan.plan.decode import loads
+from shardplan.plan.diff import diff_plans
 from shardplan.plan.encode import dumps
+from shardplan.plan.timeline import streams_of, timeline
 from shardplan.planning import Planner, plan_model
 from shardplan.rules import model_rules
+from shardplan.spmd.machine import verify_plan
 from shardplan.stages.chain import RunCosts
 from shardplan.stages.cut import chain_of, part_of
 from shardplan.stages.pipeline import Stager
@@ -28,6 +34,9 @@ from shardplan.stages.schedule import parse_schedule
 from shardplan.stages.search import Cut
 
 PLAN_SCHEMA = json.loads((files("shardplan.plan") / "schema.json").read_text(encoding="utf-8"))
+DOCUMENTS = Draft202012Validator(
+    json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+)
 SCHEDULE = parse_schedule("1f1b")
 CHAIN = """
 chain (float[16,256] x) => (float[16,256] y)
@@ -178,3 +187,71 @@ def test_wrong_words(shardplan, mlp: Path):
     run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--stages", "auto", "--mesh", "auto")
     assert run.code == 2
     assert "stages choose their meshes among the parts of one --mesh" in run.err
+
+
+def test_verify_runs_stage_after_stage(model, staged):
+    report = verify_plan(model, staged)
+    assert report.verified
+    assert report.devices == 4
+    parts = [len(stage.plan.operators) for stage in staged.pipeline.stages]
+    assert report.operators == sum(parts)
+
+
+def test_a_wrong_stage_is_found(model, staged):
+    first, second = staged.pipeline.stages
+    wrong = second.plan.operators[-1]
+    layout = Layout.of(*[P()] * len(wrong.makes[0]))
+    broken = replace(second.plan, operators=(*second.plan.operators[:-1], replace(wrong, makes=(layout,))))
+    pipeline = replace(staged.pipeline, stages=(first, replace(second, plan=broken)))
+    with pytest.raises(ShardplanError, match="the plan contradicts itself at operator 'MatMul_8'"):
+        verify_plan(model, replace(staged, pipeline=pipeline))
+
+
+def test_the_timeline_of_a_pipeline(staged):
+    laid_out = timeline(staged)
+    assert streams_of(staged) == ("stage 0", "stage 1", "stage 0 to 1")
+    stages = [stage.plan.summary.step_ns for stage in staged.pipeline.stages]
+    for stream, step_ns in enumerate(stages):
+        assert laid_out.busy(stream) == pytest.approx(step_ns / 1e9, rel=1e-6)
+    handed = 2 * sum(transfer.time_ns for transfer in staged.pipeline.transfers) / 1e9
+    formula = SCHEDULE.step(stages, 4) / 1e9
+    assert formula * (1 - 1e-6) <= laid_out.seconds <= formula + handed
+
+
+def test_what_differs_between_pipelines(model, cluster, staged):
+    assert diff_plans(staged, staged).is_empty
+    other = diff_plans(staged, plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=3))
+    assert {change.kind for change in other.changes} >= {"stage", "transfer"}
+    assert "stages 2 → 3" in other.causes
+
+
+def test_the_other_verbs(model, shardplan, folder: Path):
+    onnx.save(proto_of(CHAIN), "chain.onnx")
+    plan = "plans/chain.2x2.stages.plan.json"
+    shardplan(
+        "solve", "chain.onnx", "-c", "generic", "--mesh", "2x2", "--microbatches", "4", "--stages", "2",
+        "--schedule", "gpipe",
+    )  # fmt: skip
+    assert shardplan("check", plan, "--model", "chain.onnx", "--resolve").code == 0
+    explained = shardplan("explain", plan, "u2", "--model", "chain.onnx")
+    assert explained.code == 0
+    assert explained.out.startswith("u2  [256, 1024] float")
+    assert "stage 1: " in shardplan("explain", plan).out
+    verified = shardplan("verify", "chain.onnx", plan)
+    assert verified.code == 0
+    assert verified.out.startswith("verified: 9 operators of 'chain' on 4 devices")
+    for verb in (("show", plan), ("explain", plan), ("timeline", plan), ("check", plan), ("diff", plan, plan)):
+        run = shardplan(*verb, "--json")
+        DOCUMENTS.validate(json.loads(run.out))
+        assert run.code == 0
+
+
+def test_check_says_how_to_solve_a_pipeline_again(model, shardplan, folder: Path):
+    onnx.save(proto_of(CHAIN), "chain.onnx")
+    shardplan("solve", "chain.onnx", "-c", "generic", "--mesh", "2x2", "--stages", "2", "-o", "p.json")
+    text = Path("p.json").read_text()
+    digest = json.loads(text)["model"]["digest"]
+    Path("p.json").write_text(text.replace(digest, "sha256:" + "0" * 64))
+    run = shardplan("check", "p.json", "--model", "chain.onnx")
+    assert run.code == 1
+    assert "--stages 2" in run.err + run.out

@@ -9,7 +9,7 @@ from shardplan.cost.named import measure_of
 from shardplan.folding import folded, pattern
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout
-from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
+from shardplan.plan.types import OperatorDecision, Pipeline, Plan, TensorDecision
 from shardplan.units import TIME, Measure, size
 
 _ABSENT = ""
@@ -19,6 +19,8 @@ _ASKED: Mapping[str, object] = {
     "shard_optimizer": False,
     "remat": None,
     "microbatches": None,
+    "stages": None,
+    "schedule": None,
     "kv_cache_tokens": 0,
     "cost_model": "shardplan",
 }
@@ -136,7 +138,9 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
 
 
 def _items(plan: Plan) -> dict[tuple[str, str], _Item]:
-    """Every decision by kind and name; weights first."""
+    """Every decision by kind and name; weights first. What several stages of a pipeline hold counts in each."""
+    if plan.pipeline is not None:
+        return _stage_items(plan.pipeline)
     modules = {name: operator.module for operator in plan.operators for name in operator.outputs}
     moved: dict[str, int] = {}
     for move in plan.moves:
@@ -146,6 +150,23 @@ def _items(plan: Plan) -> dict[tuple[str, str], _Item]:
     ]
     found += [_operator_item(plan, operator) for operator in plan.operators]
     return {(item.kind, item.name): item for item in found}
+
+
+def _stage_items(pipeline: Pipeline) -> dict[tuple[str, str], _Item]:
+    found: dict[tuple[str, str], _Item] = {}
+    for stage in pipeline.stages:
+        summary, mesh = stage.plan.summary, stage.plan.mesh
+        text = f"{stage.units[0]} … {stage.units[-1]} on {mesh}, from device {stage.first_device}"
+        found["stage", stage.name] = _Item("stage", stage.name, stage.name, text, summary.memory.total, summary.step_ns)
+        for (kind, name), item in _items(stage.plan).items():
+            key = (kind, name) if (kind, name) not in found else (kind, f"{name} in {stage.name}")
+            found[key] = replace(item, name=key[1])
+    for transfer in pipeline.transfers:
+        mine, theirs = (pipeline.stages[number].plan.mesh for number in (transfer.sender, transfer.receiver))
+        text = f"{to_text(transfer.source, mine)} → {to_text(transfer.target, theirs)}"
+        name = f"{transfer.tensor} from stage {transfer.sender} to {transfer.receiver}"
+        found["transfer", name] = _Item("transfer", name, name, text, 0, transfer.time_ns)
+    return found
 
 
 def _tensor_item(plan: Plan, tensor: TensorDecision, module: str, moved_ns: int) -> _Item:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shardplan.cost.schedule import COMPUTE, Task, Timeline, schedule
+from shardplan.plan.pipeline_timeline import pipeline_streams, pipeline_timeline
 from shardplan.plan.types import Move, OperatorDecision, Plan, Summary
 
 ACTIVATIONS: Final = 1
@@ -26,7 +27,14 @@ _Awaited = tuple[int, ...]
 
 def timeline(plan: Plan) -> Timeline:
     """The scheduled step of a plan."""
+    if plan.pipeline is not None:
+        return pipeline_timeline(plan)
     return schedule_of(plan.operators, plan.moves, plan.summary, str(plan.model.get("mode")), kappa_of(plan.cluster))
+
+
+def streams_of(plan: Plan) -> tuple[str, ...]:
+    """Names of the streams of `timeline`."""
+    return STREAMS if plan.pipeline is None else pipeline_streams(plan.pipeline)
 
 
 def kappa_of(cluster: Mapping[str, object]) -> float:
@@ -135,19 +143,19 @@ class _Work:
         return after
 
 
-def chrome_trace(laid_out: Timeline, title: str) -> dict[str, object]:
+def chrome_trace(laid_out: Timeline, title: str, streams: Sequence[str] = STREAMS) -> dict[str, object]:
     """The timeline as Chrome's trace event format, which Perfetto reads; times in microseconds."""
     events: list[dict[str, object]] = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": title}},
         *(
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": stream, "args": {"name": name}}
-            for stream, name in enumerate(STREAMS)
+            for stream, name in enumerate(streams)
         ),
     ]
     for task, start, end in zip(laid_out.tasks, laid_out.starts, laid_out.ends, strict=True):
         events.append(
             {
-                "ph": "X", "name": task.name, "cat": STREAMS[task.stream], "pid": 0, "tid": task.stream,
+                "ph": "X", "name": task.name, "cat": streams[task.stream], "pid": 0, "tid": task.stream,
                 "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3),
             }
         )  # fmt: skip

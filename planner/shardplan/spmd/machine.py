@@ -96,6 +96,10 @@ def verify_plan(
     Raises `ShardplanError`: as `lower_program`, `too-many-devices` beyond 64, `too-large` where the simulation would
     not fit in a few GiB.
     """
+    if plan.pipeline is not None:
+        from shardplan.spmd.pipeline import verify_pipeline  # noqa: PLC0415 - which runs stages on machines
+
+        return verify_pipeline(model, plan, given, rtol=rtol or RTOL, seed=seed)
     if plan.mesh.size > MOST_DEVICES:
         summary = f"the plan is for {plan.mesh.size} devices; at most {MOST_DEVICES} are simulated"
         raise ShardplanError(error("too-many-devices", summary, hint="solve for a smaller mesh of the same axes"))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import list_profiles, load_profile
+from shardplan.cluster.types import Cluster
 from shardplan.cost.named import measure_of
 from shardplan.errors import InfeasibleError, ShardplanError
+from shardplan.graph.options import PlanOptions
 from shardplan.layout.legal import check as check_layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
@@ -21,6 +23,7 @@ from shardplan.planning import plan_model
 from shardplan.study.request import cluster_of, is_of, options_of
 from shardplan.units import percent, size
 
+Solve = Callable[[Model, Cluster, PlanOptions], Plan]
 Status = Literal["fresh", "stale", "invalid", "infeasible", "not optimal", "unreadable"]
 _SAME = 1e-6
 """Relative: objectives this close are equal."""
@@ -37,8 +40,10 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def check_plan(plan: Plan, file: str, model: Model | None = None, *, resolve: bool = False) -> Verdict:
-    """The verdict on `plan`, read from `file`.
+def check_plan(
+    plan: Plan, file: str, model: Model | None = None, *, resolve: bool = False, solve: Solve = plan_model
+) -> Verdict:
+    """The verdict on `plan`, read from `file`. `solve`: how to solve again.
 
     In this order: its decisions must be legal; its model (if given) and its profile (if it is a shipped one) unchanged;
     its memory within the limit; and with `resolve`, its step still the shortest. Raises `ShardplanError` when the plan
@@ -51,10 +56,12 @@ def check_plan(plan: Plan, file: str, model: Model | None = None, *, resolve: bo
     used, limit = plan.summary.memory.total, plan.summary.memory_limit_bytes
     if used > limit:
         return Verdict("infeasible", (f"it needs {size(used)} of the {size(limit)} that a device may use",))
-    return _solve_again(plan, file, model) if resolve and model is not None else Verdict("fresh")
+    return _solve_again(plan, file, model, solve) if resolve and model is not None else Verdict("fresh")
 
 
 def _faults(plan: Plan) -> Iterator[str]:
+    for stage in plan.pipeline.stages if plan.pipeline else ():
+        yield from (f"{stage.name}: {sentence}" for sentence in _faults(stage.plan))
     known = {tensor.name: tensor for tensor in plan.tensors}
     for tensor in plan.tensors:
         for sentence in check_layout(tensor.layout, plan.mesh, tensor.shape):
@@ -71,7 +78,8 @@ def _faults(plan: Plan) -> Iterator[str]:
 def _model_changes(plan: Plan, model: Model | None) -> tuple[str, ...]:
     if model is None or is_of(plan, model):
         return ()
-    before = {operator.name: operator.module for operator in plan.operators}
+    parts = [stage.plan for stage in plan.pipeline.stages] if plan.pipeline else [plan]
+    before = {operator.name: operator.module for part in parts for operator in part.operators}
     after = {operator.name: operator.module for operator in model.operators}
     added = _by_block({name: module for name, module in after.items() if name not in before})
     removed = _by_block({name: module for name, module in before.items() if name not in after})
@@ -111,9 +119,9 @@ def _mesh_text(mesh: Mesh) -> str:
     return "x".join(str(axis.size) for axis in mesh.axes)
 
 
-def _solve_again(plan: Plan, file: str, model: Model) -> Verdict:
+def _solve_again(plan: Plan, file: str, model: Model, solve: Solve) -> Verdict:
     try:
-        best = plan_model(model, cluster_of(plan, file), options_of(plan, file))
+        best = solve(model, cluster_of(plan, file), options_of(plan, file))
     except InfeasibleError as problem:
         return Verdict("infeasible", (problem.diagnostics[0].summary,))
     was, now = plan.summary, best.summary

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardplan.folding import folded, pattern
-from shardplan.plan.types import Move, OperatorDecision, Plan
+from shardplan.plan.types import Move, OperatorDecision, Pipeline, Plan
 
 _INSIDE = "collectives inside"
 
@@ -28,6 +28,8 @@ def shares_of(
     """Shares of the step, dearest first; of everything, or of `tensors` (their moves and the operators that read them)
     and `operators` (their compute and the moves made for them). Those of everything add up to the step, but for
     roundings."""
+    if plan.pipeline is not None:
+        return _of_stages(plan.pipeline)
     everything = tensors is None and operators is None
     tensors, operators = tensors or (), operators or ()
     weights = {tensor.name: tensor.checkpoint for tensor in plan.tensors if tensor.checkpoint}
@@ -52,6 +54,25 @@ def shares_of(
         Share(folded(list(dict.fromkeys(name for name, _ in group)), names), what, len(group), sum(t for _, t in group))
         for (_, what), group in items.items()
     ]
+    return tuple(sorted((share for share in found if share.time_ns), key=lambda share: -share.time_ns))
+
+
+def _of_stages(pipeline: Pipeline) -> tuple[Share, ...]:
+    """Of the slowest stage its whole time counts, of the others what one microbatch takes; and what waits for
+    transfers."""
+    slowest = max(pipeline.stages, key=lambda stage: stage.plan.summary.step_ns)
+    pieces = int(pipeline.schedule.partition(":")[2] or 1)
+    found = []
+    for stage in pipeline.stages:
+        micro = int(str(stage.plan.model.get("microbatches", 1)))
+        part = 1.0 if stage is slowest else 1.0 / (micro * pieces)
+        found += [
+            replace(share, name=f"{stage.name}: {share.name}", time_ns=round(share.time_ns * part))
+            for share in shares_of(stage.plan)
+        ]
+    for transfer in pipeline.transfers:
+        name = f"{transfer.tensor}, stage {transfer.sender} to {transfer.receiver}"
+        found.append(Share(name, "handed on", 1, round(transfer.time_ns * (1.0 - transfer.hidden))))
     return tuple(sorted((share for share in found if share.time_ns), key=lambda share: -share.time_ns))
 
 

@@ -9,6 +9,7 @@ import click
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.verbs.inputs import load_model
+from shardplan.verbs.logical import again
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, EXIT_NO, EXIT_USAGE, Session, verb
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _ASKED = {
     "shard_optimizer": False,
     "remat": "none",
     "microbatches": 1,
+    "stages": None,
+    "schedule": "1f1b",
     "cost_model": "shardplan",
 }
 """What a plan was asked for, by its key and option -> the option's default."""
@@ -70,7 +73,7 @@ def _verdict(session: Session, file: str, models: tuple[str, ...], *, resolve: b
         plan = read_plan(file)
         given = _model_of(plan, models)
         model = load_model(given, dims_of(plan)) if given is not None else None
-        verdict = check_plan(plan, file, model, resolve=resolve)
+        verdict = check_plan(plan, file, model, resolve=resolve, **({"solve": again(plan)} if plan.pipeline else {}))
     except ShardplanError as problem:
         session.say_all(problem.diagnostics)
         return unreadable(problem), ""

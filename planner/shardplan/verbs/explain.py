@@ -33,6 +33,12 @@ def explain(session: Session, /, plan: str, name: str | None, model: str | None)
     from shardplan.study.explain import explain as explain_name  # noqa: PLC0415
     from shardplan.study.request import dims_of  # noqa: PLC0415
 
-    found = explain_name(loaded, plan, load_model(model, dims_of(loaded)), name)
+    whole = load_model(model, dims_of(loaded))
+    if loaded.pipeline is not None:
+        from shardplan.spmd.pipeline import stage_of  # noqa: PLC0415
+
+        found = explain_name(*stage_of(whole, loaded, plan, name), name)
+    else:
+        found = explain_name(loaded, plan, whole, name)
     document = explain_document(loaded, found.subject, found.shares, found)
     return session.finish(document, lambda console: show_explanation(console, loaded, found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,3 +114,14 @@ def search_meshes(session: Session, model: Model, cluster: Cluster, options: Pla
         session.failure = {"plan": None, "meshes": meshes_record(trials)}
         raise InfeasibleError(*next(trial.diagnostics for trial in trials if trial.diagnostics))
     return trials
+
+
+def again(plan: Plan) -> Callable[[Model, Cluster, PlanOptions], Plan]:
+    """Solves a plan with stages anew, as it was asked for."""
+    from shardplan.stages.plan import plan_stages  # noqa: PLC0415
+    from shardplan.stages.schedule import parse_schedule  # noqa: PLC0415
+
+    asked = plan.model.get("stages")
+    count = asked if isinstance(asked, int) else None
+    schedule = parse_schedule(str(plan.model.get("schedule")))
+    return lambda model, cluster, options: plan_stages(model, cluster, options, schedule, count)

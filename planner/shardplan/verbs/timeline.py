@@ -35,20 +35,21 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
     there is something to compute while it runs.
     """
     from shardplan.plan.file import read_plan, write_text  # noqa: PLC0415
-    from shardplan.plan.timeline import STREAMS, chrome_trace  # noqa: PLC0415
+    from shardplan.plan.timeline import chrome_trace, streams_of  # noqa: PLC0415
     from shardplan.plan.timeline import timeline as lay_out  # noqa: PLC0415
 
     if session.as_json and output == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
     loaded = read_plan(plan)
     laid_out = lay_out(loaded)
-    trace = json.dumps(chrome_trace(laid_out, str(loaded.model.get("name", ""))), separators=(",", ":")) + "\n"
+    events = chrome_trace(laid_out, str(loaded.model.get("name", "")), streams_of(loaded))
+    trace = json.dumps(events, separators=(",", ":")) + "\n"
     if output == STANDARD_OUTPUT:
         sys.stdout.write(trace)
         return 0
     if output:
         write_text(trace, output)
-    busy = {name: laid_out.busy(stream) for stream, name in enumerate(STREAMS)}
+    busy = {name: laid_out.busy(stream) for stream, name in enumerate(streams_of(loaded))}
     document = {
         "trace": output,
         "scheduled_us": round(laid_out.seconds * 1e6, 3),

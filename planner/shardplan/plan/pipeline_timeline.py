@@ -1,0 +1,94 @@
+"""A pipeline laid out in time: every stage runs forward and backward of every microbatch, as its schedule orders them.
+
+One stream per stage, then one per transfer. A stage runs as many microbatches forward as it may hold, then one backward
+and one forward in turn (1F1B; in GPipe it may hold all). What a stage does once a step is spread over its microbatches.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from shardplan.cost.schedule import Task, Timeline, schedule
+from shardplan.plan.types import Pipeline, Plan, Stage
+
+_SECOND = 1e-9
+
+
+def pipeline_streams(pipeline: Pipeline) -> tuple[str, ...]:
+    """Names of the streams of `pipeline_timeline`."""
+    handed = (f"stage {transfer.sender} to {transfer.receiver}" for transfer in pipeline.transfers)
+    return (*(stage.name for stage in pipeline.stages), *handed)
+
+
+def pipeline_timeline(plan: Plan) -> Timeline:
+    """The scheduled step of a plan with stages."""
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    micro = cast("int", plan.model.get("microbatches", 1))
+    work = _Work(pipeline, micro, training=plan.model.get("mode") == "training")
+    return schedule(work.tasks())
+
+
+class _Work:
+    """Tasks by what they are: `("F" | "B" | "send" | "back", stage, microbatch)`."""
+
+    def __init__(self, pipeline: Pipeline, microbatches: int, *, training: bool) -> None:
+        self.pipeline, self.microbatches, self.training = pipeline, microbatches, training
+        self.number: dict[tuple[str, int, int], int] = {}
+        self.made: list[tuple[str, int, float, list[tuple[str, int, int]]]] = []
+
+    def tasks(self) -> list[Task]:
+        for place, stage in enumerate(self.pipeline.stages):
+            self._stage(place, stage)
+        for place, transfer in enumerate(self.pipeline.transfers):
+            stream = len(self.pipeline.stages) + place
+            forward = sum(step.time_ns for step in transfer.forward)
+            backward = sum(step.time_ns for step in transfer.backward)
+            for batch in range(self.microbatches):
+                self._add(("send", place, batch), stream, forward, [("F", transfer.sender, batch)])
+                if self.training:
+                    self._add(("back", place, batch), stream, backward, [("B", transfer.receiver, batch)])
+        return [
+            Task(name, stream, nanoseconds * _SECOND, tuple(self.number[before] for before in after))
+            for name, stream, nanoseconds, after in self.made
+        ]
+
+    def _stage(self, place: int, stage: Stage) -> None:
+        forward, backward = _halves(stage, self.microbatches, training=self.training)
+        before: list[tuple[str, int, int]] = []
+        for kind, batch in _order(stage.in_flight, self.microbatches, training=self.training):
+            after = list(before)
+            if kind == "F" and place:
+                after.append(("send", place - 1, batch))
+            if kind == "B" and place < len(self.pipeline.transfers):
+                after.append(("back", place, batch))
+            self._add((kind, place, batch), place, forward if kind == "F" else backward, after)
+            before = [(kind, place, batch)]
+
+    def _add(
+        self, key: tuple[str, int, int], stream: int, nanoseconds: float, after: list[tuple[str, int, int]]
+    ) -> None:
+        words = {"F": "forward", "B": "backward", "send": "hand on", "back": "hand back"}
+        self.number[key] = len(self.made)
+        self.made.append((f"{words[key[0]]} {key[2]}", stream, nanoseconds, after))
+
+
+def _halves(stage: Stage, microbatches: int, *, training: bool) -> tuple[float, float]:
+    """Nanoseconds of one microbatch forward and backward: what is not compute is shared out as compute is."""
+    each = stage.plan.summary.step_ns / microbatches
+    compute = sum(operator.compute_ns for operator in stage.plan.operators)
+    later = sum(operator.backward_ns for operator in stage.plan.operators)
+    share = later / compute if training and compute else 0.0
+    return each * (1.0 - share), each * share
+
+
+def _order(in_flight: int, microbatches: int, *, training: bool) -> list[tuple[str, int]]:
+    if not training:
+        return [("F", batch) for batch in range(microbatches)]
+    ahead = min(in_flight, microbatches)
+    order = [("F", batch) for batch in range(ahead)]
+    for batch in range(microbatches):
+        order.append(("B", batch))
+        if batch + ahead < microbatches:
+            order.append(("F", batch + ahead))
+    return order

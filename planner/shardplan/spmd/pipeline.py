@@ -1,0 +1,99 @@
+"""Runs a pipeline: stage after stage on simulated devices, each from what the stage before handed on.
+
+A stage's devices compute from the value that the devices of the stage before have made, put together and laid out anew.
+Every value of a stage is compared with that part of the model run whole, the value handed on among them; so the last
+one is right when all are.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+from shardplan.errors import ShardplanError, error
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.rules import model_rules
+from shardplan.spmd import collectives
+from shardplan.spmd.lower import lower_program
+from shardplan.spmd.machine import RTOL, Machine, Report
+from shardplan.spmd.program import Array, Compute, Program, Transfer, Value
+from shardplan.spmd.weights import random_values
+from shardplan.stages.cut import chain_of, part_of
+from shardplan.study.request import is_of
+
+
+def stage_models(model: Model, plan: Plan) -> Iterator[Model]:
+    """The part of `model` that each stage of `plan` runs. Raises `ShardplanError` for a model that cannot be cut."""
+    assert plan.pipeline is not None
+    chain = chain_of(model, model_rules(model))
+    first = 0
+    for stage in plan.pipeline.stages:
+        yield part_of(chain, first, first + len(stage.units), str(stage.plan.model["name"]))
+        first += len(stage.units)
+
+
+def stage_of(model: Model, plan: Plan, file: str, name: str) -> tuple[Plan, str, Model]:
+    """The plan of the first stage that has a tensor or operator called `name` (a glob), its file, and its part of
+    `model`; the last stage where none has it. Raises `ShardplanError` (`stale-plan`) for another model."""
+    assert plan.pipeline is not None
+    if not is_of(plan, model):
+        raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
+    pairs = zip(stage_models(model, plan), plan.pipeline.stages, strict=True)
+    for found in ((stage.plan, file, part) for part, stage in pairs):
+        plan = found[0]
+        known = {operator.name for operator in plan.operators}
+        known |= {text for tensor in plan.tensors for text in (tensor.name, tensor.checkpoint, *tensor.aliases)}
+        if any(fnmatch.fnmatchcase(text, name) for text in known):
+            break
+    return found
+
+
+class _Stage(Machine):
+    """A machine that keeps what its devices make of one value: `sent`, put together."""
+
+    def __init__(
+        self, program: Program, values: Mapping[str, Array], rtol: float, microbatches: int, handed: str
+    ) -> None:
+        super().__init__(program, values, rtol, microbatches)
+        self.handed = handed
+        self.sent: Array | None = None
+
+    def _check(self, instruction: Transfer | Compute, value: Value, locals_: list[Array]) -> None:
+        super()._check(instruction, value, locals_)
+        if value.tensor == self.handed and self.report.mismatch is None:
+            self.sent = collectives.unshard(locals_, value.layout, self.mesh, rtol=self.rtol, atol=self.rtol)
+
+
+def verify_pipeline(
+    model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float = RTOL, seed: int = 0
+) -> Report:
+    """As `verify_plan`, for a plan with stages: one report on all of them, up to the first value that differs."""
+    assert plan.pipeline is not None
+    values = random_values(model, seed, None, given)
+    micro = cast("int", plan.model.get("microbatches", 1))
+    total = Report(plan.mesh.size, rtol)
+    handed = {transfer.sender: transfer.tensor for transfer in plan.pipeline.transfers}
+    for number, (part, stage) in enumerate(zip(stage_models(model, plan), plan.pipeline.stages, strict=True)):
+        program = lower_program(part, stage.plan, model_rules(part))
+        made = {name for operator in part.operators for name in operator.outputs}
+        own = {name: values[name] for name in part.tensors if name not in made}
+        machine = _Stage(program, own, rtol, micro, handed.get(number, ""))
+        _add(total, machine.run())
+        if total.mismatch is not None:
+            break
+        if machine.sent is not None:
+            values[machine.handed] = machine.sent
+    return total
+
+
+def _add(total: Report, report: Report) -> None:
+    total.operators += report.operators
+    total.values += report.values
+    total.worst = max(total.worst, report.worst)
+    total.moved_bytes += report.moved_bytes
+    total.priced_bytes += report.priced_bytes
+    total.inner_bytes += report.inner_bytes
+    total.mispriced += report.mispriced
+    total.mismatch = report.mismatch
