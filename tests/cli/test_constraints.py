@@ -45,7 +45,7 @@ def test_a_pattern_that_matches_nothing_is_refused_before_anything_is_written(sh
     assert run.code == 2
     assert run.err == (
         "--pin 'uq.weight=replicate': error[no-match]: no tensor matches 'uq.weight'\n"
-        "  there are active, down.weight, hidden, up.weight, x, y\n"
+        "  there are down.weight, up.weight, active, hidden, x, y\n"
         "hint: did you mean 'up.weight'?\n"
     )
     assert not Path("plans").exists()
@@ -77,3 +77,10 @@ def test_a_plan_on_other_axes_fixes_nothing_here(shardplan, mlp: Path):
     run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "machine=4", "--constraints", "one.json")
     assert run.code == 2
     assert "one.json: error[unknown-axis]: the mesh machine=4 has no axis 'gpu'" in run.err
+
+
+def test_a_part_of_a_name_wants_stars(shardplan, mlp):
+    run = shardplan(*SOLVE, "--pin", "wei=replicate")
+    assert run.code == 2
+    assert run.err.splitlines()[-1] == "hint: '*wei*' matches 'down.weight' and 1 more"
+    assert shardplan(*SOLVE, "--pin", "*wei*=replicate").code == 0

@@ -267,6 +267,30 @@ def test_a_dim_that_does_not_divide(read):
     )
 
 
+def test_many_tensors_with_one_fault_are_one_complaint(read):
+    assert refused(read, 'parameters:\n  "*": S(2)@gpu\n') == (
+        "fixed.yaml:2:8: error[bad-constraint]: S(2)@gpu speaks of 3 dims; 'w1' has 2\n  and 3 more like this"
+    )
+
+
+def test_an_axis_for_a_dim_that_no_input_has(read):
+    assert refused(read, "axes:\n  gpu: {inputs: 2}\n") == (
+        "fixed.yaml:2:8: error[bad-constraint]: no input has a dim 2\n  dims, counted from 0: 'x' 2, 'y' 2"
+    )
+
+
+def test_an_axis_used_twice(read):
+    assert refused(read, pins=("w1=[gpu, gpu]",)) == (
+        "--pin 'w1=[gpu, gpu]': error[bad-constraint]: [gpu, gpu] uses a mesh axis twice"
+    )
+
+
+def test_two_axes_of_one_name(read):
+    with pytest.raises(ShardplanError) as caught:
+        parse_constraints("mesh_axis_names: [x, x]\n", "fixed.yaml")
+    assert str(caught.value) == "fixed.yaml:1:18: error[bad-constraint]: mesh_axis_names: a name is given twice"
+
+
 def test_constraints_that_contradict_each_other(read):
     assert refused(read, 'parameters:\n  "w*": replicate\n  "w1*": [null, gpu]\n') == (
         "fixed.yaml:3:10: error[contradiction]: 'parameters: w1*: [null, gpu]' contradicts what else is asked of 'w1'\n"

@@ -64,7 +64,7 @@ class Names:
         else:
             found = _found(pattern, self.parameters)
             found = found or [*_found(pattern, self.tensors), *self._of_module(pattern)]
-            known = (*self.parameters, *self.tensors)
+            known = (*sorted(self.parameters), *sorted(self.tensors))
         if not found:
             raise ShardplanError(_no_match(constraint, known))
         return tuple({target.tensor: target for target in found}.values())
@@ -100,12 +100,21 @@ def _found(pattern: str, targets: Mapping[str, Target]) -> list[Target]:
 
 
 def _no_match(constraint: Constraint, known: Iterable[str]) -> Diagnostic:
-    names = sorted(known)
+    names = list(dict.fromkeys(known)) if constraint.section == "any" else sorted(known)
     what = _CALLED[constraint.section]
     if constraint.pattern.startswith("#") and constraint.pattern[1:].isdecimal():
         summary = f"there is no {what} number {int(constraint.pattern[1:]) + 1}; the model has {len(names)}"
         return error("no-match", summary, **constraint.where)
     summary = f"no {what} matches '{constraint.pattern}'"
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    hint = did_you_mean(constraint.pattern, names)
+    hint = did_you_mean(constraint.pattern, names) or _with_stars(constraint.pattern, names)
     return error("no-match", summary, detail=f"there are {shown}" if names else "", hint=hint, **constraint.where)
+
+
+def _with_stars(pattern: str, names: Iterable[str]) -> str:
+    """What to write where names only contain the text that was given."""
+    inside = [name for name in names if pattern.strip("*") and pattern.strip("*") in name]
+    if not inside:
+        return ""
+    more = f" and {len(inside) - 1} more" if len(inside) > 1 else ""
+    return f"'*{pattern.strip('*')}*' matches '{inside[0]}'{more}"

@@ -99,6 +99,8 @@ class _Parser:
         sections = self.mapping(root, "a constraint file", (*SECTIONS, "mesh_axis_names"))
         if "mesh_axis_names" in sections:
             self.aliases = self.names(sections["mesh_axis_names"])
+            if len(set(self.aliases)) < len(self.aliases):
+                self.fault(sections["mesh_axis_names"], "mesh_axis_names: a name is given twice")
         found: list[Constraint] = []
         for name, node in sections.items():
             if name != "mesh_axis_names":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardplan.constraints.match import Names, Target
 from shardplan.constraints.types import AxisUse, Constraint, Dims, Split
@@ -83,7 +83,7 @@ def resolve(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> Wish
         elif not isinstance(constraint.spec, Dims):
             resolver.want_splits(constraint, constraint.spec)
     if resolver.problems:
-        raise ShardplanError(*resolver.problems)
+        raise ShardplanError(*resolver.complaints())
     return Wishes(tuple(resolver.tensors), tuple(resolver.operators), frozenset(resolver.forbidden))
 
 
@@ -92,15 +92,39 @@ class _Resolver:
 
     def __init__(self, model: Model, mesh: Mesh) -> None:
         self.model, self.mesh, self.names = model, mesh, Names(model)
+        self._weights = {parameter.tensor: parameter.name for parameter in model.parameters}
         self.tensors: list[TensorWish | AxisWish] = []
         self.operators: list[OperatorWish] = []
         self.forbidden: set[tuple[CollectiveKind, int]] = set()
         self.problems: list[Diagnostic] = []
+        self._alike: dict[Diagnostic, set[str]] = {}
+        self._first: dict[tuple[int, str], Diagnostic] = {}
 
     def problem(self, constraint: Constraint, code: str, summary: str, **fields: object) -> None:
-        found = error(code, summary, **fields, **constraint.where)
-        if found not in self.problems:
-            self.problems.append(found)
+        """Note what is wrong; of what is wrong with a constraint in one way, for several tensors, the first is said."""
+        key = (id(constraint), code)
+        if key not in self._first:
+            found = error(code, summary, **fields, **constraint.where)
+            self._first[key] = found
+            if found not in self.problems:
+                self.problems.append(found)
+        self._alike.setdefault(self._first[key], set()).add(summary)
+
+    def complaints(self) -> list[Diagnostic]:
+        """All problems; each says how many more are like it."""
+        counts = [len(self._alike.get(problem, ())) - 1 for problem in self.problems]
+        return [
+            replace(problem, detail="\n".join(filter(None, (problem.detail, f"and {more} more like this"))))
+            if more > 0
+            else problem
+            for problem, more in zip(self.problems, counts, strict=True)
+        ]
+
+    def called(self, constraint: Constraint, target: Target) -> str:
+        """The name of a tensor as the constraint has it, or as the checkpoint does."""
+        if constraint.is_exact and constraint.pattern in self.names.parameters:
+            return constraint.pattern
+        return self._weights.get(target.tensor, target.tensor)
 
     def tensor_targets(self, constraints: Sequence[Constraint]) -> list[tuple[Constraint, list[Target]]]:
         """Constraints on tensors with what they are about; a name given exactly comes before patterns."""
@@ -121,7 +145,8 @@ class _Resolver:
         spec, shape = constraint.spec, self.model.tensor(target.tensor).shape
         assert isinstance(spec, Dims)
         if len(spec.entries) > len(shape):
-            summary = f"{constraint.text} speaks of {len(spec.entries)} dims; '{target.tensor}' has {len(shape)}"
+            name = self.called(constraint, target)
+            summary = f"{constraint.text} speaks of {len(spec.entries)} dims; '{name}' has {len(shape)}"
             self.problem(constraint, "bad-constraint", summary)
             return
         rest = (None,) if spec.rest_open else ((),)
@@ -131,6 +156,7 @@ class _Resolver:
         dims = [None if entry is None else self.axes(constraint, entry) for entry in in_graph]
         if len(set(used)) < len(used):
             self.problem(constraint, "bad-constraint", f"{constraint.text} uses a mesh axis twice")
+            return
         for dim, axes in enumerate(dims):
             self.check_divides(constraint, target, dim, axes or ())
         real = (None if axes is None else tuple(a for a in axes if self.mesh.shape[a] > 1) for axes in dims)
@@ -144,6 +170,11 @@ class _Resolver:
         if self.mesh.shape[axis] == 1:
             return
         if use.inputs_dim >= 0:
+            ranks = {name: len(self.model.tensor(name).shape) for name in self.model.inputs}
+            if max(ranks.values(), default=0) <= use.inputs_dim:
+                shown = ", ".join(f"'{name}' {rank}" for name, rank in ranks.items())
+                summary = f"no input has a dim {use.inputs_dim}"
+                self.problem(constraint, "bad-constraint", summary, detail=f"dims, counted from 0: {shown}")
             for name in self.model.inputs:
                 if len(self.model.tensor(name).shape) > use.inputs_dim:
                     self.check_divides(constraint, Target(name), use.inputs_dim, (axis,))
@@ -185,5 +216,6 @@ class _Resolver:
         if size % ways:
             by = " x ".join(str(self.mesh.axes[axis].name) for axis in axes)
             shown = target.perm[dim] if target.perm else dim
-            summary = f"dim {shown} of '{target.tensor}' has size {size}, which {by} = {ways} does not divide"
+            name = self.called(constraint, target)
+            summary = f"dim {shown} of '{name}' has size {size}, which {by} = {ways} does not divide"
             self.problem(constraint, "indivisible", summary)

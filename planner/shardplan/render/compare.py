@@ -19,7 +19,7 @@ def show_comparison(console: Console, contenders: Sequence[Contender], limit_byt
     for contender in contenders:
         rows.add_row(contender.name, *_cells(contender, best, limit_bytes))
         rows.rows[-1].style = "bold" if contender.name == BEST else "" if contender.fits else "dim"
-    emit(console, rows, f"a device may use {size(limit_bytes)}")
+    emit(console, "", rows, f"a device may use {size(limit_bytes)}")
 
 
 def comparison_document(contenders: Sequence[Contender], limit_bytes: int) -> dict[str, object]:

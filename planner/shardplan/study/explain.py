@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from shardplan.constraints.match import Names
 from shardplan.constraints.types import Constraint, Dims
 from shardplan.errors import ShardplanError, error
-from shardplan.folding import folded
+from shardplan.folding import folded, pattern
 from shardplan.graph.build import Node
 from shardplan.model.types import Model
 from shardplan.plan.orientation import checkpoint_shape
@@ -20,6 +20,7 @@ from shardplan.yaml_source import Mark
 
 _SECONDS = 10.0
 """Time limit of each solve."""
+_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,12 @@ def _find(plan: Plan, model: Model, name: str) -> tuple[list[TensorDecision], tu
         raise ShardplanError(error("no-match", f"'{name}' is a small constant, present on every device"))
     kinds = {(tensor.shape, tensor.dtype, tensor.role) for tensor in found}
     if len(kinds) > 1:
-        shown = ", ".join(sorted(tensor.checkpoint or tensor.name for tensor in found)[:6])
-        summary = f"'{name}' matches {len(found)} tensors of {len(kinds)} kinds; explain one kind at a time"
-        raise ShardplanError(error("too-many", summary, detail=f"among them {shown}"))
+        names = [tensor.checkpoint or tensor.name for tensor in found]
+        groups: dict[str, list[str]] = {}
+        for name_of in names:
+            groups.setdefault(pattern(name_of), []).append(name_of)
+        shown = [f"{folded(group, names)} ×{len(group)}" if len(group) > 1 else group[0] for group in groups.values()]
+        rest = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
+        summary = f"'{name}' matches {len(found)} tensors of {len(kinds)} kinds; explain one of them at a time"
+        raise ShardplanError(error("too-many", summary, detail="\n".join([*shown[:_SHOWN], *rest])))
     return found, ()

@@ -22,6 +22,7 @@ def compare(session: Session, /, **given: Any) -> int:
     not even the best plan fits in memory.
     """
     from shardplan.render.compare import comparison_document, show_comparison  # noqa: PLC0415
+    from shardplan.render.solved import describe_request  # noqa: PLC0415
     from shardplan.study.compare import compare_recipes  # noqa: PLC0415
 
     attempt = Attempts()
@@ -29,6 +30,7 @@ def compare(session: Session, /, **given: Any) -> int:
     attempt.finish()
     asked = asking.finish()
     session.say_all((*asked.model.warnings, *asked.cluster.warnings))
+    session.paint(lambda c: describe_request(c, asked.model, asked.cluster, asked.options, session.defaults))
     found = compare_recipes(asked.model, asked.cluster, asked.options)
     limit = asked.options.memory_limit_bytes or asked.cluster.device.usable_bytes
     session.finish(comparison_document(found, limit), lambda console: show_comparison(console, found, limit))
