@@ -85,7 +85,7 @@ def carried_pairs(model: Model) -> list[tuple[int, int]]:
     for index, operator in enumerate(model.operators):
         if operator.domain == CONTROL and operator.op_type in {Border.ENTER, Border.LEAVE}:
             found.setdefault((operator.loops, operator.attributes["carry"]), []).append(index)
-    return [(pair[0], pair[1]) for pair in found.values()]
+    return [(pair[0], pair[1]) for pair in found.values() if len(pair) == 2]
 
 
 def _kept_until(
@@ -177,22 +177,31 @@ def _is_small_constant(model: Model, name: str) -> bool:
 
 
 def _with_gradients(model: Model) -> frozenset[str]:
-    """Float tensors that lie between a trainable parameter (or what is fed from another part) and a float output."""
+    """Float tensors that lie between a trainable parameter (or what is fed from another part) and a float output,
+    perhaps by way of further turns of a loop."""
+    turns = [
+        (model.operators[last].inputs[0], model.operators[first].outputs[0]) for first, last in carried_pairs(model)
+    ]
     downstream = {parameter.tensor for parameter in model.parameters if parameter.trainable} | model.fed
-    for operator in model.operators:
-        if any(name in downstream for name in operator.inputs):
-            downstream.update(name for name in operator.outputs if name and model.tensor(name).is_float)
+    for _ in range(len(turns) + 1):
+        for operator in model.operators:
+            if any(name in downstream for name in operator.inputs):
+                downstream.update(name for name in operator.outputs if name and model.tensor(name).is_float)
+        downstream.update(begins for ends, begins in turns if ends in downstream)
     upstream = {name for name in model.outputs if model.tensor(name).is_float}
-    for operator in reversed(model.operators):
-        if any(name in upstream for name in operator.outputs):
-            upstream.update(name for name in operator.inputs if name and model.tensor(name).is_float)
+    for _ in range(len(turns) + 1):
+        for operator in reversed(model.operators):
+            if any(name in upstream for name in operator.outputs):
+                upstream.update(name for name in operator.inputs if name and model.tensor(name).is_float)
+        upstream.update(ends for ends, begins in turns if begins in upstream)
     return frozenset(downstream & upstream)
 
 
 def _weightlike(model: Model) -> frozenset[str]:
     known = {name for name, tensor in model.tensors.items() if tensor.role in ("parameter", "constant")}
     for operator in model.operators:
-        if all(not name or name in known for name in operator.inputs):
+        carries = operator.domain == CONTROL and operator.op_type == Border.ENTER
+        if not carries and all(not name or name in known for name in operator.inputs):
             known.update(name for name in operator.outputs if name)
     return frozenset(known)
 
