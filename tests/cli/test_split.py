@@ -42,22 +42,39 @@ def test_a_split_and_the_same_again(shardplan, inputs):
     assert re.fullmatch(
         "checkpoint  2 tensors, 32 KiB\n"
         "ranks       2 \\(tp=2\\)\n"
-        "wrote       out: 2 files of 16.3 KiB or less\n"
+        "wrote       out: 2 files, 32.6 KiB; every rank reads one, 16.3 KiB or less\n"
         "memory      [0-9.]+ [MG]iB at most\n",
         run.out,
     )  # fmt: skip
     assert load_presharded("out", 1, ranks=2)["up.weight"].array[0, 0] == 2048
-    assert "unchanged   out: 2 files" in shardplan("split", "m.safetensors", "two.json", "-o", "out").out
+    assert "unchanged   out: 2 files, 32.6 KiB; " in shardplan("split", "m.safetensors", "two.json", "-o", "out").out
 
 
 def test_replicas_and_the_document(shardplan, inputs):
     run = shardplan("split", "m.safetensors", "four.json", "-o", "out", "--json")
     document = json.loads(run.out)
     Draft202012Validator(SCHEMA).validate(document)
-    assert document["result"]["files"] == ["rank-00000-of-00004.safetensors", "rank-00001-of-00004.safetensors"] * 2
-    assert "wrote       again: 2 files of 16.3 KiB or less, read by 4 ranks" in (
+    files = [["rank-00000-of-00004.safetensors"], ["rank-00001-of-00004.safetensors"]]
+    assert document["result"]["files"] == files * 2
+    assert "wrote       again: 2 files, 32.6 KiB; every rank reads one" in (
         shardplan("split", "m.safetensors", "four.json", "-o", "again").out
     )
+
+
+def test_shards_written_once(shardplan, inputs):
+    """Replicas that differ in one weight would each repeat all others; a note says what to do."""
+    layouts = {"up.weight": ((64, 64), Layout.of(S(0), R)), "down.weight": ((64, 64), Layout.of(R, R))}
+    write_plan(plan_of(Mesh.of(dp=4, tp=1), layouts), "zero.json")
+    run = shardplan("split", "m.safetensors", "zero.json", "-o", "each")
+    assert run.err == (
+        "note[repeated-shards]: the files take 81.1 KiB for a checkpoint of 32 KiB: what ranks share is repeated\n"
+        "hint: --once writes every shard once; ranks read several files\n"
+    )
+    run = shardplan("split", "m.safetensors", "zero.json", "-o", "once", "--once")
+    assert run.err == ""
+    assert "wrote       once: 5 files, 33.1 KiB; every rank reads 2 of them, 20.4 KiB or less" in run.out
+    for rank in range(4):
+        assert load_presharded("once", rank)["up.weight"].array[0, 0] == 1024 * rank
 
 
 def test_everything_that_is_wrong_is_said_together(shardplan, inputs):

@@ -21,6 +21,7 @@ from shardplan.layout.placement import R, S
 from shardplan.loading import split as splitting
 from shardplan.loading.assign import assign
 from shardplan.loading.checkpoint import open_checkpoint
+from shardplan.loading.header import read_header
 from shardplan.loading.load import load_rank
 from shardplan.loading.presharded import load_presharded, open_presharded
 from shardplan.loading.split import JOURNAL, MANIFEST, split
@@ -103,9 +104,29 @@ def test_replicas_share_a_file(tmp_path):
     checkpoint = stored(tmp_path, {"w": np.arange(16, dtype=np.float32).reshape(4, 4)})
     made = split(assign(plan, checkpoint), tmp_path / "out")
     assert made.files == ("rank-00000-of-00004.safetensors", "rank-00001-of-00004.safetensors")
-    assert made.links == 2
-    assert open_presharded(tmp_path / "out").files == made.files * 2
+    assert open_presharded(tmp_path / "out").files == tuple((name,) for name in made.files * 2)
     assert load_presharded(tmp_path / "out", 3)["w"].array[:, 0].tolist() == [8, 12]
+
+
+def test_every_shard_can_be_written_once(tmp_path):
+    """The files are as large as the checkpoint, and give every rank the same as files of its own."""
+    checkpoint = stored(tmp_path)
+    assignment = assign(PLAN, checkpoint)
+    made = split(assignment, tmp_path / "once", once=True)
+    split(assignment, tmp_path / "each")
+    assert made.by_rank[3] == (
+        "shard-dp.tp-00003-of-00004.safetensors",
+        "shard-tp-00001-of-00002.safetensors",
+        "shard-whole-00000-of-00001.safetensors",
+    )
+    data = sum(e.size_bytes for name in made.files for e in read_header(tmp_path / "once" / name)[0].values())
+    assert data == sum(entry.size_bytes for entry in checkpoint)
+    for rank in range(4):
+        once, each = (load_presharded(tmp_path / folder, rank, ranks=4) for folder in ("once", "each"))
+        assert set(once) == set(each)
+        assert all(tensor.array.tobytes() == each[name].array.tobytes() for name, tensor in once.items())
+    split(assignment, tmp_path / "each", once=True)
+    assert {path.name for path in (tmp_path / "each").iterdir()} == {*made.files, MANIFEST}
 
 
 def test_equal_input_gives_equal_bytes_and_a_whole_split_is_left_alone(tmp_path):
@@ -271,7 +292,7 @@ def test_files_of_another_split_are_refused(tmp_path):
     good = json.loads(path.read_text())
     for bad, text in [
         ({"format_version": "2.0"}, "this split has format version 2.0; this shardplan reads 1.x"),
-        ({"files": ["../rank-x"] * 4}, "the manifest does not name one file in its folder for each rank"),
+        ({"files": [["../rank-x"]] * 4}, "the manifest does not name files in its folder for each rank"),
         ({"ranks": "four"}, "this is no manifest of a split"),
     ]:
         path.write_text(json.dumps({**good, **bad}))

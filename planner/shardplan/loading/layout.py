@@ -1,19 +1,19 @@
-"""Files of a split checkpoint: which there are, and where every tensor lies in them, known before anything is read.
-
-Ranks that hold exactly the same (replicas of data parallelism) share one file.
-"""
+"""Files of a split checkpoint: which there are, and where every tensor lies in them, known before anything is read."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardplan.loading.assign import Assignment, Part
 from shardplan.plan.orientation import dim_axes, dim_segments
 
 FORMAT_VERSION = "1.0"
+OURS = ("rank-", "shard-")
+"""How names of our files begin."""
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,60 @@ class SplitLayout:
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
-    def file_of(self, rank: int) -> RankFile:
-        return next(file for file in self.files if rank in file.ranks)
+    @property
+    def by_rank(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the files that each rank reads."""
+        found: dict[int, list[str]] = {}
+        for file in self.files:
+            for rank in file.ranks:
+                found.setdefault(rank, []).append(file.name)
+        return tuple(tuple(found[rank]) for rank in sorted(found))
 
 
-def lay_out(assignment: Assignment) -> SplitLayout:
-    """Files of a checkpoint split by a plan. Raises `ShardplanError` (`cut-group`)."""
-    ranks_of: dict[tuple[object, ...], list[int]] = {}
-    parts_of: dict[tuple[object, ...], tuple[Part, ...]] = {}
-    total = assignment.plan.mesh.size
-    for rank in range(total):
-        parts = assignment.parts(rank)
-        key = tuple((part.runs, part.groups) for part in parts)
-        ranks_of.setdefault(key, []).append(rank)
-        parts_of[key] = parts
-    fingerprint = _fingerprint(assignment, {tuple(ranks): key for key, ranks in ranks_of.items()})
-    files = [
-        _rank_file(parts_of[key], tuple(ranks), total, fingerprint, assignment.checkpoint.metadata)
-        for key, ranks in ranks_of.items()
-    ]
+def lay_out(assignment: Assignment, *, once: bool = False) -> SplitLayout:
+    """Files of a checkpoint split by a plan: one for each rank, which ranks that hold exactly the same share.
+
+    `once`: every shard in one file only, so that all files together are as large as the checkpoint; tensors that the
+    same axes shard lie in the same files, and a rank reads one file of each kind.
+
+    Raises `ShardplanError` (`cut-group`).
+    """
+    ranks = [assignment.parts(rank) for rank in range(assignment.plan.mesh.size)]
+    tensors = range(len(ranks[0]))
+    groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for tensor in tensors if once else ():
+        groups.setdefault(_alike(ranks, [tensor]), []).append(tensor)
+    if not groups:
+        groups[_alike(ranks, tensors)] = list(tensors)
+    fingerprint = _fingerprint(assignment, groups, ranks)
+    files = []
+    for (classes, members), kind in zip(groups.items(), _kinds(assignment, list(groups)), strict=True):
+        for number, readers in enumerate(classes):
+            parts = tuple(ranks[readers[0]][tensor] for tensor in members)
+            name = _file_name(kind, number, len(classes)) if once else file_name(readers[0], len(ranks))
+            files.append(_rank_file(name, parts, readers, len(ranks), fingerprint, assignment.checkpoint.metadata))
     return SplitLayout(tuple(files), fingerprint)
+
+
+def _alike(ranks: Sequence[Sequence[Part]], tensors: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Ranks that hold the same parts of `tensors`, by the first of them."""
+    wanted = list(tensors)
+    found: dict[tuple[object, ...], list[int]] = {}
+    for rank, parts in enumerate(ranks):
+        found.setdefault(tuple((parts[t].runs, parts[t].groups) for t in wanted), []).append(rank)
+    return tuple(tuple(alike) for alike in found.values())
+
+
+def _kinds(assignment: Assignment, groups: Sequence[tuple[tuple[int, ...], ...]]) -> list[str]:
+    """For every group the names of the axes over which its ranks differ; `whole` where all hold the same."""
+    mesh = assignment.plan.mesh
+    places = list(mesh.coordinates())
+    kinds = []
+    for classes in groups:
+        same = classes[0]
+        axes = [a for a in range(len(mesh)) if len({places[rank][a] for rank in same}) < mesh.axes[a].size]
+        kinds.append(re.sub(r"[^\w.-]", "_", ".".join(mesh.names[axis] for axis in axes)) or "whole")
+    return kinds
 
 
 def manifest(assignment: Assignment, layout: SplitLayout) -> str:
@@ -83,7 +117,7 @@ def manifest(assignment: Assignment, layout: SplitLayout) -> str:
         "digest": plan.model.get("digest", ""),
         "mesh": [{"name": axis.name, "size": axis.size} for axis in mesh.axes],
         "ranks": mesh.size,
-        "files": [layout.file_of(rank).name for rank in range(mesh.size)],
+        "files": layout.by_rank,
         "tensors": tensors,
     }
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in document.items() if key != "tensors"]
@@ -96,8 +130,18 @@ def file_name(rank: int, total: int) -> str:
     return f"rank-{rank:05d}-of-{total:05d}.safetensors"
 
 
+def _file_name(kind: str, number: int, total: int) -> str:
+    """`shard-gpu-00003-of-00008.safetensors`: what several ranks hold, by the axes that cut it."""
+    return f"shard-{kind}-{number:05d}-of-{total:05d}.safetensors"
+
+
 def _rank_file(
-    parts: tuple[Part, ...], ranks: tuple[int, ...], total: int, fingerprint: str, metadata: Mapping[str, str]
+    name: str,
+    parts: tuple[Part, ...],
+    ranks: tuple[int, ...],
+    total: int,
+    fingerprint: str,
+    metadata: Mapping[str, str],
 ) -> RankFile:
     """Offsets and header. Wide types come first, so that every tensor is aligned to its own size."""
     said = {**metadata, "shardplan.ranks": str(total), "shardplan.fingerprint": fingerprint}
@@ -105,20 +149,31 @@ def _rank_file(
     starts: dict[str, int] = {}
     end = 0
     for part in sorted(parts, key=lambda part: -part.entry.itemsize):
-        name = part.entry.name
-        starts[name] = end
+        starts[part.entry.name] = end
         end += part.size_bytes
-        table[name] = {"dtype": part.entry.dtype, "shape": part.shape, "data_offsets": [starts[name], end]}
+        offsets = [end - part.size_bytes, end]
+        table[part.entry.name] = {"dtype": part.entry.dtype, "shape": part.shape, "data_offsets": offsets}
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    offsets = {name: len(header) + start for name, start in starts.items()}
+    places = {tensor: len(header) + start for tensor, start in starts.items()}
     by_name = {part.entry.name: part for part in parts}
-    return RankFile(file_name(ranks[0], total), ranks, by_name, offsets, header, len(header) + end)
+    return RankFile(name, ranks, by_name, places, header, len(header) + end)
 
 
-def _fingerprint(assignment: Assignment, shards: Mapping[tuple[int, ...], object]) -> str:
-    """Of what is stored, and of who gets what."""
+def _fingerprint(
+    assignment: Assignment,
+    groups: Mapping[tuple[tuple[int, ...], ...], Sequence[int]],
+    ranks: Sequence[Sequence[Part]],
+) -> str:
+    """Of what is stored, and of who gets what in which kind of file."""
     tensors = [[entry.name, entry.dtype, entry.shape] for entry in assignment.checkpoint]
-    content = [FORMAT_VERSION, tensors, sorted(shards.items())]
-    return "sha256:" + hashlib.sha256(json.dumps(content, default=list).encode()).hexdigest()
+    shards = [
+        [
+            members,
+            [[alike, [[ranks[alike[0]][t].runs, ranks[alike[0]][t].groups] for t in members]] for alike in classes],
+        ]
+        for classes, members in groups.items()
+    ]
+    content = json.dumps([FORMAT_VERSION, tensors, shards])
+    return "sha256:" + hashlib.sha256(content.encode()).hexdigest()

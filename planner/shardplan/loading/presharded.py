@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from shardplan.errors import ShardplanError, error
 from shardplan.loading.header import Entry, read_header
+from shardplan.loading.layout import OURS
 from shardplan.loading.load import LocalTensor
 from shardplan.loading.ranged import Reader
 
@@ -19,26 +20,29 @@ MANIFEST = "split.json"
 
 @dataclass(frozen=True)
 class Presharded:
-    """A folder of per-rank files. `files[r]`: the file of rank r, which replicas share."""
+    """A folder that `split` wrote. `files[r]`: the files of rank r, which other ranks may read too."""
 
     path: Path
     ranks: int
     mesh: tuple[tuple[str, int], ...]
-    files: tuple[str, ...]
+    files: tuple[tuple[str, ...], ...]
     fingerprint: str
 
     def entries(self, rank: int) -> Mapping[str, Entry]:
-        """Tensors of the file of `rank`, from its header alone.
+        """Tensors of `rank`, from the headers of its files alone.
 
         Raises `ShardplanError`: `unknown-rank`, `wrong-split` (a file of another split), and as `read_header`.
         """
         if not 0 <= rank < self.ranks:
             summary = f"there is no rank {rank}: the checkpoint was split for ranks 0 to {self.ranks - 1}"
             raise ShardplanError(error("unknown-rank", summary, file=str(self.path)))
-        entries, said = read_header(self.path / self.files[rank])
-        if said.get("shardplan.fingerprint") != self.fingerprint or said.get("shardplan.ranks") != str(self.ranks):
-            _refuse(self.path / self.files[rank], "wrong-split", "this file belongs to another split", "split again")
-        return entries
+        found: dict[str, Entry] = {}
+        for name in self.files[rank]:
+            entries, said = read_header(self.path / name)
+            if said.get("shardplan.fingerprint") != self.fingerprint or said.get("shardplan.ranks") != str(self.ranks):
+                _refuse(self.path / name, "wrong-split", "this file belongs to another split", "split again")
+            found |= entries
+        return found
 
 
 def open_presharded(path: str | Path, ranks: int | None = None) -> Presharded:
@@ -50,12 +54,13 @@ def open_presharded(path: str | Path, ranks: int | None = None) -> Presharded:
     document = _read(folder)
     try:
         mesh = tuple((str(axis["name"]), int(axis["size"])) for axis in document["mesh"])
-        files = tuple(str(name) for name in document["files"])
+        files = tuple(tuple(str(name) for name in names) for names in document["files"])
         found = Presharded(folder, int(document["ranks"]), mesh, files, str(document["fingerprint"]))
     except (KeyError, TypeError, ValueError):
         _refuse(folder / MANIFEST, "not-a-split", "this is no manifest of a split", "split again")
-    if len(files) != found.ranks or any(Path(name).name != name or not name.startswith("rank-") for name in files):
-        _refuse(folder / MANIFEST, "not-a-split", "the manifest does not name one file in its folder for each rank")
+    named = [name for names in files for name in names]
+    if len(files) != found.ranks or any(Path(name).name != name or not name.startswith(OURS) for name in named):
+        _refuse(folder / MANIFEST, "not-a-split", "the manifest does not name files in its folder for each rank")
     if ranks is not None and ranks != found.ranks:
         spelled = " x ".join(f"{name}={size}" for name, size in mesh)
         summary = f"the checkpoint was split for {found.ranks} ranks ({spelled}), and there are {ranks}"

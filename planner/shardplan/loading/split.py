@@ -24,7 +24,7 @@ import numpy as np
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.loading.assign import Assignment, Part
 from shardplan.loading.header import Entry
-from shardplan.loading.layout import RankFile, SplitLayout, lay_out, manifest
+from shardplan.loading.layout import OURS, RankFile, SplitLayout, lay_out, manifest
 from shardplan.loading.load import renumber
 from shardplan.loading.ranged import WINDOW_BYTES, Array, Reader, Window, kept, windows
 from shardplan.runtime.shards import Run, Runs
@@ -41,11 +41,11 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What was written. `by_rank[r]`: the file of rank r; `written_bytes`: of all files; `largest_bytes`: of the
-    largest; `resumed_bytes`: of the checkpoint, done by an earlier attempt; `is_new`: False when all was there already.
-    """
+    """What was written. `by_rank[r]`: the files of rank r; `written_bytes`: of all files; `largest_bytes`: what the
+    rank with the most reads; `resumed_bytes`: of the checkpoint, done by an earlier attempt; `is_new`: False when all
+    was there already."""
 
-    by_rank: tuple[str, ...]
+    by_rank: tuple[tuple[str, ...], ...]
     written_bytes: int
     largest_bytes: int
     resumed_bytes: int = 0
@@ -53,25 +53,25 @@ class Split:
 
     @property
     def files(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.by_rank))
-
-    @property
-    def links(self) -> int:
-        """Ranks that read another's file."""
-        return len(self.by_rank) - len(self.files)
+        return tuple(dict.fromkeys(name for names in self.by_rank for name in names))
 
 
 def split(
-    assignment: Assignment, output: str | Path, progress: Progress | None = None, sync_bytes: int = SYNC_BYTES
+    assignment: Assignment,
+    output: str | Path,
+    progress: Progress | None = None,
+    sync_bytes: int = SYNC_BYTES,
+    *,
+    once: bool = False,
 ) -> Split:
-    """Write the files of every rank, and the manifest, into the folder `output`.
+    """Write the files of every rank, and the manifest, into the folder `output`; `once` as in `lay_out`.
 
     A split of the same checkpoint that was interrupted there is finished; one that is complete is left alone; another
     split there is replaced. Raises `ShardplanError`: `unwritable-output` (among others a folder that holds something
     else), `no-space`, and as reading the checkpoint does.
     """
     folder = Path(output)
-    layout = lay_out(assignment)
+    layout = lay_out(assignment, once=once)
     try:
         _check_folder(folder, assignment)
         if _is_done(folder, layout, assignment):
@@ -118,7 +118,9 @@ def _copy(reader: Reader, outputs: _Outputs, entry: Entry, files: Sequence[RankF
     targets: dict[tuple[Runs, tuple[Run, ...]], list[tuple[RankFile, int]]] = {}
     parts: dict[tuple[Runs, tuple[Run, ...]], Part] = {}
     for file in files:
-        part = file.parts[entry.name]
+        part = file.parts.get(entry.name)
+        if part is None:
+            continue
         key = (part.runs, part.groups)
         targets.setdefault(key, []).append((file, file.offsets[entry.name]))
         parts[key] = part
@@ -183,7 +185,7 @@ class _Outputs:
     def prepare(self) -> None:
         """Every file at its full size, with its header."""
         for file in self._files:
-            path = self._folder / (file.name + PART)
+            path = _unfinished(self._folder, file)
             if not path.exists() or path.stat().st_size != file.size_bytes:
                 with path.open("wb") as made:
                     made.truncate(file.size_bytes)
@@ -207,9 +209,19 @@ class _Outputs:
         if stream is None:
             if len(self._open) >= _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
-            stream = (self._folder / (file.name + PART)).open("r+b", buffering=0)
+            stream = _unfinished(self._folder, file).open("r+b", buffering=0)
         self._open[file.name] = stream
         return stream
+
+
+def _unfinished(folder: Path, file: RankFile) -> Path:
+    """Where a file grows."""
+    return folder / (file.name + PART)
+
+
+def _left_over(folder: Path, suffix: str) -> Iterator[Path]:
+    """Files of ours with this suffix, whatever split they belong to."""
+    return (path for path in folder.glob(f"*{suffix}") if path.name.startswith(OURS))
 
 
 class _Journal:
@@ -227,7 +239,7 @@ class _Journal:
         done: set[str] = set()
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(path.read_bytes())
-            parts = [folder / (file.name + PART) for file in layout.files]
+            parts = [_unfinished(folder, file) for file in layout.files]
             same = isinstance(found, dict) and all(found.get(key) == value for key, value in identity.items())
             if same and all(
                 p.is_file() and p.stat().st_size == f.size_bytes for p, f in zip(parts, layout.files, strict=True)
@@ -235,7 +247,7 @@ class _Journal:
                 done = set(found["done"]) & set(assignment.checkpoint.entries)
         journal = cls(path, identity, done)
         if not done:
-            for leftover in folder.glob(f"rank-*{PART}"):
+            for leftover in _left_over(folder, PART):
                 leftover.unlink()
             journal.save()
         return journal
@@ -256,11 +268,11 @@ class _Journal:
 def _finish(folder: Path, layout: SplitLayout, assignment: Assignment) -> None:
     """Final names, then the manifest, then nothing else of ours is left."""
     names = set(_names(layout))
-    for leftover in folder.glob("rank-*.safetensors"):
+    for leftover in _left_over(folder, ".safetensors"):
         if leftover.name not in names:
             leftover.unlink()
     for file in layout.files:
-        (folder / (file.name + PART)).replace(folder / file.name)
+        _unfinished(folder, file).replace(folder / file.name)
     beside = folder / f".{MANIFEST}.tmp"
     beside.write_text(manifest(assignment, layout), encoding="utf-8")
     beside.replace(folder / MANIFEST)
@@ -294,7 +306,7 @@ def _check_folder(folder: Path, assignment: Assignment) -> None:
 
 def _check_space(folder: Path, layout: SplitLayout, journal: _Journal) -> None:
     """What is still to be allocated must fit; unfinished files may be there in part."""
-    there = sum((path.stat().st_blocks * 512) for path in folder.glob(f"rank-*{PART}")) if journal.done else 0
+    there = sum((path.stat().st_blocks * 512) for path in _left_over(folder, PART)) if journal.done else 0
     free = shutil.disk_usage(folder).free
     if layout.size_bytes - there > free:
         from shardplan.units import size  # noqa: PLC0415
@@ -308,9 +320,9 @@ def _names(layout: SplitLayout) -> tuple[str, ...]:
 
 
 def _made(layout: SplitLayout, resumed_bytes: int = 0, *, is_new: bool = True) -> Split:
-    names = {rank: file.name for file in layout.files for rank in file.ranks}
-    largest = max(file.size_bytes for file in layout.files)
-    return Split(tuple(names[rank] for rank in sorted(names)), layout.size_bytes, largest, resumed_bytes, is_new)
+    sizes = {file.name: file.size_bytes for file in layout.files}
+    largest = max(sum(sizes[name] for name in names) for names in layout.by_rank)
+    return Split(layout.by_rank, layout.size_bytes, largest, resumed_bytes, is_new)
 
 
 def _unwritable(folder: Path, reason: str, hint: str = "") -> Diagnostic:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.verbs.inputs import Attempts
 from shardplan.verbs.session import Session, verb
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from shardplan.loading.assign import Assignment
     from shardplan.loading.split import Progress, Split
+
+_MUCH = 1.5
+"""Times the checkpoint that files may take before that is worth a word."""
 
 
 @click.command(short_help="Cut a checkpoint into one file per rank.")
@@ -31,8 +34,9 @@ if TYPE_CHECKING:
     multiple=True,
     help="The plan's NEW is the checkpoint's OLD at the beginning of names; may be repeated.",
 )
+@click.option("--once", is_flag=True, help="Write every shard into one file only; ranks then read several.")
 @verb
-def split(session: Session, /, checkpoint: str, plan: str, output: str, renames: tuple[str, ...]) -> int:
+def split(session: Session, /, checkpoint: str, plan: str, output: str, renames: tuple[str, ...], *, once: bool) -> int:
     """Write what every rank of PLAN holds of CHECKPOINT into a file of its own: safetensors, with the names of the
     checkpoint.
 
@@ -56,10 +60,11 @@ def split(session: Session, /, checkpoint: str, plan: str, output: str, renames:
     session.say_all(assignment.warnings)
     try:
         with _bar(session) as progress:
-            made = write_files(assignment, output, progress)
+            made = write_files(assignment, output, progress, once=once)
     except KeyboardInterrupt:
         click.echo(f"interrupted; what is in {output} is kept: the same command goes on from there", err=True)
         raise
+    session.say_all(_repeated(assignment, made))
     return session.finish(_document(assignment, made, output), lambda console: _show(console, assignment, made, output))
 
 
@@ -90,15 +95,16 @@ def _bar(session: Session) -> Iterator[Progress | None]:
 def _show(console: Console, assignment: Assignment, made: Split, output: str) -> None:
     from shardplan.units import size  # noqa: PLC0415
 
-    stored = sum(entry.size_bytes for entry in assignment.checkpoint)
+    stored = _stored_bytes(assignment)
     number = len(assignment.checkpoint.entries)
     ranks = assignment.plan.mesh.size
-    shared = f", read by {ranks} ranks" if made.links else ""
-    files = f"{len(made.files)} file{'s' * (len(made.files) != 1)} of {size(made.largest_bytes)} or less{shared}"
+    files = f"{len(made.files)} file{'s' * (len(made.files) != 1)}, {size(made.written_bytes)}"
+    most = max(map(len, made.by_rank))
+    each = f"every rank reads {most} of them" if most > 1 else "every rank reads one"
     lines = [
         f"checkpoint  {number} tensor{'s' * (number != 1)}, {size(stored)}",
         f"ranks       {ranks} ({assignment.plan.mesh})",
-        f"{'wrote' if made.is_new else 'unchanged':10}  {output}: {files}",
+        f"{'wrote' if made.is_new else 'unchanged':10}  {output}: {files}; {each}, {size(made.largest_bytes)} or less",
     ]
     peak = _peak_bytes()
     if peak is not None:
@@ -112,7 +118,7 @@ def _document(assignment: Assignment, made: Split, output: str) -> dict[str, obj
     return {
         "output": output,
         "ranks": assignment.plan.mesh.size,
-        "files": list(made.by_rank),
+        "files": [list(names) for names in made.by_rank],
         "tensors": len(assignment.checkpoint.entries),
         "written_bytes": made.written_bytes,
         "largest_bytes": made.largest_bytes,
@@ -120,6 +126,25 @@ def _document(assignment: Assignment, made: Split, output: str) -> dict[str, obj
         "peak_memory_bytes": _peak_bytes(),
         "is_new": made.is_new,
     }
+
+
+def _stored_bytes(assignment: Assignment) -> int:
+    return sum(entry.size_bytes for entry in assignment.checkpoint)
+
+
+def _repeated(assignment: Assignment, made: Split) -> list[Diagnostic]:
+    """A note where replicas take much room."""
+    from shardplan.units import size  # noqa: PLC0415
+
+    stored = _stored_bytes(assignment)
+    if made.written_bytes < _MUCH * stored:
+        return []
+    summary = (
+        f"the files take {size(made.written_bytes)} for a checkpoint of {size(stored)}: what ranks share is repeated"
+    )
+    return [
+        Diagnostic("note", "repeated-shards", summary, hint="--once writes every shard once; ranks read several files")
+    ]
 
 
 def _peak_bytes() -> int | None:
