@@ -120,3 +120,9 @@ def test_results_and_operators_go_by_their_modules():
     )
     changes = diff_plans(old, example_plan(operators=operators)).changes
     assert [change.name for change in changes if change.kind == "operator"] == ["layers.*.mlp.down (MatMul)"]
+
+
+def test_a_name_that_would_end_an_annotation_is_escaped(shardplan, plans):
+    write_plan(example_plan(), "100%, a:b.json")
+    run = shardplan("diff", "old.plan.json", "100%, a:b.json", "--format", "github")
+    assert run.out.startswith("::notice file=100%25%2C a%3Ab.json,title=plan unchanged::")

@@ -60,6 +60,9 @@ def loads(text: str, path: str = "plan") -> Plan:
 def _document(text: str, path: str) -> dict[str, object]:
     try:
         document = json.loads(text)
+    except RecursionError:
+        summary = "this is not a plan of shardplan: it is nested too deeply"
+        raise ShardplanError(error("not-a-plan", summary, file=path)) from None
     except json.JSONDecodeError as problem:
         _refuse_syntax(text, path, problem)
     if not isinstance(document, dict) or not isinstance(document.get("format_version"), str) or "model" not in document:

@@ -16,6 +16,8 @@ MOST_ROWS = 20
 """Rows that `--all` completes."""
 COMMENT_LIMIT = 60_000
 """Characters: GitHub refuses comments above 65,536."""
+_ESCAPED = {"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"}
+"""In the properties of a workflow command, which end at a comma or a colon."""
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
 _NO_CAUSE = "none in what was asked: the planner decides otherwise (another version of it?)"
 
@@ -65,6 +67,8 @@ def diff_markdown(diff: PlanDiff, name: str) -> str:
 
 def diff_github(diff: PlanDiff, name: str) -> str:
     """One annotation for a GitHub Actions log."""
+    for character, code in _ESCAPED.items():
+        name = name.replace(character, code)
     if diff.is_empty:
         return f"::notice file={name},title=plan unchanged::{_headline(diff)}\n"
     level = "warning" if diff.effect("step").delta > 0 else "notice"

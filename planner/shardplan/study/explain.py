@@ -80,11 +80,11 @@ def _find(plan: Plan, model: Model, name: str) -> tuple[list[TensorDecision], tu
         raise ShardplanError(error("no-match", f"'{name}' is a small constant, present on every device"))
     kinds = {(tensor.shape, tensor.dtype, tensor.role) for tensor in found}
     if len(kinds) > 1:
-        names = [tensor.checkpoint or tensor.name for tensor in found]
+        matching = [tensor.checkpoint or tensor.name for tensor in found]
         groups: dict[str, list[str]] = {}
-        for name_of in names:
-            groups.setdefault(pattern(name_of), []).append(name_of)
-        shown = [f"{folded(group, names)} ×{len(group)}" if len(group) > 1 else group[0] for group in groups.values()]
+        for one in matching:
+            groups.setdefault(pattern(one), []).append(one)
+        shown = [f"{folded(alike, matching)} ×{len(alike)}" if alike[1:] else alike[0] for alike in groups.values()]
         rest = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
         summary = f"'{name}' matches {len(found)} tensors of {len(kinds)} kinds; explain one of them at a time"
         raise ShardplanError(error("too-many", summary, detail="\n".join([*shown[:_SHOWN], *rest])))
