@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -12,13 +12,11 @@ from shardplan.errors import ShardplanError, error
 from shardplan.jax.device_mesh import check_mesh
 from shardplan.jax.specs import division, partition_spec
 from shardplan.jax.trees import Leaf, Names, match_leaves
-from shardplan.layout.layout import Layout
+from shardplan.jax.values import Form, is_partial, values_of
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout
-from shardplan.plan.types import Plan, TensorDecision
+from shardplan.plan.types import Plan
 from shardplan.runtime.lookup import find_tensor
-
-Form = Literal["kept", "served", "read"]
 
 
 def shardings(
@@ -68,7 +66,7 @@ def sharding(
     check_mesh(plan, mesh)
     decision = find_tensor(plan, name)
     planned = checkpoint_shape(decision.shape, decision.perm)
-    layout = checkpoint_layout(form_layout(plan, decision, form), decision.perm)
+    layout = checkpoint_layout(values_of(plan).form(decision, form), decision.perm)
     if is_partial(layout):
         summary = f"'{name}' is {form} as {to_text(layout, plan.mesh)}: partial sums, which no sharding of JAX can say"
         raise ShardplanError(
@@ -83,31 +81,10 @@ def leaf_spec(plan: Plan, leaf: Leaf, form: Form) -> PartitionSpec:
     named = leaf.first
     layout = named.layout
     if form != "kept":
-        layout = form_layout(plan, named.decision, form)
+        layout = values_of(plan).form(named.decision, form)
         layout = graph_layout(checkpoint_layout(layout, named.decision.perm), named.perm)
     spec = partition_spec(layout, plan.mesh, leaf.divided, leaf.path)
     return PartitionSpec(None, *spec) if leaf.stacked else spec
-
-
-def form_layout(plan: Plan, decision: TensorDecision, form: Form) -> Layout:
-    """The forward layout of a tensor in one of its forms, in the graph's dims. `read`: as all its readers take it, or
-    `served` where they do not agree."""
-    if form == "kept":
-        return decision.layout.forward
-    if form == "served":
-        return decision.served.forward
-    read = {
-        layout.forward
-        for operator in plan.operators
-        for name, layout in zip(operator.inputs, operator.reads, strict=True)
-        if name == decision.name and layout is not None
-    }
-    return read.pop() if len(read) == 1 else decision.served.forward
-
-
-def is_partial(layout: Layout) -> bool:
-    """Whether values are still to be summed."""
-    return any(placement.kind == "P" for placement in layout.placements)
 
 
 def path_name(path: tuple[Any, ...]) -> str:
