@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import to_text
 from shardplan.plan.types import Plan, TensorDecision
-from shardplan.runtime.names import Named, Rename, match_names
+from shardplan.runtime.names import Named, Rename, match_names, parameters_by_name
 from shardplan.torch.eager import Now, Planned
 from shardplan.torch.engine import Engine, Record
 from shardplan.torch.graph import Key, permuted
@@ -88,10 +89,14 @@ def prepare(
         hint = "apply a plan to a fresh model"
         raise ShardplanError(error("already-parallel", "a plan has been applied to this model already", hint=hint))
     applied = Applied(model, plan, Grid(plan, mesh), strict=strict)
-    found = {name: tuple(tensor.shape) for name, tensor in model.named_parameters(remove_duplicate=False)}
+    names = _tied_names(model, plan, rename)
+    found = {first: tuple(model.get_parameter(first).shape) for first in names}
     known = _with_buffers(model, plan, found)
-    applied.named = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
-    _check_representable(applied)
+    matched = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
+    for first, named in matched.items():
+        applied.named |= {name: replace(named, name=name) for name in names.get(first, (first,))}
+    _check_representable(matched.values())
+    _check_tied(matched.values())
     return applied
 
 
@@ -124,13 +129,45 @@ def _with_buffers(model: nn.Module, plan: Plan, parameters: dict[str, tuple[int,
     return {**parameters, **buffers}
 
 
-def _check_representable(applied: Applied) -> None:
+def _tied_names(model: nn.Module, plan: Plan, rename: Rename | None) -> dict[str, tuple[str, ...]]:
+    """Every parameter under the name that the plan knows it by (else its first) -> all its names."""
+    known = parameters_by_name(plan)
+    by_tensor: dict[int, list[str]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        by_tensor.setdefault(id(tensor), []).append(name)
+
+    def is_known(name: str) -> bool:
+        called = rename(name) if rename is not None else name
+        return (called if isinstance(called, str) else called[0] if called else "") in known
+
+    return {next(filter(is_known, names), names[0]): tuple(names) for names in by_tensor.values()}
+
+
+def _check_representable(matched: Iterable[Named]) -> None:
     faults: list[Diagnostic] = []
-    for named in applied.named.values():
+    hint = "DTensor has no such placement; forbid it with a constraint, or keep the parts as parameters of their own"
+    for named in matched:
         for segments in sorted({p.segments for p in named.layout.placements if len(set(p.segments)) > 1}):
             summary = f"'{named.name}' is sharded in segments of unequal sizes {list(segments)}"
-            hint = "DTensor has no such placement; forbid it with a constraint, or keep the parts as parameters of their own"
             faults.append(error("unequal-segments", summary, hint=hint))
+    if faults:
+        raise ShardplanError(*faults)
+
+
+def _check_tied(matched: Iterable[Named]) -> None:
+    """What is one weight to the plan must be one parameter of the model."""
+    names: dict[str, list[str]] = {}
+    for named in matched:
+        names.setdefault(named.decision.checkpoint, []).append(named.name)
+    faults = [
+        error(
+            "not-tied",
+            f"{' and '.join(several)} are one weight in the plan, but {len(several)} parameters of the model",
+            hint=f"tie them: model.{several[1]} = model.{several[0]}",
+        )
+        for several in names.values()
+        if len(several) > 1
+    ]
     if faults:
         raise ShardplanError(*faults)
 

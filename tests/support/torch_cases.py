@@ -1,0 +1,100 @@
+"""What ranks do in the tests of plans in torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_twins
+from tiny_models import Tiny
+from torch import Tensor, nn
+from torch.nn import functional
+
+import shardplan.torch
+from shardplan.plan.types import Plan
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank saw. Errors are the largest of absolute differences from one process; `differences`: key ->
+    (predicted, actual) where they are not the same."""
+
+    loss_error: float
+    gradient_error: float
+    weight_error: float
+    forward_wire_bytes: int
+    actual: Any
+    differences: Any
+    record: Any
+
+
+_MESHES: dict[Any, Any] = {}
+
+
+def mesh_of(plan: Plan) -> Any:
+    """The mesh of a plan; groups are made once."""
+    if plan.mesh not in _MESHES:
+        _MESHES[plan.mesh] = shardplan.torch.mesh(plan, "cpu")
+    return _MESHES[plan.mesh]
+
+
+def train(tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool = False, steps: int = 3) -> Seen:
+    """Train a twin under `plan` and beside it the same in one process; what is sent in the last step is counted."""
+    model, reference = torch_twins.twin(tiny, fused=fused), torch_twins.twin(tiny)
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    mesh = mesh_of(plan)
+    if mode == "exported":
+        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh)
+    else:
+        shardplan.torch.parallelize(model, plan, mesh)
+    ours, theirs = (torch.optim.AdamW(m.parameters(), 1e-3) for m in (model, reference))
+    losses, errors = [], []
+    for _ in range(steps):
+        comms, loss = _step(model, ours, ids)
+        expected = _loss(reference(ids), ids)
+        theirs.zero_grad()
+        expected.backward()
+        losses.append(abs(float(loss) - float(expected)))
+        errors.append(_gradient_error(model, reference))
+        ours.step()
+        theirs.step()
+    record = model._shardplan.engine.record
+    return Seen(
+        max(losses), max(errors), _weight_error(model, reference), comms.wire_bytes("forward"), dict(comms.actual),
+        dict(comms.differences), (dict(record.extra), dict(record.unknown)),
+    )  # fmt: skip
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> tuple[Any, Tensor]:
+    """One step; the loss and its own gathering of the logits are not the plan's and not counted."""
+    optimizer.zero_grad()
+    with shardplan.torch.count_comms(model) as comms:
+        logits = model(ids)
+    whole = logits.full_tensor()
+    loss = _loss(whole, ids)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    with shardplan.torch.count_comms(model) as backward:
+        logits.backward(gradient)
+    comms.sent += backward.sent
+    return comms, loss
+
+
+def _loss(logits: Tensor, ids: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
+
+
+def _pairs(model: nn.Module, reference: nn.Module) -> Any:
+    others = dict(reference.named_parameters())
+    for name, parameter in model.named_parameters():
+        yield parameter, others[name]
+
+
+def _gradient_error(model: nn.Module, reference: nn.Module) -> float:
+    return max(
+        float((ours.grad.full_tensor() - other.grad).abs().max()) for ours, other in _pairs(model, reference)
+    )
+
+
+def _weight_error(model: nn.Module, reference: nn.Module) -> float:
+    return max(float((ours.detach().full_tensor() - other).abs().max()) for ours, other in _pairs(model, reference))

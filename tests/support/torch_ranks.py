@@ -1,0 +1,92 @@
+"""Processes that stay: a process group of N ranks which run one function after another.
+
+One process imports everything once and forks the ranks, so that starting many costs little; they meet in a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+
+class Ranks:
+    """`world` ranks on gloo; `run` calls a function of a module in all of them and gives their results by rank."""
+
+    def __init__(self, world: int, folder: Path, modules: Sequence[str] = ("torch_cases",)) -> None:
+        context = multiprocessing.get_context("spawn")
+        pairs = [context.Pipe() for _ in range(world)]
+        self.pipes = [mine for mine, _ in pairs]
+        theirs = [other for _, other in pairs]
+        meeting = folder / f"meeting-{world}"
+        self.nursery = context.Process(target=_nursery, args=(theirs, str(meeting), list(modules)))
+        self.nursery.start()
+        for other in theirs:
+            other.close()
+
+    def run(self, module: str, function: str, *args: Any, timeout: float = 120) -> list[Any]:
+        """Results by rank. The first failure of a rank is raised with its traceback."""
+        for pipe in self.pipes:
+            pipe.send((module, function, args))
+        answers = []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(timeout):
+                raise TimeoutError(f"rank {rank} does not answer")
+            answers.append(pipe.recv())
+        failures = [text for failed, text in answers if failed]
+        if failures:
+            raise AssertionError(failures[0])
+        return [answer for _, answer in answers]
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
+        self.nursery.join(20)
+        if self.nursery.is_alive():
+            self.nursery.kill()
+
+
+def _nursery(pipes: list[Connection], meeting: str, modules: list[str]) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    for module in modules:
+        importlib.import_module(module)
+    children = []
+    for rank in range(len(pipes)):
+        child = os.fork()
+        if child == 0:
+            for other, pipe in enumerate(pipes):
+                if other != rank:
+                    pipe.close()
+            _rank(rank, len(pipes), pipes[rank], meeting)
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def _rank(rank: int, world: int, pipe: Connection, meeting: str) -> None:
+    import torch.distributed as dist  # noqa: PLC0415
+
+    sys.stdout = sys.stderr
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        if job is None:
+            return
+        module, function, args = job
+        try:
+            pipe.send((False, getattr(importlib.import_module(module), function)(*args)))
+        except BaseException:  # noqa: BLE001 - it is the test's to judge
+            pipe.send((True, f"rank {rank}:\n{traceback.format_exc()}"))

@@ -1,0 +1,84 @@
+"""Plans applied in torch on four processes: losses, gradients and weights are those of one process, and what is sent is
+what the plan says, collective by collective."""
+
+import functools
+import pathlib
+import tempfile
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forced_plans import cluster_of, forced_plan
+from tiny_models import Sizes, megatron, tiny_gpt, tiny_llama, tiny_moe
+
+from shardplan.constraints.parse import parse_constraints
+from shardplan.graph.recipes import RECIPES
+from shardplan.planning import PlanOptions, plan_model
+
+LLAMA = Sizes(heads=8, kv_heads=4)
+TINIES = {
+    "gpt": tiny_gpt,
+    "gpt tied": functools.partial(tiny_gpt, tied=True),
+    "gpt packed": functools.partial(tiny_gpt, fused=True),
+    "llama": tiny_llama,
+    "llama tied": functools.partial(tiny_llama, tied=True),
+    "moe": tiny_moe,
+}
+HAND_MADE = ("Megatron by hand", "Megatron + sequence by hand")
+
+
+@functools.cache
+def tiny_of(name):
+    return TINIES[name]()
+
+
+@functools.cache
+def model_of(name):
+    with tempfile.TemporaryDirectory() as folder:
+        return tiny_of(name).model(pathlib.Path(folder))
+
+
+@functools.cache
+def plan_of(name, recipe, mesh="2x2"):
+    if recipe in HAND_MADE:
+        text = megatron(tiny_of(name), sequence="sequence" in recipe)
+        options = PlanOptions(constraints=parse_constraints(text, "megatron.yaml"))
+        return plan_model(model_of(name), cluster_of(mesh), options)
+    seed = int(recipe.split()[1]) if recipe.startswith("seed") else None
+    return forced_plan(model_of(name), mesh, recipe=recipe if recipe in RECIPES else "", seed=seed)
+
+
+CASES = [("gpt", recipe) for recipe in (*RECIPES, *HAND_MADE, "solved")]
+CASES += [(name, recipe) for name in TINIES if name != "gpt" for recipe in ("ZeRO-3", *HAND_MADE, "solved")]
+GRAPHS = [("gpt packed", HAND_MADE[1]), ("llama tied", "ZeRO-3"), ("moe", HAND_MADE[0])]
+KERNELS = [("gpt", HAND_MADE[0]), ("gpt packed", HAND_MADE[1]), ("llama", HAND_MADE[1]), ("llama", "ZeRO-3")]
+
+
+def check(results):
+    for seen in results:
+        assert seen.loss_error < 1e-5
+        assert seen.gradient_error < 1e-5
+        assert seen.record == ({}, {})
+
+
+@pytest.mark.parametrize(("name", "recipe"), CASES)
+def test_trains_as_one_process_and_sends_what_the_plan_says(four, name, recipe):
+    results = four.run("torch_cases", "train", tiny_of(name), plan_of(name, recipe))
+    check(results)
+    assert [seen.differences for seen in results] == [{}] * 4
+
+
+@pytest.mark.parametrize(("name", "recipe"), GRAPHS)
+def test_a_graph_with_the_plan_written_into_it_does_the_same(four, name, recipe):
+    results = four.run("torch_cases", "train", tiny_of(name), plan_of(name, recipe), "exported")
+    check(results)
+    assert [seen.differences for seen in results] == [{}] * 4
+
+
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+@pytest.mark.parametrize(("name", "recipe"), KERNELS)
+def test_fused_kernels_stand_for_the_operators_of_the_plan(four, name, recipe, mode):
+    results = four.run("torch_cases", "train", tiny_of(name), plan_of(name, recipe), mode, True)
+    check(results)
+    assert [seen.differences for seen in results] == [{}] * 4
