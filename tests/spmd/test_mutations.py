@@ -5,19 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
+from control_models import COUNTED
 from forced_plans import INFERENCE, TRAINING, forced_plan
-from small_models import small_model
+from microsoft_cases import CASES
+from rule_cases import Case, f, index
+from small_models import proto_of, small_model
 from strategies import strategy_plan
 
 from shardplan.errors import ShardplanError
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import P, R, S
+from shardplan.model.read import read_model
 from shardplan.rules import model_rules
-from shardplan.spmd import borders, kernels, localise
+from shardplan.spmd import borders, collectives, kernels, localise, losses, recurrent
+from shardplan.spmd.experts import experts
+from shardplan.spmd.losses import _log_softmax as log_softmax
 from shardplan.spmd.lower import lower_program
 from shardplan.spmd.machine import Machine, verify_plan
+from shardplan.spmd.talk import all_gather
 from shardplan.spmd.weights import random_values
 
 
@@ -194,3 +202,62 @@ def test_a_plan_that_contradicts_itself_is_refused(models, moved):
 def test_too_many_devices_are_refused(models, moved):
     with pytest.raises(ShardplanError, match="the plan is for 128 devices; at most 64 are simulated"):
         verify_plan(models["mlp"], replace(moved, mesh=Mesh.of(a=128)))
+
+
+def alone(case, factor):
+    """An operator split by `factor` on two devices: the program, and the values it reads."""
+    model, rule = case.model(), case.rule()
+    option = next(option for option in rule.options if option.factor == factor)
+    plan = strategy_plan(model, rule, Mesh.of(a=2), (option,))
+    values = {f"i{place}": array for place, array in enumerate(case.operands) if array is not None}
+    return lower_program(model, plan, [rule]), values
+
+
+@pytest.mark.parametrize(
+    ("case", "factor", "module", "name", "wrong"),
+    [
+        pytest.param(
+            Case("RandomNormalLike", (f(4, 8),)),
+            "x0",
+            kernels,
+            "part",
+            lambda whole, layout, mesh, _: collectives.part(whole, layout, mesh, (0,)),
+            id="every device draws the same",
+        ),
+        pytest.param(
+            Case("GRU", (f(3, 4, 4), f(1, 12, 4), f(1, 12, 4)), {"hidden_size": 4}, outputs=2),
+            "h",
+            recurrent,
+            "all_gather",
+            lambda array, axes, dim: (yield from all_gather(array * 0, axes, dim)),
+            id="a state that is not handed on",
+        ),
+        pytest.param(
+            CASES["MoE"][0], "e", kernels, "experts", lambda *given: experts(*given[:3], 0), id="others' experts"
+        ),
+        pytest.param(
+            Case("SoftmaxCrossEntropyLoss", (f(4, 8), index(8, 4))),
+            "c",
+            losses,
+            "_log_softmax",
+            lambda scores, _: log_softmax(scores, ()),
+            id="a row that each device has for itself",
+        ),
+    ],
+)
+def test_a_wrong_kernel_is_found(case, factor, module, name, wrong, monkeypatch):
+    program, values = alone(case, factor)
+    assert Machine(program, values, 1e-4).run().verified
+    monkeypatch.setattr(module, name, wrong)
+    assert not Machine(program, values, 1e-4).run().verified
+
+
+def test_a_dropped_collective_inside_a_loop_is_found(tmp_path):
+    onnx.save(proto_of(COUNTED, 21), tmp_path / "m.onnx")
+    model = read_model(tmp_path / "m.onnx")
+    plan = forced_plan(model, "2x2", INFERENCE, seed=2)
+    assert verify_plan(model, plan).verified
+    shorter = [replace(move, steps=move.steps[:-1]) for move in plan.moves if move.tensor.startswith("Loop_2/")]
+    kept = [move for move in plan.moves if not move.tensor.startswith("Loop_2/")]
+    report = verify_plan(model, replace(plan, moves=(*kept, *shorter)))
+    assert report.mismatch.tensor.startswith("Loop_2/")
