@@ -105,7 +105,7 @@ def test_layers_that_differ_cannot_be_stacked():
         "error[layers-differ]: 'down' stacks layers that the plan lays out differently\n"
         "  S(0)@gpu, served S(0)@gpu: layers.0.mlp.down.weight\n"
         "  R, served R: layers.1.mlp.down.weight\n"
-        "hint: solve again with all layers alike, for example --pin 'layers.*.mlp.down.weight=...', "
+        "hint: solve again with all alike, such as --pin 'layers.*.mlp.down.weight=[gpu, null]', "
         "or keep the layers apart"
     )
 

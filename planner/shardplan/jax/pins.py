@@ -6,17 +6,18 @@ all-to-all, a quarter of the bytes on four devices. So a value is pinned on both
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.jax.device_mesh import check_mesh
 from shardplan.jax.layouts import path_name
-from shardplan.jax.specs import division, partition_spec
+from shardplan.jax.specs import division, partition_spec, pin_text
 from shardplan.jax.trees import Names, named_as, spelled, targets_of
-from shardplan.jax.values import values_of
+from shardplan.jax.values import listed, values_of
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout, graph_shape
@@ -90,17 +91,28 @@ def _pinned(
 def _layouts(plan: Plan, name: str, reader: str) -> tuple[tuple[Layout, ...], tuple[int, ...]]:
     """The layouts to pin one after the other, and the planned shape, in checkpoint dims for a parameter."""
     values = values_of(plan)
-    found: dict[tuple[Layout, ...], TensorDecision] = {}
+    found: dict[tuple[Layout, ...], list[TensorDecision]] = {}
     for decision, layer in values.find(name):
         chain = values.read_by(decision, reader.replace("*", layer)) if reader else values.chain(decision)
-        found.setdefault(tuple(checkpoint_layout(layout, decision.perm) for layout in chain), decision)
+        found.setdefault(tuple(checkpoint_layout(layout, decision.perm) for layout in chain), []).append(decision)
     if len(found) > 1:
-        lines = [
-            f"{decision.name}: {' -> '.join(to_text(layout, plan.mesh) for layout in layouts) or 'partial'}"
-            for layouts, decision in found.items()
-        ]
-        summary = f"'{name}' stands for values that the plan lays out differently"
-        hint = "solve again with all layers alike (--pin), or write the layers out"
-        raise ShardplanError(error("layers-differ", summary, detail="\n".join(lines), hint=hint))
-    ((layouts, decision),) = found.items()
-    return layouts, checkpoint_shape(decision.shape, decision.perm)
+        raise ShardplanError(_differing(plan, name, found))
+    ((layouts, decisions),) = found.items()
+    return layouts, checkpoint_shape(decisions[0].shape, decisions[0].perm)
+
+
+def _differing(plan: Plan, name: str, found: Mapping[tuple[Layout, ...], Sequence[TensorDecision]]) -> Diagnostic:
+    lines = [
+        f"{' -> '.join(to_text(layout, plan.mesh) for layout in layouts) or 'partial'}: "
+        f"{listed([decision.checkpoint or decision.name for decision in decisions], 4)}"
+        for layouts, decisions in found.items()
+    ]
+    most = max(found, key=lambda layouts: (bool(layouts), len(found[layouts])))
+    rank = len(found[most][0].shape)
+    return error(
+        "layers-differ",
+        f"'{name}' stands for values that the plan lays out differently",
+        detail="\n".join(lines),
+        hint=f"solve again with all alike, such as --pin '{name}={pin_text(most[0], plan.mesh, rank)}', "
+        "or do not scan the layers that differ",
+    )

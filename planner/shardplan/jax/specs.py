@@ -15,6 +15,7 @@ from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
+from shardplan.plan.orientation import dim_axes
 
 Division = tuple[tuple[int, ...], ...]
 """For each dim of the plan, the sizes of the array's dims that make it up, major first."""
@@ -72,6 +73,15 @@ def partition_spec(layout: Layout, mesh: Mesh, divided: Division, name: str) -> 
     while flat and not flat[-1]:
         flat.pop()
     return PartitionSpec(*(tuple(names) if len(names) > 1 else names[0] if names else None for names in flat))
+
+
+def pin_text(layout: Layout, mesh: Mesh, rank: int) -> str:
+    """`layout` as a constraint of the planner: `[machine, [gpu, tray], null]`, `replicate`."""
+    if any(placement.segments for placement in layout.placements):
+        return to_text(layout, mesh)
+    axes = dim_axes(layout, rank, mesh.names)
+    dims = ["null" if not names else names[0] if len(names) == 1 else f"[{', '.join(names)}]" for names in axes]
+    return f"[{', '.join(dims)}]" if any(axes) else "replicate"
 
 
 def _after_segments(segments: tuple[int, ...], sizes: tuple[int, ...], name: str, dim: int) -> int:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.jax.specs import Division, division
+from shardplan.jax.specs import Division, division, pin_text
+from shardplan.jax.values import listed
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
-from shardplan.plan.orientation import checkpoint_shape, graph_shape
+from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_shape
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, match_names, parameters_by_name
 
@@ -134,16 +135,19 @@ def _wrong_stack(path: str, shape: tuple[int, ...], targets: Sequence[Target]) -
 
 def _differing(mesh: Mesh, leaf: Leaf) -> list[Diagnostic]:
     """A leaf has one sharding, so the layers it stacks must have one layout."""
-    groups: dict[tuple[Layout, Layout], list[str]] = {}
+    groups: dict[tuple[Layout, Layout], list[Named]] = {}
     for named in leaf.parameters:
-        groups.setdefault((named.layout, named.served), []).append(named.decision.checkpoint)
+        groups.setdefault((named.layout, named.served), []).append(named)
     if len(groups) < 2:
         return []
     lines = [
-        f"{to_text(kept, mesh)}, served {to_text(served, mesh)}: {', '.join(names[:4])}{' ...' * (len(names) > 4)}"
-        for (kept, served), names in groups.items()
+        f"{to_text(kept, mesh)}, served {to_text(served, mesh)}: "
+        f"{listed([named.decision.checkpoint for named in members], 4)}"
+        for (kept, served), members in groups.items()
     ]
-    pattern = re.sub(r"\.\d+\.", ".*.", leaf.first.decision.checkpoint)
+    decision = max(groups.values(), key=len)[0].decision
+    pattern = re.sub(r"\.\d+\.", ".*.", decision.checkpoint)
+    wanted = pin_text(checkpoint_layout(decision.layout, decision.perm), mesh, len(decision.shape))
     summary = f"'{leaf.path}' stacks layers that the plan lays out differently"
-    hint = f"solve again with all layers alike, for example --pin '{pattern}=...', or keep the layers apart"
+    hint = f"solve again with all alike, such as --pin '{pattern}={wanted}', or keep the layers apart"
     return [error("layers-differ", summary, detail="\n".join(lines), hint=hint)]

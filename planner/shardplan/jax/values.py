@@ -14,7 +14,6 @@ from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
 from shardplan.runtime.lookup import tensors_by_name
 
 Form = Literal["kept", "served", "read"]
-_SHOWN = 8
 _known: dict[int, Values] = {}
 
 
@@ -77,7 +76,7 @@ class Values:
         if len(found) != 1:
             what = "no operator there reads it" if not found else "its operators read it in different ways"
             summary = f"'{reader}' is no reader of '{decision.name}': {what}"
-            detail = f"it is read by {_listed([operator.name for operator, _ in readers])}"
+            detail = f"it is read by {listed([operator.name for operator, _ in readers])}"
             raise ShardplanError(error("unknown-reader", summary, detail=detail))
         return tuple(layout for layout in found if not is_partial(layout))
 
@@ -111,7 +110,7 @@ class Values:
         if not outputs:
             raise ShardplanError(self._unknown(name))
         summary = f"module '{name}' hands on {len(outputs)} values"
-        raise ShardplanError(error("several-outputs", summary, hint=f"name one of them: {_listed(outputs)}"))
+        raise ShardplanError(error("several-outputs", summary, hint=f"name one of them: {listed(outputs)}"))
 
     def _outputs(self, module: str) -> list[str]:
         """Values made inside a module that are read outside of it, or by nobody."""
@@ -145,6 +144,7 @@ def _is_inside(operator: OperatorDecision, module: str) -> bool:
     return operator.module == module or operator.module.startswith(f"{module}.")
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}" or "nothing"
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first names and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}" or "nothing"
