@@ -6,7 +6,7 @@ from functools import cache
 
 import onnx
 import pytest
-from control_models import CONTROL_MODELS, TRIPS
+from control_models import CONTROL_MODELS, STACKED, TRIPS
 from forced_plans import INFERENCE, TRAINING, cluster_of, forced_plan
 from small_models import proto_of
 
@@ -77,6 +77,26 @@ def test_activations_are_saved_for_every_turn(read):
             sizes[turns, options.mode] = max(int(holding.amount.max()) for holding in held)
     assert sizes[8, "training"] == 2 * sizes[4, "training"]
     assert sizes[8, "inference"] == sizes[4, "inference"]
+
+
+def test_what_is_scanned_and_stacked_is_held_for_the_whole_loop(read):
+    model = read("rnn")
+    memory = Memory(build_cost_graph(model, model_rules(model), cluster_of("1"), INFERENCE))
+    loop = [index for index, operator in enumerate(model.operators) if operator.loops]
+    for kind in ("Each", "Stack"):
+        name = next(operator.name for operator in model.operators if operator.op_type == kind)
+        (held,) = (holding for holding in memory.holdings if holding.node == ("operator", name))
+        assert (held.start, held.end) == (loop[0], loop[-1] + 1)
+
+
+def test_an_entry_of_a_scanned_weight_is_not_saved_again(tmp_path):
+    """A stack of layers: what a turn takes of the weights are views, and the weights are there all the time."""
+    onnx.save(proto_of(STACKED, 23), tmp_path / "m.onnx")
+    model = read_model(tmp_path / "m.onnx")
+    flow = trace(model, model_rules(model), training=True)
+    assert {"Scan_0/one"} <= flow.needs_grad
+    assert "Scan_0/one" not in flow.saved
+    assert "Scan_0/s" in flow.saved
 
 
 @pytest.mark.parametrize("options", [TRAINING, INFERENCE], ids=["training", "inference"])

@@ -92,6 +92,16 @@ nested (float[8,16] x, bool c) => (float[8,16] y) <float[16,16] w> {
 }"""
 """A loop with a loop and a branch inside; the inner one reads what the outer one carries."""
 
+STACKED = """
+stacked (float[4,8,16] x) => (float[4,8,16] y) <float[6,16,16] w> {
+  y = Scan <num_scan_inputs = 1, body = layer (float[4,8,16] h, float[16,16] one) => (float[4,8,16] r) {
+    d = MatMul (h, one)
+    s = Sigmoid (d)
+    r = Add (h, s)
+  }> (x, w)
+}"""
+"""Layers of one form, their weights stacked and scanned."""
+
 CONTROL_MODELS: dict[str, str] = {
     "counted": COUNTED,
     "swapped": SWAPPED,
@@ -99,5 +109,6 @@ CONTROL_MODELS: dict[str, str] = {
     "rnn": RNN,
     "branches": BRANCHES,
     "nested": NESTED,
+    "stacked": STACKED,
 }
 TRIPS = {"until": {"trip:Loop_0": 4}}

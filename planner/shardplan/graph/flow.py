@@ -25,7 +25,8 @@ class Flow:
     `planned`: tensors that get a layout, in graph order (parameters and inputs before their first reader).
     `needs_grad`: tensors with a gradient; empty for inference. `weightlike`: computed from weights and constants
     alone, so the same for every microbatch. `saved`: values that backward reads again. `lives_in`: loops inside of
-    which a value is made; `kept_until`: last operator of the loop that reads a value from outside.
+    which a value is made; `kept_until`: last operator of the loop that reads a value from outside; `windows`: first and
+    last operator of the loop whose entries an operator takes from one value, or puts into one.
     """
 
     makers: Mapping[str, tuple[int, int]]
@@ -36,6 +37,7 @@ class Flow:
     saved: frozenset[str]
     lives_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept_until: Mapping[str, int] = field(default_factory=dict)
+    windows: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def first_reader(self, name: str) -> int:
         return self.readers[name][0][0] if self.readers.get(name) else self._maker(name)
@@ -76,6 +78,7 @@ def trace(model: Model, rules: Sequence[Rule], *, training: bool) -> Flow:
         saved=_saved(model, rules, needs_grad) if training else frozenset(),
         lives_in=lives_in,
         kept_until=_kept_until(model, readers, lives_in) if model.trips else {},
+        windows=_windows(model) if model.trips else {},
     )
 
 
@@ -86,6 +89,19 @@ def carried_pairs(model: Model) -> list[tuple[int, int]]:
         if operator.domain == CONTROL and operator.op_type in {Border.ENTER, Border.LEAVE}:
             found.setdefault((operator.loops, operator.attributes["carry"]), []).append(index)
     return [(pair[0], pair[1]) for pair in found.values() if len(pair) == 2]
+
+
+def _windows(model: Model) -> dict[int, tuple[int, int]]:
+    """For operators that slice or stack values of a loop: its first and its last operator."""
+    inside: dict[tuple[str, ...], list[int]] = {}
+    for index, operator in enumerate(model.operators):
+        for depth in range(len(operator.loops)):
+            inside.setdefault(operator.loops[: depth + 1], []).append(index)
+    return {
+        index: (inside[operator.loops][0], inside[operator.loops][-1])
+        for index, operator in enumerate(model.operators)
+        if operator.domain == CONTROL and operator.op_type in {Border.EACH, Border.STACK}
+    }
 
 
 def _kept_until(

@@ -56,11 +56,12 @@ class Memory:
         for index, operator in enumerate(self.built.model.operators):
             space = self.built.operators[index]
             node = ("operator", operator.name)
-            yield Holding(node, "temporaries", index, index + 1, space.forward_bytes)
+            first, last = self.built.flow.windows.get(index, (index, index))
+            yield Holding(node, "temporaries", first, last + 1, space.forward_bytes)
             yield from self._cache(index, node)
             if self.built.options.training:
-                back = self._backward(index)
-                yield Holding(node, "temporaries", back, back + 1, space.backward_bytes)
+                back = self._backward(last), self._backward(first) + 1
+                yield Holding(node, "temporaries", *back, space.backward_bytes)
 
     def _cache(self, index: int, node: Node) -> Iterator[Holding]:
         tokens = self.built.options.kv_cache_tokens

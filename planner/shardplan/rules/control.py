@@ -16,7 +16,7 @@ def each(signature: Signature) -> Row:
     names = letters("x", signature.rank())
     axis = signature.axis()
     made = [*names[:axis], *names[axis + 1 :]]
-    return Row(f"{_with(made, axis)} -> {' '.join(made)}", cost="free", linear=((0,),))
+    return Row(f"{_with(made, axis)} -> {' '.join(made)}", cost="view", linear=((0,),))
 
 
 def stack(signature: Signature) -> Row:
