@@ -53,6 +53,10 @@ class Measure:
         """`38.2 ms`, or `131,072 elements` to the last digit."""
         return f"{_plain(nanoseconds / 1e3)} {self.unit}" if self.unit else duration(nanoseconds)
 
+    def of_picoseconds(self, cost: float) -> str:
+        """The same of a cost as the solver counts it."""
+        return self.text(cost / 1e3)
+
     def texts(self, values: list[int], reference: int) -> tuple[list[str], str]:
         """Each of `values` in the unit that suits `reference`, and that unit."""
         if self.unit:

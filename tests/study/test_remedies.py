@@ -6,7 +6,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.planning import PlanOptions
-from shardplan.study.remedies import Remedy, find_remedies, remedies_text
+from shardplan.study.remedies import Remedy, _cache, find_remedies, remedies_text
 
 
 def product(rows: int = 64) -> Model:
@@ -49,3 +49,15 @@ def test_text():
         "  - --microbatches 4  step 1.09 s, 75 GiB per device",
         "  - --mesh 8x4        step 5 us, 1 MiB per device",
     ]
+
+
+def test_more_machines_where_one_has_no_more_devices():
+    """A mesh of one whole machine grows to several, named so that any profile understands it."""
+    found = [change for change in remedies(9_000, mesh="8", mode="inference") if change.startswith("--mesh")]
+    assert found == ["--mesh net=4,gpu=8"]
+
+
+def test_a_smaller_cache_is_tried():
+    asked = PlanOptions("inference", kv_cache_tokens=1000)
+    assert [change for change, _ in _cache(asked)][:2] == ["--kv-cache tokens=500", "--kv-cache tokens=250"]
+    assert list(_cache(PlanOptions("inference"))) == []

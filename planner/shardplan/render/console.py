@@ -6,10 +6,13 @@ import os
 import sys
 from typing import IO, Literal
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 
 Color = Literal["auto", "always", "never"]
+_GUTTER, _LEAST_FOLDED = 2, 12
+"""Blanks between columns; columns of text that may be folded are at least so wide."""
 PIPE_WIDTH = 10_000
 """Wider than any line of ours: rich cuts long names to the width it is told, and a script needs them whole."""
 
@@ -33,19 +36,35 @@ def make_console(color: Color = "auto", file: IO[str] | None = None) -> Console:
 
 
 def emit(console: Console, *renderables: RenderableType) -> None:
-    """Print each, without the blanks that pad a table's last column."""
+    """Print each, without the blanks that pad a table's last column. A table that is too wide is not cut: a terminal
+    folds its lines, but half a number is none."""
+    width = console.width
     with console.capture() as captured:
         for renderable in renderables:
+            console.width = max(width, _least_width(renderable))
             console.print(renderable)
+    console.width = width
     text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
     console.file.write(text)
+
+
+def _least_width(renderable: RenderableType) -> int:
+    """What a table needs to show the columns that must not be folded, and a little of the others."""
+    if not isinstance(renderable, Table):
+        return 0
+    total = 0
+    for column in renderable.columns:
+        texts = [column.header, *column.cells] if renderable.show_header else [*column.cells]
+        natural = column.width or max((cell_len(str(text)) for text in texts), default=0)
+        total += (natural if column.no_wrap else min(natural, _LEAST_FOLDED)) + _GUTTER
+    return total
 
 
 def table(*columns: str) -> Table:
     """An open table. A column whose name begins with `>` holds numbers, aligned right; one with `*` is folded where a
     terminal is too narrow, the others keep their width."""
     made = Table(box=None, pad_edge=False, header_style="dim")
-    made.padding = (0, 2, 0, 0)
+    made.padding = (0, _GUTTER, 0, 0)
     for column in columns:
         name = column.lstrip(">*")
         if column.startswith("*"):

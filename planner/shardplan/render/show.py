@@ -143,8 +143,9 @@ def _name_and_other_widths(groups: list[ParameterGroup], console_width: int) -> 
 
 def _parameter_rows(groups: list[ParameterGroup], widths: list[int]) -> Table:
     rows = Table.grid(padding=(0, 2, 0, 0))
-    for width, justify in zip(widths, ("left", "right", "left", "left", "left", "right"), strict=True):
-        rows.add_column(width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for number, width in enumerate(widths):
+        justify = "right" if number in (1, len(widths) - 1) else "left"
+        rows.add_column(width=width, justify=justify, overflow="fold", no_wrap=number > 0)  # type: ignore[arg-type]
     for group in groups:
         name, copies, shape, dtype, layout, stored = _cells(group)
         rows.add_row(name, copies, shape, dtype, Text(layout, style="cyan"), stored)

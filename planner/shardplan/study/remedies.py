@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shardplan.cluster.build import profile_from_resolved
+from shardplan.cluster.build import Profile, profile_from_resolved
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.planning import Planner
-from shardplan.units import duration, size
+from shardplan.units import TIME, Measure, size
 
 _MICROBATCHES = (2, 4, 8, 16)
 _GROWTH = (2, 4, 8)
@@ -45,11 +45,11 @@ def find_remedies(model: Model, cluster: Cluster, options: PlanOptions) -> tuple
     return tuple(remedy for remedy in found if remedy is not None)
 
 
-def remedies_text(remedies: Sequence[Remedy]) -> str:
+def remedies_text(remedies: Sequence[Remedy], measure: Measure = TIME) -> str:
     """`these were solved, and fit:` and a line for each."""
     width = max(len(remedy.change) for remedy in remedies)
     lines = [
-        f"  - {remedy.change:{width}}  step {duration(remedy.step_ns)}, {size(remedy.memory_bytes)} per device"
+        f"  - {remedy.change:{width}}  step {measure.text(remedy.step_ns)}, {size(remedy.memory_bytes)} per device"
         for remedy in remedies
     ]
     return "\n".join(["these were solved, and fit:", *lines])
@@ -108,12 +108,23 @@ def _cache(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
 
 
 def _larger(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
-    """More of the outermost axis; a profile that has no room for more ends it."""
+    """More of the outermost axis, or where a machine has no more, several machines; a profile that has no room for
+    more ends it."""
     profile = profile_from_resolved(cluster.resolved)
+    first, *rest = cluster.mesh.shape
+    outer = cluster.axis_levels[0] + 1
+    named = ",".join(f"{axis.name}={axis.size}" for axis in cluster.mesh.axes)
     for times in _GROWTH:
-        first, *rest = cluster.mesh.shape
-        text = "x".join(map(str, (times * first, *rest)))
-        try:
-            yield text, make_cluster(profile, text)
-        except ShardplanError:
+        texts = ["x".join(map(str, (times * first, *rest)))]
+        texts += [f"{cluster.levels[outer].name}={times},{named}"] if outer < len(cluster.levels) else []
+        grown = next(((text, made) for text in texts if (made := _made(profile, text))), None)
+        if grown is None:
             return
+        yield grown
+
+
+def _made(profile: Profile, mesh_text: str) -> Cluster | None:
+    try:
+        return make_cluster(profile, mesh_text)
+    except ShardplanError:
+        return None

@@ -89,6 +89,7 @@ def solve(session: Session, /, **given: Any) -> int:
     """
     from shardplan.render.progress import ProgressLine  # noqa: PLC0415
     from shardplan.render.solved import describe_request  # noqa: PLC0415
+    from shardplan.units import Measure  # noqa: PLC0415
 
     if session.as_json and given["output"] == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
@@ -103,7 +104,8 @@ def solve(session: Session, /, **given: Any) -> int:
     elif request.staging is not None:
         plan = plan_pipeline(session, request.model, request.cluster, request.options, request.staging)
     else:
-        with ProgressLine(sys.stderr, enabled=not session.quiet) as progress:
+        measure = Measure(request.options.cost_model.unit)
+        with ProgressLine(sys.stderr, enabled=not session.quiet, amount=measure.of_picoseconds) as progress:
             plan = _plan(session, request, progress.update)
     return _deliver(session, request, plan, also, require_optimal=given["require_optimal"])
 
@@ -196,11 +198,15 @@ def _plan(session: Session, request: _Request, on_progress: Any) -> Plan:
 def _with_remedies(session: Session, problem: InfeasibleError, request: _Request) -> InfeasibleError:
     """The same, with a hint that was tried; where constraints are to blame they are all there is to say."""
     from shardplan.study.remedies import find_remedies, remedies_record, remedies_text  # noqa: PLC0415
+    from shardplan.units import Measure  # noqa: PLC0415
 
     first, *rest = problem.diagnostics
     remedies = () if first.file else find_remedies(request.model, request.cluster, request.options)
     session.failure = {**(session.failure or {}), "remedies": remedies_record(remedies)}
-    return InfeasibleError(replace(first, hint=remedies_text(remedies)), *rest) if remedies else problem
+    if not remedies:
+        return problem
+    hint = remedies_text(remedies, Measure(request.options.cost_model.unit))
+    return InfeasibleError(replace(first, hint=hint), *rest)
 
 
 def _deliver(
