@@ -65,17 +65,18 @@ class Sizes:
         return tuple(self.places[name, dim] for dim in range(rank))
 
 
-def smaller_sizes(model: Model, plan: Plan, rules: Sequence[Rule]) -> Sizes:
-    """Sizes that fit together, as small as they may be."""
+def smaller_sizes(model: Model, plan: Plan, rules: Sequence[Rule], room: int = 2) -> Sizes:
+    """Sizes that fit together, as small as they may be. `room`: how many elements of a dim every device keeps at
+    least, where it had as many."""
     classes = _relate(model, rules)
     sizes = {(name, dim): size for name, tensor in model.tensors.items() for dim, size in enumerate(tensor.shape)}
     factors = {(i, name): size for i, rule in enumerate(rules) for name, size in rule.sizes.items()}
     needs = _needs(model, plan)
     pieces = _pieces(plan, sizes)
-    free = _free_sizes(classes, sizes, needs)
+    free = _free_sizes(classes, sizes, needs, room)
     current: dict[_Node, int] = dict(itertools.chain[tuple[_Node, int]](sizes.items(), factors.items()))
     for prime in PRIMES:
-        exponents = _exponents(classes, current, needs, pieces, free, prime)
+        exponents = _exponents(classes, current, needs, pieces, free, prime, room)
         for node in current:
             current[node] //= prime ** exponents.get(classes.find(node), 0)
         for place, lengths in pieces.items():
@@ -197,7 +198,9 @@ def _pieces(plan: Plan, sizes: Mapping[Place, int]) -> dict[Place, set[int]]:
     return dict(pieces)
 
 
-def _free_sizes(classes: _Classes, sizes: Mapping[Place, int], needs: Mapping[_Node, int]) -> dict[_Node, int]:
+def _free_sizes(
+    classes: _Classes, sizes: Mapping[Place, int], needs: Mapping[_Node, int], room: int
+) -> dict[_Node, int]:
     """Class -> new size, for dims that are no part of a product."""
     members: dict[_Node, list[Place]] = defaultdict(list)
     for place in sizes:
@@ -210,7 +213,7 @@ def _free_sizes(classes: _Classes, sizes: Mapping[Place, int], needs: Mapping[_N
         alike = {sizes[place] for place in places}
         if root not in classes.fixed and root not in classes.bound and len(alike) == 1:
             ways = need[root]
-            free[root] = min(*alike, max(2 * ways, -(-LEAST // ways) * ways))
+            free[root] = min(*alike, max(room * ways, -(-LEAST // ways) * ways))
     return free
 
 
@@ -221,16 +224,17 @@ def _exponents(
     pieces: Mapping[Place, set[int]],
     free: Mapping[_Node, int],
     prime: int,
+    room: int,
 ) -> dict[_Node, int]:
     """How often each class is divided by `prime`: as often as possible in all."""
     limits: dict[_Node, int] = {}
     for node, size in current.items():
         root = classes.find(node)
-        limit = 0 if root in classes.fixed else _times(size, needs.get(node, 1), prime, least=_least(node))
+        limit = 0 if root in classes.fixed else _times(size, needs.get(node, 1), prime, _least(node), room)
         limits[root] = min(limit, limits.get(root, limit))
     for place, lengths in pieces.items():
         root = classes.find(place)
-        limits[root] = min(limits[root], *(_times(length, needs.get(place, 1), prime, least=1) for length in lengths))
+        limits[root] = min(limits[root], *(_times(length, needs.get(place, 1), prime, 1, room) for length in lengths))
     used = {node for product, nodes in classes.products for node in map(classes.find, (product, *nodes))}
     simple = {root: limit for root, limit in limits.items() if root not in used and root not in free}
     solver = highspy.Highs()
@@ -251,10 +255,10 @@ def _least(node: _Node) -> int:
     return LEAST if isinstance(node[0], str) else 2
 
 
-def _times(size: int, need: int, prime: int, least: int) -> int:
+def _times(size: int, need: int, prime: int, least: int, room: int) -> int:
     """How often `size` can be divided by `prime` and still be a multiple of `need`, and no less than it should."""
     times = 0
-    least = min(size, max(2 * need, least) if least > 1 else need)
+    least = min(size, max(room * need, least) if least > 1 else need)
     while size and size % prime == 0 and (size // prime) % need == 0 and size // prime >= least:
         size //= prime
         times += 1

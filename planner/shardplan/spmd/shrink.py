@@ -7,6 +7,7 @@ twin.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,8 @@ from shardplan.plan.types import CollectiveStep, Move, OperatorDecision, Plan, T
 from shardplan.rules import model_rules
 from shardplan.rules.types import Option, Rule
 from shardplan.spmd.localise import LOCALISERS
-from shardplan.spmd.lower import check_fresh
+from shardplan.spmd.lower import check_fresh, lower_program
+from shardplan.spmd.machine import MOST_BYTES, needed_bytes
 from shardplan.spmd.program import Array, Local, Site
 from shardplan.spmd.resize import Sizes, smaller_sizes
 from shardplan.spmd.steps import retrace
@@ -46,13 +48,23 @@ def shrink(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tup
     kept, renamed = _thinned(model)
     thin = _thin_model(model, kept, renamed)
     thin_rules = [rules[index] for index in kept]
-    sizes = smaller_sizes(thin, plan, thin_rules)
-    twin = _resized(thin, thin_rules, sizes)
+    twin, small, twin_rules = _twin(plan, thin, thin_rules, renamed, room=2)
+    if needed_bytes(lower_program(twin, small, twin_rules)) > MOST_BYTES:
+        with contextlib.suppress(ShardplanError):
+            twin, small, _ = _twin(plan, thin, thin_rules, renamed, room=1)
+    return twin, small
+
+
+def _twin(
+    plan: Plan, thin: Model, thin_rules: Sequence[Rule], renamed: Mapping[tuple[int, str], str], room: int
+) -> tuple[Model, Plan, tuple[Rule, ...]]:
+    """The twin, its plan and rules. `room`: elements of a dim on a device, two so that their order shows, or one."""
+    twin = _resized(thin, thin_rules, smaller_sizes(thin, plan, thin_rules, room))
     try:
         twin_rules = model_rules(twin)
     except ShardplanError as problem:
         raise _refusal(str(problem)) from None
-    return twin, _Transfer(plan, thin, thin_rules, twin, twin_rules, renamed).plan()
+    return twin, _Transfer(plan, thin, thin_rules, twin, twin_rules, renamed).plan(), twin_rules
 
 
 def _refusal(detail: str) -> ShardplanError:
