@@ -30,6 +30,7 @@ from shardplan.verbs.show import show
 from shardplan.verbs.solve import solve
 from shardplan.verbs.solve_problem import solve_problem
 from shardplan.verbs.split import split
+from shardplan.verbs.sweep import sweep
 from shardplan.verbs.timeline import timeline
 from shardplan.verbs.verify import verify
 
@@ -85,6 +86,7 @@ for _verb in (
     verify,
     export,
     split,
+    sweep,
     timeline,
     inspect,
     profiles,

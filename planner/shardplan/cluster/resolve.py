@@ -85,6 +85,7 @@ def resolve(profile: Record, name: str) -> Plain:
             "sources": provenance.get("sources", []),
             "date": provenance.get("date", ""),
             "notes": provenance.get("notes", []),
+            **({"device_hour_usd": provenance["device_hour_usd"]} if "device_hour_usd" in provenance else {}),
         },
         "mesh": {"axes": axes},
         "device": _resolve_device(data["device"]),

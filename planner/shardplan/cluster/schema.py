@@ -60,6 +60,7 @@ PROFILE: Final = Section({
     "extends": Text(),
     "provenance": Section({
         "status": Text(STATUSES), "sources": Sequence(Text()), "date": Text(), "notes": Sequence(Text()),
+        "device_hour_usd": Number(open=True),  # what a device costs; decides nothing
     }),
     "mesh": Section({
         "axes": Sequence(Section({"name": Text(), "size": _COUNT, "level": Text()})),

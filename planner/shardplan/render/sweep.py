@@ -1,0 +1,112 @@
+"""`sweep`: the points that are worth having as a table, all of them as a plot in the terminal and as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from shardplan.errors import ShardplanError, error
+from shardplan.render.console import emit, table
+from shardplan.stages.sweep import Point, Sweep, pareto
+from shardplan.units import count, duration, size
+
+_NS_PER_US = 1000
+_WIDTH, _HEIGHT = 64, 12
+
+
+def show_sweep(console: Console, found: Sweep, *, everything: bool = False) -> None:
+    """The Pareto front (or every point), what did not fit, and the plot."""
+    best = pareto(found.points)
+    shown = found.points if everything else best
+    priced = any(point.cost_usd is not None for point in shown)
+    rows = table(
+        "cluster",
+        "mesh",
+        ">micro",
+        "remat",
+        ">devices",
+        ">step",
+        ">memory",
+        ">tokens/s",
+        *([">per step"] * priced),
+        "*",
+    )
+    for point in shown:
+        rows.add_row(*_cells(point, priced=priced), style="bold" if everything and point in best else "")
+    planned = [point for point in found.points if point.step_us is not None]
+    emit(console, rows, f"{len(best)} of {len(planned)} plans are worth having: no other is as good in all and better")
+    failed = [point for point in found.points if point.step_us is None]
+    if failed:
+        emit(console, f"{len(failed)} without a plan; the first: {failed[0].request}: {failed[0].reason}")
+    if len(planned) > 1:
+        emit(console, "", *_plot(planned, best))
+
+
+def _cells(point: Point, *, priced: bool) -> tuple[str, ...]:
+    request = point.request
+    head = (request.cluster, point.mesh or request.mesh, str(request.microbatches), request.remat)
+    stages = f"stages {request.stages}" if request.stages else ""
+    if point.step_us is None:
+        return (*head, "-", "-", "-", "-", *(["-"] * priced), f"{point.outcome}: {point.reason}")
+    cost = "-" if point.cost_usd is None else f"{point.cost_usd:.4f} USD"
+    return (
+        *head,
+        str(point.devices),
+        duration(point.step_us * _NS_PER_US),
+        size(point.memory_bytes or 0),
+        count(round(point.tokens_per_s or 0)),
+        *([cost] * priced),
+        stages,
+    )
+
+
+def _plot(planned: Sequence[Point], best: Sequence[Point]) -> list[Text]:
+    """Memory of a device over the time of a step, both logarithmic; `o` for the front, `.` for the others."""
+    across = [math.log(point.step_us or 1) for point in planned]
+    up = [math.log(max(point.memory_bytes or 1, 1)) for point in planned]
+    cells = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    for point, x, y in sorted(zip(planned, across, up, strict=True), key=lambda row: row[0] in best):
+        column = round((x - min(across)) / ((max(across) - min(across)) or 1) * (_WIDTH - 1))
+        row = round((y - min(up)) / ((max(up) - min(up)) or 1) * (_HEIGHT - 1))
+        cells[_HEIGHT - 1 - row][column] = "o" if point in best else "."
+    most, least = (size(chosen(point.memory_bytes or 0 for point in planned)) for chosen in (max, min))
+    margin = max(len(most), len(least))
+    lines = [Text(f"{label:>{margin}} │{''.join(row)}") for label, row in zip(_labels(most, least), cells, strict=True)]
+    quick, slow = (duration(chosen(point.step_us or 0 for point in planned) * _NS_PER_US) for chosen in (min, max))
+    gap = max(1, _WIDTH - len(quick) - len(slow))
+    return [*lines, Text(f"{'':>{margin}} └{'─' * _WIDTH}"), Text(f"{'':>{margin}}  {quick}{' ' * gap}{slow}")]
+
+
+def _labels(most: str, least: str) -> list[str]:
+    return [most, *[""] * (_HEIGHT - 2), least]
+
+
+def draw_sweep(found: Sweep, path: str) -> None:
+    """The same plot as a picture, one colour per number of devices.
+
+    Raises `ShardplanError` (`no-matplotlib`) where that is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    except ImportError:
+        hint = "pip install 'shardplan[sweep]'"
+        raise ShardplanError(error("no-matplotlib", "matplotlib is not installed", hint=hint)) from None
+    planned = [point for point in found.points if point.step_us is not None]
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes: Any = figure.subplots()
+    for devices in sorted({point.devices or 0 for point in planned}):
+        alike = [point for point in planned if point.devices == devices]
+        times = [(point.step_us or 0) / 1000 for point in alike]
+        axes.scatter(times, [(point.memory_bytes or 0) / 2**30 for point in alike], label=f"{devices} devices")
+    front = pareto(planned)
+    times = [(point.step_us or 0) / 1000 for point in front]
+    axes.plot(times, [(point.memory_bytes or 0) / 2**30 for point in front], color="0.6", zorder=0, linewidth=1)
+    axes.set(
+        xscale="log", yscale="log", xlabel="predicted step, ms", ylabel="memory per device, GiB", title=found.model
+    )
+    axes.legend()
+    figure.savefig(path, format="png", dpi=120, metadata={"Software": None})
