@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 from forced_plans import cluster_of, forced_plan
-from jax.sharding import Mesh, PartitionSpec
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 from small_models import proto_of
 from tiny_models import megatron, tiny_gpt, tiny_llama
@@ -23,11 +25,19 @@ from tiny_models import megatron, tiny_gpt, tiny_llama
 import shardplan
 from shardplan.constraints.parse import parse_constraints
 from shardplan.errors import ShardplanError
-from shardplan.jax import loads
+from shardplan.jax import Part, loads
+from shardplan.jax.specs import partition_spec
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import is_legal
+from shardplan.layout.mesh import Mesh as PlanMesh
+from shardplan.layout.placement import R, S
+from shardplan.layout.text import to_text
 from shardplan.model.read import read_model
 from shardplan.plan.orientation import checkpoint_shape
 from shardplan.planning import PlanOptions, plan_model
-from shardplan.runtime.shards import shard_of
+from shardplan.runtime.shards import runs_of, shard_of
+
+CUBE = PlanMesh.of(x=2, y=2, z=4)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +107,34 @@ def test_every_device_holds_what_the_plan_says(seed, llama, devices):
             assert tuple((run,) for run in slices) == shard_of(plan, name, rank).runs, (name, rank)
 
 
+@st.composite
+def placed(draw):
+    """A layout on 2 x 2 x 4 devices, and dims that it divides: two plain ones, and one of three segments."""
+    shards = [S(0), S(1), S(2, (16, 16, 16)), S(2)]
+    chosen = draw(st.lists(st.sampled_from([R, *shards]), min_size=3, max_size=3))
+    layout = Layout.of(*chosen, order=draw(st.permutations(range(3))))
+    shape = (16, 32, 48)
+    assume(is_legal(layout, CUBE, shape) and (S(2) not in chosen or shards[2] not in chosen))
+    return layout, shape
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=placed())
+def test_partition_specs_cut_as_layouts_do(devices, case):
+    layout, shape = case
+    fused = any(placement.segments for placement in layout.placements)
+    divided = ((16,), (32,), (3, 16) if fused else (48,))
+    spec = partition_spec(layout, CUBE, divided, "w")
+    mesh = Mesh(np.array(devices).reshape(CUBE.shape), CUBE.names)
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    fine = numbers.reshape([size for sizes in divided for size in sizes])
+    held = NamedSharding(mesh, spec).devices_indices_map(fine.shape)
+    for place, device in zip(CUBE.coordinates(), devices, strict=True):
+        runs = runs_of(layout, CUBE, shape, place)
+        expected = numbers[np.ix_(*(np.concatenate([np.arange(*run) for run in dim]) for dim in runs))]
+        assert (fine[held[device]].reshape(expected.shape) == expected).all()
+
+
 def test_stored_served_and_read_differ_under_zero(zero, llama, devices):
     mesh = shardplan.jax.mesh(zero)
     name = "model.layers.0.mlp.up_proj.weight"
@@ -139,26 +177,72 @@ def test_layers_are_loaded_into_stacks(llama, zero, devices):
 def test_a_fused_weight_is_loaded_into_its_three_parts(tmp_path, devices):
     tiny = tiny_gpt(fused=True)
     save_file(dict(tiny.weights), tmp_path / "model.safetensors")
-    text = "wqkv"
-    plan = plan_with_segments(tiny, tmp_path)
+    options = PlanOptions(constraints=parse_constraints(megatron(tiny), "megatron.yaml"))
+    plan = plan_model(tiny.model(tmp_path), cluster_of("4x4"), options)
     mesh = shardplan.jax.mesh(plan)
     name = "transformer.h.0.attn.c_attn.weight"
-    tree = {text: jax.ShapeDtypeStruct((32, 3, 4, 8), jnp.float32)}
-    loaded = shardplan.jax.load(plan, mesh, tree, tmp_path, names={text: (name, (1, 0))}, strict=False)[text]
+
+    def load(*shape):
+        tree, names = {"qkv": jax.ShapeDtypeStruct(shape, jnp.float32)}, {"qkv": (name, (1, 0))}
+        return shardplan.jax.load(plan, mesh, tree, tmp_path, names=names, strict=False)["qkv"]
+
+    loaded = load(32, 3, 4, 8)
     assert loaded.sharding.spec == PartitionSpec(None, None, "gpu")
     np.testing.assert_array_equal(loaded, tiny.weights[name].T.reshape(32, 3, 4, 8))
     held = np.concatenate([tiny.weights[name][part * 32 : part * 32 + 8] for part in range(3)])
     np.testing.assert_array_equal(loaded.addressable_shards[0].data, held.T.reshape(32, 3, 1, 8))
-    whole = {text: jax.ShapeDtypeStruct((32, 96), jnp.float32)}
-    message = refusal(
-        lambda: shardplan.jax.load(plan, mesh, whole, tmp_path, names={text: (name, (1, 0))}, strict=False)
+    message = refusal(lambda: load(32, 96))
+    assert message.startswith("error[segmented-dim]: dim 1 of 'qkv' is sharded in each of its segments (32, 32, 32), ")
+
+
+GROUPED = """
+grouped (float[8,4,32] x) => (float[8,4,32] q, float[8,4,16] k, float[8,4,16] v) <float[32,64] wqkv> {
+  sizes = Constant <value = int64[3] {32,16,16}> ()
+  p = MatMul (x, wqkv)
+  q, k, v = Split <axis = 2> (p, sizes)
+}"""
+PIECES = {"q": Part("wqkv", 0, 32, 1), "k": Part("wqkv", 32, 48, 1), "v": Part("wqkv", 48, 64, 1)}
+
+
+@pytest.fixture
+def grouped(tmp_path, devices):
+    """A plan that cuts a fused q, k, v with fewer key heads in its segments, and the weight."""
+    path = tmp_path / "grouped.onnx"
+    path.write_bytes(proto_of(GROUPED).SerializeToString())
+    text = "operators:\n  MatMul: {gpu: n}\n  Split: {machine: x0, gpu: part0|part1|part2}\n"
+    options = PlanOptions(constraints=parse_constraints(text, "grouped.yaml"))
+    plan = plan_model(read_model(path), cluster_of("4x4"), options)
+    weight = np.arange(32 * 64, dtype=np.float32).reshape(32, 64)
+    save_file({"wqkv": weight}, tmp_path / "model.safetensors")
+    return plan, shardplan.jax.mesh(plan), tmp_path, weight
+
+
+def test_parts_of_a_fused_weight_are_sharded_each_on_its_own(grouped):
+    plan, mesh, folder, weight = grouped
+    (decision,) = (tensor for tensor in plan.tensors if tensor.role == "parameter")
+    assert to_text(decision.layout, plan.mesh) == "S(1;32,2x16)@gpu"
+    tree = {"q": (32, 4, 8), "k": (32, 16), "v": (32, 16)}
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in tree.items()}
+    loaded = shardplan.jax.load(plan, mesh, shapes, folder, names=PIECES)
+    assert {name: array.sharding.spec for name, array in loaded.items()} == dict.fromkeys(
+        tree, PartitionSpec(None, "gpu")
     )
-    assert message.startswith("error[segmented-dim]: dim 1 of 'wqkv' is sharded in each of its segments (32, 32, 32), ")
+    np.testing.assert_array_equal(loaded["q"], weight[:, :32].reshape(32, 4, 8))
+    np.testing.assert_array_equal(loaded["k"], weight[:, 32:48])
+    np.testing.assert_array_equal(loaded["v"], weight[:, 48:])
+    pinned = jax.jit(lambda w: shardplan.jax.constrain_tree(plan, mesh, w, names=PIECES))(loaded)
+    assert pinned["k"].sharding.spec == PartitionSpec(None, "gpu")
 
 
-def plan_with_segments(tiny, folder):
-    options = PlanOptions(constraints=parse_constraints(megatron(tiny), "megatron.yaml"))
-    return plan_model(tiny.model(folder), cluster_of("4x4"), options)
+def test_parts_between_segments_are_refused(grouped):
+    plan, mesh, _, _ = grouped
+    tree = {"qk": jax.ShapeDtypeStruct((32, 48), jnp.float32), "v": jax.ShapeDtypeStruct((32, 16), jnp.float32)}
+    names = {"qk": Part("wqkv", 0, 48, 1), "v": PIECES["v"]}
+    assert refusal(lambda: shardplan.jax.shardings(plan, mesh, tree, names=names)) == (
+        "error[split-part]: entries 0 to 48 of dim 1 of 'wqkv' are to be an array of their own, "
+        "but the plan shards the tensor as S(1;32,2x16)@gpu\n"
+        "hint: take the tensor as one array, or pieces that are its segments"
+    )
 
 
 def test_shards_come_from_the_file_that_the_index_names(llama, zero, tmp_path, devices):

@@ -86,7 +86,7 @@ def test_segments_of_different_sizes_are_refused():
     assert str(caught.value) == (
         "error[segmented-dim]: dim 0 of 'w' is sharded in each of its segments (8, 4, 4), "
         "which no sharding of JAX can say\n"
-        "hint: keep its parts as arrays of their own (a graph with separate weights gives a plan for them)"
+        "hint: make its segments arrays of their own: let names give shardplan.jax.Part(name, start, stop) for each"
     )
 
 

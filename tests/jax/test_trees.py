@@ -12,6 +12,7 @@ from example_plans import example_plan
 
 from shardplan.errors import ShardplanError
 from shardplan.jax.flax import flax_names
+from shardplan.jax.parts import Part
 from shardplan.jax.trees import match_leaves
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R, S
@@ -84,6 +85,41 @@ def test_layers_are_stacked_in_the_order_of_their_numbers():
         "layers.9.norm.weight",
         "layers.10.norm.weight",
     ]
+
+
+PARTS = {part: Part(QKV, start, start + 1024, perm=(1, 0)) for part, start in (("q", 0), ("k", 1024), ("v", 2048))}
+
+
+def test_parts_of_a_fused_weight():
+    shapes = {name: shape for name, shape in SHAPES.items() if name != "qkv"}
+    shapes |= {"q": (2, 1024, 16, 64), "k": (2, 1024, 1024), "v": (2, 1024, 1024)}
+    leaves = match_leaves(example_plan(), shapes, {**NAMES, **PARTS})
+    assert leaves["q"].divided == ((1024,), (16, 64))
+    assert leaves["q"].part == Part("layers.0.attention.qkv.weight", 0, 1024, perm=(1, 0))
+    assert [named.decision.checkpoint for named in leaves["v"].parameters] == [
+        "layers.0.attention.qkv.weight",
+        "layers.1.attention.qkv.weight",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "what"),
+    [
+        (
+            Part(QKV, 0, 512, perm=(1, 0)),
+            "wrong-shape",
+            "'qkv' has shape [1024, 1024], that part of '{name}' has [1024, 512]",
+        ),
+        (
+            Part(QKV, 2048, 4096),
+            "wrong-part",
+            "entries 2048 to 4096 of dim 0 are no part of '{name}' of shape [3072, 1024]",
+        ),
+    ],
+)
+def test_wrong_parts_are_refused(part, code, what):
+    first = refusal(qkv=(2, 1024, 1024), names={"qkv": part}).splitlines()[0]
+    assert first == f"error[{code}]: {what.format(name='layers.0.attention.qkv.weight')}"
 
 
 def test_a_stack_of_another_height_is_refused():

@@ -12,6 +12,18 @@ from shardplan.jax.device_mesh import mesh
 from shardplan.jax.flax import flax_names
 from shardplan.jax.layouts import sharding, shardings
 from shardplan.jax.loads import load
+from shardplan.jax.parts import Part
 from shardplan.jax.pins import constrain, constrain_tree
 
-__all__ = ["Check", "check", "constrain", "constrain_tree", "flax_names", "load", "mesh", "sharding", "shardings"]
+__all__ = [
+    "Check",
+    "Part",
+    "check",
+    "constrain",
+    "constrain_tree",
+    "flax_names",
+    "load",
+    "mesh",
+    "sharding",
+    "shardings",
+]

@@ -40,7 +40,7 @@ def shardings(
     or `read`, as the operators take them.
 
     Raises `ShardplanError` with everything that does not fit: as `runtime.names.match_names`, `wrong-mesh`,
-    `wrong-stack`, `layers-differ`, `segmented-dim`, `indivisible-dim`.
+    `wrong-stack`, `wrong-part`, `split-part`, `layers-differ`, `segmented-dim`, `indivisible-dim`.
     """
     check_mesh(plan, mesh)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -78,12 +78,11 @@ def sharding(
 
 def leaf_spec(plan: Plan, leaf: Leaf, form: Form) -> PartitionSpec:
     """The spec of a leaf, the dim of stacked layers not sharded."""
-    named = leaf.first
-    layout = named.layout
-    if form != "kept":
-        layout = values_of(plan).form(named.decision, form)
-        layout = graph_layout(checkpoint_layout(layout, named.decision.perm), named.perm)
-    spec = partition_spec(layout, plan.mesh, leaf.divided, leaf.path)
+    decision = leaf.first.decision
+    layout = checkpoint_layout(values_of(plan).form(decision, form), decision.perm)
+    if leaf.part is not None:
+        layout = leaf.part.layout(layout, plan.mesh)
+    spec = partition_spec(graph_layout(layout, leaf.perm), plan.mesh, leaf.divided, leaf.path)
     return PartitionSpec(None, *spec) if leaf.stacked else spec
 
 

@@ -66,7 +66,7 @@ def load(
             found.append(leaf)
             continue
         matched = leaves[name]
-        views = [_view(sources[named.decision.checkpoint], named, matched) for named in matched.parameters]
+        views = [_view(sources[named.decision.checkpoint], matched) for named in matched.parameters]
         sharding = NamedSharding(mesh, leaf_spec(plan, matched, "kept"))
         read = _reader(views, leaf.dtype, stacked=matched.stacked)
         found.append(jax.make_array_from_callback(shapes[name], sharding, read))
@@ -97,7 +97,7 @@ def _sources(checkpoint: Checkpoint, wanted: Sequence[Named]) -> dict[str, Entry
     return found
 
 
-def _view(entry: Entry, named: Named, leaf: Leaf) -> Array:
+def _view(entry: Entry, leaf: Leaf) -> Array:
     """The parameter in the leaf's dims, not read yet: permuting and dividing dims leaves it a view of the file."""
     dtype = np.dtype(_DTYPES[entry.dtype])
     whole: Array = np.zeros(entry.shape, dtype)
@@ -105,7 +105,9 @@ def _view(entry: Entry, named: Named, leaf: Leaf) -> Array:
         whole = np.memmap(entry.file, dtype, mode="r", offset=entry.start, shape=entry.shape)
     elif entry.size_bytes:
         whole = np.fromfile(entry.file, dtype, count=1, offset=entry.start).reshape(())
-    turned = whole.transpose(named.perm) if named.perm else whole
+    if leaf.part is not None:
+        whole = whole[(*[slice(None)] * leaf.part.dim, slice(leaf.part.start, leaf.part.stop))]
+    turned = whole.transpose(leaf.perm) if leaf.perm else whole
     return turned.reshape([size for sizes in leaf.divided for size in sizes])
 
 

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.jax.device_mesh import check_mesh
 from shardplan.jax.layouts import path_name
+from shardplan.jax.parts import Part
 from shardplan.jax.specs import division, partition_spec, pin_text
 from shardplan.jax.trees import Names, named_as, spelled, targets_of
 from shardplan.jax.values import listed, values_of
@@ -58,21 +59,31 @@ def constrain_tree(plan: Plan, mesh: Mesh, tree: Any, *, names: Names | None = N
 
     def pinned(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
         targets, _ = targets_of(path_name(path), names, known)
-        first, perm = spelled(targets[0])
-        if first is None or first not in known:
+        if spelled(targets[0])[0] not in known:
             return x
-        name, _ = spelled(named_as(path_name(path), names))
+        target = named_as(path_name(path), names)
+        name, perm = spelled(target)
         assert name is not None
-        return _pinned(plan, mesh, name, x, perm=perm)
+        return _pinned(plan, mesh, name, x, perm=perm, part=target if isinstance(target, Part) else None)
 
     return jax.tree_util.tree_map_with_path(pinned, tree)
 
 
 def _pinned(
-    plan: Plan, mesh: Mesh, name: str, x: jax.Array, *, reader: str = "", perm: tuple[int, ...] = ()
+    plan: Plan,
+    mesh: Mesh,
+    name: str,
+    x: jax.Array,
+    *,
+    reader: str = "",
+    perm: tuple[int, ...] = (),
+    part: Part | None = None,
 ) -> jax.Array:
-    """`x`, whose dim i is the plan's dim perm[i], pinned to the layouts of `name` one after the other."""
+    """`x`, whose dim i is the plan's dim perm[i] (or a part of it), pinned to the layouts of `name` one after the
+    other."""
     layouts, shape = _layouts(plan, name, reader)
+    if part is not None:
+        layouts, shape = tuple(part.layout(layout, plan.mesh) for layout in layouts), part.shape(shape)
     shape = graph_shape(shape, perm)
     divided, stacked = division(x.shape, shape), False
     if divided is None and "*" in name and x.ndim:

@@ -100,7 +100,7 @@ def _segmented(segments: tuple[int, ...], name: str, dim: int) -> Diagnostic:
     if len(set(segments)) == 1:
         hint = f"give the array the dims ({len(segments)}, {segments[0]}) in place of dim {dim}, as einsum layers do"
     else:
-        hint = "keep its parts as arrays of their own (a graph with separate weights gives a plan for them)"
+        hint = "make its segments arrays of their own: let names give shardplan.jax.Part(name, start, stop) for each"
     return error("segmented-dim", summary, hint=hint)
 
 

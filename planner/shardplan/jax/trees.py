@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.jax.parts import Part
 from shardplan.jax.specs import Division, division, pin_text
 from shardplan.jax.values import listed
 from shardplan.layout.layout import Layout
@@ -16,8 +17,8 @@ from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, grap
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, match_names, parameters_by_name
 
-Target = str | tuple[str, Sequence[int]] | None
-"""Checkpoint name; or name and perm, where leaf dim i is checkpoint dim perm[i]; None: none of the plan's.
+Target = str | tuple[str, Sequence[int]] | Part | None
+"""Checkpoint name; or name and perm, where leaf dim i is checkpoint dim perm[i]; a `Part`; None: none of the plan's.
 
 A `*` in the name stands for the number of a layer: the leaf stacks these parameters of all layers on a first dim.
 """
@@ -30,17 +31,23 @@ class Leaf:
     """A leaf and the parameters it holds, several where it stacks layers (then dim 0 counts them).
 
     `divided`: how the dims of one parameter, in the leaf's order, are divided in the leaf; see `specs.division`.
-    `parameters` agree in their layouts, which are those of the first.
+    `parameters` agree in their layouts, which are those of the first. `part`: which piece of each the leaf is.
     """
 
     path: str
     parameters: tuple[Named, ...]
     divided: Division
     stacked: bool
+    part: Part | None = None
 
     @property
     def first(self) -> Named:
         return self.parameters[0]
+
+    @property
+    def perm(self) -> tuple[int, ...]:
+        """Checkpoint dims in the leaf's order."""
+        return self.part.perm if self.part else self.first.perm
 
 
 def match_leaves(
@@ -54,12 +61,12 @@ def match_leaves(
     """Every leaf (path -> shape) with its parameters, in the order of `shapes`; leaves of none are left out.
 
     Raises `ShardplanError` as `shardplan.runtime.names.match_names`, and `wrong-stack` where a leaf has not as many
-    layers as the plan, `layers-differ` where a leaf stacks parameters that the plan lays out differently.
+    layers as the plan, `layers-differ` where a leaf stacks parameters that the plan lays out differently, `wrong-part`.
     """
     known = parameters_by_name(plan)
     wanted = {path: targets_of(path, names, known) for path in shapes}
     given: dict[str, tuple[int, ...]] = {}
-    renamed: dict[str, Target] = {}
+    renamed: dict[str, str | tuple[str, Sequence[int]] | None] = {}
     divided: dict[str, Division] = {}
     faults: list[Diagnostic] = []
     for path, shape in shapes.items():
@@ -68,20 +75,43 @@ def match_leaves(
             faults.append(_wrong_stack(path, shape, targets))
             continue
         for number, target in enumerate(targets):
-            entry = f"{path}[{number}]" if stacked else path
-            given[entry], divided[entry] = _as_planned(shape[1:] if stacked else shape, target, known)
-            renamed[entry] = target
+            entry, inner = _entry(path, number, target, stacked=stacked), shape[1:] if stacked else shape
+            if isinstance(target, Part):
+                faults += _check_part(path, inner, target, known)
+            given[entry], divided[path] = _as_planned(inner, target, known)
+            renamed[entry] = target.name if isinstance(target, Part) else target
     if faults:
         raise ShardplanError(*faults)
     matched = match_names(plan, given, rename=renamed.__getitem__, ignore=ignore, strict=strict)
     leaves = {}
     for path, (targets, stacked) in wanted.items():
-        entries = [f"{path}[{number}]" for number in range(len(targets))] if stacked else [path]
-        if all(entry in matched for entry in entries) and entries:
-            leaves[path] = Leaf(path, tuple(matched[entry] for entry in entries), divided[entries[0]], stacked)
+        entries = [_entry(path, number, target, stacked=stacked) for number, target in enumerate(targets)]
+        if all(entry in matched for entry in entries):
+            part = targets[0] if isinstance(targets[0], Part) else None
+            leaves[path] = Leaf(path, tuple(matched[entry] for entry in entries), divided[path], stacked, part)
     if faults := [fault for leaf in leaves.values() for fault in _differing(plan.mesh, leaf)]:
         raise ShardplanError(*faults)
     return leaves
+
+
+def _entry(path: str, number: int, target: Target, *, stacked: bool) -> str:
+    """Under which name a parameter is matched: one for all parts of it, else one for each leaf and layer."""
+    if isinstance(target, Part):
+        return target.name
+    return f"{path}[{number}]" if stacked else path
+
+
+def _check_part(path: str, shape: tuple[int, ...], part: Part, known: Mapping[str, TensorDecision]) -> list[Diagnostic]:
+    if part.name not in known:
+        return []
+    whole = checkpoint_shape(known[part.name].shape, known[part.name].perm)
+    if faults := part.check(whole):
+        return faults
+    planned = graph_shape(part.shape(whole), part.perm)
+    if division(shape, planned) is not None:
+        return []
+    summary = f"'{path}' has shape {list(shape)}, that part of '{part.name}' has {list(planned)}"
+    return [error("wrong-shape", summary)]
 
 
 def named_as(path: str, names: Names | None) -> Target:
@@ -93,6 +123,8 @@ def named_as(path: str, names: Names | None) -> Target:
 
 def spelled(target: Target) -> tuple[str | None, tuple[int, ...]]:
     """Name and perm of a target."""
+    if isinstance(target, Part):
+        return target.name, target.perm
     return (target, ()) if isinstance(target, str) or target is None else (target[0], tuple(target[1]))
 
 
@@ -106,7 +138,9 @@ def targets_of(path: str, names: Names | None, known: Mapping[str, TensorDecisio
     numbered = sorted(
         (tuple(int(number) for number in match.groups()), full) for full in known if (match := pattern.fullmatch(full))
     )
-    stacked: list[Target] = [(full, perm) if perm else full for _, full in numbered]
+    stacked: list[Target] = [
+        replace(found, name=full) if isinstance(found, Part) else (full, perm) if perm else full for _, full in numbered
+    ]
     return (stacked, True) if stacked else ([found], False)
 
 
@@ -122,6 +156,8 @@ def _as_planned(
     planned = checkpoint_shape(decision.shape, decision.perm)
     if perm and sorted(perm) != list(range(len(planned))):
         return plain
+    if isinstance(target, Part):
+        return planned, division(shape, graph_shape(target.shape(planned), perm)) or plain[1]
     planned = graph_shape(planned, perm)
     found = division(shape, planned)
     return plain if found is None else (planned, found)
