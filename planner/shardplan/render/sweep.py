@@ -98,15 +98,15 @@ def draw_sweep(found: Sweep, path: str) -> None:
     planned = [point for point in found.points if point.step_us is not None]
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes: Any = figure.subplots()
-    for devices in sorted({point.devices or 0 for point in planned}):
+    front = pareto(planned)
+    for number, devices in enumerate(sorted({point.devices or 0 for point in planned})):
         alike = [point for point in planned if point.devices == devices]
         times = [(point.step_us or 0) / 1000 for point in alike]
-        axes.scatter(times, [(point.memory_bytes or 0) / 2**30 for point in alike], label=f"{devices} devices")
-    front = pareto(planned)
-    times = [(point.step_us or 0) / 1000 for point in front]
-    axes.plot(times, [(point.memory_bytes or 0) / 2**30 for point in front], color="0.6", zorder=0, linewidth=1)
-    axes.set(
-        xscale="log", yscale="log", xlabel="predicted step, ms", ylabel="memory per device, GiB", title=found.model
-    )
+        held = [(point.memory_bytes or 0) / 2**30 for point in alike]
+        color = f"C{number}"
+        faces = [color if point in front else "none" for point in alike]
+        axes.scatter(times, held, s=48, edgecolors=color, facecolors=faces, label=f"{devices} devices")
+    axes.set(xlabel="predicted step, ms", ylabel="memory per device, GiB", ylim=(0, None), xlim=(0, None))
+    axes.set_title(f"{found.model}: filled where no other plan is as good in step, memory and devices", fontsize=10)
     axes.legend()
     figure.savefig(path, format="png", dpi=120, metadata={"Software": None})
