@@ -19,8 +19,9 @@ from shardplan.planning import Planner
 NETS = {"cheap net": 1e4, "dear net": 1e-3}
 """Bandwidth over the profile's; latency is divided by as much."""
 RECIPES_FORCED = ("Megatron", "Megatron + sequence", "ZeRO-3")
-TIGHT_SHARES = (0.3, 0.45, 0.6, 0.75, 0.9)
+TIGHT_SHARES = (0.3, 0.5, 0.7, 0.85, 0.95)
 """Of the memory that the fastest plan takes: the first that some plan fits in."""
+UNLIMITED = 1 << 60
 RANDOM_SEED = 11
 FORMS = ("best", *NETS, "tight memory", *RECIPES_FORCED, "random")
 
@@ -28,8 +29,11 @@ FORMS = ("best", *NETS, "tight memory", *RECIPES_FORCED, "random")
 def plans_of(
     model: Model, mesh: str, options: PlanOptions, forms: tuple[str, ...] = FORMS
 ) -> Iterator[tuple[str, Plan | None]]:
-    """The plan of each form; None where the model has no plan of that form on this mesh."""
+    """The plan of each form; None where the model has no plan of that form on this mesh. Memory is no limit but in the
+    form that is about it.
+    """
     cluster = cluster_of(mesh)
+    options = replace(options, memory_limit_bytes=UNLIMITED)
     planner = Planner(model, cluster, options, reasons=False)
     best = planner.plan()
     for form in forms:
@@ -40,7 +44,7 @@ def plans_of(
         elif form == "tight memory":
             yield form, _tight(model, cluster, options, best)
         elif form == "random":
-            yield form, forced_plan(model, mesh, options, seed=RANDOM_SEED)
+            yield form, forced_plan(model, mesh, options, seed=RANDOM_SEED, limit_bytes=UNLIMITED)
         else:
             yield form, _forced(planner, form)
 

@@ -329,7 +329,7 @@ def _changes_segments(source: Layout, target: Layout) -> bool:
     """
     before, after = source.dims(), target.dims()
     shared = {dim for dim, _ in before} & {dim for dim, _ in after}
-    return any((dim, segments) not in after for dim, segments in before if dim in shared)
+    return any(dim in shared for dim, _ in before.keys() ^ after.keys())
 
 
 def _scale(array: Array) -> float:
