@@ -39,15 +39,15 @@ def mesh_of(plan: Plan) -> Any:
     return _MESHES[plan.mesh]
 
 
-def train(tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool = False, steps: int = 3) -> Seen:
+def train(tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool = False, steps: int = 3, strict: bool = True) -> Seen:
     """Train a twin under `plan` and beside it the same in one process; what is sent in the last step is counted."""
     model, reference = torch_twins.twin(tiny, fused=fused), torch_twins.twin(tiny)
     ids = torch.tensor(tiny.inputs["input_ids"])
     mesh = mesh_of(plan)
     if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh)
+        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh, strict=strict)
     else:
-        shardplan.torch.parallelize(model, plan, mesh)
+        shardplan.torch.parallelize(model, plan, mesh, strict=strict)
     ours, theirs = (torch.optim.AdamW(m.parameters(), 1e-3) for m in (model, reference))
     losses, errors = [], []
     for _ in range(steps):
@@ -98,3 +98,36 @@ def _gradient_error(model: nn.Module, reference: nn.Module) -> float:
 
 def _weight_error(model: nn.Module, reference: nn.Module) -> float:
     return max(float((ours.detach().full_tensor() - other).abs().max()) for ours, other in _pairs(model, reference))
+
+
+def round_trip(layouts: Any, shape: tuple[int, ...], mesh: Any) -> list[tuple[str, str]]:
+    """The layouts in which a DTensor made of each rank's part is not the whole tensor again, or not its own layout."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from shardplan.layout.layout import Layout
+    from shardplan.layout.lower import by_bytes, lower
+    from shardplan.torch.grid import Grid
+    from shardplan.torch.placements import to_layout, wrap
+    from shardplan.torch.steps import run_steps
+
+    class Holder:
+        pass
+
+    plan: Any = Holder()
+    plan.mesh = mesh
+    grid = Grid(plan, init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names))
+    whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
+    replicated = Layout.replicated(len(mesh))
+    wrong = []
+    for layout in layouts:
+        steps = lower(mesh, replicated, layout, by_bytes(mesh))
+        made = wrap(run_steps(whole, replicated, steps, shape, grid), layout, shape, grid)
+        try:
+            right = torch.equal(made.full_tensor(), whole)
+        except RuntimeError:
+            right = False
+        if not right:
+            wrong.append(("values", str(layout), str(made.placements)))
+        if to_layout(made.placements, mesh, shape) != layout:
+            wrong.append(("layout", str(layout), str(made.placements)))
+    return wrong

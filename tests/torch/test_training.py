@@ -82,3 +82,21 @@ def test_fused_kernels_stand_for_the_operators_of_the_plan(four, name, recipe, m
     results = four.run("torch_cases", "train", tiny_of(name), plan_of(name, recipe), mode, True)
     check(results)
     assert [seen.differences for seen in results] == [{}] * 4
+
+
+@pytest.mark.parametrize(("name", "seed"), [("gpt", 0), ("gpt", 1), ("gpt tied", 2), ("llama", 3), ("moe", 4)])
+def test_any_plan_at_all_trains_right(four, name, seed):
+    """Plans whose every choice is drawn at random: all placements, moves and orders of axes that there are."""
+    plan = plan_of(name, f"seed {seed}")
+    for seen in four.run("torch_cases", "train", tiny_of(name), plan, "eager", False, 2, False):
+        assert seen.loss_error < 1e-5
+        assert seen.gradient_error < 1e-5
+        assert seen.record[1] == {}
+
+
+def test_random_plan_of_the_very_same_operators_sends_what_it_says(four):
+    """Beside its moves only statistics of split norms are sent; what autograd does not keep is not brought again."""
+    results = four.run("torch_cases", "train", tiny_of("gpt"), plan_of("gpt", "seed 0"))
+    check(results)
+    for (phase, kind, _), (told, sent) in results[0].differences.items():
+        assert phase == "backward" or (kind == "all_reduce" and sent.count > told.count)

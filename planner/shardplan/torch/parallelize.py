@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename, match_names, parameters_by_name
@@ -73,7 +74,7 @@ def parallelize(
 
     What the model returns are DTensors in the layouts of the plan's outputs.
 
-    Raises `ShardplanError` as `match_names` and `Grid`, and `unequal-segments`, `already-parallel`.
+    Raises `ShardplanError` as `match_names` and `Grid`, and `no-placement`, `not-tied`, `already-parallel`.
     """
     applied = prepare(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
     attach(model, applied)
@@ -95,7 +96,7 @@ def prepare(
     matched = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
     for first, named in matched.items():
         applied.named |= {name: replace(named, name=name) for name in names.get(first, (first,))}
-    _check_representable(matched.values())
+    _check_representable(matched.values(), plan.mesh)
     _check_tied(matched.values())
     return applied
 
@@ -143,13 +144,15 @@ def _tied_names(model: nn.Module, plan: Plan, rename: Rename | None) -> dict[str
     return {next(filter(is_known, names), names[0]): tuple(names) for names in by_tensor.values()}
 
 
-def _check_representable(matched: Iterable[Named]) -> None:
+def _check_representable(matched: Iterable[Named], mesh: Mesh) -> None:
     faults: list[Diagnostic] = []
-    hint = "DTensor has no such placement; forbid it with a constraint, or keep the parts as parameters of their own"
+    hint = "forbid it with a constraint (parameters: ...), or keep the parts as parameters of their own"
     for named in matched:
-        for segments in sorted({p.segments for p in named.layout.placements if len(set(p.segments)) > 1}):
-            summary = f"'{named.name}' is sharded in segments of unequal sizes {list(segments)}"
-            faults.append(error("unequal-segments", summary, hint=hint))
+        try:
+            to_placements(named.layout, mesh)
+        except ValueError as problem:
+            summary = f"torch has no placement for '{named.name}': {problem}"
+            faults.append(error("no-placement", summary, hint=hint))
     if faults:
         raise ShardplanError(*faults)
 

@@ -1,7 +1,7 @@
 """Layouts of a plan as DTensor placements and back, truthfully: `full_tensor()` of what is made here is right.
 
 An order of axes within a dim other than the mesh's, and shards of every segment of a fused dim, are torch's
-`_StridedShard`; segments of unequal sizes have no DTensor form.
+`_StridedShard`. Torch has no placement for segments of unequal sizes, or for segments that several axes shard.
 """
 
 from __future__ import annotations
@@ -20,18 +20,27 @@ from shardplan.torch.grid import Grid
 
 
 def to_placements(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:
-    """The forward half of `layout`, one placement per mesh axis. `ValueError` for unequal segments."""
+    """The forward half of `layout`, one placement per mesh axis. `ValueError` where torch has none, with the reason."""
     found = [_plain(placement) for placement in layout.forward.placements]
     for (dim, segments), axes in layout.forward.dims().items():
-        if segments and len(set(segments)) > 1:
-            raise ValueError(f"a DTensor cannot shard dim {dim} in segments of unequal sizes {list(segments)}")
-        plain = layout.dims().get((dim, ()), ()) if segments else ()
         for place, axis in enumerate(axes):
             before = [other for other in axes[:place] if other > axis]  # more major, but later in the mesh
-            pieces = len(segments) // mesh.ways([other for other in plain if other < axis]) if segments else 1
-            factor = mesh.ways(before) * pieces
+            factor = mesh.ways(before) * _pieces(layout, mesh, dim, segments)
             found[axis] = _StridedShard(dim, split_factor=factor) if factor > 1 else Shard(dim)
     return tuple(found)
+
+
+def _pieces(layout: Layout, mesh: Mesh, dim: int, segments: tuple[int, ...]) -> int:
+    """How many segments one device has of a dim, if they are sharded in a way that torch can say."""
+    if not segments:
+        return 1
+    axes = [axis for axis in layout.forward.dims()[dim, segments] if mesh.shape[axis] > 1]
+    plain = layout.forward.dims().get((dim, ()), ())
+    if len(set(segments)) > 1:
+        raise ValueError(f"dim {dim} is sharded in segments of unequal sizes {list(segments)}")
+    if len(axes) > 1 or any(other > axis for axis in axes for other in plain):
+        raise ValueError(f"several axes shard dim {dim}, which consists of segments")
+    return len(segments) // mesh.ways(plain)
 
 
 def _plain(placement: Planned) -> Placement:
@@ -52,7 +61,9 @@ def to_layout(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int])
                 order.remove(axis)
                 order.insert(order.index(axes[-1]) + 1, axis)
             elif not axes and shape[dim] % factor == 0:
-                found.append(S(dim, (shape[dim] // factor,) * factor))
+                before = [a for a, other in enumerate(placements) if a < axis and other == Shard(placement.dim)]
+                pieces = factor * mesh.ways(before)
+                found.append(S(dim, (shape[dim] // pieces,) * pieces))
             else:
                 return None
         elif isinstance(placement, Shard):

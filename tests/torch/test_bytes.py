@@ -1,0 +1,33 @@
+"""The published byte counts of a GPT's forward pass under Megatron's plan, seen on real processes."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import pathlib
+import tempfile
+
+from forced_plans import cluster_of
+from tiny_models import megatron, tiny_gpt
+
+from shardplan.constraints.parse import parse_constraints
+from shardplan.planning import PlanOptions, plan_model
+from shardplan.runtime.predicted import predicted_collectives
+from shardplan.spmd.machine import verify_plan
+
+
+@pytest.mark.parametrize(("mesh", "wire_bytes"), [("2x2", 20_480), ("4x4", 15_360)])
+def test_forward_pass_of_a_gpt(request, mesh, wire_bytes):
+    tiny = tiny_gpt()
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny.model(pathlib.Path(folder))
+    options = PlanOptions(constraints=parse_constraints(megatron(tiny), "megatron.yaml"))
+    plan = plan_model(model, cluster_of(mesh), options)
+    told = [row for row in predicted_collectives(plan) if row.phase == "forward"]
+    assert sum(row.wire_bytes * row.count for row in told) == wire_bytes
+    assert sum(verify_plan(model, plan).moved_bytes.values()) == wire_bytes * plan.mesh.size
+    ranks = request.getfixturevalue("four" if mesh == "2x2" else "sixteen")
+    for seen in ranks.run("torch_cases", "train", tiny, plan, "eager", False, 1):
+        assert seen.forward_wire_bytes == wire_bytes
+        assert seen.differences == {}
+        assert seen.gradient_error < 1e-5

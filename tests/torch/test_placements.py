@@ -1,0 +1,48 @@
+"""Layouts as DTensor placements: the whole tensor comes back, and the layout too."""
+
+import itertools
+
+import pytest
+
+pytest.importorskip("torch")
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import is_legal
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import R, S
+from shardplan.torch.placements import to_placements
+
+MESH, SHAPE = Mesh.of(machine=2, gpu=2), (48, 8)
+SINGLE = [R, S(0), S(1), S(0, (16, 16, 16)), S(0, (12, 12, 12, 12)), S(0, (32, 8, 8))]
+LAYOUTS = {
+    Layout.of(*placements, order=order) for placements in itertools.product(SINGLE, repeat=2) for order in ((0, 1), (1, 0))
+}
+LEGAL = sorted((layout for layout in LAYOUTS if is_legal(layout, MESH, SHAPE)), key=str)
+
+
+def has_placements(layout):
+    try:
+        to_placements(layout, MESH)
+    except ValueError:
+        return False
+    return True
+
+
+def test_whole_tensors_come_back_from_every_layout(four):
+    layouts = [layout for layout in LEGAL if has_placements(layout)]
+    assert len(layouts) == 20
+    assert four.run("torch_cases", "round_trip", layouts, SHAPE, MESH) == [[]] * 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [
+        (Layout.of(R, S(0, (32, 8, 8))), "dim 0 is sharded in segments of unequal sizes [32, 8, 8]"),
+        (Layout.of(S(0, (16,) * 3), S(0, (16,) * 3)), "several axes shard dim 0, which consists of segments"),
+        (Layout.of(S(0, (12,) * 4), S(0)), "several axes shard dim 0, which consists of segments"),
+    ],
+)
+def test_what_torch_cannot_say_is_refused(layout, why):
+    with pytest.raises(ValueError) as caught:
+        to_placements(layout, MESH)
+    assert str(caught.value) == why
