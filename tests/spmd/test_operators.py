@@ -231,6 +231,21 @@ def test_what_is_drawn_is_distributed_as_asked():
     assert (abs(kept.mean() - 0.75) < 0.02, np.allclose(made, kept / 0.75)) == (True, True)
 
 
+@pytest.mark.parametrize("name", ["rnn", "lstm", "gru", "gru that resets after"])
+def test_states_are_gathered_as_often_as_priced(name):
+    """A GRU that resets first gathers the gated state as well."""
+    case = CASES[name]
+    rule = case.rule()
+    option = next(option for option in rule.options if option.factor == "h")
+    (gather,) = (collective for collective in option.inner if collective.phase == "forward")
+    steps, directions = case.operands[0].shape[0], case.operands[1].shape[0]
+    assert gather.count == steps * directions * (2 if name == "gru" else 1)
+    for program in strategies_of(case, "h"):
+        report = Machine(program, values_of(case)).run()
+        in_double = 2 * gather.payload_bytes * gather.count
+        assert report.inner_bytes["all_gather"] == in_double
+
+
 def test_bytes_inside_operators_are_those_priced():
     """Statistics travel in single precision where the machine computes in double: half of what it moves."""
     for name in ("softmax", "layer norm", "length", "where largest"):
