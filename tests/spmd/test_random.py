@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from forced_plans import INFERENCE, TRAINING, forced_plan
 from small_models import proto_of
 
 from shardplan.model.read import read_model
-from shardplan.spmd.machine import verify_plan
+from shardplan.spmd.lower import lower_program
+from shardplan.spmd.machine import Machine, verify_plan
+from shardplan.spmd.weights import random_values
 
 NOISY = """
 noisy (float[8,16] x) => (float[8,32] y, float[8,32] z) <float[16,32] w> {
@@ -47,3 +50,26 @@ def test_random_operators_are_split(noisy):
         plan = forced_plan(noisy, "2x2", INFERENCE, seed=seed)
         split |= {o.op_type for o in plan.operators if any(label[0] not in "-~+" for label in o.split)}
     assert kinds <= split
+
+
+def test_every_turn_of_a_loop_draws_anew(tmp_path):
+    text = """
+walk (float[8,16] x) => (float[8,16] y, float[4,8,16] steps) {
+  n = Constant <value = int64 {4}> ()
+  y, steps = Loop (n, , x) <body = turn (int64 i, bool c, float[8,16] h) => (bool c, float[8,16] h2, float[8,16] step) {
+    step = RandomNormalLike (h)
+    h2 = Add (h, step)
+  }>
+}"""
+    onnx.save(proto_of(text, 21), tmp_path / "walk.onnx")
+    model = read_model(tmp_path / "walk.onnx")
+
+    class Keeping(Machine):
+        def _forget(self, number, instruction):
+            """Keep all."""
+
+    machine = Keeping(lower_program(model, forced_plan(model, "2x2", INFERENCE, seed=1)), random_values(model))
+    assert machine.run().verified
+    turns = machine.whole["steps"]
+    assert len({turn.tobytes() for turn in turns}) == 4
+    assert np.allclose(machine.whole["y"], machine.whole["x"] + turns.sum(0))

@@ -216,6 +216,7 @@ class Machine:
             self.report.mispriced.append(f"{kind} of '{name}' moved {found}, the payload in the plan is {payload}")
 
     def _compute(self, compute: Compute) -> None:
+        compute = self.turns.of_turn(compute)
         operator = compute.site.operator
         whole = [self.whole[name] if name else None for name in operator.inputs]
         before = self.turns.before(operator)

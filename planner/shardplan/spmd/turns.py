@@ -6,11 +6,13 @@ They do the same to the whole value and to what one device holds, since the dims
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from shardplan.model.types import CONTROL, Border, Operator
 from shardplan.spmd.program import Array, Compute, Instruction, flat
+from shardplan.spmd.random import DRAWING
 
 _OVER_TURNS = frozenset({Border.ENTER, Border.STACK})
 
@@ -32,6 +34,15 @@ class Turns:
     def before(self, operator: Operator) -> Compute | None:
         """Whose result of the turn before the operator goes on from; None where it starts afresh."""
         return self._before.get(operator.name) if operator.loops and self.now[operator.loops[-1]] else None
+
+    def of_turn(self, compute: Compute) -> Compute:
+        """The instruction in this turn: a random operator in a loop has a name, and so a draw, for every turn."""
+        operator = compute.site.operator
+        if not operator.loops or operator.kind not in {*DRAWING, "Dropout"}:
+            return compute
+        turns = ".".join(str(self.now[loop]) for loop in operator.loops)
+        named = replace(operator, name=f"{operator.name} in turn {turns}")
+        return replace(compute, site=replace(compute.site, operator=named))
 
     def is_complete(self, operator: Operator) -> bool:
         """Whether the result is what it will be: a stack grows until the last turn."""
