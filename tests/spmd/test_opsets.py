@@ -7,14 +7,18 @@ rule offers, and compared with a definition in numpy.
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from forced_plans import INFERENCE, TRAINING, forced_plan
 from rule_cases import Case, b, f, i, index, positive, u
+from small_models import proto_of
 from strategies import strategy_plans
 
 from shardplan.layout.mesh import Mesh
+from shardplan.model.read import read_model
 from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.lower import lower_program
-from shardplan.spmd.machine import Machine
+from shardplan.spmd.machine import Machine, verify_plan
 
 
 def along(rank, axis, function):
@@ -470,3 +474,32 @@ def test_every_strategy_gives_the_result_of_the_whole(name):
         assert report.mismatch is None, (plan.operators[0].split, report.mismatch)
         found += 1
     assert found
+
+
+OLD_NET = """
+old (float[4,4,8,8] x) => (float[4,8] y)
+<float[8,4,3,3] w1, float[8] b1, float[8] s, float[8] t, float[8] m, float[8] v, float[128,8] w2, float[8] b2,
+ int64[2] flat = {4,-1}> {
+  c = Conv <pads = [1,1,1,1], kernel_shape = [3,3]> (x, w1)
+  a = Add <broadcast = 1, axis = 1> (c, b1)
+  n = BatchNormalization <is_test = 1> (a, s, t, m, v)
+  r = Relu (n)
+  p = MaxPool <kernel_shape = [2,2], strides = [2,2]> (r)
+  d = Dropout <is_test = 1> (p)
+  cut = Slice <starts = [0], ends = [4], axes = [2]> (d)
+  f = Reshape (cut, flat)
+  g = Gemm <broadcast = 1> (f, w2, b2)
+  low, high = Split <axis = 1, split = [4,4]> (g)
+  both = Concat <axis = 1> (low, high)
+  q = Clip <min = -2.0, max = 2.0> (both)
+  y = Softmax (q)
+}"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_model_of_an_old_opset_is_planned_and_carried_out(seed, tmp_path):
+    onnx.save(proto_of(OLD_NET, 6), tmp_path / "old.onnx")
+    model = read_model(tmp_path / "old.onnx")
+    report = verify_plan(model, forced_plan(model, "2x2", TRAINING if seed else INFERENCE, seed=seed))
+    assert report.verified, (report.mismatch, report.mispriced)
+    assert report.moved_bytes
