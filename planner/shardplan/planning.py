@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import resolve
+from shardplan.constraints.reuse import adapted
 from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.build import CostGraph, Node, build_cost_graph
@@ -72,6 +73,16 @@ def _element_bytes(model: Model) -> int:
     return max(1, max(sorted(set(widths)), key=widths.count, default=4))
 
 
+def _obstacles(model: Model, options: PlanOptions) -> list[Diagnostic]:
+    """Why the model cannot be planned as asked: the first reason there is."""
+    cached = options.kv_cache_tokens > 0
+    return (
+        (training_obstacles(model) if options.training else [])
+        or microbatch_obstacles(model, options.microbatches)
+        or (cache_obstacles(model, training=options.training) if cached else [])
+    )
+
+
 class Planner:
     """Plans one model on one cluster, as asked and under further restrictions; prices are computed once for all."""
 
@@ -91,22 +102,19 @@ class Planner:
 
         Raises `ShardplanError` for a model that cannot be planned as asked.
         """
-        if options.training and (obstacles := training_obstacles(model)):
-            raise ShardplanError(*obstacles)
-        if obstacles := microbatch_obstacles(model, options.microbatches):
-            raise ShardplanError(*obstacles)
-        if options.kv_cache_tokens and (obstacles := cache_obstacles(model, training=options.training)):
+        if obstacles := _obstacles(model, options):
             raise ShardplanError(*obstacles)
         self.rules = model_rules(model)
+        warn = on_warning or (lambda _: None)
         for diagnostic in without_rule(model, self.rules, strict=options.strict):
             if diagnostic.severity == "error":
                 raise ShardplanError(diagnostic)
             model = replace(model, warnings=(*model.warnings, diagnostic))
-            if on_warning is not None:
-                on_warning(diagnostic)
-        for diagnostic in many_axes(cluster.mesh):
-            if on_warning is not None:
-                on_warning(diagnostic)
+            warn(diagnostic)
+        fixed, partly = adapted(options.constraints, model)
+        options = replace(options, constraints=fixed)
+        for diagnostic in (*many_axes(cluster.mesh), *partly):
+            warn(diagnostic)
         self.model, self.cluster, self.options = model, cluster, options
         given = options.memory_limit_bytes
         self.limit_bytes = given if given is not None else cluster.device.usable_bytes

@@ -1,6 +1,7 @@
 """Alpa's manual sharding (tests/shard_parallel/test_manual.py there): local shapes on 2 x 2 devices, and beyond it
 constraints on a part of the model with all the rest solved."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -10,6 +11,7 @@ from onnx import parser
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_constraints, parse_pin
+from shardplan.constraints.reuse import adapted
 from shardplan.constraints.types import Constraint
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.layout.legal import local_shape
@@ -168,6 +170,23 @@ def test_weights_alone_stay_where_another_plan_has_them(read):
     again = plan_of(read(MLP), constraints=constraints_of(first, "first.plan.json", ("parameters",)), mode="training")
     assert [layout(again, name) for name in ("w1", "w2")] == ["S(1)@gpu", "S(0)@gpu"]
     assert {text.partition(":")[0] for text in again.model["constraints"]} == {"parameters"}
+
+
+def test_a_plan_whose_names_begin_otherwise(read):
+    """`w1` of one model is `m.w1` of another that wraps it; what only one of them has is left out, and that is said."""
+    first = plan_of(read(MLP), pins=("w1=[null, gpu]",))
+    fixed = constraints_of(first, "first.plan.json", ("parameters",))
+    wrapped = read(MLP.replace("w1", "m_w1").replace("b2", "m_b2"))
+    weights = tuple(replace(p, name=p.name.replace("m_", "m.")) for p in wrapped.parameters)
+    wrapped = replace(wrapped, parameters=tuple(p for p in weights if p.name != "m.b2"))
+    kept, said = adapted(fixed, wrapped)
+    assert {constraint.pattern: constraint.text for constraint in kept}["m.w1"] == "[null, gpu]"
+    assert [str(warning) for warning in said] == [
+        "first.plan.json: warning[no-match]: of the 4 tensors that it fixes, 3 are in 'model'"
+    ]
+    with pytest.raises(ShardplanError) as caught:
+        adapted(fixed, read(ADD))
+    assert str(caught.value) == "first.plan.json: error[no-match]: nothing that it fixes is in 'model'"
 
 
 def test_several_axes_on_one_dim_keep_their_order(read):

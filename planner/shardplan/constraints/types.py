@@ -50,7 +50,8 @@ class Constraint:
     """`pattern`: a glob over names; `#2` is the third graph input or output. `any` (a pin): whatever has the name.
 
     `cost_us`: what it costs to break it, per tensor or operator; `None` forbids to. `text`: as people would write it.
-    `aliases`: names given to the mesh axes, in their order (`mesh_axis_names`).
+    `aliases`: names given to the mesh axes, in their order (`mesh_axis_names`). `is_reused`: it says what a plan of
+    another model does, whose names may have another beginning (`shardplan.constraints.reuse`).
     """
 
     section: Section
@@ -61,6 +62,7 @@ class Constraint:
     cost_us: float | None = None
     aliases: tuple[str, ...] = ()
     is_pin: bool = False
+    is_reused: bool = False
 
     @property
     def is_exact(self) -> bool:

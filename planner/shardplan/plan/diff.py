@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardplan.cost.named import measure_of
@@ -208,14 +208,22 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
             yield f"{key.replace('_', ' ')} {was.get(key, usual)} → {now.get(key, usual)}"
     yield from _differences(_mapping(was.get("dims")), _mapping(now.get("dims")), "dim ")
     lost, added = _constraints(old) - _constraints(new), _constraints(new) - _constraints(old)
-    yield from (f"constraint removed: {text}" for text in sorted(lost))
-    yield from (f"constraint added: {text}" for text in sorted(added))
+    yield from (f"constraint removed: {text}" for text in _together(lost))
+    yield from (f"constraint added: {text}" for text in _together(added))
     if old.mesh != new.mesh:
         yield f"mesh {old.mesh} → {new.mesh}"
     if old.summary.memory_limit_bytes != new.summary.memory_limit_bytes:
         yield f"memory limit {size(old.summary.memory_limit_bytes)} → {size(new.summary.memory_limit_bytes)}"
     if old.cluster.get("digest") != new.cluster.get("digest"):
         yield from _cluster_causes(old, new)
+
+
+def _together(texts: Iterable[str]) -> list[str]:
+    """Those of identical layers as one, with how many they are."""
+    groups: dict[str, list[str]] = {}
+    for text in sorted(texts):
+        groups.setdefault(pattern(text), []).append(text)
+    return [f"{folded(group, group)} (×{len(group)})" if group[1:] else group[0] for group in groups.values()]
 
 
 def _cluster_causes(old: Plan, new: Plan) -> Iterator[str]:

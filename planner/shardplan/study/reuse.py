@@ -36,4 +36,5 @@ def _constraint(plan: Plan, file: str, section: Kept, tensor: TensorDecision) ->
     entries = [f"[{', '.join(axes)}]" if len(axes) > 1 else axes[0] if axes else "null" for axes in dims]
     text = f"[{', '.join(entries)}]" if any(dims) else "replicate"
     name = glob.escape(tensor.checkpoint or tensor.name)
-    return Constraint(section, name, Dims(tuple(map(tuple, dims))), text, Mark(file, 1, 1), is_pin=True)
+    spec = Dims(tuple(map(tuple, dims)))
+    return Constraint(section, name, spec, text, Mark(file, 1, 1), is_pin=True, is_reused=True)

@@ -1,0 +1,51 @@
+"""Constraints that say what a plan of another model does, by the names of the model at hand."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardplan.constraints.types import Constraint
+from shardplan.errors import Diagnostic, ShardplanError, error, warning
+from shardplan.model.types import Model
+
+
+def adapted(constraints: Sequence[Constraint], model: Model) -> tuple[tuple[Constraint, ...], tuple[Diagnostic, ...]]:
+    """`constraints` with those from plans by the names of `model`: where none is equal, the only one that ends so, or
+    that the other ends with (`model.norm.weight` and `decoder.model.norm.weight`). What `model` has not is left out,
+    with a warning for each plan.
+
+    Raises `ShardplanError` (`no-match`) when nothing of a plan is in `model`.
+    """
+    names: dict[str, tuple[str, ...]] = {
+        "inputs": model.inputs,
+        "outputs": model.outputs,
+        "parameters": tuple(name for parameter in model.parameters for name in (parameter.name, *parameter.aliases)),
+    }
+    found: list[Constraint] = []
+    matched: dict[str, list[bool]] = {}
+    for constraint in constraints:
+        if not constraint.is_reused:
+            found.append(constraint)
+            continue
+        name = _same(constraint.pattern, tuple(map(glob.escape, names[constraint.section])))
+        matched.setdefault(constraint.mark.file, []).append(bool(name))
+        found += [replace(constraint, pattern=name, is_reused=False)] if name else []
+    summary = f"nothing that it fixes is in '{model.name}'"
+    if strangers := [error("no-match", summary, file=file) for file, hits in matched.items() if not any(hits)]:
+        raise ShardplanError(*strangers)
+    partly = [
+        warning("no-match", f"of the {len(hits)} tensors that it fixes, {sum(hits)} are in '{model.name}'", file=file)
+        for file, hits in matched.items()
+        if not all(hits)
+    ]
+    return tuple(found), tuple(partly)
+
+
+def _same(name: str, names: Sequence[str]) -> str:
+    """The name that is meant, `""` where there is none or several."""
+    if name in names:
+        return name
+    near = {other for other in names if other.endswith(f".{name}") or name.endswith(f".{other}")}
+    return min(near) if len(near) == 1 else ""
