@@ -131,3 +131,66 @@ def round_trip(layouts: Any, shape: tuple[int, ...], mesh: Any) -> list[tuple[st
         if to_layout(made.placements, mesh, shape) != layout:
             wrong.append(("layout", str(layout), str(made.placements)))
     return wrong
+
+
+def load(tiny: Tiny, plan: Plan, path: str) -> tuple[int, float, float]:
+    """Fill a model made on the meta device: elements held by this rank, largest error of a weight, and of the loss."""
+    model = torch_twins.twin(tiny, device="meta")
+    model.transformer.mask = torch_twins.Gpt(tiny.sizes).transformer.mask
+    mesh = mesh_of(plan)
+    shardplan.torch.load_(model, plan, mesh, path)
+    wrong = max(
+        float((parameter.detach().full_tensor() - torch.tensor(tiny.weights[name])).abs().max())
+        for name, parameter in model.named_parameters()
+    )
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    batch = shardplan.torch.inputs(plan, mesh, {"input_ids": ids})
+    ours, theirs = (_loss(m, ids) for m in (model(**batch).full_tensor(), torch_twins.twin(tiny)(ids)))
+    held = sum(parameter.to_local().numel() for parameter in model.parameters())
+    return held, wrong, abs(float(ours) - float(theirs))
+
+
+def refused(tiny: Tiny, plan: Plan, what: str) -> str:
+    """What is said of a model, a mesh or a batch that is not the plan's."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from shardplan.errors import ShardplanError
+
+    model, mesh = torch_twins.twin(tiny), mesh_of(plan)
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    try:
+        match what:
+            case "mesh":
+                shardplan.torch.parallelize(model, plan, init_device_mesh("cpu", (4,), mesh_dim_names=("gpu",)))
+            case "extra":
+                model.adapter = nn.Linear(2, 2)
+                shardplan.torch.parallelize(model, plan, mesh)
+            case "missing":
+                del model.transformer.ln_f.bias
+                shardplan.torch.parallelize(model, plan, mesh)
+            case "shape":
+                model.lm_head = nn.Linear(tiny.sizes.hidden, 7, bias=False)
+                shardplan.torch.parallelize(model, plan, mesh)
+            case "twice":
+                shardplan.torch.parallelize(shardplan.torch.parallelize(model, plan, mesh), plan, mesh)
+            case "batch":
+                shardplan.torch.parallelize(model, plan, mesh)(ids[:2])
+            case "inputs":
+                shardplan.torch.inputs(plan, mesh, {"input_idz": ids})
+            case "another model":
+                model.transformer.h[1].mlp.forward = lambda x: model.transformer.h[1].mlp.c_proj(
+                    torch.softmax(model.transformer.h[1].mlp.c_fc(x), -1)
+                )
+                shardplan.torch.parallelize(model, plan, mesh)(ids)
+            case "unknown operation":
+                shardplan.torch.parallelize(model, plan, mesh)
+                model.transformer.ln_f.forward = lambda x: torch.special.zeta(x, x)
+                model(ids)
+            case "not parallel":
+                with shardplan.torch.count_comms(model):
+                    pass
+            case "meta":
+                shardplan.torch.load_(torch_twins.twin(tiny, device="meta"), plan, mesh, ".")
+    except ShardplanError as problem:
+        return str(problem)
+    return "nothing"

@@ -1,0 +1,75 @@
+"""The example of the documentation, as a user runs it: solve with the command that it names, then train with torchrun."""
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+import shardplan
+from shardplan.plan.orientation import checkpoint_shape
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "docs" / "examples" / "train_torch.py"
+
+
+def run(*command):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "planner"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("example") / "gpt.plan.json"
+    command = re.search(r"    shardplan (solve .*?)\n    torchrun", SCRIPT.read_text(), re.DOTALL)[1]
+    args = [str(path) if arg == "gpt.plan.json" else arg for arg in shlex.split(command.replace("\\\n", " "))]
+    run(sys.executable, "-m", "shardplan", *args)
+    return path
+
+
+def test_it_trains_on_four_processes_from_a_checkpoint(plan):
+    generator = np.random.default_rng(0)
+    weights = {
+        tensor.checkpoint: generator.normal(0, 0.05, checkpoint_shape(tensor.shape, tensor.perm)).astype(np.float32)
+        for tensor in shardplan.load(plan).tensors
+        if tensor.role == "parameter"
+    }
+    checkpoint = plan.with_name("model.safetensors")
+    save_file(weights, checkpoint)
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    printed = run(sys.executable, *launch, str(SCRIPT), str(plan), "--checkpoint", str(checkpoint), "--steps", "4")
+    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
+    assert losses[0] == pytest.approx(loss_of_one_process(plan, weights), abs=2e-4)
+    assert losses == sorted(losses, reverse=True)
+    assert re.search(r"^forward +all_reduce +gpu +4 +131,072 +4 +131,072$", printed, re.MULTILINE)
+    assert printed.count("differs") == 1  # the loss, which is beside the plan, adds up four bytes
+
+
+def loss_of_one_process(path, weights):
+    """Of the script's own model, with the same weights and the same first batch."""
+    script = runpy.run_path(str(SCRIPT))
+    plan = shardplan.load(path)
+    torch.manual_seed(0)
+    model = script["build"](plan, 4, "cpu")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            called = script["in_checkpoint"](name)
+            stored = torch.tensor(weights[called if isinstance(called, str) else called[0]])
+            parameter.copy_(stored if isinstance(called, str) else stored.T)
+    torch.manual_seed(0)
+    ids = torch.randint(0, 256, (8, 32))
+    logits = model(ids)
+    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten()))

@@ -1,0 +1,33 @@
+"""What is said where a model, a mesh or a batch is not the plan's."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forced_plans import forced_plan
+from tiny_models import tiny_gpt
+
+TEXTS = {
+    "mesh": "error[wrong-mesh]: the mesh is gpu=4, the plan's is machine=2 x gpu=2",
+    "extra": "error[unplanned-parameter]: the model has 2 parameters that the plan does not name",
+    "missing": "error[missing-parameter]: the plan names a parameter that the model does not have",
+    "shape": "error[wrong-shape]: 'lm_head.weight' has shape [7, 32], the plan has [96, 32]",
+    "twice": "error[already-parallel]: a plan has been applied to this model already",
+    "batch": "error[wrong-shape]: input 'input_ids' has shape [2, 16], the plan is for [4, 16]",
+    "inputs": "error[unknown-input]: the plan has no input 'input_idz'",
+    "another model": "error[unrealised-move]",
+    "unknown operation": "error[unknown-operation]: operations without a rule were run whole on every process: special_zeta (1 times)",
+    "not parallel": "error[not-parallel]: no plan has been applied to this model",
+}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    return forced_plan(tiny_gpt().model(tmp_path_factory.mktemp("plan")), "2x2", recipe="Megatron + sequence")
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_refusal(four, plan, what):
+    for said in four.run("torch_cases", "refused", tiny_gpt(), plan, what):
+        assert TEXTS[what] in said
+        assert "hint: " in said
