@@ -30,6 +30,8 @@ _SECTIONS: dict[str, Section] = {section: section for section in get_args(Sectio
 _KINDS: dict[str, CollectiveKind] = {kind: kind for kind in get_args(CollectiveKind) if kind not in FREE}
 _WHOLE, _OPEN = ("replicate", "R"), "free"
 _PLACEMENT = re.compile(r"\s*S\((\d{1,3})\)@([^\s@()]+(?:\s*,\s*(?!S\()[^\s@(),]+)*)\s*")
+_ELSEWHERE = ("stages", "pipeline_intermediate_axes")
+"""Keys that `shardplan.stages.manual` reads."""
 _AXIS_KEYS = ("inputs", "parameters", "forbid")
 
 
@@ -49,8 +51,13 @@ def read_constraints(path: str | Path) -> tuple[Constraint, ...]:
 
 def parse_constraints(text: str, file: str) -> tuple[Constraint, ...]:
     """`read_constraints` for text; `file` is the name to show."""
+    return constraints_of(compose(text, file), file)
+
+
+def constraints_of(root: yaml.Node, file: str) -> tuple[Constraint, ...]:
+    """`parse_constraints` for composed YAML."""
     parser = _Parser(file)
-    found = parser.document(compose(text, file))
+    found = parser.document(root)
     if parser.faults:
         raise ShardplanError(*parser.faults)
     return found
@@ -96,14 +103,14 @@ class _Parser:
         self.faults.append(error(code or "bad-constraint", summary, hint=hint, detail=detail, **where))
 
     def document(self, root: yaml.Node) -> tuple[Constraint, ...]:
-        sections = self.mapping(root, "a constraint file", (*SECTIONS, "mesh_axis_names"))
+        sections = self.mapping(root, "a constraint file", (*SECTIONS, *_ELSEWHERE, "mesh_axis_names"))
         if "mesh_axis_names" in sections:
             self.aliases = self.names(sections["mesh_axis_names"])
             if len(set(self.aliases)) < len(self.aliases):
                 self.fault(sections["mesh_axis_names"], "mesh_axis_names: a name is given twice")
         found: list[Constraint] = []
         for name, node in sections.items():
-            if name != "mesh_axis_names":
+            if name not in ("mesh_axis_names", *_ELSEWHERE):
                 found += self.section(_SECTIONS[name], node)
         return tuple(found)
 

@@ -16,10 +16,11 @@ from shardplan.cluster.mesh import cluster_digest
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Category, Holding
 from shardplan.graph.memory import Memory as MemoryRows
+from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order
 from shardplan.graph.tensors import PICOSECONDS
 from shardplan.model.digest import structure_digest
-from shardplan.model.types import Parameter
+from shardplan.model.types import Model, Parameter
 from shardplan.plan.emit import Emitter
 from shardplan.plan.timeline import schedule_of
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
@@ -104,7 +105,7 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
         laid_out = schedule_of(operators, priced.moves, summary, built.options.mode, built.cluster.overlap.kappa)
         summary = replace(summary, scheduled_ns=round(laid_out.seconds * _NANOSECONDS))
     return Plan(
-        model=model_section(built),
+        model=model_section(built.model, built.options),
         cluster={
             "name": built.cluster.name,
             "digest": cluster_digest(built.cluster),
@@ -121,9 +122,8 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
     )
 
 
-def model_section(built: CostGraph) -> Mapping[str, object]:
+def model_section(model: Model, options: PlanOptions) -> Mapping[str, object]:
     """What a plan says of its model and of what was asked."""
-    model, options = built.model, built.options
     constraints = [str(constraint) for constraint in options.constraints]
     aliases = next((constraint.aliases for constraint in options.constraints if constraint.aliases), ())
     return {

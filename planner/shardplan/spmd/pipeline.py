@@ -20,18 +20,17 @@ from shardplan.spmd.lower import lower_program
 from shardplan.spmd.machine import RTOL, Machine, Report
 from shardplan.spmd.program import Array, Compute, Program, Transfer, Value
 from shardplan.spmd.weights import random_values
-from shardplan.stages.cut import chain_of, part_of
+from shardplan.stages.cut import begins, chain_at, part_of
 from shardplan.study.request import is_of
 
 
 def stage_models(model: Model, plan: Plan) -> Iterator[Model]:
     """The part of `model` that each stage of `plan` runs. Raises `ShardplanError` for a model that cannot be cut."""
     assert plan.pipeline is not None
-    chain = chain_of(model, model_rules(model))
-    first = 0
-    for stage in plan.pipeline.stages:
-        yield part_of(chain, first, first + len(stage.units), str(stage.plan.model["name"]))
-        first += len(stage.units)
+    stages = plan.pipeline.stages
+    chain = chain_at(model, begins(model, [[op.name for op in stage.plan.operators] for stage in stages]))
+    for number, stage in enumerate(stages):
+        yield part_of(chain, number, number + 1, str(stage.plan.model["name"]))
 
 
 def stage_of(model: Model, plan: Plan, file: str, name: str) -> tuple[Plan, str, Model]:

@@ -41,17 +41,45 @@ def chain_of(model: Model, rules: Sequence[Rule]) -> Chain:
 
     Raises `ShardplanError` (`no-cut`) when there is no place to cut.
     """
-    free = _free(model)
-    crossing = _crossing(model, free)
+    crossing = _crossing(model, _free(model))
     possible = sorted(crossing)
     if not possible:
         summary = f"'{model.name}' cannot be cut into stages: more than one value crosses every place"
         raise ShardplanError(error("no-cut", summary, hint="plan it as one: leave out --stages"))
-    cuts = _at_blocks(model, possible) or _balanced(possible, rules)
+    return chain_at(model, _at_blocks(model, possible) or _balanced(possible, rules))
+
+
+def chain_at(model: Model, cuts: Sequence[int]) -> Chain:
+    """The units of `model` between these places (numbers of operators, ascending).
+
+    Raises `ShardplanError` (`no-cut`) for a place that not exactly one value crosses.
+    """
+    free = _free(model)
+    crossing = _crossing(model, free)
+    for cut in cuts:
+        if cut not in crossing:
+            summary = f"'{model.name}' cannot be cut before '{model.operators[cut].name}': not one value alone goes on"
+            raise ShardplanError(error("no-cut", summary, hint=_near(model, sorted(crossing), cut)))
     places = [0, *cuts, len(model.operators)]
     runs = [tuple(index for index in range(low, high) if index not in free) for low, high in itertools.pairwise(places)]
     names = _names(model, places)
     return Chain(model, tuple(runs), tuple(crossing[cut] for cut in cuts), names, free)
+
+
+def _near(model: Model, possible: Sequence[int], cut: int) -> str:
+    if not possible:
+        return "more than one value crosses every place"
+    near = sorted(possible, key=lambda place: (abs(place - cut), place))[:3]
+    names = ", ".join(f"'{model.operators[place].name}'" for place in sorted(near))
+    return f"near places are before {names}"
+
+
+def begins(model: Model, parts: Sequence[Sequence[str]]) -> list[int]:
+    """Where each part but the first begins, given the names of the operators of each, those that all share among
+    them."""
+    free, place = _free(model), {operator.name: index for index, operator in enumerate(model.operators)}
+    own = [[place[name] for name in part if name in place and place[name] not in free] for part in parts]
+    return [min(indices) for indices in own[1:] if indices]
 
 
 def part_of(chain: Chain, first: int, last: int, name: str) -> Model:

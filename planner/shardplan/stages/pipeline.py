@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
+from shardplan.constraints.resolve import resolve
+from shardplan.constraints.types import Constraint
 from shardplan.cost.recipes import state_bytes
 from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, error
 from shardplan.graph.build import CostGraph
@@ -46,8 +48,9 @@ _CLOSE = 1e-6
 
 @dataclass(frozen=True)
 class StagedPlans:
-    """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `step_ns`, transfers
-    included; `bound_ns`: no pipeline of this model takes less."""
+    """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `sizes`: bytes of what
+    each hands on and of its gradient, in one microbatch. `step_ns`, transfers included; `bound_ns`: no pipeline of this
+    model takes less."""
 
     chain: Chain
     cuts: tuple[Cut, ...]
@@ -55,6 +58,7 @@ class StagedPlans:
     plans: tuple[Plan, ...]
     in_flight: tuple[int, ...]
     borders: tuple[tuple[Layout, Layout], ...]
+    sizes: tuple[tuple[int, int], ...]
     step_ns: float
     bound_ns: float
 
@@ -77,6 +81,7 @@ class Stager:
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        resolve(self.options.constraints, self.model, self.cluster.mesh)
         self.chain = chain_of(self.model, model_rules(self.model))
         if self.stages is not None and self.stages > len(self.chain):
             summary = f"'{self.model.name}' has {len(self.chain)} units and cannot be cut into {self.stages} stages"
@@ -133,11 +138,6 @@ class Stager:
     def _graph(self, part: Submesh) -> CostGraph:
         options = replace(self.options, constraints=(), memory_limit_bytes=1 << 60)
         return Planner(self.model, part.cluster, options, reasons=False).built_at(1.0)[0]
-
-    @property
-    def whole(self) -> CostGraph:
-        """The cost graph of the whole model on the whole cluster."""
-        return self._runs[-1].built
 
     @property
     def _limit_bytes(self) -> int:
@@ -287,9 +287,9 @@ class Stager:
         np.minimum(longer, behind - 1, out=longer)
 
     def _plan(self, cut: Cut, in_flight: int, name: str) -> Plan | None:
-        model = part_of(self.chain, cut.first, cut.last, name)
-        options = replace(self.options, in_flight=in_flight, constraints=())
-        planner = Planner(model, self.parts[cut.submesh].cluster, options, reasons=False)
+        model, cluster = part_of(self.chain, cut.first, cut.last, name), self.parts[cut.submesh].cluster
+        options = replace(self.options, in_flight=in_flight, constraints=self._concerning(model, cluster))
+        planner = Planner(model, cluster, options, reasons=False)
         ends: dict[str, Layout] = {}
         if cut.first:
             ends[self.chain.borders[cut.first - 1]] = self.layout_of(cut.submesh, cut.first - 1, cut.enters)
@@ -299,6 +299,18 @@ class Stager:
             return planner.plan(lambda built: _kept_so(built, ends))
         except InfeasibleError:
             return None
+
+    def _concerning(self, model: Model, cluster: Cluster) -> tuple[Constraint, ...]:
+        """The constraints about something that this part of the model has."""
+        found = []
+        for constraint in self.options.constraints:
+            try:
+                resolve([constraint], model, cluster.mesh)
+            except ShardplanError as problem:
+                if all(diagnostic.code == "no-match" for diagnostic in problem.diagnostics):
+                    continue
+            found.append(constraint)
+        return tuple(found)
 
     def _staged(self, cuts: tuple[Cut, ...], plans: tuple[Plan, ...]) -> StagedPlans:
         costs = [float(plan.summary.step_ns) for plan in plans]
@@ -321,6 +333,7 @@ class Stager:
             plans=plans,
             in_flight=tuple(self.in_flight(place, len(cuts)) for place in range(len(cuts))),
             borders=tuple(borders),
+            sizes=tuple(self.sizes_of(cut.first - 1) for cut in cuts[1:]),
             step_ns=step_ns,
             bound_ns=0.0,
         )

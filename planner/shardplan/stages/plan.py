@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from shardplan.cluster.mesh import cluster_digest
 from shardplan.cluster.types import Cluster
-from shardplan.errors import Diagnostic
+from shardplan.errors import Diagnostic, warning
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.assemble import model_section
 from shardplan.plan.types import Memory, Pipeline, Plan, Stage, Summary, Transfer
+from shardplan.stages.manual import ManualStages, plan_by_hand
 from shardplan.stages.pipeline import StagedPlans, Stager
 from shardplan.stages.schedule import Schedule
 from shardplan.stages.submeshes import placed
+from shardplan.stages.transfer import Transfers
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a pipeline was asked for."""
+
+    model: Model
+    cluster: Cluster
+    options: PlanOptions
+    schedule: Schedule
+    stages: int | str
 
 
 def plan_stages(
@@ -23,87 +36,86 @@ def plan_stages(
     cluster: Cluster,
     options: PlanOptions,
     schedule: Schedule,
-    stages: int | None = None,
+    stages: int | ManualStages | None = None,
     on_warning: Callable[[Diagnostic], None] | None = None,
 ) -> Plan:
-    """The best pipeline of `model` on `cluster`: of `stages` stages, or of as many as are best.
+    """The best pipeline of `model` on `cluster`: of `stages` stages, of as many as are best (None), or of those that
+    are fixed by hand.
 
     Raises `ShardplanError` for a model that cannot be cut or planned as asked, `InfeasibleError` when no cut fits.
     """
-    stager = Stager(model, cluster, options, schedule, stages)
-    plan = staged_plan(stager, stager.solve())
+    if isinstance(stages, ManualStages):
+        found = plan_by_hand(model, cluster, options, schedule, stages)
+        asked = _Asked(model, cluster, options, schedule, "manual")
+    else:
+        found = Stager(model, cluster, options, schedule, stages).solve()
+        asked = _Asked(model, cluster, options, schedule, stages or "auto")
     if on_warning is not None:
-        for diagnostic in model.warnings:
-            on_warning(diagnostic)
-    return plan
+        for plan in found.plans:
+            for text in plan.warnings:
+                on_warning(warning("stage", text))
+    return _plan(asked, found)
 
 
-def staged_plan(stager: Stager, found: StagedPlans) -> Plan:
-    """The plan of the pipeline `found`: its summary is that of a whole step, its decisions are in its stages."""
+def _plan(asked: _Asked, found: StagedPlans) -> Plan:
+    """The plan of a pipeline: its summary is that of a whole step, its decisions are in its stages."""
+    cluster = asked.cluster
     starts = placed([part.size for part in found.parts])
-    names = found.chain.names
     stages = tuple(
-        Stage(f"stage {place}", start, names[cut.first : cut.last], waiting, plan)
+        Stage(f"stage {place}", start, found.chain.names[cut.first : cut.last], waiting, plan)
         for place, (cut, start, waiting, plan) in enumerate(
             zip(found.cuts, starts, found.in_flight, found.plans, strict=True)
         )
     )
-    summary = _summary(stager, found)
     slowest = max(plan.summary.step_ns for plan in found.plans)
-    whole = stager.whole
+    pipeline = Pipeline(
+        schedule=str(asked.schedule),
+        stages=stages,
+        transfers=_transfers(asked, found),
+        bubble=round(1.0 - slowest / found.step_ns, 6) if found.step_ns else 0.0,
+    )
+    section = model_section(asked.model, asked.options)
     return Plan(
-        model={**model_section(whole), "schedule": str(stager.schedule), "stages": stager.stages or "auto"},
-        cluster={
-            "name": stager.cluster.name,
-            "digest": cluster_digest(stager.cluster),
-            "profile": stager.cluster.resolved,
-        },
-        mesh=stager.cluster.mesh,
-        axis_links=tuple(stager.cluster.levels[level].name for level in stager.cluster.axis_levels),
-        summary=summary,
+        model={**section, "schedule": str(asked.schedule), "stages": asked.stages},
+        cluster={"name": cluster.name, "digest": cluster_digest(cluster), "profile": cluster.resolved},
+        mesh=cluster.mesh,
+        axis_links=tuple(cluster.levels[level].name for level in cluster.axis_levels),
+        summary=_summary(asked, found),
         tensors=(),
         operators=(),
         moves=(),
-        warnings=tuple(dict.fromkeys(warning for plan in found.plans for warning in plan.warnings)),
-        pipeline=Pipeline(
-            schedule=str(stager.schedule),
-            stages=stages,
-            transfers=_transfers(stager, found),
-            bubble=round(1.0 - slowest / found.step_ns, 6) if found.step_ns else 0.0,
-        ),
+        warnings=tuple(dict.fromkeys(text for plan in found.plans for text in plan.warnings)),
+        pipeline=pipeline,
     )
 
 
-def _transfers(stager: Stager, found: StagedPlans) -> tuple[Transfer, ...]:
+def _transfers(asked: _Asked, found: StagedPlans) -> tuple[Transfer, ...]:
+    prices = Transfers(asked.cluster)
     made = []
-    for sender, (_, theirs) in enumerate(itertools.pairwise(found.cuts)):
-        border = theirs.first - 1
-        value, gradient = stager.sizes_of(border)
-        source, target = found.borders[sender]
+    for sender, ((source, target), (value, gradient)) in enumerate(zip(found.borders, found.sizes, strict=True)):
         here, there = found.parts[sender], found.parts[sender + 1]
-        prices = stager.transfers
         made.append(
             Transfer(
-                tensor=found.chain.borders[border],
+                tensor=found.chain.borders[found.cuts[sender].last - 1],
                 sender=sender,
                 receiver=sender + 1,
                 source=source,
                 target=target,
                 forward=prices.handover(here, there, target, value).steps,
                 backward=prices.handover(there, here, source, gradient).steps if gradient else (),
-                count=stager.options.microbatches,
+                count=asked.options.microbatches,
                 hidden=prices.hidden,
             )
         )
     return tuple(made)
 
 
-def _summary(stager: Stager, found: StagedPlans) -> Summary:
+def _summary(asked: _Asked, found: StagedPlans) -> Summary:
     """Of a whole step: the stages' times as the schedule adds them up, the memory of the fullest stage."""
     parts = [plan.summary for plan in found.plans]
     step_ns, bound_ns = round(found.step_ns), math.floor(found.bound_ns)
-    compute_ns = round(_weighted(stager, parts, [part.compute_ns for part in parts]))
-    hidden_ns = round(_weighted(stager, parts, [part.hidden_ns for part in parts]))
+    compute_ns = round(_weighted(asked, parts, [part.compute_ns for part in parts]))
+    hidden_ns = round(_weighted(asked, parts, [part.hidden_ns for part in parts]))
     closed = bound_ns >= step_ns * (1.0 - 1e-9)
     return Summary(
         outcome="optimal" if closed else "feasible",
@@ -121,10 +133,10 @@ def _summary(stager: Stager, found: StagedPlans) -> Summary:
     )
 
 
-def _weighted(stager: Stager, parts: Sequence[Summary], amounts: Sequence[int]) -> float:
+def _weighted(asked: _Asked, parts: Sequence[Summary], amounts: Sequence[int]) -> float:
     """Amounts of the stages as the step adds them up: the slowest stage's whole, of the others their share of it."""
     slowest = max(range(len(parts)), key=lambda place: parts[place].step_ns)
-    share = 1.0 / (stager.options.microbatches * stager.schedule.pieces)
+    share = 1.0 / (asked.options.microbatches * asked.schedule.pieces)
     return math.fsum(amount * (1.0 if place == slowest else share) for place, amount in enumerate(amounts))
 
 

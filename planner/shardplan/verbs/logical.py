@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardplan.graph.options import PlanOptions
     from shardplan.model.types import Model
     from shardplan.plan.types import Plan
+    from shardplan.stages.manual import ManualStages
     from shardplan.stages.meshes import MeshTrial
     from shardplan.stages.schedule import Schedule
 
@@ -53,17 +54,26 @@ def mesh_options(function: Verb) -> Verb:
 class Staging:
     """A pipeline as asked for: `stages` is None where the number is left to us."""
 
-    stages: int | None
+    stages: int | ManualStages | None
     schedule: Schedule
 
 
 def read_staging(given: Mapping[str, Any]) -> Staging | None:
     """What `--stages` and `--schedule` ask for; None for no pipeline. Raises `ShardplanError`."""
-    if given["stages"] is None:
+    manual = None
+    if given["constraint_files"]:
+        from shardplan.stages.manual import read_stages  # noqa: PLC0415
+
+        manual = read_stages(given["constraint_files"])
+    if given["stages"] is None and manual is None:
         return None
     from shardplan.stages.schedule import parse_schedule  # noqa: PLC0415
 
     schedule = parse_schedule(given["schedule"])
+    if manual is not None:
+        if given["stages"] is not None:
+            raise click.UsageError("--stages, and stages in a constraints file: only one can say where to cut")
+        return Staging(manual, schedule)
     text = given["stages"]
     if text != AUTO and not (text.isascii() and text.isdigit() and int(text) > 0):
         hint = "a positive number, or auto"
