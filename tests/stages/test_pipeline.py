@@ -183,7 +183,8 @@ def test_the_verbs(model, shardplan, folder: Path):
 def test_wrong_words(shardplan, mlp: Path):
     run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--stages", "many", "--schedule", "gpipe")
     assert run.code == 2
-    assert "error[bad-stages]: --stages 'many' is no number of stages\nhint: a positive number, or auto" in run.err
+    assert "error[bad-stages]: --stages 'many' is no number of stages\n" in run.err
+    assert "hint: a positive number, auto, or the file of a plan (.json)" in run.err
     run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--stages", "auto", "--mesh", "auto")
     assert run.code == 2
     assert "stages choose their meshes among the parts of one --mesh" in run.err

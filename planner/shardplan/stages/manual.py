@@ -18,6 +18,7 @@ What is not said is solved, stage by stage.
 from __future__ import annotations
 
 import fnmatch
+import glob
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +33,11 @@ from shardplan.constraints.parse import constraints_of
 from shardplan.constraints.types import Constraint, Dims
 from shardplan.errors import ShardplanError, error
 from shardplan.graph.options import PlanOptions
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.text import to_text
 from shardplan.model.types import Model
-from shardplan.plan.types import Plan
+from shardplan.plan.orientation import checkpoint_layout, dim_axes
+from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.stages.cut import Chain, chain_at, part_of
 from shardplan.stages.pipeline import StagedPlans
@@ -119,6 +123,42 @@ def _stage(node: yaml.Node, file: str) -> StageWish:
 def _bad(node: yaml.Node, file: str, summary: str) -> ShardplanError:
     hint = "docs/stages.md shows how stages are written"
     return ShardplanError(error("bad-stages", summary, hint=hint, **mark_of(node, file).where))
+
+
+def stages_of(plan: Plan, file: str) -> ManualStages:
+    """The stages of a plan, with their inputs and weights kept where it keeps them; for another batch, say.
+
+    Raises `ShardplanError` (`bad-stages`) for a plan without stages.
+    """
+    if plan.pipeline is None:
+        raise ShardplanError(error("bad-stages", "this plan has no stages", file=file))
+    mark = Mark(file, 1, 1)
+    taken: set[str] = set()
+    found = []
+    for stage in plan.pipeline.stages:
+        mesh = stage.plan.mesh
+        own = [operator.name for operator in stage.plan.operators if operator.name not in taken]
+        taken.update(own)
+        fixed = [tensor for tensor in stage.plan.tensors if tensor.role in ("input", "parameter")]
+        constraints = tuple(
+            Constraint(
+                "inputs" if tensor.role == "input" else "parameters",
+                glob.escape(tensor.checkpoint or tensor.name),
+                Dims(tuple(tuple(axes) for axes in _dims(tensor, mesh))),
+                to_text(tensor.layout, mesh),
+                mark,
+            )
+            for tensor in fixed
+        )
+        text = ",".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
+        found.append(StageWish(tuple(glob.escape(name) for name in own), text, constraints, mesh.names, mark))
+    return ManualStages(tuple(found), {})
+
+
+def _dims(tensor: TensorDecision, mesh: Mesh) -> list[list[str]]:
+    """Axes of every dim, in checkpoint orientation."""
+    layout = checkpoint_layout(tensor.layout, tensor.perm)
+    return dim_axes(layout, len(tensor.shape), mesh.names)
 
 
 def plan_by_hand(

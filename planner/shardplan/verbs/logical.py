@@ -33,8 +33,8 @@ devices_option = option(
 
 stages_option = option(
     "--stages",
-    metavar="auto|N",
-    help="Cut the model into a pipeline: of N stages, or of as many as are best; each on a part of the devices.",
+    metavar="auto|N|PLAN",
+    help="Cut the model into a pipeline: of N stages, of as many as are best, or as another plan (.json) is cut.",
 )
 schedule_option = option(
     "--schedule",
@@ -75,8 +75,13 @@ def read_staging(given: Mapping[str, Any]) -> Staging | None:
             raise click.UsageError("--stages, and stages in a constraints file: only one can say where to cut")
         return Staging(manual, schedule)
     text = given["stages"]
+    if text.endswith(".json"):
+        from shardplan.plan.file import read_plan  # noqa: PLC0415
+        from shardplan.stages.manual import stages_of  # noqa: PLC0415
+
+        return Staging(stages_of(read_plan(text), text), schedule)
     if text != AUTO and not (text.isascii() and text.isdigit() and int(text) > 0):
-        hint = "a positive number, or auto"
+        hint = "a positive number, auto, or the file of a plan (.json)"
         raise ShardplanError(error("bad-stages", f"--stages '{text}' is no number of stages", hint=hint))
     return Staging(None if text == AUTO else int(text), schedule)
 
@@ -132,6 +137,8 @@ def again(plan: Plan) -> Callable[[Model, Cluster, PlanOptions], Plan]:
     from shardplan.stages.schedule import parse_schedule  # noqa: PLC0415
 
     asked = plan.model.get("stages")
+    if asked in ("manual", "plan"):
+        return lambda *_: plan  # nothing was left open where to cut, and the plan does not say all that was fixed
     count = asked if isinstance(asked, int) else None
     schedule = parse_schedule(str(plan.model.get("schedule")))
     return lambda model, cluster, options: plan_stages(model, cluster, options, schedule, count)

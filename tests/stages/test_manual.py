@@ -1,0 +1,139 @@
+"""Stages fixed by hand behave as Alpa's tests of manual sharding ask (alpa-projects/alpa, PR 816)."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+from small_models import proto_of
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.errors import ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.layout.legal import local_shape
+from shardplan.model.read import read_model
+from shardplan.plan.encode import dumps
+from shardplan.spmd.machine import verify_plan
+from shardplan.stages.manual import read_stages, stages_of
+from shardplan.stages.plan import plan_stages
+from shardplan.stages.schedule import parse_schedule
+
+MICROBATCHES = 2
+MLP = """
+mlp (float[BATCH,6] x) => (float[BATCH,14] y)
+<float[6,8] w1, float[8] b1, float[8,10] w2, float[10] b2, float[10,12] w3, float[12] b3, float[12,14] w4,
+ float[14] b4> {
+  h1 = Gemm (x, w1, b1)
+  a1 = Relu (h1)
+  h2 = Gemm (a1, w2, b2)
+  h3 = Gemm (h2, w3, b3)
+  a3 = Relu (h3)
+  y = Gemm (a3, w4, b4)
+}"""
+STAGES = """
+stages:
+  - runs: [Gemm_0, Relu_1, Gemm_2]
+    mesh: 1x2
+    mesh_axis_names: [dummy, model]
+    inputs: {x: replicate}
+    parameters: {w1: [null, model], b1: [model], w2: [model, null], b2: replicate}
+  - runs: ["*"]
+    mesh: 1x2
+    mesh_axis_names: [dummy, data]
+    parameters: {"*": replicate}
+    outputs: {y: [data, null]}
+"""
+SCHEDULE = parse_schedule("1f1b")
+
+
+def mlp(folder: Path, batch: int):
+    path = folder / f"mlp{batch}.onnx"
+    onnx.save(proto_of(MLP.replace("BATCH", str(batch))), path)
+    return read_model(path)
+
+
+@pytest.fixture
+def cluster():
+    return make_cluster(load_profile("h100-dgx"), "1x4")
+
+
+def planned(folder: Path, cluster, text: str = STAGES, batch: int = 64):
+    file = folder / "fixed.yaml"
+    file.write_text(text)
+    manual = read_stages([str(file)])
+    return plan_stages(mlp(folder, batch), cluster, PlanOptions(microbatches=MICROBATCHES), SCHEDULE, manual)
+
+
+def held(stage) -> dict[str, tuple[int, ...]]:
+    """What a device holds of every value in one microbatch, weights whole."""
+    found = {}
+    for tensor in stage.plan.tensors:
+        shape = local_shape(tensor.layout, stage.plan.mesh, tensor.shape)
+        cut = 1 if tensor.role == "parameter" else MICROBATCHES
+        found[tensor.name] = (shape[0] // cut, *shape[1:])
+    return found
+
+
+def test_inputs_and_outputs_of_every_stage(tmp_path, cluster):
+    plan = planned(tmp_path, cluster)
+    first, second = (held(stage) for stage in plan.pipeline.stages)
+    assert [first[name] for name in ("w1", "b1", "w2", "b2", "x")] == [(6, 4), (4,), (4, 10), (10,), (32, 6)]
+    assert [second[name] for name in ("w3", "b3", "w4", "b4")] == [(10, 12), (12,), (12, 14), (14,)]
+    assert second["y"] == (16, 14)
+    assert verify_plan(mlp(tmp_path, 64), plan).verified
+
+
+def test_what_stages_hand_on(tmp_path, cluster):
+    plan = planned(tmp_path, cluster, STAGES + "pipeline_intermediate_axes: {data: 0}\n")
+    first, second = (held(stage) for stage in plan.pipeline.stages)
+    assert (first["h2"], second["h2"]) == ((32, 10), (16, 10))
+    (handed,) = plan.pipeline.transfers
+    assert handed.tensor == "h2"
+    assert [step.collective.kind for step in handed.backward] == ["permute"]
+    back = handed.backward[0].payload_bytes
+    assert back >= 16 * 10 * 4  # the gradient of the half batch that each device of stage 1 has
+
+
+def test_the_layouts_of_one_batch_for_another(tmp_path, cluster):
+    one = planned(tmp_path, cluster, batch=8)
+    reused = plan_stages(
+        mlp(tmp_path, 64), cluster, PlanOptions(microbatches=MICROBATCHES), SCHEDULE, stages_of(one, "one.json")
+    )
+    for before, after in zip(one.pipeline.stages, reused.pipeline.stages, strict=True):
+        kept = {t.name: t.layout for t in before.plan.tensors if t.role in ("input", "parameter")}
+        assert {t.name: t.layout for t in after.plan.tensors if t.role in ("input", "parameter")} == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stages: 2\n", "fixed.yaml:1:9: error[bad-stages]: stages: a list is expected, one entry for each stage"),
+        ("stages: [{mesh: 1x2}]\n", "a stage needs 'runs': a list of patterns of modules, blocks or operators"),
+        ("stages: [{runs: ['*']}]\n", "a stage needs 'mesh': its part of the devices, such as 1x2"),
+        (STAGES.replace("mesh: 1x2", "mesh: 1x4"), "the stages take 8 devices, and the cluster has 4"),
+        (STAGES.replace('["*"]', "[nothing]"), "stage 1 runs nothing: no module, block or operator is left"),
+        (STAGES + "pipeline_intermediate_axes: {data: a}\n", "'data' needs the number of a dim"),
+        (STAGES.replace("[null, model]", "[null, modell]"), "the mesh machine=1 x gpu=2 has no axis 'modell'"),
+    ],
+)
+def test_faults(text, message, tmp_path, cluster, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ShardplanError) as problem:
+        planned(Path(), cluster, text)
+    assert message in str(problem.value)
+
+
+def test_the_verb(tmp_path, shardplan, folder):
+    mlp(Path(), 64)
+    Path("fixed.yaml").write_text(STAGES)
+    given = ("solve", "mlp64.onnx", "-c", "h100-dgx", "--mesh", "1x4", "--microbatches", "2", "-o", "p.json")
+    run = shardplan(*given, "--constraints", "fixed.yaml")
+    assert run.code == 0, run.err
+    assert shardplan("check", "p.json", "--model", "mlp64.onnx", "--resolve").code == 0
+    again = shardplan(*given, "--stages", "p.json")
+    assert again.code == 0, again.err
+    assert shardplan(*given, "--constraints", "fixed.yaml", "--stages", "2").code == 2
+
+
+def test_equal_requests_give_equal_bytes(tmp_path, cluster):
+    assert dumps(planned(tmp_path, cluster)) == dumps(planned(tmp_path, cluster))
