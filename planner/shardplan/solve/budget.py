@@ -52,14 +52,37 @@ class Budget:
         """Seconds until the time limit; infinite without one."""
         return float("inf") if self.time_limit is None else self.time_limit - self.seconds
 
+    @property
+    def work_left(self) -> float:
+        """Work until the work limit; infinite without one."""
+        return float("inf") if self.work_limit is None else self.work_limit - self.work
+
     def spend(self, entries: float) -> None:
         """Account for so many table entries."""
         self.work += entries / 1e6
 
+    def part(self, share: float, work: float) -> tuple[float, float]:
+        """Seconds and work at which a part of the search ends: a share of what is left of the limits; without any,
+        after so much `work`."""
+        if self.time_limit is None and self.work_limit is None:
+            return float("inf"), self.work + work
+        seconds = self.seconds + share * self.seconds_left
+        return seconds, float("inf") if self.work_limit is None else self.work + share * self.work_left
+
+    def past(self, end: tuple[float, float]) -> bool:
+        """Whether a part of the search is over."""
+        return self.work >= end[1] or (self.time_limit is not None and self.seconds >= end[0])
+
+    def effort(self, share: float) -> tuple[float, float, float]:
+        """Work, gap, and seconds of a proof that may take a share of what is left of the limits."""
+        if self.time_limit is None and self.work_limit is None:
+            return LARGE_EFFORT, 0.0, float("inf")
+        return share * self.work_left, 0.0, share * self.seconds_left
+
     def efforts(self) -> tuple[float, float]:
         """Work that a proof may take, and work after which a small gap will do: with a limit, all that it allows."""
         if self.work_limit is not None:
-            return self.work_limit - self.work, float("inf")
+            return self.work_left, float("inf")
         if self.time_limit is not None:
             return float("inf"), float("inf")
         return LARGE_EFFORT, SMALL_EFFORT

@@ -96,6 +96,11 @@ class Graph:
         """Bytes per moment that every assignment uses."""
         return np.cumsum(self.base_steps[:-1])
 
+    @property
+    def pairs(self) -> int:
+        """Entries of the tables of all edges."""
+        return sum(self.tables.arrays[matrix].size for row in self.neighbours for matrix in row.values()) // 2
+
     def add_cost(self, node: int, const: float, vector: int) -> None:
         """Add `const + vector[i]` to the cost of the node's choices."""
         if const == np.inf:
@@ -210,15 +215,13 @@ class Graph:
         elif others:
             self.add_edge(others[0], others[1], self.tables.join(matrices[0] ^ 1, costs, matrices[1]))
 
-    def labels(self, choices: tuple[int, ...], nodes: Sequence[int]) -> list[int] | None:
-        """The labels of nodes that are alive in an assignment of the original problem; `None` if one was taken away."""
+    def labels(self, choices: tuple[int, ...], nodes: Sequence[int]) -> list[int]:
+        """The labels of nodes that are alive in an assignment of the original problem; -1 for those taken away."""
         left = dict(zip(nodes, (choices[node] for node in nodes), strict=True))
         for step in self.trail:
-            if isinstance(step, Take) and step.node in left:
+            if isinstance(step, Take) and left.get(step.node, -1) >= 0:
                 label = left[step.node]
-                if label not in step.rows:
-                    return None
-                left[step.node] = step.rows.index(label)
+                left[step.node] = step.rows.index(label) if label in step.rows else -1
         return [left[node] for node in nodes]
 
     def restore(self, core: dict[int, int]) -> tuple[int, ...]:

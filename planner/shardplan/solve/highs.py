@@ -87,6 +87,7 @@ class Program:
     scale: float = 1.0
     columns: int = 0
     work: float = 0.0
+    allowed: float = np.inf
     integral: bool = False
     moments: set[int] = field(default_factory=set)
 
@@ -174,7 +175,7 @@ class Program:
         if np.isfinite(self.budget.seconds_left):
             left = max(min(self.budget.seconds_left, self.seconds), 0.01)
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
-        before = self.work
+        before, self.allowed = self.work, self.work + self.budget.work_left
         if highs.run() == highspy.HighsStatus.kError:
             raise HighsError(f"HiGHS failed: {highs.modelStatusToString(highs.getModelStatus())}")
         info = highs.getInfo()
@@ -187,7 +188,11 @@ class Program:
 
     def _watch(self, event: Any, weight: float) -> None:
         self.work += weight * self.columns
-        if self.budget.interrupted or self.work > self.effort or (self.integral and self._settled(event.data_out)):
+        if (
+            self.budget.interrupted
+            or self.work > min(self.effort, self.allowed)
+            or (self.integral and self._settled(event.data_out))
+        ):
             event.interrupt()
 
     def _settled(self, state: Any) -> bool:

@@ -42,12 +42,14 @@ class Pressure:
         return np.asarray(self.whole.of(np.array(choices))[self.numbers] - self.limit)
 
 
-def integer(graph: Graph, pressure: Pressure, best: Incumbent, ceiling: float | None, effort: Effort = FUSION) -> None:
+def integer(
+    graph: Graph, pressure: Pressure, best: Incumbent, ceiling: float | None, effort: Effort | None = None
+) -> None:
     """HiGHS on what is left of a restricted graph, whose moments are those of `pressure`.
 
-    With a `ceiling`, whatever costs less is still in the graph, and the answer is a proof; without, it is a heuristic
-    of limited `effort`. Moments that are not known to be short free many nodes for elimination; what the answer breaks
-    is added.
+    With a `ceiling`, whatever costs less is still in the graph, and the answer is a proof, by default of as much effort
+    as the budget allows; without, it is a heuristic of limited `effort`. Moments that are not known to be short free
+    many nodes for elimination; what the answer breaks is added.
     """
     moments = set(pressure.moments)
     place = {int(number): index for index, number in enumerate(pressure.numbers)}
@@ -58,7 +60,7 @@ def integer(graph: Graph, pressure: Pressure, best: Incumbent, ceiling: float | 
         keep_moments(part, np.array(wanted, dtype=np.int64))
         try:
             presolve(part, pressure.limit)
-            _program(part, pressure, trial, None if ceiling is not None else effort)
+            _program(part, pressure, trial, effort or (None if ceiling is not None else FUSION))
         except Contradiction:
             trial.prove(trial.cost)
         if ceiling is not None:

@@ -44,6 +44,19 @@ def prune(graph: Graph, dual: Dual, target: float, *, adopt: bool = True) -> Non
             graph.keep(node, open_rows(fits))
 
 
+def surviving(dual: Dual, target: float) -> int:
+    """How many pairs `prune` would leave."""
+    room = target - dual.bound()
+    core = dual.core
+    excess = dual.theta - np.repeat(dual.least(), core.sizes)
+    left = 0
+    for edge in range(len(core.tables)):
+        a, b = int(core.first[edge]), int(core.second[edge])
+        rows, columns = (excess[core.offsets[p] : core.offsets[p + 1]] for p in (a, b))
+        left += int((dual.slack(edge) + rows[:, None] + columns[None, :] <= room).sum())
+    return left
+
+
 def label_excess(dual: Dual) -> Costs:
     """What every label costs above the bound at least."""
     core = dual.core

@@ -106,6 +106,19 @@ class Assignment:
         return OPEN not in self.labels and fits and bool(np.isfinite(self.cost()))
 
 
+def completed(space: Space, labels: Sequence[int]) -> Assignment | None:
+    """The assignment of some labels, the open ones chosen to be the cheapest that fit; `None` if that does not work."""
+    assignment = Assignment(space)
+    for position, label in enumerate(labels):
+        if label >= 0:
+            assignment.set(position, label)
+    for position, label in enumerate(labels):
+        if label < 0:
+            score = np.where(assignment.fits(position), assignment.score(position), np.inf)
+            assignment.set(position, int(score.argmin()))
+    return assignment if assignment.feasible() else None
+
+
 def polish(assignment: Assignment, rounds: int = 3) -> None:
     """Change single labels while it pays and fits."""
     for _ in range(rounds):
