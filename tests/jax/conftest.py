@@ -36,7 +36,7 @@ def start():
 def finish():
     """Waits for a started program and gives what it printed; one that fails is a failure, with what it said."""
 
-    def end(process: subprocess.Popen, timeout: float = 240) -> str:
+    def end(process: subprocess.Popen, timeout: float = 600) -> str:
         out, err = process.communicate(timeout=timeout)
         assert process.returncode == 0, err[-4000:]
         return out

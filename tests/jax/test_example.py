@@ -20,35 +20,29 @@ from shardplan.plan.orientation import checkpoint_shape
 SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "train_jax.py"
 
 
-def solve_command(plan: Path) -> list[str]:
-    """The arguments of `shardplan` in the script's first lines, with another name for the plan."""
+def solve_command(plan: Path, constraints: str = "tensor_parallel.yaml") -> list[str]:
+    """The arguments of `shardplan` in the script's first lines, with another plan's name and other constraints."""
     command = re.search(r"    shardplan (solve .*?)\n    python", SCRIPT.read_text(), re.DOTALL)
     args = shlex.split(command[1].replace("\\\n", " "))
-    return [str(plan) if arg == "gpt.plan.json" else arg for arg in args]
+    return [str(plan) if arg == "gpt.plan.json" else arg.replace("tensor_parallel.yaml", constraints) for arg in args]
 
 
 @pytest.fixture(scope="module")
-def plan(start, finish, tmp_path_factory):
-    path = tmp_path_factory.mktemp("example") / "gpt.plan.json"
-    finish(start("-m", "shardplan", *solve_command(path)))
-    return path
-
-
-@pytest.fixture(scope="module")
-def printed(start, finish, plan):
-    """What training prints, from random weights and from a checkpoint."""
+def printed(start, finish, tmp_path_factory):
+    """What training prints: under tensor parallelism, and from a checkpoint with the weights cut over machines too."""
+    folder = tmp_path_factory.mktemp("example")
+    plans = {folder / f"{name}.plan.json": name for name in ("tensor_parallel.yaml", "zero_and_tensor_parallel.yaml")}
+    for process in [start("-m", "shardplan", *solve_command(*plan)) for plan in plans.items()]:
+        finish(process)
     generator = np.random.default_rng(0)
     weights = {
         tensor.checkpoint: generator.normal(0, 0.05, checkpoint_shape(tensor.shape, tensor.perm)).astype(np.float32)
-        for tensor in shardplan.load(plan).tensors
+        for tensor in shardplan.load(next(iter(plans))).tensors
         if tensor.role == "parameter"
     }
-    checkpoint = plan.with_name("model.safetensors")
-    save_file(weights, checkpoint)
-    running = [
-        start(str(SCRIPT), str(plan), "--heads", "8", *extra)
-        for extra in ((), ("--checkpoint", str(checkpoint), "--steps", "2"))
-    ]
+    save_file(weights, folder / "model.safetensors")
+    extras = ((), ("--checkpoint", str(folder / "model.safetensors"), "--steps", "2"))
+    running = [start(str(SCRIPT), str(plan), "--heads", "8", *extra) for plan, extra in zip(plans, extras, strict=True)]
     return [finish(process) for process in running]
 
 
@@ -71,7 +65,14 @@ def test_it_sends_what_the_plan_says(printed):
     assert printed[0].endswith("layers.up.kernel (4, 128, 512) is P(None, None, 'gpu'): a device holds (4, 128, 128)\n")
 
 
-def test_it_takes_a_checkpoint(printed):
+def test_it_takes_a_checkpoint_and_gathers_one_layer_at_a_time(printed):
     losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed[1], re.MULTILINE)]
     assert len(losses) == 2
     assert losses[1] < losses[0]
+    assert printed[1].splitlines()[2:6] == [
+        "forward   all_gather      gpu                      98,304       98,304",
+        "forward   all_gather      machine                 589,824      589,824",
+        "forward   all_reduce      gpu                     786,432      786,432",
+        "forward   total                                 1,474,560    1,474,560  x 1.00",
+    ]
+    assert "is P(None, 'machine', 'gpu'): a device holds (4, 32, 128)\n" in printed[1]
