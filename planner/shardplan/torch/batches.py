@@ -37,7 +37,9 @@ def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: 
         if name not in known
     ]
     faults += [error("missing-input", f"the batch has no '{name}'") for name in known if name not in batch]
-    faults += [fault for name in batch if name in known for fault in _check(known[name], batch[name], grid, local=local)]
+    faults += [
+        fault for name in batch if name in known for fault in _check(known[name], batch[name], grid, local=local)
+    ]
     if faults:
         raise ShardplanError(*faults)
     return {name: _distributed(known[name], tensor, grid, local=local) for name, tensor in batch.items()}

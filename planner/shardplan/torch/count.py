@@ -106,7 +106,7 @@ class _Counting(TorchDispatchMode):
         self.groups = {ranks: axes for axes, ranks in _groups(grid).items()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(not issubclass(kind, Tensor) or kind is not Tensor and hasattr(kind, "to_local") for kind in types):
+        if any(not issubclass(kind, Tensor) or (kind is not Tensor and hasattr(kind, "to_local")) for kind in types):
             return NotImplemented  # a DTensor: its operations come again on local tensors
         counted = _COUNTED.get(func._schema.name)  # noqa: SLF001 - there is no public name
         if counted is not None:
@@ -170,4 +170,3 @@ def _ranks(args: Sequence[Any]) -> tuple[int, ...]:
 def _is_permute(args: Sequence[Any]) -> bool:
     splits = [argument for argument in args if isinstance(argument, (list, tuple))]
     return bool(splits) and all(sum(size > 0 for size in sizes) == 1 for sizes in splits)
-

@@ -11,7 +11,7 @@ from shardplan.torch import rules_elementwise as elementwise
 from shardplan.torch import rules_norms as norms
 from shardplan.torch import rules_products as products
 from shardplan.torch import rules_views as views
-from shardplan.torch.engine import Engine, Rule
+from shardplan.torch.engine import Engine, Op, Rule
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.elementwise),
@@ -19,7 +19,8 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
     **dict.fromkeys(("dropout", "feature_dropout"), elementwise.dropout),
     **dict.fromkeys(
-        ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "any", "all", "logsumexp"),
+        ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "any", "all",
+         "logsumexp"),
         elementwise.reduction,
     ),
     **dict.fromkeys(("cumsum", "cumprod", "topk", "sort", "argsort", "flip"), elementwise.along),
@@ -43,10 +44,8 @@ RULES: Mapping[str, Rule] = {
 
 def name_of(func: Any) -> str:
     """`add` for `torch.add`, `Tensor.__add__`, `Tensor.add_`, `aten.add.Tensor` and `operator.add`."""
-    if isinstance(func, OpOverload):
-        name = func._schema.name.split("::")[-1]  # noqa: SLF001 - there is no public name
-    else:
-        name = getattr(func, "__name__", str(func))
+    schema = func._schema.name if isinstance(func, OpOverload) else ""  # noqa: SLF001 - there is no public name
+    name = str(schema.split("::")[-1] or getattr(func, "__name__", func))
     name = name.removeprefix("__").removesuffix("__") if name.startswith("__") else name
     return name if name == "_" else name.rstrip("_") or name
 
@@ -54,8 +53,8 @@ def name_of(func: Any) -> str:
 def in_place(func: Any) -> bool:
     """Whether an operation changes its first operand."""
     if isinstance(func, OpOverload):
-        return func._schema.is_mutable  # noqa: SLF001 - as above
-    name = getattr(func, "__name__", "")
+        return bool(func._schema.is_mutable)  # noqa: SLF001 - as above
+    name = str(getattr(func, "__name__", ""))
     if name.startswith("__"):
         return name in _IN_PLACE
     return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
@@ -67,4 +66,4 @@ _IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__"))
 def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run one operation; `args` hold values where tensors would be."""
     name = name_of(func)
-    return RULES.get(name, elementwise.whole)(engine, name, func, args, kwargs)
+    return RULES.get(name, elementwise.whole)(engine, Op(name, func, args, kwargs))

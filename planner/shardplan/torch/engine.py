@@ -9,19 +9,21 @@ forward and backward. A move that no plan asked for is made where operands disag
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import to_text
 from shardplan.plan.types import Plan
-from shardplan.torch.graph import CONSTANT, Key, PlanGraph, plan_graph
+from shardplan.torch.graph import Key, PlanGraph, plan_graph
 from shardplan.torch.grid import Grid
 from shardplan.torch.moves import Route, Router
 from shardplan.torch.settle import settle
+from shardplan.torch.signature import CONSTANT
 from shardplan.torch.values import Call, Site, Value
 
 
@@ -143,4 +145,13 @@ class Engine:
         return Value(local, target, value.shape, value.dtype, value.grad, value.key)
 
 
-Rule = Callable[[Engine, Any, Sequence[Any], dict[str, Any]], Any]
+class Op(NamedTuple):
+    """An operation as it was called: `args` and `kwargs` hold values where tensors were."""
+
+    name: str
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+
+
+Rule = Callable[[Engine, Op], Any]

@@ -78,7 +78,9 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     except Exception as problem:
         text = str(problem).strip().splitlines()
         summary = f"torch.export cannot write this model as a graph: {text[0] if text else type(problem).__name__}"
-        raise ShardplanError(error("cannot-export", summary, hint="apply the plan with parallelize instead")) from problem
+        raise ShardplanError(
+            error("cannot-export", summary, hint="apply the plan with parallelize instead")
+        ) from problem
 
 
 def _holder(model: nn.Module) -> nn.Module:
@@ -251,4 +253,3 @@ def _finish(made: fx.GraphModule, program: ExportedProgram, applied: Applied) ->
     made.register_forward_pre_hook(enter, with_kwargs=True)
     made.register_forward_hook(leave, always_call=True)
     object.__setattr__(made, "_shardplan", applied)
-

@@ -35,7 +35,7 @@ class Key(NamedTuple):
     place: int = 0
 
     def chained(self, operands: Iterable[Key]) -> Key:
-        """This key with its place behind those of `operands` that are of the same chain."""
+        """The key with its place behind those of `operands` that are of the same chain."""
         places = [operand.place for operand in operands if operand[:3] == self[:3]]
         return self._replace(place=max(places) + 1) if places else self
 
@@ -51,8 +51,8 @@ class Read:
 
 @dataclass
 class PlanGraph:
-    """`values`: the plan's tensors by key, `keys`: the other way round; `ends`: the last key of every chain; `reads`: by
-    key of the value and of what is made of it; `readers`: how many there are of each value."""
+    """`values`: the plan's tensors by key, `keys`: the other way round; `ends`: the last key of every chain; `reads`:
+    by key of the value and of what is made of it; `readers`: how many there are of each value."""
 
     signatures: Signatures
     values: dict[Key, TensorDecision] = field(default_factory=dict)
@@ -89,8 +89,7 @@ def plan_graph(plan: Plan) -> PlanGraph:
 def _enter(graph: PlanGraph, key: Key, tensor: TensorDecision) -> None:
     graph.keys[tensor.name] = key
     graph.values.setdefault(key, tensor)
-    end = graph.ends.setdefault(key[:3], key)
-    graph.ends[key[:3]] = max(end, key)
+    graph.ends[key[:3]] = max(graph.ends.get(key[:3], key), key)
 
 
 def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence[Key]) -> None:

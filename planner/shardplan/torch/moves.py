@@ -1,8 +1,8 @@
 """Moves of a plan as differentiable functions on what this process holds.
 
 A move from the dual pair `source` to `target` (see `shardplan.layout.placement`) brings the value from `source.forward`
-to `target.forward`, and its gradient from `target.gradient` to `source.gradient`. The collectives are those of the plan;
-a move that the plan does not have is lowered to the fewest bytes.
+to `target.forward`, and its gradient from `target.gradient` to `source.gradient`. The collectives are those of the
+plan; a move that the plan does not have is lowered to the fewest bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from shardplan.torch.steps import run_steps
 
 @dataclass(frozen=True)
 class Route:
-    """A move worked out. `again`: the value is not saved for backward but brought again. `planned`: it is the plan's."""
+    """A move worked out. `again`: the value is not saved for backward but brought again by these steps. `planned`: it
+    is the plan's."""
 
     source: Layout
     target: Layout
@@ -120,7 +121,7 @@ class Regathered:
         return found
 
 
-class _Moved(torch.autograd.Function):
+class _Moved(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, local: Tensor, route: Route, grid: Grid) -> Tensor:
         ctx.route, ctx.grid = route, grid

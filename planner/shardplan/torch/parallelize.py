@@ -385,7 +385,7 @@ def _left(applied: Applied, output: Any) -> Any:
         return output_tensor(applied.engine, value.local, value.layout, value.shape, grad=value.grad)
     if isinstance(output, dict):
         made = {key: _left(applied, item) for key, item in output.items()}
-        return type(output)(**made) if not type(output) is dict else made
+        return type(output)(**made) if type(output) is not dict else made
     if isinstance(output, tuple) and hasattr(output, "_fields"):
         return type(output)(*(_left(applied, item) for item in output))
     if isinstance(output, (tuple, list)):
@@ -445,4 +445,3 @@ def _faults(engine: Engine) -> Iterator[Diagnostic]:
         summary = f"{len(missing)} moves of the plan have no place in the model"
         hint = f"is the model the one that was planned? solve again for it, {lenient}"
         yield error("unrealised-move", summary, detail="\n".join(shown), hint=hint)
-

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from shardplan.torch.engine import Engine
-from shardplan.torch.graph import CONSTANT, Key, softmax
+from shardplan.torch.engine import Engine, Op
+from shardplan.torch.graph import Key
+from shardplan.torch.signature import CONSTANT
 from shardplan.torch.values import Call, Dims, Site, Value
 
 SUMS = frozenset(("add", "sub", "radd", "rsub", "iadd", "isub", "subtract"))
@@ -32,34 +33,34 @@ OTHERS = frozenset(
 ELEMENTWISE = SUMS | SCALES | SELECTS | SAME | OTHERS
 
 
-def elementwise(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def elementwise(engine: Engine, op: Op) -> Value:
     """A function of corresponding elements, dims of size 1 broadcast."""
     operands: list[Value] = []
     places: list[int] = []
-    for position, argument in enumerate(args):
+    for position, argument in enumerate(op.args):
         if isinstance(argument, (Value, torch.Tensor)):
             operands.append(lift(engine, argument))
             places.append(position)
     shape = torch.broadcast_shapes(*(value.shape for value in operands))
-    plain = [argument for argument in args if not isinstance(argument, (Value, torch.Tensor))]
+    plain = [argument for argument in op.args if not isinstance(argument, (Value, torch.Tensor))]
 
     def run(locals_: list[Any], site: Site) -> Any:
         del site
-        given = list(args)
+        given = list(op.args)
         for place, local in zip(places, locals_, strict=True):
             given[place] = local
-        return func(*given, **kwargs)
+        return op.func(*given, **op.kwargs)
 
     call = Call(
         operands=operands,
         dims=[_aligned(value.shape, shape) for value in operands],
         results=[tuple((f"x{dim}",) for dim in range(len(shape)))],
         shapes=[shape],
-        keys=[_key(engine, name, operands, shape)],
+        keys=[_key(engine, op.name, operands, shape)],
         sizes={f"x{dim}": size for dim, size in enumerate(shape)},
         run=run,
-        linear=_linear(name, len(operands), plain),
-        chains=name not in SAME,
+        linear=_linear(op.name, len(operands), plain),
+        chains=op.name not in SAME,
     )
     return engine.run(call)[0]
 
@@ -95,15 +96,14 @@ def _key(engine: Engine, name: str, operands: list[Value], shape: tuple[int, ...
     return Key(terms.nonlinear(signatures), shape)
 
 
-def dropout(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def dropout(engine: Engine, op: Op) -> Value:
     """Zeros drawn alike by processes that hold the same, and independently by others.
 
     The seed comes from the CPU generator, which must be in the same state on all processes; so does a recomputation.
     """
-    del name, func
-    value = args[0]
-    rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-    training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
+    value = op.args[0]
+    rate = op.kwargs.get("p", op.args[1] if len(op.args) > 1 else 0.5)
+    training = op.kwargs.get("training", op.kwargs.get("train", op.args[2] if len(op.args) > 2 else True))
     if not training or rate == 0:
         return value  # type: ignore[no-any-return]
 
@@ -144,31 +144,31 @@ _MEANS = frozenset(("mean",))
 _ADDED = frozenset(("sum", "mean", "count_nonzero"))
 
 
-def reduction(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def reduction(engine: Engine, op: Op) -> Any:
     """`sum`, `mean` of split dims are partial; other reductions (`amax`, `argmax`, `var` ...) need their dims whole."""
-    value = args[0]
-    given = kwargs.get("dim", args[1] if len(args) > 1 and not isinstance(args[1], torch.dtype) else None)
+    value = op.args[0]
+    given = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 and not isinstance(op.args[1], torch.dtype) else None)
     dims = _dims_of(given, value.rank)
     meta = torch.empty(value.shape, device="meta", dtype=value.dtype)
-    made = func(meta, *args[1:], **kwargs)
+    made = op.func(meta, *op.args[1:], **op.kwargs)
     results = list(made) if isinstance(made, (tuple, list)) else [made]
     kept = len(results[0].shape) == value.rank
     factors: Dims = tuple(
         (f"x{dim}",) if dim not in dims else () for dim in range(value.rank) if kept or dim not in dims
     )
     terms = engine.graph.signatures
-    signature = (terms.linear if name in _ADDED else terms.nonlinear)([value.key.signature])
+    signature = (terms.linear if op.name in _ADDED else terms.nonlinear)([value.key.signature])
 
     def run(locals_: list[Any], site: Site) -> Any:
-        found = func(locals_[0], *args[1:], **kwargs)
+        found = op.func(locals_[0], *op.args[1:], **op.kwargs)
         ways = site.ways(*(f"x{dim}" for dim in dims))
-        return found / ways if name in _MEANS and ways > 1 else found
+        return found / ways if op.name in _MEANS and ways > 1 else found
 
-    call = unary(value, value.key, run, () if name in _ADDED else dims)
+    call = unary(value, value.key, run, () if op.name in _ADDED else dims)
     call.results = [factors] * len(results)
     call.shapes = [tuple(result.shape) for result in results]
     call.keys = [Key(signature, tuple(result.shape)) for result in results]
-    call.linear = (frozenset({0}),) if name in _ADDED else ()
+    call.linear = (frozenset({0}),) if op.name in _ADDED else ()
     call.integer = not results[0].dtype.is_floating_point
     found = engine.run(call)
     return type(made)(found) if isinstance(made, tuple) and len(found) > 1 else found[0]
@@ -181,16 +181,16 @@ def _dims_of(given: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted(int(dim) % rank for dim in wanted)) or tuple(range(rank))
 
 
-def along(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def along(engine: Engine, op: Op) -> Any:
     """Functions along one dim that keep the others (`cumsum`, `topk`, `sort`): the dim is whole."""
-    value = args[0]
-    place = 2 if name == "topk" else 1
-    given = kwargs.get("dim", args[place] if len(args) > place else -1)
+    value = op.args[0]
+    place = 2 if op.name == "topk" else 1
+    given = op.kwargs.get("dim", op.args[place] if len(op.args) > place else -1)
     dim = int(given) % value.rank
-    made = func(torch.empty(value.shape, device="meta", dtype=value.dtype), *args[1:], **kwargs)
+    made = op.func(torch.empty(value.shape, device="meta", dtype=value.dtype), *op.args[1:], **op.kwargs)
     results = list(made) if isinstance(made, (tuple, list)) else [made]
     key = engine.graph.signatures.nonlinear([value.key.signature])
-    call = unary(value, value.key, lambda locals_, site: func(locals_[0], *args[1:], **kwargs), [dim])
+    call = unary(value, value.key, lambda locals_, _: op.func(locals_[0], *op.args[1:], **op.kwargs), [dim])
     dims = tuple((f"x{place}",) if place != dim else ("new",) for place in range(value.rank))
     call.sizes = {**call.sizes, "new": results[0].shape[dim]}
     call.results, call.whole = [dims] * len(results), frozenset({f"x{dim}", "new"})
@@ -200,23 +200,23 @@ def along(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dic
     return tuple(found) if len(found) > 1 else found[0]
 
 
-def one_hot(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def one_hot(engine: Engine, op: Op) -> Value:
     """`one_hot` with a known number of classes; the classes are whole."""
-    value = args[0]
-    classes = int(kwargs.get("num_classes", args[1] if len(args) > 1 else -1))
+    value = op.args[0]
+    classes = int(op.kwargs.get("num_classes", op.args[1] if len(op.args) > 1 else -1))
     if classes < 0:
         raise TypeError("one_hot needs num_classes: without it the result's shape depends on data")
     shape = (*value.shape, classes)
     key = Key(engine.graph.signatures.nonlinear([value.key.signature]), shape)
-    call = unary(value, key, lambda locals_, site: torch.nn.functional.one_hot(locals_[0], classes))
+    call = unary(value, key, lambda locals_, _: torch.nn.functional.one_hot(locals_[0], classes))
     call.results, call.shapes = [(*call.dims[0], ("class",))], [shape]
     call.sizes, call.whole, call.integer = {**call.sizes, "class": classes}, frozenset({"class"}), True
     return engine.run(call)[0]
 
 
-def whole(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def whole(engine: Engine, op: Op) -> Any:
     """An operation without a rule: every process does all of it."""
-    engine.record.unknown[name] += 1
+    engine.record.unknown[op.name] += 1
     leaves: list[Value] = []
 
     def collect(argument: Any) -> Any:
@@ -227,8 +227,8 @@ def whole(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dic
             return type(argument)(collect(item) for item in argument)
         return argument
 
-    given = [collect(argument) for argument in args]
-    named = {key: collect(argument) for key, argument in kwargs.items()}
+    given = [collect(argument) for argument in op.args]
+    named = {key: collect(argument) for key, argument in op.kwargs.items()}
     plain = [engine.convert(value, engine.constant(value.local, value.shape).layout) for value in leaves]
 
     def fill(argument: Any) -> Any:
@@ -238,7 +238,7 @@ def whole(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dic
             return type(argument)(fill(item) for item in argument)
         return argument
 
-    made = func(*[fill(argument) for argument in given], **{key: fill(item) for key, item in named.items()})
+    made = op.func(*[fill(argument) for argument in given], **{key: fill(item) for key, item in named.items()})
     signature = engine.graph.signatures.nonlinear([value.key.signature for value in leaves])
 
     def as_value(result: Any) -> Any:

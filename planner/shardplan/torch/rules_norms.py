@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import RP, R
-from shardplan.torch.engine import Engine
-from shardplan.torch.graph import CONSTANT, Key, softmax
+from shardplan.torch.engine import Engine, Op
+from shardplan.torch.graph import Key, softmax
 from shardplan.torch.rules_elementwise import elementwise, lift, reduction, unary
+from shardplan.torch.signature import CONSTANT
 from shardplan.torch.values import Site, Value
 
 _NORMS = {
@@ -22,18 +23,18 @@ _NORMS = {
 }
 
 
-def normalised(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def normalised(engine: Engine, op: Op) -> Value:
     """`softmax`, `log_softmax` over one dim."""
-    value = args[0]
-    given = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-    dim, is_log = int(-1 if given is None else given) % value.rank, "log" in name
-    dtype = kwargs.get("dtype", args[2] if len(args) > 2 and isinstance(args[2], torch.dtype) else None)
+    value = op.args[0]
+    given = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else -1)
+    dim, is_log = int(-1 if given is None else given) % value.rank, "log" in op.name
+    dtype = op.kwargs.get("dtype", op.args[2] if len(op.args) > 2 and isinstance(op.args[2], torch.dtype) else None)
     key = Key(softmax(engine.graph.signatures, [value.key.signature]), value.shape)
     read = engine.read(value, [key])
     if _is_split(read, (dim,)):
         return _result(engine, _split_softmax(engine, read, dim, is_log=is_log), key)
     made = torch.log_softmax if is_log else torch.softmax
-    call = unary(read, key, lambda locals_, site: made(locals_[0], dim, dtype=dtype), [dim])
+    call = unary(read, key, lambda locals_, _: made(locals_[0], dim, dtype=dtype), [dim])
     call.ready = True
     return engine.run(call)[0]
 
@@ -42,17 +43,17 @@ def _split_softmax(engine: Engine, value: Value, dim: int, *, is_log: bool) -> V
     """The maximum and the sum of exponentials of a row come from all its parts."""
     value = _unknown(value)
     top = _over_parts(engine, _partial(engine, value, dim, lambda local: local.detach().amax(dim, True), "max"))
-    shifted = elementwise(engine, "sub", torch.sub, [value, top], {})
-    powers = elementwise(engine, "exp", torch.exp, [shifted], {})
-    total = _over_parts(engine, reduction(engine, "sum", torch.sum, [powers, dim, True], {}))
+    shifted = elementwise(engine, Op("sub", torch.sub, [value, top]))
+    powers = elementwise(engine, Op("exp", torch.exp, [shifted]))
+    total = _over_parts(engine, reduction(engine, Op("sum", torch.sum, [powers, dim, True])))
     if is_log:
-        return elementwise(engine, "sub", torch.sub, [shifted, elementwise(engine, "log", torch.log, [total], {})], {})
-    return elementwise(engine, "div", torch.div, [powers, total], {})
+        return elementwise(engine, Op("sub", torch.sub, [shifted, elementwise(engine, Op("log", torch.log, [total]))]))
+    return elementwise(engine, Op("div", torch.div, [powers, total]))
 
 
-def layer_norm(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def layer_norm(engine: Engine, op: Op) -> Value:
     """`layer_norm`, `rms_norm` over the last dims."""
-    given = {**dict(zip(_NORMS[name], args, strict=False)), **kwargs}
+    given = {**dict(zip(_NORMS[op.name], op.args, strict=False)), **op.kwargs}
     value, size = given["input"], len(given["normalized_shape"])
     affine = {part: lift(engine, given[part]) for part in ("weight", "bias") if given.get(part) is not None}
     operands = [value, *affine.values()]
@@ -63,17 +64,21 @@ def layer_norm(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs
         epsilon = given.get("eps")
         epsilon = torch.finfo(value.dtype).eps if epsilon is None else epsilon
         parts = dict(zip(affine, map(_unknown, read[1:]), strict=True))
-        centred = name == "layer_norm"
+        centred = op.name == "layer_norm"
         return _result(engine, _split_norm(engine, _unknown(read[0]), parts, dims, epsilon, centred=centred), key)
 
     def run(locals_: list[Any], site: Site) -> Any:
         del site
         rest = dict(zip(affine, locals_[1:], strict=True))
-        made = functional.layer_norm if name == "layer_norm" else functional.rms_norm
+        made = functional.layer_norm if op.name == "layer_norm" else functional.rms_norm
         return made(locals_[0], given["normalized_shape"], **rest, **_epsilon(given))
 
     call = unary(value, key, run, dims)
-    call.ready, call.operands, call.dims = True, read, [call.dims[0], *[tuple((f"x{dim}",) for dim in dims)] * len(affine)]
+    call.ready, call.operands, call.dims = (
+        True,
+        read,
+        [call.dims[0], *[tuple((f"x{dim}",) for dim in dims)] * len(affine)],
+    )
     return engine.run(call)[0]
 
 
@@ -87,16 +92,16 @@ def _split_norm(
     """Mean and mean square come from all parts."""
 
     def mean(of: Value) -> Value:
-        return _over_parts(engine, reduction(engine, "mean", torch.mean, [of, dims, True], {}))
+        return _over_parts(engine, reduction(engine, Op("mean", torch.mean, [of, dims, True])))
 
     if centred:
-        value = elementwise(engine, "sub", torch.sub, [value, mean(value)], {})
-    square = mean(elementwise(engine, "square", torch.square, [value], {}))
-    scale = elementwise(engine, "rsqrt", lambda local: torch.rsqrt(local + epsilon), [square], {})
-    made = elementwise(engine, "mul", torch.mul, [value, scale], {})
+        value = elementwise(engine, Op("sub", torch.sub, [value, mean(value)]))
+    square = mean(elementwise(engine, Op("square", torch.square, [value])))
+    scale = elementwise(engine, Op("rsqrt", lambda local: torch.rsqrt(local + epsilon), [square]))
+    made = elementwise(engine, Op("mul", torch.mul, [value, scale]))
     if "weight" in affine:
-        made = elementwise(engine, "mul", torch.mul, [made, affine["weight"]], {})
-    return elementwise(engine, "add", torch.add, [made, affine["bias"]], {}) if "bias" in affine else made
+        made = elementwise(engine, Op("mul", torch.mul, [made, affine["weight"]]))
+    return elementwise(engine, Op("add", torch.add, [made, affine["bias"]])) if "bias" in affine else made
 
 
 def _is_split(value: Value, dims: Sequence[int]) -> bool:
@@ -110,7 +115,7 @@ def _unknown(value: Value) -> Value:
 
 def _partial(engine: Engine, value: Value, dim: int, func: Callable[[Any], Any], how: str) -> Value:
     """A reduction of each part, still to be combined."""
-    call = unary(value, value.key, lambda locals_, site: func(locals_[0]))
+    call = unary(value, value.key, lambda locals_, _: func(locals_[0]))
     shape = (*value.shape[:dim], 1, *value.shape[dim + 1 :])
     call.results, call.shapes, call.reduction = [(*call.dims[0][:dim], (), *call.dims[0][dim + 1 :])], [shape], how
     call.keys = [Key(CONSTANT, shape)]

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from shardplan.layout.layout import Layout
-from shardplan.torch.engine import Engine
+from shardplan.torch.engine import Engine, Op
 from shardplan.torch.graph import Key, lookup, product, softmax
 from shardplan.torch.rules_elementwise import elementwise, lift
 from shardplan.torch.rules_norms import normalised
@@ -22,30 +22,30 @@ from shardplan.torch.values import Call, Dims, Site, Value
 _EACH = (frozenset({0}), frozenset({1}))
 
 
-def linear(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def linear(engine: Engine, op: Op) -> Value:
     """`x @ weight.T + bias`, as the plan has it: a product, which may be moved, and an addition."""
-    given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
+    given = {**dict(zip(("input", "weight", "bias"), op.args, strict=False)), **op.kwargs}
     weight = lift(engine, given["weight"])
-    made = matmul(engine, "matmul", torch.matmul, [given["input"], permute_by(engine, weight, (1, 0))], {})
+    made = matmul(engine, Op("matmul", torch.matmul, [given["input"], permute_by(engine, weight, (1, 0))]))
     return _plus(engine, made, given.get("bias"))
 
 
-def addmm(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def addmm(engine: Engine, op: Op) -> Value:
     """`bias + x @ weight`, with factors of 1."""
-    if kwargs.get("alpha", 1) != 1 or kwargs.get("beta", 1) != 1:
+    if op.kwargs.get("alpha", 1) != 1 or op.kwargs.get("beta", 1) != 1:
         raise TypeError("addmm with alpha or beta has no rule")
-    return _plus(engine, matmul(engine, "matmul", torch.matmul, args[1:3], {}), args[0])
+    return _plus(engine, matmul(engine, Op("matmul", torch.matmul, op.args[1:3])), op.args[0])
 
 
 def _plus(engine: Engine, value: Value, bias: Any) -> Value:
     if bias is None:
         return value
-    return elementwise(engine, "add", torch.add, [value, lift(engine, bias)], {})
+    return elementwise(engine, Op("add", torch.add, [value, lift(engine, bias)]))
 
 
-def matmul(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def matmul(engine: Engine, op: Op) -> Value:
     """`matmul`, `mm`, `bmm`: batch dims broadcast."""
-    left, right = (lift(engine, item) for item in args[:2])
+    left, right = (lift(engine, item) for item in op.args[:2])
     row, column = left.rank > 1, right.rank > 1
     batch = torch.broadcast_shapes(left.shape[: max(0, left.rank - 2)], right.shape[: max(0, right.rank - 2)])
     sizes = {f"b{dim}": size for dim, size in enumerate(batch)}
@@ -64,7 +64,7 @@ def matmul(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: di
     key = Key(product(engine.graph.signatures, [left.key.signature, right.key.signature]), shape)
     call = Call(
         [left, right], dims, [result], [shape], [key], sizes,
-        lambda locals_, site: torch.matmul(*locals_), linear=_EACH,
+        lambda locals_, _: torch.matmul(*locals_), linear=_EACH,
     )  # fmt: skip
     return engine.run(call)[0]
 
@@ -74,10 +74,10 @@ def _batch(shape: tuple[int, ...], batch: tuple[int, ...]) -> Dims:
     return tuple((f"b{dim + offset}",) if size == batch[dim + offset] else () for dim, size in enumerate(shape))
 
 
-def einsum(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def einsum(engine: Engine, op: Op) -> Value:
     """A sum of products, as its equation says; without an ellipsis."""
-    equation = str(args[0]).replace(" ", "")
-    values = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    equation = str(op.args[0]).replace(" ", "")
+    values = op.args[1] if len(op.args) == 2 and isinstance(op.args[1], (tuple, list)) else op.args[1:]
     operands = [lift(engine, item) for item in values]
     if "." in equation or "->" not in equation:
         raise TypeError(f"einsum '{args[0]}' needs an explicit result and no ellipsis")
@@ -92,17 +92,17 @@ def einsum(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: di
     key = Key(product(engine.graph.signatures, [value.key.signature for value in operands]), shape)
     call = Call(
         operands, dims, [tuple((letter,) for letter in right)], [shape], [key], sizes,
-        lambda locals_, site: torch.einsum(equation, *locals_),
+        lambda locals_, _: torch.einsum(equation, *locals_),
         linear=tuple(frozenset({place}) for place in range(len(operands))),
     )  # fmt: skip
     return engine.run(call)[0]
 
 
-def embedding(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def embedding(engine: Engine, op: Op) -> Value:
     """Rows of a table; of a table split by rows every process adds those that it has."""
-    first, second = (lift(engine, item) for item in args[:2])
+    first, second = (lift(engine, item) for item in op.args[:2])
     table, index = (second, first) if first.dtype in (torch.int32, torch.int64) else (first, second)
-    padding = kwargs.get("padding_idx", args[2] if len(args) > 2 else None)
+    padding = op.kwargs.get("padding_idx", op.args[2] if len(op.args) > 2 else None)
     padding = None if padding is None or padding < 0 else int(padding)
     rows = tuple((f"i{dim}",) for dim in range(index.rank))
     sizes = {f"i{dim}": size for dim, size in enumerate(index.shape)} | {"v": table.shape[0], "d": table.shape[1]}
@@ -128,15 +128,15 @@ def embedding(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs:
     return engine.run(call)[0]
 
 
-def attention(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def attention(engine: Engine, op: Op) -> Value:
     """`scaled_dot_product_attention`: by torch's kernel where every process has whole heads, else step by step."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {**dict(zip(names, op.args, strict=False)), **op.kwargs}
     query, key, value = (lift(engine, given[part]) for part in names[:3])
     if given.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
         times = query.shape[-3] // key.shape[-3]
         key, value = (
-            repeat_interleave(engine, "repeat_interleave", None, [part, times, part.rank - 3], {})
+            repeat_interleave(engine, Op("repeat_interleave", None, [part, times, part.rank - 3]))
             for part in (key, value)
         )
     mask = given.get("attn_mask")
@@ -246,19 +246,19 @@ def _step_by_step(
     engine: Engine, query: Value, key: Value, value: Value, mask: Value | None, scale: float, *, causal: bool
 ) -> Value:
     order = (*range(key.rank - 2), key.rank - 1, key.rank - 2)
-    scores = matmul(engine, "matmul", torch.matmul, [query, permute_by(engine, key, order)], {})
-    scores = elementwise(engine, "mul", torch.mul, [scores, scale], {})
+    scores = matmul(engine, Op("matmul", torch.matmul, [query, permute_by(engine, key, order)]))
+    scores = elementwise(engine, Op("mul", torch.mul, [scores, scale]))
     if causal:
         rows, columns = query.shape[-2], key.shape[-2]
         device = engine.grid.device
         allowed = engine.constant(torch.ones(rows, columns, dtype=torch.bool, device=device).tril(), (rows, columns))
-        scores = elementwise(engine, "where", _masked, [allowed, scores], {})
+        scores = elementwise(engine, Op("where", _masked, [allowed, scores]))
     elif mask is not None and mask.dtype == torch.bool:
-        scores = elementwise(engine, "where", _masked, [mask, scores], {})
+        scores = elementwise(engine, Op("where", _masked, [mask, scores]))
     elif mask is not None:
-        scores = elementwise(engine, "add", torch.add, [scores, mask], {})
-    shares = normalised(engine, "softmax", torch.softmax, [scores, -1], {})
-    return matmul(engine, "matmul", torch.matmul, [shares, value], {})
+        scores = elementwise(engine, Op("add", torch.add, [scores, mask]))
+    shares = normalised(engine, Op("softmax", torch.softmax, [scores, -1]))
+    return matmul(engine, Op("matmul", torch.matmul, [shares, value]))
 
 
 def _masked(allowed: Any, scores: Any) -> Any:

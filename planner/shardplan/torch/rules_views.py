@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shardplan.torch.engine import Engine
+from shardplan.torch.engine import Engine, Op
 from shardplan.torch.graph import Key, permuted
 from shardplan.torch.rules_elementwise import lift, unary
 from shardplan.torch.values import Call, Dims, Pieces, Site, Value
@@ -31,13 +31,13 @@ RESHAPES = frozenset(
 )
 
 
-def reshape(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def reshape(engine: Engine, op: Op) -> Value:
     """Dims split and merged: what is sharded is the same factor before and after."""
-    value = args[0]
-    rest = [torch.empty(a.shape, device="meta") if isinstance(a, Value) else a for a in args[1:]]
-    if name == "view" and rest and isinstance(rest[0], torch.dtype):
+    value = op.args[0]
+    rest = [torch.empty(a.shape, device="meta") if isinstance(a, Value) else a for a in op.args[1:]]
+    if op.name == "view" and rest and isinstance(rest[0], torch.dtype):
         raise TypeError("view(dtype) changes what is in a tensor and has no layout")
-    shape = tuple(func(torch.empty(value.shape, device="meta"), *rest, **kwargs).shape)
+    shape = tuple(op.func(torch.empty(value.shape, device="meta"), *rest, **op.kwargs).shape)
     before, after, sizes, whole = _refine(value.shape, shape)
     call = Call(
         [value], [before], [after], [shape], [Key(value.key.signature, shape)], sizes,
@@ -112,10 +112,10 @@ def _whole(sizes: dict[str, int], whole: set[str], size: int) -> str:
     return factor
 
 
-def permute(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def permute(engine: Engine, op: Op) -> Value:
     """Dims in another order."""
-    value = args[0]
-    order = _order(func, value.rank, args[1:], kwargs)
+    value = op.args[0]
+    order = _order(op.func, value.rank, op.args[1:], op.kwargs)
     return permute_by(engine, value, order)
 
 
@@ -127,7 +127,7 @@ def permute_by(engine: Engine, value: Value, order: Sequence[int]) -> Value:
         [value], [factors], [tuple(factors[dim] for dim in order)], [shape],
         [Key(value.key.signature, shape, permuted(value.key.perm, order))],
         {f"x{dim}": size for dim, size in enumerate(value.shape)},
-        lambda locals_, site: locals_[0].permute(*order), linear=(frozenset({0}),),
+        lambda locals_, _: locals_[0].permute(*order), linear=(frozenset({0}),),
     )  # fmt: skip
     return engine.run(call)[0]
 
@@ -138,12 +138,12 @@ def _order(func: Any, rank: int, args: Sequence[Any], kwargs: dict[str, Any]) ->
     return tuple(size - 2 for size in func(probe, *args, **kwargs).shape)
 
 
-def expand(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def expand(engine: Engine, op: Op) -> Value:
     """Dims of size 1 repeated without copying."""
-    value = args[0]
-    rest = [torch.empty(a.shape, device="meta") if isinstance(a, Value) else a for a in args[1:]]
-    shape = tuple(func(torch.empty(value.shape, device="meta"), *rest, **kwargs).shape)
-    if name == "repeat" and shape != tuple(torch.empty(value.shape, device="meta").expand(shape).shape):
+    value = op.args[0]
+    rest = [torch.empty(a.shape, device="meta") if isinstance(a, Value) else a for a in op.args[1:]]
+    shape = tuple(op.func(torch.empty(value.shape, device="meta"), *rest, **op.kwargs).shape)
+    if op.name == "repeat" and shape != tuple(torch.empty(value.shape, device="meta").expand(shape).shape):
         raise TypeError("repeat of dims larger than 1 has no layout")
     offset = len(shape) - value.rank
     before: Dims = tuple(
@@ -158,29 +158,29 @@ def expand(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: di
     return engine.run(call)[0]
 
 
-def repeat_interleave(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def repeat_interleave(engine: Engine, op: Op) -> Value:
     """Every index of a dim a fixed number of times."""
-    value = args[0]
-    times = int(kwargs.get("repeats", args[1] if len(args) > 1 else 1))
-    dim = int(kwargs.get("dim", args[2] if len(args) > 2 else 0)) % value.rank
+    value = op.args[0]
+    times = int(op.kwargs.get("repeats", op.args[1] if len(op.args) > 1 else 1))
+    dim = int(op.kwargs.get("dim", op.args[2] if len(op.args) > 2 else 0)) % value.rank
     shape = (*value.shape[:dim], value.shape[dim] * times, *value.shape[dim + 1 :])
     factors: Dims = tuple((f"x{place}",) for place in range(value.rank))
     after = (*factors[:dim], (f"x{dim}", "times"), *factors[dim + 1 :])
     sizes = {**{f"x{place}": size for place, size in enumerate(value.shape)}, "times": times}
     call = Call(
         [value], [factors], [after], [shape], [Key(value.key.signature, shape)], sizes,
-        lambda locals_, site: locals_[0].repeat_interleave(times, dim), linear=(frozenset({0}),),
+        lambda locals_, _: locals_[0].repeat_interleave(times, dim), linear=(frozenset({0}),),
     )  # fmt: skip
     return engine.run(call)[0]
 
 
-def split(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def split(engine: Engine, op: Op) -> Any:
     """`split`, `chunk`, `unbind` ...: pieces of one dim."""
-    value = args[0]
-    made = func(torch.empty(value.shape, device="meta"), *args[1:], **kwargs)
-    place = 0 if name == "unbind" else 1
-    dim = int(kwargs.get("dim", args[place + 1] if len(args) > place + 1 else 0)) % value.rank
-    gone = name == "unbind"
+    value = op.args[0]
+    made = op.func(torch.empty(value.shape, device="meta"), *op.args[1:], **op.kwargs)
+    place = 0 if op.name == "unbind" else 1
+    dim = int(op.kwargs.get("dim", op.args[place + 1] if len(op.args) > place + 1 else 0)) % value.rank
+    gone = op.name == "unbind"
     sizes = tuple(1 if gone else int(piece.shape[dim]) for piece in made)
     pieces = take(engine, value, dim, sizes, range(len(sizes)))
     return tuple(_without(engine, piece, dim) for piece in pieces) if gone else tuple(pieces)
@@ -213,21 +213,23 @@ def take(engine: Engine, value: Value, dim: int, sizes: tuple[int, ...], taken: 
 
 
 def _without(engine: Engine, value: Value, dim: int) -> Value:
-    return reshape(engine, "squeeze", torch.squeeze, [value, dim], {})
+    return reshape(engine, Op("squeeze", torch.squeeze, [value, dim]))
 
 
-def narrow(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def narrow(engine: Engine, op: Op) -> Value:
     """`narrow`, `select`, `slice`: one piece of one dim."""
-    value = args[0]
-    if name == "slice":
-        dim, start, stop, step = (*args[1:], *(None, None, None, None)[len(args) - 1 :])
+    value = op.args[0]
+    if op.name == "slice":
+        dim, start, stop, step = (*op.args[1:], *(None, None, None, None)[len(op.args) - 1 :])
         picked = slice(start, None if stop is not None and stop > 1 << 60 else stop, step)
         return _slice(engine, value, int(dim or 0) % value.rank, picked)
-    dim = int(kwargs.get("dim", args[1])) % value.rank
-    if name == "select":
-        index = int(kwargs.get("index", args[2] if len(args) > 2 else 0)) % value.shape[dim]
+    dim = int(op.kwargs.get("dim", op.args[1])) % value.rank
+    if op.name == "select":
+        index = int(op.kwargs.get("index", op.args[2] if len(op.args) > 2 else 0)) % value.shape[dim]
         return _without(engine, _slice(engine, value, dim, slice(index, index + 1)), dim)
-    start, length = (int(kwargs.get(key, args[p] if len(args) > p else 0)) for p, key in ((2, "start"), (3, "length")))
+    start, length = (
+        int(op.kwargs.get(key, op.args[p] if len(op.args) > p else 0)) for p, key in ((2, "start"), (3, "length"))
+    )
     return _slice(engine, value, dim, slice(start, start + length))
 
 
@@ -248,20 +250,20 @@ def _strided(engine: Engine, value: Value, dim: int, picked: slice) -> Value:
     index = (*[slice(None)] * dim, picked)
     shape = (*value.shape[:dim], len(range(*picked.indices(value.shape[dim]))), *value.shape[dim + 1 :])
     key = Key(engine.graph.signatures.part(value.key.signature, shape, (dim, str(picked)), "program"), shape)
-    call = unary(value, key, lambda locals_, site: locals_[0][index], [dim])
+    call = unary(value, key, lambda locals_, _: locals_[0][index], [dim])
     call.results = [(*call.dims[0][:dim], ("cut",), *call.dims[0][dim + 1 :])]
     call.shapes, call.sizes = [shape], {**call.sizes, "cut": shape[dim]}
     call.whole = call.whole | {"cut"}
     return engine.run(call)[0]
 
 
-def getitem(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def getitem(engine: Engine, op: Op) -> Value:
     """Basic indexing: integers, slices, `None`, `...`; with tensors every process does all of it."""
     from shardplan.torch.rules_elementwise import whole  # noqa: PLC0415
 
-    value, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+    value, index = op.args[0], op.args[1] if isinstance(op.args[1], tuple) else (op.args[1],)
     if any(not isinstance(item, (int, slice, type(None), type(Ellipsis))) or isinstance(item, bool) for item in index):
-        return whole(engine, name, func, args, kwargs)  # type: ignore[no-any-return]
+        return whole(engine, op)  # type: ignore[no-any-return]
     explicit = sum(item is not None and item is not Ellipsis for item in index)
     filled: list[Any] = []
     for item in index if Ellipsis in index else (*index, Ellipsis):
@@ -269,20 +271,20 @@ def getitem(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: d
     dim, result = 0, value
     for item in filled:
         if item is None:
-            result = reshape(engine, "unsqueeze", torch.unsqueeze, [result, dim], {})
+            result = reshape(engine, Op("unsqueeze", torch.unsqueeze, [result, dim]))
             dim += 1
         elif isinstance(item, int):
-            result = narrow(engine, "select", None, [result, dim, item], {})
+            result = narrow(engine, Op("select", None, [result, dim, item]))
         else:
             result = _slice(engine, result, dim, item)
             dim += 1
     return result  # type: ignore[no-any-return]
 
 
-def cat(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def cat(engine: Engine, op: Op) -> Value:
     """Values one after the other along a dim; a dim that is sharded in all becomes one of segments."""
-    values = [lift(engine, item) for item in args[0]]
-    dim = int(kwargs.get("dim", args[1] if len(args) > 1 else 0)) % values[0].rank
+    values = [lift(engine, item) for item in op.args[0]]
+    dim = int(op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)) % values[0].rank
     if len(values) == 1:
         return values[0]
     sizes = tuple(value.shape[dim] for value in values)
@@ -292,7 +294,7 @@ def cat(engine: Engine, name: str, func: Any, args: Sequence[Any], kwargs: dict[
         values, [factors] * len(values), [factors], [shape],
         [Key(engine.graph.signatures.linear([value.key.signature for value in values]), shape)],
         {f"x{place}": size for place, size in enumerate(shape)},
-        lambda locals_, site: torch.cat(locals_, dim), linear=(frozenset(range(len(values))),),
+        lambda locals_, _: torch.cat(locals_, dim), linear=(frozenset(range(len(values))),),
         pieces=Pieces(f"x{dim}", sizes, (0,), joins=True),
     )  # fmt: skip
     return engine.run(call)[0]

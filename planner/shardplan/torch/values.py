@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from shardplan.layout.layout import Layout
-from shardplan.layout.mesh import Mesh
 from shardplan.layout.legal import local_shape
+from shardplan.layout.mesh import Mesh
 from shardplan.torch.graph import Key
 
 Factors = tuple[str, ...]
