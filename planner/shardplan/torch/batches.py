@@ -11,14 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
-from shardplan.layout.layout import Layout
 from shardplan.layout.legal import local_shape
-from shardplan.layout.lower import by_bytes, lower
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.shards import Piece, shard_of
 from shardplan.torch.grid import Grid
 from shardplan.torch.placements import wrap
-from shardplan.torch.steps import run_steps
+from shardplan.torch.steps import part_of_whole
 
 
 def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: bool = False) -> dict[str, DTensor]:
@@ -67,6 +65,5 @@ def _distributed(decision: TensorDecision, tensor: Tensor, grid: Grid, *, local:
     part: Any = tensor.to(grid.device)
     layout = decision.layout.forward
     if not local:
-        whole = Layout.replicated(len(grid.mesh))
-        part = run_steps(part, whole, lower(grid.mesh, whole, layout, by_bytes(grid.mesh)), decision.shape, grid)
+        part = part_of_whole(part, layout, grid)
     return wrap(torch.as_tensor(part), layout, decision.shape, grid)

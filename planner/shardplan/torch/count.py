@@ -1,7 +1,7 @@
 """What a program really sends, beside what its plan predicts.
 
-Counted below everything else: every collective that torch issues to a process group, whoever asked for it, with the bytes
-of the tensors that it was given.
+Counted below everything else: every collective that torch issues to a process group, whoever asked for it, with the
+bytes of the tensors that it was given.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def count_comms(model: nn.Module) -> Iterator[Comms]:
         yield found
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[misc]
     """Sees every operation that reaches a backend."""
 
     def __init__(self, grid: Grid, sink: Callable[[Sent], None]) -> None:
@@ -162,7 +162,7 @@ def _ranks(args: Sequence[Any]) -> tuple[int, ...]:
             with contextlib.suppress(RuntimeError, TypeError):
                 return tuple(sorted(dist.get_process_group_ranks(dist.ProcessGroup.unbox(argument))))
         if isinstance(argument, str) and argument not in {"sum", "avg", "max", "min", "product"}:
-            group = dist.distributed_c10d._resolve_process_group(argument)  # noqa: SLF001 - functional collectives name it
+            group = dist.distributed_c10d._resolve_process_group(argument)  # noqa: SLF001 - no public way
             return tuple(sorted(dist.get_process_group_ranks(group)))
     return ()
 

@@ -1,12 +1,12 @@
 """Planned tensors: what a model's own code sees while it runs under a plan.
 
-A planned tensor looks like the whole tensor (shape, dtype, device) and holds the part of this process. Every function of
-torch that meets one is run by the engine, so code written for one device runs as it is.
+A planned tensor looks like the whole tensor (shape, dtype, device) and holds the part of this process. Every function
+of torch that meets one is run by the engine, so code written for one device runs as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ from shardplan.torch.values import Value
 _ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
 
 
-class Planned(Tensor):
-    """The whole tensor to look at, a part of it to hold. Made by the adapter; programs only meet them inside a model."""
+class Planned(Tensor):  # type: ignore[misc]
+    """The whole tensor to look at, a part of it to hold. Made by the adapter; programs only meet them inside a
+    model."""
 
     value: Value
     engine: Engine
@@ -32,11 +33,10 @@ class Planned(Tensor):
     @staticmethod
     def of(value: Value, engine: Engine) -> Planned:
         """A planned tensor around a value."""
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined] # noqa: SLF001 - torch documents no other way
-            Planned, value.shape, dtype=value.dtype, device=value.local.device
-        )
+        make = Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents no other way
+        made: Planned = make(Planned, value.shape, dtype=value.dtype, device=value.local.device)
         made.value, made.engine = value, engine
-        return made  # type: ignore[no-any-return]
+        return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,7 +86,7 @@ def _attribute(func: Any, args: Any) -> Any:
         return func(*args)
 
 
-def _planned(argument: Any) -> Iterable[Planned]:
+def _planned(argument: Any) -> Iterator[Planned]:
     if isinstance(argument, Planned):
         yield argument
     elif isinstance(argument, (tuple, list)):

@@ -39,8 +39,8 @@ class Backend(Protocol):
 
 @dataclass
 class Record:
-    """What happened in one forward pass. `done`: (tensor, reader) of moves of the plan; `extra`: moves that no plan asked
-    for, by what they are; `unknown`: operations without a rule, run on whole operands."""
+    """What happened in one forward pass. `done`: (tensor, reader) of moves of the plan; `extra`: moves that no plan
+    asked for, by what they are; `unknown`: operations without a rule, run on whole operands."""
 
     done: set[tuple[str, str]] = field(default_factory=set)
     extra: Counter[str] = field(default_factory=Counter)
@@ -94,7 +94,8 @@ class Engine:
         return value if planned is None else self._move(value, planned.layout, planned.name, "")
 
     def convert(self, value: Value, layout: Layout, *, inner: bool = False) -> Value:
-        """A value in another layout, which no plan asked for if anything is sent, unless it is `inner` to an operator."""
+        """A value in another layout, which no plan asked for if anything is sent, unless it is `inner` to an
+        operator."""
         wanted = layout if value.grad else layout.forward
         return value if value.layout == wanted else self._move(value, wanted, "", "", inner=inner)
 

@@ -26,13 +26,13 @@ from shardplan.torch.engine import Engine
 from shardplan.torch.parallelize import (
     Applied,
     attach,
-    check_record,
     input_part,
     match_inputs,
     output_tensor,
     parameter_value,
     prepare,
 )
+from shardplan.torch.strictness import check_record
 from shardplan.torch.values import Value
 from shardplan.torch.writing import Traced, Writer
 
@@ -100,7 +100,7 @@ def _holder(model: nn.Module) -> nn.Module:
     return root
 
 
-class LocalPart(nn.Module):
+class LocalPart(nn.Module):  # type: ignore[misc]
     """The part of a DTensor that this process holds; its gradient is a DTensor again."""
 
     def forward(self, tensor: DTensor) -> Tensor:
@@ -108,7 +108,7 @@ class LocalPart(nn.Module):
         return tensor.to_local(grad_placements=tensor.placements) if tensor.requires_grad else tensor.to_local()
 
 
-class InputPart(nn.Module):
+class InputPart(nn.Module):  # type: ignore[misc]
     """The part of an argument that this process keeps."""
 
     def __init__(self, applied: Applied, decision: TensorDecision) -> None:
@@ -120,7 +120,7 @@ class InputPart(nn.Module):
         return input_part(self.applied, self.decision, tensor).local  # type: ignore[no-any-return]
 
 
-class Output(nn.Module):
+class Output(nn.Module):  # type: ignore[misc]
     """A local tensor as the DTensor that the program gives back."""
 
     def __init__(self, applied: Applied, layout: Layout, shape: tuple[int, ...], *, grad: bool) -> None:
@@ -243,7 +243,7 @@ def _finish(made: fx.GraphModule, program: ExportedProgram, applied: Applied) ->
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         del module
         applied.start_saving()
-        return tuple([*args, *kwargs.values()]), {}
+        return (*args, *kwargs.values()), {}
 
     def leave(module: nn.Module, args: Any, output: Any) -> Any:
         del module, args

@@ -24,8 +24,9 @@ def mesh(plan: Plan, device_type: str | None = None) -> DeviceMesh:
     `device_type`: `cuda`, `cpu` ...; by default that of the accelerator there is, else the CPU. The process group is
     made if there is none (by the environment of `torchrun`, with the backend torch prefers for the device).
 
-    Raises `ShardplanError`: `wrong-world` (another number of processes than the mesh has devices), `wrong-host` (another
-    number of processes per host than the plan places on one), `no-world` (no process group and no `torchrun`).
+    Raises `ShardplanError`: `wrong-world` (another number of processes than the mesh has devices), `wrong-host`
+    (another number of processes per host than the plan places on one), `no-world` (no process group and no
+    `torchrun`).
     """
     kind = device_type or _device_type()
     faults = _check_world(plan)
@@ -91,7 +92,8 @@ def _environment(name: str) -> int | None:
 
 
 class Grid:
-    """This process in the mesh of a plan. `coordinates`: its place; `group(axes)`: those that differ only in `axes`."""
+    """The mesh of a plan as this process sees it. `coordinates`: its place; `group(axes)`: those that
+    differ only in `axes`."""
 
     def __init__(self, plan: Plan, device_mesh: DeviceMesh) -> None:
         """Raises `ShardplanError` (`wrong-mesh`) for a mesh of other axes than the plan's."""

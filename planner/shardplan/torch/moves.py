@@ -140,4 +140,4 @@ def move(local: Tensor, route: Route, grid: Grid) -> Tensor:
     """The local tensor after a move; where nothing is to be done, the same."""
     if route.is_identity:
         return local
-    return _Moved.apply(local, route, grid)  # type: ignore[no-any-return]
+    return _Moved.apply(local, route, grid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
-from shardplan.layout.text import to_text
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename, match_names, parameters_by_name
 from shardplan.torch.eager import Now, Planned
@@ -23,7 +22,8 @@ from shardplan.torch.engine import Engine, Record
 from shardplan.torch.graph import Key, permuted
 from shardplan.torch.grid import Grid
 from shardplan.torch.placements import to_layout, to_placements
-from shardplan.torch.steps import run_steps
+from shardplan.torch.steps import part_of_whole
+from shardplan.torch.strictness import check_record
 from shardplan.torch.values import Value
 
 _ATTRIBUTE = "_shardplan"
@@ -195,25 +195,15 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _distributed(tensor: Tensor, named: Named, grid: Grid) -> nn.Parameter:
-    whole = Layout.replicated(len(grid.mesh))
     layout = named.layout.forward
     placements = to_placements(layout, grid.mesh)
     device = tensor.device if tensor.device.type == "meta" else grid.device
-    local = tensor.detach().to(device)
-    if layout != whole:
-        steps = _slicing(layout, grid, named.shape)
-        local = run_steps(local, whole, steps, named.shape, grid)
+    local = part_of_whole(tensor.detach().to(device), layout, grid)
     stride = torch.empty(named.shape, device="meta").stride()
     made = DTensor.from_local(
         local.contiguous(), grid.device_mesh, placements, run_check=False, shape=torch.Size(named.shape), stride=stride
     )
     return nn.Parameter(made, requires_grad=tensor.requires_grad)
-
-
-def _slicing(layout: Layout, grid: Grid, shape: tuple[int, ...]) -> Any:
-    from shardplan.layout.lower import by_bytes, lower  # noqa: PLC0415
-
-    return lower(grid.mesh, Layout.replicated(len(grid.mesh)), layout, by_bytes(grid.mesh))
 
 
 def _hook(model: nn.Module, applied: Applied) -> None:
@@ -403,45 +393,3 @@ def output_tensor(engine: Engine, local: Tensor, layout: Layout, shape: tuple[in
         local, engine.grid.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride,
         grad_placements=gradient,
     )  # fmt: skip
-
-
-def check_record(engine: Engine) -> None:
-    """Refuse a forward pass that was not the plan's: operations without a rule, moves that no plan asked for, and moves
-    of the plan that nothing in the program answers to.
-
-    Raises `ShardplanError`: `unknown-operation`, `unplanned-move`, `unrealised-move`.
-    """
-    faults = list(_faults(engine))
-    if faults:
-        raise ShardplanError(*faults)
-
-
-def _faults(engine: Engine) -> Iterator[Diagnostic]:
-    record, mesh = engine.record, engine.grid.mesh
-    lenient = "or call parallelize(..., strict=False): the result is right, but more is sent than the plan says"
-    if record.unknown:
-        listed = ", ".join(f"{name} ({count} times)" for name, count in sorted(record.unknown.items()))
-        summary = f"operations without a rule were run whole on every process: {listed}"
-        yield error("unknown-operation", summary, hint=f"write them with other operations, {lenient}")
-    if record.extra:
-        summary = f"{sum(record.extra.values())} moves were needed that the plan does not have"
-        detail = "\n".join(f"{text}, {count} times" for text, count in sorted(record.extra.items()))
-        hint = f"is the model the one that was planned? solve again for it, {lenient}"
-        yield error("unplanned-move", summary, detail=detail, hint=hint)
-    missing = [
-        move
-        for move in engine.plan.moves
-        if move.phase == "forward"
-        and any(not step.collective.is_free for step in move.steps)
-        and (move.tensor, move.reader) not in record.done
-    ]
-    if missing:
-        lines = [
-            f"{move.tensor}{f' for {move.reader}' if move.reader else ''}: "
-            f"{to_text(move.source, mesh)} -> {to_text(move.target, mesh)}"
-            for move in missing
-        ]
-        shown = [*lines[:8], *([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])]
-        summary = f"{len(missing)} moves of the plan have no place in the model"
-        hint = f"is the model the one that was planned? solve again for it, {lenient}"
-        yield error("unrealised-move", summary, detail="\n".join(shown), hint=hint)

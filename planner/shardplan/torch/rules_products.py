@@ -80,7 +80,7 @@ def einsum(engine: Engine, op: Op) -> Value:
     values = op.args[1] if len(op.args) == 2 and isinstance(op.args[1], (tuple, list)) else op.args[1:]
     operands = [lift(engine, item) for item in values]
     if "." in equation or "->" not in equation:
-        raise TypeError(f"einsum '{args[0]}' needs an explicit result and no ellipsis")
+        raise TypeError(f"einsum '{op.args[0]}' needs an explicit result and no ellipsis")
     left, right = equation.split("->")
     dims = [tuple((letter,) for letter in side) for side in left.split(",")]
     sizes = {
@@ -219,8 +219,11 @@ def _fused(
         )
 
     def run(locals_: list[Any], site: Site) -> Any:
+        del site
         bias = locals_[3] if len(locals_) > 3 else None
-        return functional.scaled_dot_product_attention(*locals_[:3], bias, is_causal=causal, scale=scale)
+        return functional.scaled_dot_product_attention(
+            locals_[0], locals_[1], locals_[2], bias, is_causal=causal, scale=scale
+        )
 
     shape = (*query.shape[:-1], value.shape[-1])
     call = Call(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -132,7 +132,7 @@ def permute_by(engine: Engine, value: Value, order: Sequence[int]) -> Value:
     return engine.run(call)[0]
 
 
-def _order(func: Any, rank: int, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+def _order(func: Any, rank: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """Where dims come from, found by permuting a tensor of distinct sizes."""
     probe = torch.empty(tuple(range(2, rank + 2)), device="meta")
     return tuple(size - 2 for size in func(probe, *args, **kwargs).shape)
@@ -227,9 +227,8 @@ def narrow(engine: Engine, op: Op) -> Value:
     if op.name == "select":
         index = int(op.kwargs.get("index", op.args[2] if len(op.args) > 2 else 0)) % value.shape[dim]
         return _without(engine, _slice(engine, value, dim, slice(index, index + 1)), dim)
-    start, length = (
-        int(op.kwargs.get(key, op.args[p] if len(op.args) > p else 0)) for p, key in ((2, "start"), (3, "length"))
-    )
+    start = int(op.kwargs.get("start", op.args[2] if len(op.args) > 2 else 0))
+    length = int(op.kwargs.get("length", op.args[3] if len(op.args) > 3 else 1))
     return _slice(engine, value, dim, slice(start, start + length))
 
 

@@ -1,8 +1,8 @@
 """How a call is split, from how its operands lie: each mesh axis splits one factor, or nothing.
 
-This is the algebra of `shardplan.rules` read backwards: the planner goes from a split to the layouts around an operator,
-here the layouts are there and the split follows. Where the operands do not agree, the largest one decides and the others
-are moved; under a plan they agree.
+This is the algebra of `shardplan.rules` read backwards: the planner goes from a split to the layouts around an
+operator, here the layouts are there and the split follows. Where the operands do not agree, the largest one decides
+and the others are moved; under a plan they agree.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ class Token:
 
 
 Choice = Token | str
-"""What one axis does: a token, or `-` (nothing), `~` (nothing, with partial gradients), `+0,2` (passes partial sums)."""
+"""What one axis does: a token, or `-` (nothing), `~` (nothing, with partial gradients), `+0,2` (passes partial
+sums)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Layouts that operands must have and results will have; `splits`: factor -> the axes that split it, major first."""
+    """Layouts that operands must have and results will have; `splits`: factor -> the axes that split it, major
+    first."""
 
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]

@@ -1,10 +1,10 @@
 """What a value is, said so that a plan's graph and a program's operations say the same.
 
-An exporter writes a `Linear` as three nodes and a GELU as eight, drops views and renames everything. What stays is which
-weights and inputs flow together where. So a value is known by its *signature*: the products, lookups, softmaxes and
-pieces (`leaf`) that it is a linear (`linear`) or another elementwise function (`nonlinear`) of. Views keep the signature
-of what they view; constants have none. Two chains of elementwise operators between the same leaves have the same
-signature, however they are written.
+An exporter writes a `Linear` as three nodes and a GELU as eight, drops views and renames everything. What stays is
+which weights and inputs flow together where. So a value is known by its *signature*: the products, lookups, softmaxes
+and pieces (`leaf`) that it is a linear (`linear`) or another elementwise function (`nonlinear`) of. Views keep the
+signature of what they view; constants have none. Two chains of elementwise operators between the same leaves have the
+same signature, however they are written.
 
 Signatures are small integers, equal for equal terms of one `Signatures`.
 """

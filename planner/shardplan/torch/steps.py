@@ -11,6 +11,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,14 @@ def run_steps(local: Tensor, source: Layout, steps: Sequence[Step], shape: tuple
         local = run_step(local, layout, step, shape, grid)
         layout = step.target
     return local
+
+
+def part_of_whole(tensor: Tensor, layout: Layout, grid: Grid) -> Tensor:
+    """What this process holds in a plain layout of a tensor that it has whole; nothing is sent."""
+    exchange = _Exchange(
+        grid, Collective("slice", (), Fraction(0)), Layout.replicated(len(grid.mesh)), layout, tuple(tensor.shape)
+    )
+    return exchange.slice(tensor)
 
 
 def run_step(local: Tensor, source: Layout, step: Step, shape: tuple[int, ...], grid: Grid) -> Tensor:
@@ -205,7 +214,7 @@ def _runs(layout: Layout, mesh: Mesh, shape: tuple[int, ...], rank: int) -> Runs
 
 @functools.lru_cache(maxsize=4096)
 def _places(mesh: Mesh, rank: int) -> tuple[int, ...]:
-    return tuple(itertools.islice(mesh.coordinates(), rank, rank + 1))[0]
+    return next(itertools.islice(mesh.coordinates(), rank, None))
 
 
 def _size(box: Box) -> int:

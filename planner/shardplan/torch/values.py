@@ -21,8 +21,8 @@ Dims = tuple[Factors, ...]
 @dataclass(eq=False, slots=True)
 class Value:
     """A tensor of whole `shape`. `local`: the part of this process (or its place in a graph that is being written);
-    `layout`: dual pairs where `grad` (a gradient comes back), else plain. `forms`: other layouts it has been brought to, `reads`: how
-    often it has been read there.
+    `layout`: dual pairs where `grad` (a gradient comes back), else plain. `forms`: other layouts it has been brought
+    to, `reads`: how often it has been read there.
     """
 
     local: Any
@@ -71,8 +71,8 @@ class Call:
 
     `dims`, `results`: factors of every dim of operands and results; `keys`: what the results are. A factor in `whole`
     may not be split; one that is in no result is summed, unless in `whole`. `linear`: sets of operands in which the
-    operation is linear, taken jointly. `pieces`: (factor, sizes by result or operand): a dim that is cut into, or joined
-    from, pieces; every piece must then be split on its own. `run`: the operation on local tensors.
+    operation is linear, taken jointly. `pieces`: (factor, sizes by result or operand): a dim that is cut into, or
+    joined from, pieces; every piece must then be split on its own. `run`: the operation on local tensors.
     """
 
     operands: Sequence[Value]

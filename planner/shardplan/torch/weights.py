@@ -45,7 +45,8 @@ def load_(
 
     A model that no plan has been applied to is given `plan` first, with `rename`, `ignore` and `strict` as in
     `parallelize`; build it on the meta device, so that nothing is ever held whole. Every process reads what it keeps;
-    values are cast to the dtype of the parameter. Tensors that are none of the plan's are read whole by their own names.
+    values are cast to the dtype of the parameter. Tensors that are none of the plan's are read whole by their own
+    names.
 
     Raises `ShardplanError` as `parallelize` and `open_checkpoint`, and `missing-weight`, `wrong-weight-shape`,
     `not-loaded` (a tensor on the meta device that the checkpoint does not have).

@@ -1,7 +1,7 @@
 """Writing a program instead of running it: operations on traced tensors become nodes of an FX graph.
 
-A traced tensor is a place in the graph, with the shape and dtype of the local part. The rules of the engine run on it as
-on any tensor; what they do to local parts is what is written down.
+A traced tensor is a place in the graph, with the shape and dtype of the local part. The rules of the engine run on it
+as on any tensor; what they do to local parts is what is written down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardplan.torch.grid import Grid
 from shardplan.torch.moves import Route
 
 
-class Traced(Tensor):
+class Traced(Tensor):  # type: ignore[misc]
     """A node of the graph that is being written. `meta`: a tensor like the one it will be, on the meta device."""
 
     node: fx.Node
@@ -28,11 +28,10 @@ class Traced(Tensor):
     @staticmethod
     def of(node: fx.Node, meta: Tensor, writer: Writer) -> Traced:
         """A traced tensor at `node`."""
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined] # noqa: SLF001 - torch documents no other way
-            Traced, meta.shape, dtype=meta.dtype, device=writer.device
-        )
+        make = Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents no other way
+        made: Traced = make(Traced, meta.shape, dtype=meta.dtype, device=writer.device)
         made.node, made.meta, made.writer = node, meta, writer
-        return made  # type: ignore[no-any-return]
+        return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,7 +64,7 @@ def _traced(argument: Any) -> Iterator[Traced]:
         yield from _traced(list(argument.values()))
 
 
-class Mover(nn.Module):
+class Mover(nn.Module):  # type: ignore[misc]
     """A move of the plan in a graph."""
 
     def __init__(self, backend: Backend, route: Route, label: str) -> None:

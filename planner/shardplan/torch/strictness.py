@@ -1,0 +1,51 @@
+"""What a forward pass has done, held to its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.layout.text import to_text
+from shardplan.torch.engine import Engine
+
+
+def check_record(engine: Engine) -> None:
+    """Refuse a forward pass that was not the plan's: operations without a rule, moves that no plan asked for, and moves
+    of the plan that nothing in the program answers to.
+
+    Raises `ShardplanError`: `unknown-operation`, `unplanned-move`, `unrealised-move`.
+    """
+    faults = list(_faults(engine))
+    if faults:
+        raise ShardplanError(*faults)
+
+
+def _faults(engine: Engine) -> Iterator[Diagnostic]:
+    record, mesh = engine.record, engine.grid.mesh
+    lenient = "or call parallelize(..., strict=False): the result is right, but more is sent than the plan says"
+    if record.unknown:
+        listed = ", ".join(f"{name} ({count} times)" for name, count in sorted(record.unknown.items()))
+        summary = f"operations without a rule were run whole on every process: {listed}"
+        yield error("unknown-operation", summary, hint=f"write them with other operations, {lenient}")
+    if record.extra:
+        summary = f"{sum(record.extra.values())} moves were needed that the plan does not have"
+        detail = "\n".join(f"{text}, {count} times" for text, count in sorted(record.extra.items()))
+        hint = f"is the model the one that was planned? solve again for it, {lenient}"
+        yield error("unplanned-move", summary, detail=detail, hint=hint)
+    missing = [
+        move
+        for move in engine.plan.moves
+        if move.phase == "forward"
+        and any(not step.collective.is_free for step in move.steps)
+        and (move.tensor, move.reader) not in record.done
+    ]
+    if missing:
+        lines = [
+            f"{move.tensor}{f' for {move.reader}' if move.reader else ''}: "
+            f"{to_text(move.source, mesh)} -> {to_text(move.target, mesh)}"
+            for move in missing
+        ]
+        shown = [*lines[:8], *([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])]
+        summary = f"{len(missing)} moves of the plan have no place in the model"
+        hint = f"is the model the one that was planned? solve again for it, {lenient}"
+        yield error("unrealised-move", summary, detail="\n".join(shown), hint=hint)
