@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from shardplan.torch import rules_elementwise as elementwise
@@ -12,6 +13,7 @@ from shardplan.torch import rules_norms as norms
 from shardplan.torch import rules_products as products
 from shardplan.torch import rules_views as views
 from shardplan.torch.engine import Engine, Op, Rule
+from shardplan.torch.values import Value
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.elementwise),
@@ -63,7 +65,15 @@ def in_place(func: Any) -> bool:
 _IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__"))
 
 
+_NAMED = ("condition", "input", "self", "mask", "other", "exponent", "value", "min", "max")
+"""Operands that elementwise functions also take by name, in the order in which they take them by place."""
+
+
 def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run one operation; `args` hold values where tensors would be."""
     name = name_of(func)
+    named = [key for key in _NAMED if isinstance(kwargs.get(key), (Value, torch.Tensor))]
+    if named and name in elementwise.ELEMENTWISE:
+        args = [*args, *(kwargs[key] for key in named)]
+        kwargs = {key: given for key, given in kwargs.items() if key not in named}
     return RULES.get(name, elementwise.whole)(engine, Op(name, func, args, kwargs))

@@ -156,4 +156,4 @@ class Now:
         if isinstance(packed, Tensor):
             return packed
         again, size, stride, offset = packed
-        return again.value().as_strided(size, stride, offset)  # type: ignore[no-any-return]
+        return again.value().as_strided(size, stride, offset)

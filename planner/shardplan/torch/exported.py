@@ -117,7 +117,7 @@ class InputPart(nn.Module):  # type: ignore[misc]
 
     def forward(self, tensor: Tensor) -> Tensor:
         """The local tensor, in the layout of the plan's input."""
-        return input_part(self.applied, self.decision, tensor).local  # type: ignore[no-any-return]
+        return input_part(self.applied, self.decision, tensor).local
 
 
 class Output(nn.Module):  # type: ignore[misc]
@@ -159,7 +159,7 @@ class _Rewriting:
 
     def _user_outputs(self, node: fx.Node) -> Sequence[Any]:
         kinds = self.program.graph_signature.output_specs
-        return [a for a, spec in zip(node.args[0], kinds, strict=True) if spec.kind.name == "USER_OUTPUT"]  # type: ignore[arg-type]
+        return [a for a, spec in zip(node.args[0], kinds, strict=True) if spec.kind.name == "USER_OUTPUT"]
 
     def _placeholder(self, node: fx.Node, spec: InputSpec, partner: Mapping[str, TensorDecision]) -> Any:
         if spec.kind == InputKind.USER_INPUT:
@@ -181,7 +181,7 @@ class _Rewriting:
 
     def _parameter(self, name: str, named: Named) -> Value:
         tensor = self.writer.root.get_parameter(name)
-        local = tensor.to_local()  # type: ignore[operator]
+        local = tensor.to_local()
         meta = torch.empty_like(local, device="meta").requires_grad_(tensor.requires_grad)
         held = self.writer.attribute(name, meta)
         part = self.writer.module("local_part", self.parts, held, meta)
@@ -206,7 +206,7 @@ class _Rewriting:
         if any(isinstance(leaf, Value) for leaf in leaves):
             if not node.users:
                 return None  # checks of metadata
-            return apply(self.engine, node.target, args, kwargs)  # type: ignore[arg-type]
+            return apply(self.engine, node.target, args, kwargs)
         return self._constant(node, args, kwargs)
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -217,8 +217,8 @@ class _Rewriting:
             return self.writer.call(node.target, args, kwargs)
         example = node.meta.get("val")
         if not isinstance(example, Tensor):
-            return node.target(*args, **kwargs)  # type: ignore[operator]
-        made = self.writer.graph.call_function(node.target, tuple(args), kwargs)  # type: ignore[arg-type]
+            return node.target(*args, **kwargs)
+        made = self.writer.graph.call_function(node.target, tuple(args), kwargs)
         return Traced.of(made, torch.empty(example.shape, dtype=example.dtype, device="meta"), self.writer)
 
     def _given(self, argument: Any) -> Any:

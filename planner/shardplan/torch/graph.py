@@ -80,9 +80,9 @@ def plan_graph(plan: Plan) -> PlanGraph:
     for operator in plan.operators:
         results = _results(graph, tensors, operator)
         _enter_reads(graph, operator, tuple(key for key in results if key is not None))
-        for name, key in zip(operator.outputs, results, strict=True):
-            if name in tensors and key is not None:
-                _enter(graph, key, tensors[name])
+        for name, made in zip(operator.outputs, results, strict=True):
+            if name in tensors and made is not None:
+                _enter(graph, made, tensors[name])
     return graph
 
 

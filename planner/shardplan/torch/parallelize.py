@@ -89,6 +89,10 @@ def prepare(
     if is_parallel(model):
         hint = "apply a plan to a fresh model"
         raise ShardplanError(error("already-parallel", "a plan has been applied to this model already", hint=hint))
+    if plan.pipeline is not None:
+        summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages, which this adapter does not run"
+        hint = "solve without --stages"
+        raise ShardplanError(error("pipeline-plan", summary, hint=hint))
     applied = Applied(model, plan, Grid(plan, mesh), strict=strict)
     names = _tied_names(model, plan, rename)
     found = {first: tuple(model.get_parameter(first).shape) for first in names}

@@ -121,7 +121,7 @@ def dropout(engine: Engine, op: Op) -> Value:
 def drop(local: torch.Tensor, rate: float, part: int) -> torch.Tensor:
     """Zeros at `rate` in place of elements, the others scaled up; processes with the same `part` draw alike."""
     if has_torch_function_unary(local):
-        return handle_torch_function(drop, (local,), local, rate, part)  # type: ignore[no-any-return]
+        return handle_torch_function(drop, (local,), local, rate, part)
     seed = int(torch.randint(0, 1 << 30, ()).item())
     generator = torch.Generator(local.device).manual_seed(seed * 65537 + part)
     drawn = torch.rand(local.shape, generator=generator, device=local.device)

@@ -220,7 +220,8 @@ def narrow(engine: Engine, op: Op) -> Value:
     """`narrow`, `select`, `slice`: one piece of one dim."""
     value = op.args[0]
     if op.name == "slice":
-        dim, start, stop, step = (*op.args[1:], *(None, None, None, None)[len(op.args) - 1 :])
+        given: list[Any] = [*op.args[1:], None, None, None, None]
+        dim, start, stop, step = given[:4]
         picked = slice(start, None if stop is not None and stop > 1 << 60 else stop, step)
         return _slice(engine, value, int(dim or 0) % value.rank, picked)
     dim = int(op.kwargs.get("dim", op.args[1])) % value.rank

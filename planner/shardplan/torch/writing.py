@@ -73,7 +73,7 @@ class Mover(nn.Module):  # type: ignore[misc]
 
     def forward(self, local: Tensor) -> Tensor:
         """The local tensor after the move."""
-        return self.backend.move(local, self.route, self.label)  # type: ignore[no-any-return]
+        return self.backend.move(local, self.route, self.label)
 
     def extra_repr(self) -> str:
         """What moves."""
