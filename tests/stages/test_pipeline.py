@@ -256,3 +256,30 @@ def test_check_says_how_to_solve_a_pipeline_again(model, shardplan, folder: Path
     run = shardplan("check", "p.json", "--model", "chain.onnx")
     assert run.code == 1
     assert "--stages 2" in run.err + run.out
+
+
+TIED = """
+tied (float[16,256] x) => (float[16,256] y)
+<float[256,256] shared, float[256,256] w> {
+  a = MatMul (x, shared)
+  b = Relu (a)
+  c = MatMul (b, w)
+  d = Relu (c)
+  y = MatMul (d, shared)
+}"""
+
+
+def test_weights_that_two_stages_hold_are_kept_equal(tmp_path, cluster):
+    onnx.save(proto_of(TIED), tmp_path / "tied.onnx")
+    model = read_model(tmp_path / "tied.onnx")
+    plan = plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
+    handed, tied = plan.pipeline.transfers
+    assert plan.pipeline.handed == (handed,)
+    assert (tied.tensor, tied.sender, tied.receiver, tied.count, tied.hidden) == ("shared", 0, 1, 1, 0.0)
+    stages = [stage.plan.summary.step_ns for stage in plan.pipeline.stages]
+    waited = (1 - handed.hidden) * handed.time_ns + tied.time_ns
+    assert plan.summary.step_ns == pytest.approx(SCHEDULE.step(stages, 4) + waited, abs=2)
+    assert verify_plan(model, plan).verified
+    served = plan_stages(model, cluster, PlanOptions(mode="inference", microbatches=4), SCHEDULE, stages=2)
+    assert len(served.pipeline.transfers) == 1
+    assert served.pipeline.transfers[0].backward == ()

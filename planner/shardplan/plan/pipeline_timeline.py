@@ -16,7 +16,7 @@ _SECOND = 1e-9
 
 def pipeline_streams(pipeline: Pipeline) -> tuple[str, ...]:
     """Names of the streams of `pipeline_timeline`."""
-    handed = (f"stage {transfer.sender} to {transfer.receiver}" for transfer in pipeline.transfers)
+    handed = (f"stage {transfer.sender} to {transfer.receiver}" for transfer in pipeline.handed)
     return (*(stage.name for stage in pipeline.stages), *handed)
 
 
@@ -40,7 +40,7 @@ class _Work:
     def tasks(self) -> list[Task]:
         for place, stage in enumerate(self.pipeline.stages):
             self._stage(place, stage)
-        for place, transfer in enumerate(self.pipeline.transfers):
+        for place, transfer in enumerate(self.pipeline.handed):
             stream = len(self.pipeline.stages) + place
             forward = sum(step.time_ns for step in transfer.forward)
             backward = sum(step.time_ns for step in transfer.backward)
@@ -60,7 +60,7 @@ class _Work:
             after = list(before)
             if kind == "F" and place:
                 after.append(("send", place - 1, batch))
-            if kind == "B" and place < len(self.pipeline.transfers):
+            if kind == "B" and place < len(self.pipeline.handed):
                 after.append(("back", place, batch))
             self._add((kind, place, batch), place, forward if kind == "F" else backward, after)
             before = [(kind, place, batch)]

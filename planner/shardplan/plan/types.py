@@ -170,12 +170,18 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """`schedule`: `1f1b`, `gpipe` or `interleaved:V`. `bubble`: share of the step that the slowest stage waits."""
+    """`schedule`: `1f1b`, `gpipe` or `interleaved:V`. `transfers`: first what each stage hands to the next, in order,
+    then what keeps weights equal that several stages hold. `bubble`: share of the step that the slowest stage waits."""
 
     schedule: str
     stages: tuple[Stage, ...]
     transfers: tuple[Transfer, ...]
     bubble: float
+
+    @property
+    def handed(self) -> tuple[Transfer, ...]:
+        """What each stage hands to the next."""
+        return self.transfers[: len(self.stages) - 1]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def verify_pipeline(
     values = random_values(model, seed, None, given)
     micro = cast("int", plan.model.get("microbatches", 1))
     total = Report(plan.mesh.size, rtol)
-    handed = {transfer.sender: transfer.tensor for transfer in plan.pipeline.transfers}
+    handed = {transfer.sender: transfer.tensor for transfer in plan.pipeline.handed}
     for number, (part, stage) in enumerate(zip(stage_models(model, plan), plan.pipeline.stages, strict=True)):
         program = lower_program(part, stage.plan, model_rules(part))
         made = {name for operator in part.operators for name in operator.outputs}

@@ -44,7 +44,7 @@ from shardplan.stages.pipeline import StagedPlans
 from shardplan.stages.schedule import Schedule
 from shardplan.stages.search import Cut
 from shardplan.stages.submeshes import Submesh
-from shardplan.stages.transfer import Transfers, exposed_ns
+from shardplan.stages.transfer import Transfers, exposed_ns, tied_transfers, waited_ns
 from shardplan.yaml_source import Mark, compose, mark_of
 
 _OWN = ("runs", "mesh")
@@ -271,6 +271,8 @@ def _staged(
         if options.training:
             ways.append(transfers.handover(parts[place + 1], parts[place], source, each))
         handed_ns += sum(exposed_ns(way, transfers.hidden, options.microbatches) for way in ways)
+    tied = tied_transfers(transfers, chain, range(1, len(parts)), parts, plans, training=options.training)
+    handed_ns += waited_ns(tied)
     step_ns = schedule.step([float(plan.summary.step_ns) for plan in plans], options.microbatches) + handed_ns
     return StagedPlans(
         chain=chain,
@@ -280,6 +282,7 @@ def _staged(
         in_flight=in_flight,
         borders=tuple(borders),
         sizes=tuple(sizes),
+        tied=tied,
         step_ns=step_ns,
         bound_ns=schedule.step([float(plan.summary.step_bound_ns) for plan in plans], options.microbatches),
     )

@@ -26,7 +26,7 @@ from shardplan.graph.recipes import Allowed
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
-from shardplan.plan.types import Plan
+from shardplan.plan.types import Plan, Transfer
 from shardplan.planning import Planner
 from shardplan.rules import model_rules
 from shardplan.solve.problem import Costs
@@ -35,7 +35,7 @@ from shardplan.stages.cut import Chain, chain_of, part_of
 from shardplan.stages.schedule import Schedule
 from shardplan.stages.search import Choices, Counts, Cut, Found, search
 from shardplan.stages.submeshes import Submesh, submeshes
-from shardplan.stages.transfer import Transfers, exposed_ns
+from shardplan.stages.transfer import Transfers, exposed_ns, tied_transfers, waited_ns
 
 _PICOSECONDS_PER_NS = 1000.0
 _MOST_ROUNDS = 40
@@ -43,14 +43,17 @@ _SMALL_UNITS, _SMALL_DEVICES = 13, 16
 """Up to so many, cuts are searched together with the layouts at their borders."""
 _TOLERANCE = 1e-3
 """Relative, of the search over cuts of larger models."""
+_EXPLORED = 2
+"""Further cuts that are tried of larger models."""
 _CLOSE = 1e-6
 
 
 @dataclass(frozen=True)
 class StagedPlans:
-    """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `sizes`: bytes of what
-    each hands on and of its gradient, in one microbatch. `step_ns`, transfers included; `bound_ns`: no pipeline of this
-    model takes less."""
+    """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `borders`, `sizes`: the
+    layouts of what each hands on, at either end, and the bytes of it and of its gradient in one microbatch. `tied`:
+    transfers for weights that several stages hold. `step_ns`, transfers included; `bound_ns`: no pipeline of this model
+    takes less."""
 
     chain: Chain
     cuts: tuple[Cut, ...]
@@ -59,19 +62,22 @@ class StagedPlans:
     in_flight: tuple[int, ...]
     borders: tuple[tuple[Layout, Layout], ...]
     sizes: tuple[tuple[int, int], ...]
+    tied: tuple[Transfer, ...]
     step_ns: float
     bound_ns: float
 
 
 @dataclass
 class Stager:
-    """Searches pipelines of one model on one cluster. `stages`: how many, or any number."""
+    """Searches pipelines of one model on one cluster. `stages`: how many, or any number; `sizes`: how many devices a
+    stage may have, or any number that is a part of the cluster."""
 
     model: Model
     cluster: Cluster
     options: PlanOptions
     schedule: Schedule
     stages: int | None = None
+    sizes: frozenset[int] | None = None
     chain: Chain = field(init=False)
     parts: tuple[Submesh, ...] = field(init=False)
     transfers: Transfers = field(init=False)
@@ -79,6 +85,7 @@ class Stager:
     _planned: dict[tuple[object, ...], Plan | None] = field(init=False, default_factory=dict)
     _behind: list[Counts] = field(init=False)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
+    _strain: dict[int, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         resolve(self.options.constraints, self.model, self.cluster.mesh)
@@ -86,7 +93,8 @@ class Stager:
         if self.stages is not None and self.stages > len(self.chain):
             summary = f"'{self.model.name}' has {len(self.chain)} units and cannot be cut into {self.stages} stages"
             raise ShardplanError(error("too-many-stages", summary, hint=f"at most --stages {len(self.chain)}"))
-        self.parts = submeshes(self.cluster)
+        parts = submeshes(self.cluster)
+        self.parts = tuple(part for part in parts if self.sizes is None or part.size in self.sizes)
         self.transfers = Transfers(self.cluster)
         self._runs = [RunCosts(self._graph(part), self.chain) for part in self.parts]
         count = min(len(self.chain), self.cluster.mesh.size)
@@ -112,11 +120,34 @@ class Stager:
                 continue
             staged = self._staged(cuts, plans)
             best = staged if best is None or staged.step_ns < best.step_ns else best
-            if not self._small or not self._learn(cuts, plans):
+            if not self._small:
+                best = self._explored(best)
+                break
+            if not self._learn(cuts, plans):
                 break
         if best is None:
             raise InfeasibleError(self._does_not_fit())
         return replace(best, bound_ns=min(bound, best.step_ns))
+
+    def _explored(self, best: StagedPlans) -> StagedPlans:
+        """The best of a few more cuts: those that are best when runs cost as much more than their bounds as they were
+        found to on the same submesh, for memory above all."""
+        last, tried = best, {_places(best.cuts)}
+        for _ in range(_EXPLORED):
+            for cut, plan in zip(last.cuts, last.plans, strict=True):
+                bound_ns = self._runs[cut.submesh].least(cut.first, cut.last) / _PICOSECONDS_PER_NS
+                strain = plan.summary.step_ns / bound_ns
+                self._strain[cut.submesh] = max(self._strain.get(cut.submesh, 1.0), strain)
+            found = self._search(strained=True)
+            if found.cuts is None or _places(found.cuts) in tried:
+                break
+            tried.add(_places(found.cuts))
+            cuts = self._with_layouts(found.cuts)
+            plans = self._plans(cuts)
+            if plans is not None:
+                last = self._staged(cuts, plans)
+                best = last if last.step_ns < best.step_ns else best
+        return best
 
     def _learn(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
         """Take what planning tells of these stages for the next search; whether there was anything to learn.
@@ -167,11 +198,14 @@ class Stager:
     def _small(self) -> bool:
         return len(self.chain) <= _SMALL_UNITS and self.cluster.mesh.size <= _SMALL_DEVICES
 
-    def _search(self) -> Found:
+    def _search(self, *, strained: bool = False) -> Found:
         layouts = max((len(row) for runs in self._runs for row in runs.layouts), default=1) if self._small else 1
         units = len(self.chain)
         choices = Choices(
-            costs=[self._table(number, layouts) for number in range(len(self._runs))],
+            costs=[
+                self._table(number, layouts) * (self._strain.get(number, 1.0) if strained else 1.0)
+                for number in range(len(self._runs))
+            ],
             sizes=[part.size for part in self.parts],
             handing=[[self._handing(s, t, layouts) for t in range(len(self.parts))] for s in range(len(self.parts))],
             most_behind=[behind[: units + 1, : units + 1] for behind in self._behind],
@@ -325,15 +359,19 @@ class Stager:
                     self.layout_of(theirs.submesh, border, theirs.enters),
                 )
             )
-        step_ns = self.schedule.step(costs, self.options.microbatches) + handed / _PICOSECONDS_PER_NS
+        parts = tuple(self.parts[cut.submesh] for cut in cuts)
+        starts = [cut.first for cut in cuts[1:]]
+        tied = tied_transfers(self.transfers, self.chain, starts, parts, plans, training=self.options.training)
+        step_ns = self.schedule.step(costs, self.options.microbatches) + handed / _PICOSECONDS_PER_NS + waited_ns(tied)
         return StagedPlans(
             chain=self.chain,
             cuts=cuts,
-            parts=tuple(self.parts[cut.submesh] for cut in cuts),
+            parts=parts,
             plans=plans,
             in_flight=tuple(self.in_flight(place, len(cuts)) for place in range(len(cuts))),
             borders=tuple(borders),
             sizes=tuple(self.sizes_of(cut.first - 1) for cut in cuts[1:]),
+            tied=tied,
             step_ns=step_ns,
             bound_ns=0.0,
         )
@@ -342,6 +380,10 @@ class Stager:
         wanted = f"{self.stages} stages" if self.stages else "stages"
         summary = f"no way to cut '{self.model.name}' into {wanted} on '{self.cluster.name}' fits in memory"
         return error("infeasible", summary, hint="more --microbatches, --remat selective or full, or a larger --mesh")
+
+
+def _places(cuts: Sequence[Cut]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((cut.first, cut.last, cut.submesh) for cut in cuts)
 
 
 def _kept_so(built: CostGraph, ends: Mapping[str, Layout]) -> Allowed:

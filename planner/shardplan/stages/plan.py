@@ -107,7 +107,7 @@ def _transfers(asked: _Asked, found: StagedPlans) -> tuple[Transfer, ...]:
                 hidden=prices.hidden,
             )
         )
-    return tuple(made)
+    return (*made, *found.tied)
 
 
 def _summary(asked: _Asked, found: StagedPlans) -> Summary:
