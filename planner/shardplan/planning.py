@@ -25,7 +25,7 @@ from shardplan.graph.recipes import Allowed, restrict
 from shardplan.graph.tensors import PICOSECONDS
 from shardplan.graph.wishes import Bearing, Without, allowed, bearings, charged, charges_of
 from shardplan.model.types import DTYPE_BITS, Model
-from shardplan.plan.assemble import Priced, assemble, price
+from shardplan.plan.assemble import Priced, assemble, peak_memory, price
 from shardplan.plan.need import Need, need_of
 from shardplan.plan.refusals import infeasible, irreconcilable, many_axes, out_of_time, without_rule
 from shardplan.plan.types import Plan
@@ -176,10 +176,18 @@ class Planner:
             self._last = (weight, built, Memory(built))
         return self._last[1:]
 
-    def solve_at(self, weight: float, restriction: Restrict | None = None, *, within_s: float = math.inf) -> Solved:
+    def solve_at(
+        self,
+        weight: float,
+        restriction: Restrict | None = None,
+        *,
+        within_s: float = math.inf,
+        roomy_first: bool = False,
+    ) -> Solved:
         """The best assignment at an overlap weight (see `shardplan.graph.overlap`), or the proof that there is none.
 
-        `within_s`: seconds that the search may take.
+        `within_s`: seconds that the search may take. `roomy_first`: it is sought without regard to memory first, which
+        is quick; where that fits it is the answer, and exact.
         """
         built, memory = self.built_at(weight)
         asked = bearings(built, self.wishes)
@@ -191,7 +199,16 @@ class Planner:
             problem = restrict(problem, built, restriction(built))
         if not self._complete:
             problem = as_known(problem, built, self.options.cost_model)
-        return Solved(built, memory, problem, self._solve(problem, within_s), charges, asked)
+        solution = self._roomy(problem, built, memory) if roomy_first else None
+        return Solved(built, memory, problem, solution or self._solve(problem, within_s), charges, asked)
+
+    def _roomy(self, problem: Problem, built: CostGraph, memory: Memory) -> Solution | None:
+        """The optimum without a limit on memory, if it keeps the limit all the same."""
+        solution = self._solve(replace(problem, limit=None))
+        if solution.choices is None or solution.outcome != "optimal":
+            return None
+        choice = dict(zip(node_order(built), solution.choices, strict=True))
+        return solution if peak_memory(memory.holdings, memory.moments, choice).total <= self.limit_bytes else None
 
     def _solve(self, problem: Problem, within_s: float = math.inf) -> Solution:
         options = self.options

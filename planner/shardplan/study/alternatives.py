@@ -47,7 +47,7 @@ def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tupl
     `weight`: the overlap weight of the plan. The chosen one comes first, then by cost. Raises `ShardplanError` as
     `plan_model` where there is no plan at all.
     """
-    best = planner.solve_at(weight)
+    best = planner.solve_at(weight, roomy_first=True)
     if best.solution.choices is None:
         raise planner.refusal(best)
     choice = dict(zip(node_order(best.built), best.solution.choices, strict=True))
@@ -66,7 +66,7 @@ def _try(
     def pin(_: CostGraph) -> Allowed:
         return dict.fromkeys(nodes, mask)
 
-    solved = planner.solve_at(weight, pin)
+    solved = planner.solve_at(weight, pin, roomy_first=True)
     solution = solved.solution
     if solution.choices is None:
         short = solution.shortfall_bytes
@@ -134,7 +134,9 @@ def _changes(
     built: CostGraph, nodes: Sequence[Node], before: Mapping[Node, int], after: Mapping[Node, int]
 ) -> tuple[str, ...]:
     """Other tensors that are kept otherwise then, most alike ones first."""
-    names = {p.tensor: p.name for p in built.model.parameters}
+    weights = {p.tensor: p.name for p in built.model.parameters}
+    modules = {name: built.model.operators[maker[0]].module for name, maker in built.flow.makers.items()}
+    names = {name: f"output of {module}" for name, module in modules.items() if module} | weights
     groups: dict[tuple[str, str], list[str]] = {}
     for node, choice in after.items():
         if node[0] == "kept" and node not in nodes and choice != before[node]:
@@ -143,6 +145,7 @@ def _changes(
                 name = names.get(node[1], node[1])
                 groups.setdefault((pattern(name), text), []).append(name)
     everything = [names.get(name, name) for name in built.kept]
-    ranked = sorted(groups.items(), key=lambda group: (-(group[1][0] in names.values()), -len(group[1]), group[0]))
-    shown = [f"{folded(group, everything)} → {text}" for (_, text), group in ranked[:_NAMED]]
+    known = set(weights.values())
+    ranked = sorted(groups.items(), key=lambda group: (-(group[1][0] in known), -len(group[1]), group[0]))
+    shown = [f"{folded(list(dict.fromkeys(group)), everything)} → {text}" for (_, text), group in ranked[:_NAMED]]
     return (*shown, f"and {len(ranked) - _NAMED} more") if len(ranked) > _NAMED else tuple(shown)

@@ -32,7 +32,9 @@ def shares_of(
         return _of_stages(plan.pipeline)
     everything = tensors is None and operators is None
     tensors, operators = tensors or (), operators or ()
-    weights = {tensor.name: tensor.checkpoint for tensor in plan.tensors if tensor.checkpoint}
+    makers = ((name, operator.module) for operator in plan.operators for name in operator.outputs)
+    known = {name: f"output of {module}" for name, module in makers if module}
+    known |= {tensor.name: tensor.checkpoint for tensor in plan.tensors if tensor.checkpoint}
     items: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for operator in plan.operators:
         if everything or operator.name in operators or any(name in tensors for name in operator.inputs):
@@ -42,7 +44,7 @@ def shares_of(
     exposed = _exposed(plan)
     for move in plan.moves:
         if everything or move.tensor in tensors or move.reader in operators:
-            name = weights.get(move.tensor, move.tensor)
+            name = known.get(move.tensor, move.tensor)
             time_ns = round(move.time_ns * (1 - move.hidden * exposed))
             items.setdefault((pattern(name), _collectives(move, plan)), []).append((name, time_ns))
     if everything:
