@@ -69,6 +69,26 @@ def batch_norm(
     return [made * scale[wide] + shift[wide], *results][: len(operator.outputs)]
 
 
+def group_norm(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """`GroupNormalization`: its body, which the evaluator runs, computes statistics in single precision."""
+    del operator
+    data, scale, shift = operands[:3]
+    assert data is not None
+    assert scale is not None
+    assert shift is not None
+    groups = attributes["num_groups"]
+    assert isinstance(groups, int)
+    grouped = data.reshape(data.shape[0], groups, -1)
+    centred = grouped - grouped.mean(axis=2, keepdims=True)
+    square = np.square(centred).mean(axis=2, keepdims=True)
+    made = (centred / np.sqrt(square + _number(attributes, "epsilon", 1e-5))).reshape(data.shape)
+    per_entry = data.shape[1] // scale.shape[0]  # until opset 20 a scale belongs to a group
+    wide = (slice(None), *[None] * (data.ndim - 2))
+    return [made * np.repeat(scale, per_entry)[wide] + np.repeat(shift, per_entry)[wide]]
+
+
 def trains(operator: Operator, attributes: Mapping[str, AttributeValue]) -> bool:
     """Whether a `BatchNormalization` takes the statistics of its batch."""
     if operator.version >= 14:
@@ -112,5 +132,6 @@ DEFINITIONS: Mapping[str, Definition] = {
     "LogSoftmax": log_softmax,
     "BitCast": bit_cast,
     "BatchNormalization": batch_norm,
+    "GroupNormalization": group_norm,
     "GlobalLpPool": global_norm,
 }
