@@ -283,3 +283,20 @@ def test_weights_that_two_stages_hold_are_kept_equal(tmp_path, cluster):
     served = plan_stages(model, cluster, PlanOptions(mode="inference", microbatches=4), SCHEDULE, stages=2)
     assert len(served.pipeline.transfers) == 1
     assert served.pipeline.transfers[0].backward == ()
+
+
+def test_one_stage_is_taken_where_tied_weights_make_two_dearer(tmp_path):
+    onnx.save(proto_of(TIED), tmp_path / "tied.onnx")
+    model, slow = read_model(tmp_path / "tied.onnx"), make_cluster(load_profile("v100-p3-16xl"), "2x1")
+    options = PlanOptions(microbatches=2)
+    found = plan_stages(model, slow, options, SCHEDULE)
+    each = [plan_stages(model, slow, options, SCHEDULE, stages=count).summary.step_ns for count in (1, 2)]
+    assert found.summary.step_ns == min(each)
+
+
+def test_a_pipeline_has_no_small_twin(model, shardplan, folder: Path):
+    onnx.save(proto_of(CHAIN), "chain.onnx")
+    shardplan("solve", "chain.onnx", "-c", "generic", "--mesh", "2x2", "--stages", "2", "-o", "p.json")
+    run = shardplan("verify", "chain.onnx", "p.json", "--shrink")
+    assert run.code == 2
+    assert "error[no-twin]: a plan with stages has no small twin" in run.err

@@ -127,7 +127,15 @@ class Stager:
                 break
         if best is None:
             raise InfeasibleError(self._does_not_fit())
+        if best.tied and self.stages is None:
+            best = self._or_whole(best)
         return replace(best, bound_ns=min(bound, best.step_ns))
+
+    def _or_whole(self, best: StagedPlans) -> StagedPlans:
+        """The better of `best` and one stage: the search does not know what tied weights cost."""
+        plans = self._plans(cuts) if (cuts := self._search(stages=1).cuts) else None
+        whole = self._staged(cuts, plans) if cuts and plans else best
+        return whole if whole.step_ns < best.step_ns else best
 
     def _explored(self, best: StagedPlans) -> StagedPlans:
         """The best of a few more cuts: those that are best when runs cost as much more than their bounds as they were
@@ -198,7 +206,7 @@ class Stager:
     def _small(self) -> bool:
         return len(self.chain) <= _SMALL_UNITS and self.cluster.mesh.size <= _SMALL_DEVICES
 
-    def _search(self, *, strained: bool = False) -> Found:
+    def _search(self, *, strained: bool = False, stages: int | None = None) -> Found:
         layouts = max((len(row) for runs in self._runs for row in runs.layouts), default=1) if self._small else 1
         units = len(self.chain)
         choices = Choices(
@@ -211,7 +219,7 @@ class Stager:
             most_behind=[behind[: units + 1, : units + 1] for behind in self._behind],
             devices=self.cluster.mesh.size,
             share=1.0 / (self.options.microbatches * self.schedule.pieces),
-            stages=self.stages,
+            stages=stages or self.stages,
         )
         return search(choices, 0.0 if self._small else _TOLERANCE)
 
