@@ -9,7 +9,7 @@ from forced_plans import cluster_of, forced_plan
 
 from shardplan.cluster.perturb import constants, perturbed
 from shardplan.cluster.types import Cluster
-from shardplan.errors import InfeasibleError
+from shardplan.errors import InfeasibleError, LimitError
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.recipes import RECIPES
 from shardplan.model.types import Model
@@ -21,6 +21,7 @@ NETS = {"cheap net": 1e4, "dear net": 1e-3}
 RECIPES_FORCED = ("Megatron", "Megatron + sequence", "ZeRO-3")
 TIGHT_SHARES = (0.3, 0.5, 0.7, 0.85, 0.95)
 """Of the memory that the fastest plan takes: the first that some plan fits in."""
+TIGHT_SECONDS = 20.0
 UNLIMITED = 1 << 60
 RANDOM_SEED = 11
 FORMS = ("best", *NETS, "tight memory", *RECIPES_FORCED, "random")
@@ -57,10 +58,11 @@ def _net(cluster: Cluster, speed: float) -> Cluster:
 
 def _tight(model: Model, cluster: Cluster, options: PlanOptions, best: Plan) -> Plan | None:
     for share in TIGHT_SHARES:
-        limited = replace(options, memory_limit_bytes=int(best.summary.memory.total * share))
+        limit = int(best.summary.memory.total * share)
+        limited = replace(options, memory_limit_bytes=limit, time_limit=TIGHT_SECONDS)
         try:
             return Planner(model, cluster, limited, reasons=False).plan()
-        except InfeasibleError:
+        except (InfeasibleError, LimitError):
             continue
     return None
 
