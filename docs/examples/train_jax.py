@@ -125,7 +125,7 @@ def initial(shapes, places):
     keys = jax.tree.unflatten(structure, list(jax.random.split(jax.random.key(0), len(leaves))))
 
     def draw():
-        params = jax.tree.map(lambda key, leaf: 0.05 * jax.random.normal(key, leaf.shape), keys, shapes)
+        params = jax.tree.map(lambda key, leaf: 0.05 * jax.random.normal(key, leaf.shape, leaf.dtype), keys, shapes)
         for norm in (params["ln_f"], params["layers"]["ln_1"], params["layers"]["ln_2"]):
             norm["scale"] += 1
         return params

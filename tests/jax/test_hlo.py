@@ -84,6 +84,12 @@ def test_what_every_device_sends():
     ]
 
 
+def test_floats_that_were_widened_count_half():
+    """XLA on CPU sends bfloat16 as float32; what is 16 bits wide in the text stays so."""
+    rows = emitted_collectives(parse_module(LOOP), MESH, widened=True)
+    assert [row.payload_bytes for row in rows] == [256, 8, 512, 128, 256, 256]
+
+
 def test_groups_of_no_axes_have_none():
     text = LOOP.replace("replica_groups=[2,4]<=[8], to_apply=%add, metadata", "replica_groups={{0,1,2,7},{3,4,5,6}}, m")
     assert emitted_collectives(parse_module(text), MESH)[0].axes == ()

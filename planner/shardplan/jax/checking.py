@@ -17,11 +17,13 @@ import jax
 from shardplan.jax.emitted import Emitted, emitted_collectives
 from shardplan.jax.hlo import parse_module
 from shardplan.layout.collective import CollectiveKind
+from shardplan.model.types import FLOAT_DTYPES
 from shardplan.plan.types import Phase, Plan
 from shardplan.runtime.predicted import Predicted, inner_operators, predicted_collectives
 
 Key = tuple[Phase, CollectiveKind, tuple[str, ...]]
 _PHASES: tuple[Phase, ...] = ("forward", "backward")
+_HALVES = frozenset({"bfloat16", "float16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,14 @@ class Row:
 class Check:
     """What was found. `emitted`: after credit, `credited` of them were all-reduces; `predicted`: of the phases that the
     function has. `inner`: operators whose own collectives the plan's moves leave out. `endless`: loops whose number of
-    turns XLA does not tell; what is inside is counted once."""
+    turns XLA does not tell; what is inside is counted once. `widened`: 32-bit floats are counted as 16-bit ones."""
 
     emitted: tuple[Emitted, ...]
     predicted: tuple[Predicted, ...]
     credited: int = 0
     inner: tuple[str, ...] = ()
     endless: int = 0
+    widened: bool = False
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -88,6 +91,8 @@ class Check:
             lines.append(_line(phase, "total", "", self.emitted_bytes(phase), self.predicted_bytes(phase)) + ratio)
         if self.credited:
             lines.append(f"{self.credited} all-reduce + slice counted as reduce-scatter")
+        if self.widened:
+            lines.append("32-bit floats counted as 16-bit ones, which XLA on CPU computes and sends so")
         if self.inner:
             lines.append(f"not in the plan's moves: what {', '.join(self.inner[:8])} send inside")
         if self.endless:
@@ -95,26 +100,39 @@ class Check:
         return "\n".join(lines)
 
 
-def check(fn: Callable[..., Any], args: Sequence[Any], plan: Plan, *, phases: Sequence[Phase] | None = None) -> Check:
+def check(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    plan: Plan,
+    *,
+    phases: Sequence[Phase] | None = None,
+    widened: bool | None = None,
+) -> Check:
     """Compile `fn` for `args` and compare the collectives in it with those of the plan. Nothing is run.
 
     `fn`: a function, or what `jax.jit` made of one (with its own in_shardings). `args`: arrays, or `ShapeDtypeStruct`s
     with shardings, on the devices of `shardplan.jax.mesh(plan)`. `phases`: what of the plan to compare with; by default
     the forward pass, and the backward pass too if `fn` contains one (`jax.grad`).
 
+    `widened`: count 32-bit floats as 16-bit ones. XLA on CPU computes and sends bfloat16 and float16 as float32; by
+    default they are counted so on a CPU if all floats of the plan have 16 bits.
+
     The plan's bytes are those of a whole step: of all microbatches, and of recomputed layers again.
     """
     jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
-    return check_text(jitted.lower(*args).compile().as_text(), plan, phases=phases)
+    if widened is None:
+        floats = {tensor.dtype for tensor in plan.tensors if tensor.dtype in FLOAT_DTYPES}
+        widened = jax.default_backend() == "cpu" and bool(floats) and floats <= _HALVES
+    return check_text(jitted.lower(*args).compile().as_text(), plan, phases=phases, widened=widened)
 
 
-def check_text(text: str, plan: Plan, *, phases: Sequence[Phase] | None = None) -> Check:
+def check_text(text: str, plan: Plan, *, phases: Sequence[Phase] | None = None, widened: bool = False) -> Check:
     """`check` for HLO text that was compiled elsewhere (`compiled.as_text()`, or a dump of XLA).
 
     `ValueError` if it is not the text of an HLO module.
     """
     module = parse_module(text)
-    emitted = emitted_collectives(module, plan.mesh)
+    emitted = emitted_collectives(module, plan.mesh, widened=widened)
     if phases is None:
         differentiated = any("transpose(" in instruction.op_name for _, instruction in module.instructions())
         phases = _PHASES if differentiated else ("forward",)
@@ -122,7 +140,7 @@ def check_text(text: str, plan: Plan, *, phases: Sequence[Phase] | None = None) 
     counted = _credit(emitted, predicted)
     credited = sum(before.kind != after.kind for before, after in zip(emitted, counted, strict=True))
     endless = sum(i.opcode == "while" and i.trips is None for _, i in module.instructions())
-    return Check(counted, predicted, credited, inner_operators(plan), endless)
+    return Check(counted, predicted, credited, inner_operators(plan), endless, widened)
 
 
 def _credit(emitted: Sequence[Emitted], predicted: Sequence[Predicted]) -> tuple[Emitted, ...]:

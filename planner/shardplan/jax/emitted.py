@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shardplan.jax.flow import reaches_only_slices
 from shardplan.jax.groups import Groups, replica_groups, source_target_pairs
-from shardplan.jax.hlo import Computation, Instruction, Module
+from shardplan.jax.hlo import Computation, Instruction, Module, Shape
 from shardplan.layout.collective import CollectiveKind
 from shardplan.layout.mesh import Mesh
 from shardplan.plan.types import Phase
@@ -61,16 +61,17 @@ def wire_bytes(kind: CollectiveKind, ways: int, payload_bytes: int) -> int:
     return math.ceil(payload_bytes * (2 if kind == "all_reduce" else 1) * (ways - 1) / ways)
 
 
-def emitted_collectives(module: Module, mesh: Mesh) -> tuple[Emitted, ...]:
+def emitted_collectives(module: Module, mesh: Mesh, *, widened: bool = False) -> tuple[Emitted, ...]:
     """All collectives of `module`, compiled for the devices of `mesh` in row-major order, in the order of the text.
 
-    Those in groups of one device send nothing and are left out.
+    Those in groups of one device send nothing and are left out. `widened`: 32-bit floats stand for 16-bit ones, which
+    XLA on CPU computes and sends so; their bytes are halved.
     """
     return tuple(
         row
         for computation, instruction in module.instructions()
         if _kind(instruction) is not None
-        for row in _rows(module, computation, instruction, mesh)
+        for row in _rows(module, computation, instruction, mesh, widened=widened)
     )
 
 
@@ -79,7 +80,9 @@ def _kind(instruction: Instruction) -> CollectiveKind | None:
     return _KINDS.get(instruction.opcode.removesuffix("-start"))
 
 
-def _rows(module: Module, computation: Computation, instruction: Instruction, mesh: Mesh) -> Iterator[Emitted]:
+def _rows(
+    module: Module, computation: Computation, instruction: Instruction, mesh: Mesh, *, widened: bool
+) -> Iterator[Emitted]:
     kind = _kind(instruction)
     assert kind is not None
     if kind == "permute":
@@ -90,7 +93,7 @@ def _rows(module: Module, computation: Computation, instruction: Instruction, me
         axes, ways = _axes_of_groups(groups, mesh), len(groups[0])
     if ways == 1:
         return
-    count, sizes = module.runs[computation.name], _operand_bytes(computation, instruction)
+    count, sizes = module.runs[computation.name], _operand_bytes(computation, instruction, widened=widened)
     if kind == "all_to_all":  # its operands are the parts of one tensor
         sizes = [sum(sizes)]
     for element, (size_bytes, op_name) in enumerate(
@@ -109,8 +112,11 @@ def _op_names(op_name: str, number: int) -> list[str]:
     return [f"{combined[1] or ''}{part}" for part in parts] if combined and len(parts) == number else [op_name] * number
 
 
-def _operand_bytes(computation: Computation, instruction: Instruction) -> list[int]:
-    return [sum(s.size_bytes for s in computation.instructions[name].shapes) for name in instruction.operands]
+def _operand_bytes(computation: Computation, instruction: Instruction, *, widened: bool) -> list[int]:
+    def size(shape: Shape) -> int:
+        return shape.size_bytes // (2 if widened and shape.dtype == "f32" else 1)
+
+    return [sum(map(size, computation.instructions[name].shapes)) for name in instruction.operands]
 
 
 def _axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[str, ...]:
