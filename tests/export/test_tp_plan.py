@@ -57,9 +57,25 @@ def test_experts_that_are_cut_inside(tmp_path):
         "model.layers.*.mlp.experts.gate_up_proj": "packed_colwise",
         "model.layers.*.mlp.experts.down_proj": "rowwise",
         "model.layers.*.mlp.experts": "moe_tp_experts",
+        "model.layers.*.mlp.gate": "replicate",
     }
     found = reasons(plan)
     assert "'model.layers.0.mlp.experts.down_proj' is a stack of experts that is cut: no style of the five" in found
+
+
+def test_whole_modules_are_said(tmp_path):
+    """Readers keep a class's rules for what a plan does not name; norms of layers have none anywhere."""
+    rules = {name: style for name, style in LLAMA.items() if ".mlp." in name}
+    plan = planned(str(one_layer(QWEN, tmp_path)), tmp_path, rules, "--mode", "inference", mesh="gpu=2")
+    whole = {name for name in LLAMA if name not in rules} | set(NORMS)
+    assert json.loads(export_tp_plan(plan).text)["tp_plan"] == rules | dict.fromkeys(whole, "replicate")
+    exported = export_portable(plan)
+    assert json.loads(exported.text)["tp_plan"] == rules | dict.fromkeys(whole, "replicate")
+    assert "\n".join(map(str, exported.refused)) == (
+        "warning[not-said]: model.embed_tokens: whole in the plan; "
+        "vLLM and SGLang cut it over the vocabulary all the same\n"
+        "warning[not-said]: lm_head: outside of base_model_tp_plan; readers cut heads by columns and gather"
+    )
 
 
 def test_data_parallelism_beside_it_is_left_to_the_launcher(tmp_path):

@@ -19,6 +19,7 @@ from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Move, OperatorDecision, Plan, TensorDecision
 
 Style = Literal["column", "row", "vocabulary", "width", "whole", "per head"]
+Weight = Literal["matrix", "table", "vector"]
 _VIEWS = frozenset({"Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"})
 """Operators through which a weight is still that weight."""
 
@@ -27,7 +28,8 @@ _VIEWS = frozenset({"Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze", "Re
 class ModuleStyle:
     """`name`: of the module (its weight's name without `.weight`). `gathered`: the result is made whole; `split_input`:
     the input is whole and cut by the module. `segments`: of its fused outputs, each cut on its own. `transposed`: the
-    weight is stored [in, out]. `experts`: it is a stack of weights [experts, out, in].
+    weight is stored [in, out]. `experts`: it is a stack of weights [experts, out, in]. `weight`: what the weight is, a
+    table being one of which rows are looked up.
 
     Style `per head`: a whole scale that meets values split by heads, so its gradient is partial.
     """
@@ -39,6 +41,7 @@ class ModuleStyle:
     segments: tuple[int, ...] = ()
     transposed: bool = False
     experts: bool = False
+    weight: Weight = "matrix"
 
 
 def owner_of(parameter: str) -> str:
@@ -200,21 +203,23 @@ class _Walk:
         name = self._module(decision, operator)
         kept = checkpoint_layout(decision.layout, decision.perm).placements[self.axis]
         read = self._placement(weight[1])
+        is_lookup = operator.op_type.startswith("Gather")
+        kind: Weight = "table" if is_lookup else "matrix"
+        experts = len(decision.shape) > 2
         whole_input = not any((p := self._placement(layout)) is not None and p.is_shard for _, layout in data)
         if not kept.is_shard or (read is not None and not read.is_shard):
             if made is not None and made.is_shard:
                 why = f"is read whole on every device while its inputs are split over {self._name} (batch or sequence)"
                 self._refuse(decision.checkpoint, why)
-            self._set(ModuleStyle(name, "whole"), decision)
+            self._set(ModuleStyle(name, "whole", experts=experts, weight=kind), decision)
             return
-        is_lookup = operator.op_type.startswith("Gather")
         is_sum = made is not None and made.kind == "P"
         style: Style = ("vocabulary" if is_sum else "width") if is_lookup else ("row" if is_sum else "column")
         if not is_sum and not (made is not None and made.is_shard and whole_input):
             self._refuse(decision.checkpoint, f"is sharded over {self._name} in a way that is no column and no row")
         cut = kept.dim == len(decision.shape) - (1 if style in {"row", "width"} else 2)
-        experts = len(decision.shape) > 2
-        self._set(ModuleStyle(name, style, segments=kept.segments, transposed=not cut, experts=experts), decision)
+        found = ModuleStyle(name, style, segments=kept.segments, transposed=not cut, experts=experts, weight=kind)
+        self._set(found, decision)
 
     def _scale(self, operator: OperatorDecision, weights: Sequence[tuple[str, Layout | None]], *, sliced: bool) -> None:
         """A vector (norm, bias) read beside live values."""
@@ -225,7 +230,8 @@ class _Walk:
                 continue
             if placement.is_shard and decision.layout.placements[self.axis].is_shard:
                 self._refuse(decision.checkpoint, f"is a vector that is sharded over {self._name} outside of a column")
-            self._set(ModuleStyle(self._module(decision, operator), "per head" if sliced else "whole"), decision)
+            style: Style = "per head" if sliced else "whole"
+            self._set(ModuleStyle(self._module(decision, operator), style, weight="vector"), decision)
 
     def _module(self, decision: TensorDecision, operator: OperatorDecision) -> str:
         """Of a tied weight, the owner that this operator belongs to."""

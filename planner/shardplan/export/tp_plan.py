@@ -2,13 +2,14 @@
 
 A `tp_plan` names modules, with `*` for layer numbers, and one style for each, on one axis of tensor parallelism. In
 portable form only the five styles are used that vLLM and SGLang read as well. Sources: transformers
-`integrations/tensor_parallel.py` (5.x), vLLM `model_executor/models/transformers`, SGLang `models/transformers.py`.
+`distributed/tensor_parallel.py` and `distributed/mixin.py` (5.23), vLLM `model_executor/models/transformers`, SGLang
+`models/transformers.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
 from shardplan.export.modules import ModuleStyle, one_axis, wildcards
@@ -19,13 +20,13 @@ from shardplan.plan.types import Plan
 _STYLES: Mapping[str, Mapping[str, str]] = {
     "full": {
         "column": "colwise", "column gathered": "colwise_gather_output", "column packed": "packed_colwise",
-        "row": "rowwise", "row split": "rowwise_split_input", "row packed": "packed_rowwise",
+        "row": "rowwise", "row split": "rowwise_split_input",
         "vocabulary": "embedding_rowwise", "width gathered": "embedding_colwise",
-        "per head": "replicated_with_grad_allreduce",
+        "per head": "replicated_with_grad_allreduce", "whole": "replicate",
     },
     "portable": {
         "column": "colwise", "column gathered": "colwise_rep", "row": "rowwise", "row split": "rowwise_rep",
-        "vocabulary": "", "per head": "replicate",
+        "vocabulary": "", "per head": "replicate", "whole": "replicate",
     },
 }  # fmt: skip
 """What a module is -> its style; `""`: every reader does this unasked, so it has no rule."""
@@ -53,7 +54,7 @@ def constraints_from_tp_plan(tp_plan: Mapping[str, str], axis: str) -> str:
     unknown: list[Diagnostic] = []
     for name, style in tp_plan.items():
         kind = meanings.get(style, "")
-        if kind == "per head":
+        if kind in {"per head", "whole"}:
             continue
         if not kind or "packed" in kind:
             summary = f"'{name}': style '{style}' is none that the planner can be held to"
@@ -79,6 +80,8 @@ def _export(plan: Plan, form: str) -> Exported:
     for pattern, module in modules.items():
         kind, why = _kind(module)
         if module.style == "whole":
+            for name in _stays_whole(pattern, module, modules):
+                rules.setdefault(name, _STYLES[form][kind])
             continue
         if module.experts and form == "full":
             rules[pattern.rpartition(".")[0]] = "moe_tp_experts"
@@ -95,9 +98,26 @@ def _export(plan: Plan, form: str) -> Exported:
     if found.other_axes:
         axes = " and ".join(found.other_axes)
         refused.append(warning("not-said", f"{axes}: data parallelism, which a tp_plan leaves to the launcher"))
-    refused += _embeddings(modules)
+    prefix = _prefix(modules)
+    if form == "portable":
+        refused += _not_read(modules, prefix)
     size = plan.mesh.shape[found.axis] if found.axis is not None else 1
-    return Exported(_text(rules, size), tuple(refused))
+    return Exported(_text(rules, prefix, size), tuple(refused))
+
+
+def _stays_whole(pattern: str, module: ModuleStyle, modules: Mapping[str, ModuleStyle]) -> Iterator[str]:
+    """The names under which a whole module needs a rule.
+
+    transformers keeps the rules of the model's class for names that a plan does not have. Classes cut matrices, tables
+    and stacks of experts, and sum the gradients of vectors that meet heads (`q_norm`); other vectors, such as the norms
+    of a layer, are beside no matrix and have no rule anywhere.
+    """
+    parent = pattern.rpartition(".")[0]
+    beside = (other for name, other in modules.items() if name.rpartition(".")[0] == parent)
+    if module.weight != "vector" or any(other.weight == "matrix" for other in beside):
+        yield pattern
+    if module.experts:
+        yield parent
 
 
 def _kind(module: ModuleStyle) -> tuple[str, str]:
@@ -125,16 +145,32 @@ def _spelled(module: ModuleStyle) -> str:
     return words[module.style] + result + fused
 
 
-def _embeddings(modules: Mapping[str, ModuleStyle]) -> list[Diagnostic]:
-    whole = [name for name, module in modules.items() if module.style == "whole" and name.endswith("embed_tokens")]
-    summary = f"{', '.join(whole)}: whole in the plan; readers of a tp_plan cut it over the vocabulary all the same"
-    return [warning("not-said", summary)] if whole else []
+def _not_read(modules: Mapping[str, ModuleStyle], prefix: str) -> list[Diagnostic]:
+    """What a `base_model_tp_plan` does not change: readers' own handling of embeddings and of heads."""
+    tables = [name for name, module in modules.items() if module.style == "whole" and module.weight == "table"]
+    heads = [
+        name
+        for name, module in modules.items()
+        if prefix and not name.startswith(f"{prefix}.") and module.weight == "matrix" and not module.gathered
+    ]
+    found = []
+    if tables:
+        summary = f"{', '.join(tables)}: whole in the plan; vLLM and SGLang cut it over the vocabulary all the same"
+        found.append(warning("not-said", summary))
+    if heads:
+        summary = f"{', '.join(heads)}: outside of base_model_tp_plan; readers cut heads by columns and gather"
+        found.append(warning("not-said", summary))
+    return found
 
 
-def _text(rules: Mapping[str, str], size: int) -> str:
+def _prefix(modules: Mapping[str, ModuleStyle]) -> str:
+    """What the names of all layers start with; `""`: with nothing."""
+    layered = next((name for name in modules if ".*." in name), "")
+    return "" if layered.startswith(("layers.", "h.", "*")) else layered.partition(".")[0]
+
+
+def _text(rules: Mapping[str, str], prefix: str, size: int) -> str:
     """`base_model_tp_plan` has the names without the prefix that all layers share, and nothing outside of it."""
-    layered = [name for name in rules if ".*." in name]
-    prefix = layered[0].partition(".")[0] if layered and not layered[0].startswith(("layers.", "h.", "*")) else ""
     inside = {name[len(prefix) + 1 :]: style for name, style in rules.items() if name.startswith(f"{prefix}.")}
     document = {
         "tp_size": size,
