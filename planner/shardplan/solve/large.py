@@ -18,10 +18,11 @@ from shardplan.solve.scene import Scene
 from shardplan.solve.search import Assignment, completed, polish
 from shardplan.solve.tree import grow, improve, random_size
 
-PLACED_EVERY = 24
+PLACED_EVERY, PLACED_FIRST = 24, 8
 WAVES = 2
-STALL, GAIN, CLOSED = 60, 2e-4, 0.03
-"""The bound is left alone when so many sweeps raised it by less than a share of itself, or of the gap."""
+STALL, CLOSED, CLOSED_SMALL = 60, 0.1, 0.5
+"""The bound is left alone when so many sweeps closed less than a share of the gap; the share is greater where a proof
+is within reach."""
 BOUND_SHARE = 0.3
 """Share of the time, or of the work, that the bound may take at a time."""
 BOUND_WORK = 3e4
@@ -94,14 +95,20 @@ class _Search:
         while not (budget.expired() or budget.past(end)):
             self._raise_once()
             bounds.append(duals.best.bound)
-            if len(bounds) % PLACED_EVERY == 0:
+            if len(bounds) % PLACED_EVERY == (0 if self.current is not None else PLACED_FIRST):
                 self._place()
-            rise = bounds[-1] - bounds[-STALL] if len(bounds) > STALL else np.inf
-            enough = rise <= (CLOSED * self.gap if np.isfinite(self.gap) else GAIN * abs(bounds[-1]))
-            if self.best.closed or (enough and np.isfinite(self.gap)):
+            if self.best.closed or self._slow(bounds):
                 break
         duals.back()
         self._place()
+
+    def _slow(self, bounds: list[float]) -> bool:
+        """Whether other ways promise more than raising the bound further, given the bounds so far."""
+        if not np.isfinite(self.gap):
+            return False
+        small = self.scene.core.pairs <= PROVABLE
+        sweeps, share = (PLACED_EVERY, CLOSED_SMALL) if small else (STALL, CLOSED)
+        return len(bounds) > sweeps and bounds[-1] - bounds[-sweeps] <= share * self.gap
 
     def _raise_once(self) -> None:
         core = self.scene.core
