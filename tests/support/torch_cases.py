@@ -39,7 +39,9 @@ def mesh_of(plan: Plan) -> Any:
     return _MESHES[plan.mesh]
 
 
-def train(tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool = False, steps: int = 3, strict: bool = True) -> Seen:
+def train(
+    tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool = False, steps: int = 3, strict: bool = True
+) -> Seen:
     """Train a twin under `plan` and beside it the same in one process; what is sent in the last step is counted."""
     model, reference = torch_twins.twin(tiny, fused=fused), torch_twins.twin(tiny)
     ids = torch.tensor(tiny.inputs["input_ids"])
@@ -55,7 +57,7 @@ def train(tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool = False, step
         expected = _loss(reference(ids), ids)
         theirs.zero_grad()
         expected.backward()
-        losses.append(abs(float(loss) - float(expected)))
+        losses.append(abs(loss.item() - expected.item()))
         errors.append(_gradient_error(model, reference))
         ours.step()
         theirs.step()
@@ -91,9 +93,7 @@ def _pairs(model: nn.Module, reference: nn.Module) -> Any:
 
 
 def _gradient_error(model: nn.Module, reference: nn.Module) -> float:
-    return max(
-        float((ours.grad.full_tensor() - other.grad).abs().max()) for ours, other in _pairs(model, reference)
-    )
+    return max(float((ours.grad.full_tensor() - other.grad).abs().max()) for ours, other in _pairs(model, reference))
 
 
 def _weight_error(model: nn.Module, reference: nn.Module) -> float:

@@ -54,7 +54,7 @@ class Ranks:
 
 def _nursery(pipes: list[Connection], meeting: str, modules: list[str]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    import torch  # noqa: PLC0415
+    import torch
 
     torch.set_num_threads(1)
     for module in modules:
@@ -74,7 +74,7 @@ def _nursery(pipes: list[Connection], meeting: str, modules: list[str]) -> None:
 
 
 def _rank(rank: int, world: int, pipe: Connection, meeting: str) -> None:
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist
 
     sys.stdout = sys.stderr
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)

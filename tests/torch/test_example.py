@@ -49,7 +49,16 @@ def test_it_trains_on_four_processes_from_a_checkpoint(plan):
     }
     checkpoint = plan.with_name("model.safetensors")
     save_file(weights, checkpoint)
-    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    launch = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "4",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+    )
     printed = run(sys.executable, *launch, str(SCRIPT), str(plan), "--checkpoint", str(checkpoint), "--steps", "4")
     losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
     assert losses[0] == pytest.approx(loss_of_one_process(plan, weights), abs=2e-4)

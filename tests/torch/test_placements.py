@@ -15,7 +15,9 @@ from shardplan.torch.placements import to_placements
 MESH, SHAPE = Mesh.of(machine=2, gpu=2), (48, 8)
 SINGLE = [R, S(0), S(1), S(0, (16, 16, 16)), S(0, (12, 12, 12, 12)), S(0, (32, 8, 8))]
 LAYOUTS = {
-    Layout.of(*placements, order=order) for placements in itertools.product(SINGLE, repeat=2) for order in ((0, 1), (1, 0))
+    Layout.of(*placements, order=order)
+    for placements in itertools.product(SINGLE, repeat=2)
+    for order in ((0, 1), (1, 0))
 }
 LEGAL = sorted((layout for layout in LAYOUTS if is_legal(layout, MESH, SHAPE)), key=str)
 
