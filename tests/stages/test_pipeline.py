@@ -28,7 +28,7 @@ from shardplan.rules import model_rules
 from shardplan.spmd.machine import verify_plan
 from shardplan.stages.chain import RunCosts
 from shardplan.stages.cut import chain_of, part_of
-from shardplan.stages.pipeline import Stager
+from shardplan.stages.pipeline import Stager, _balanced
 from shardplan.stages.plan import plan_stages
 from shardplan.stages.schedule import parse_schedule
 from shardplan.stages.search import Cut
@@ -300,3 +300,49 @@ def test_a_pipeline_has_no_small_twin(model, shardplan, folder: Path):
     run = shardplan("verify", "chain.onnx", "p.json", "--shrink")
     assert run.code == 2
     assert "error[no-twin]: a plan with stages has no small twin" in run.err
+
+
+def test_interleaved_stages_need_units_enough(model, cluster):
+    with pytest.raises(ShardplanError) as problem:
+        plan_stages(model, cluster, PlanOptions(microbatches=4), parse_schedule("interleaved:2"), stages=2)
+    assert str(problem.value) == (
+        "error[too-many-stages]: 'chain' has 3 units: too few for 'interleaved:2' on machine=2 x gpu=2\n"
+        "hint: fewer pieces, or fewer --stages, all alike"
+    )
+
+
+def test_interleaved_stages_run_several_pieces(tmp_path, cluster):
+    layers = "\n".join(
+        f"  a{i} = MatMul (x{i}, u{i})\n  b{i} = Relu (a{i})\n  x{i + 1} = MatMul (b{i}, d{i})" for i in range(5)
+    )
+    weights = ", ".join(f"float[256,1024] u{i}, float[1024,256] d{i}" for i in range(5))
+    text = f"deep (float[16,256] x0) => (float[16,256] x5) <{weights}> {{\n{layers}\n}}"
+    onnx.save(proto_of(text), tmp_path / "deep.onnx")
+    model = read_model(tmp_path / "deep.onnx")
+    schedule = parse_schedule("interleaved:2")
+    plan = plan_stages(model, cluster, PlanOptions(microbatches=4), schedule, stages=2)
+    stages = plan.pipeline.stages
+    assert [stage.name for stage in stages] == [
+        "stage 0 piece 0",
+        "stage 1 piece 0",
+        "stage 0 piece 1",
+        "stage 1 piece 1",
+    ]
+    assert [stage.first_device for stage in stages] == [0, 2, 0, 2]
+    each = [stage.plan.summary.step_ns for stage in stages]
+    handed = sum((1 - transfer.hidden) * transfer.time_ns for transfer in plan.pipeline.transfers)
+    assert len(plan.pipeline.transfers) == 3
+    assert plan.summary.step_ns == pytest.approx(
+        schedule.step([each[0] + each[2], each[1] + each[3]], 4) + handed, abs=2
+    )
+    assert plan.summary.memory.total >= max(stage.plan.summary.memory.total for stage in stages)
+    assert plan.summary.step_bound_ns <= plan.summary.step_ns
+    assert verify_plan(model, plan).verified
+    assert loads(dumps(plan)).pipeline.schedule == "interleaved:2"
+    assert len(streams_of(plan)) == 2 + 3
+    assert timeline(plan).seconds >= max(each[0] + each[2], each[1] + each[3]) / 1e9 * (1 - 1e-6)
+
+
+def test_pieces_are_balanced():
+    edges = _balanced([1.0, 1.0, 1.0, 5.0, 1.0, 1.0], 3)
+    assert edges == [0, 3, 4, 6]

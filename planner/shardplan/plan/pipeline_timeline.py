@@ -17,7 +17,12 @@ _SECOND = 1e-9
 def pipeline_streams(pipeline: Pipeline) -> tuple[str, ...]:
     """Names of the streams of `pipeline_timeline`."""
     handed = (f"stage {transfer.sender} to {transfer.receiver}" for transfer in pipeline.handed)
-    return (*(stage.name for stage in pipeline.stages), *handed)
+    return (*(stage.name for stage in pipeline.stages[: _groups(pipeline)]), *handed)
+
+
+def _groups(pipeline: Pipeline) -> int:
+    """How many groups of devices there are: the pieces of an interleaved stage share theirs."""
+    return len({stage.first_device for stage in pipeline.stages})
 
 
 def pipeline_timeline(plan: Plan) -> Timeline:
@@ -41,7 +46,7 @@ class _Work:
         for place, stage in enumerate(self.pipeline.stages):
             self._stage(place, stage)
         for place, transfer in enumerate(self.pipeline.handed):
-            stream = len(self.pipeline.stages) + place
+            stream = _groups(self.pipeline) + place
             forward = sum(step.time_ns for step in transfer.forward)
             backward = sum(step.time_ns for step in transfer.backward)
             for batch in range(self.microbatches):
@@ -56,13 +61,14 @@ class _Work:
     def _stage(self, place: int, stage: Stage) -> None:
         forward, backward = _halves(stage, self.microbatches, training=self.training)
         before: list[tuple[str, int, int]] = []
-        for kind, batch in _order(stage.in_flight, self.microbatches, training=self.training):
+        behind = len(self.pipeline.stages) - place  # a piece of an interleaved stage may run ahead of the mean
+        for kind, batch in _order(max(stage.in_flight, behind), self.microbatches, training=self.training):
             after = list(before)
             if kind == "F" and place:
                 after.append(("send", place - 1, batch))
             if kind == "B" and place < len(self.pipeline.handed):
                 after.append(("back", place, batch))
-            self._add((kind, place, batch), place, forward if kind == "F" else backward, after)
+            self._add((kind, place, batch), place % _groups(self.pipeline), forward if kind == "F" else backward, after)
             before = [(kind, place, batch)]
 
     def _add(

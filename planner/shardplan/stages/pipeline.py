@@ -105,6 +105,8 @@ class Stager:
 
         Raises `InfeasibleError` when no cut fits in memory.
         """
+        if self.schedule.pieces > 1:
+            return self._interleaved()
         best: StagedPlans | None = None
         bound = 0.0
         for _ in range(_MOST_ROUNDS):
@@ -131,10 +133,45 @@ class Stager:
             best = self._or_whole(best)
         return replace(best, bound_ns=min(bound, best.step_ns))
 
+    def _interleaved(self) -> StagedPlans:
+        """Every number of equal stages, each with its pieces of about equal cost: piece p runs on stage p mod S."""
+        best: StagedPlans | None = None
+        bounds = []
+        for number, part in enumerate(self.parts):
+            stages, rest = divmod(self.cluster.mesh.size, part.size)
+            if (
+                rest
+                or stages < 2
+                or (self.stages or stages) != stages
+                or stages * self.schedule.pieces > len(self.chain)
+            ):
+                continue
+            runs = self._runs[number]
+            bounds.append(runs.least(0, len(self.chain)) / stages / _PICOSECONDS_PER_NS)
+            edges = _balanced([runs.least(u, u + 1) for u in range(len(self.chain))], stages * self.schedule.pieces)
+            cuts = [Cut(low, high, number, 0, 0) for low, high in itertools.pairwise(edges)]
+            if any(self._behind[number][cut.first, cut.last] < 0 for cut in cuts):
+                continue
+            chosen = self._with_best_layouts(cuts)
+            if (plans := self._plans(chosen)) is not None:
+                staged = self._staged(chosen, plans)
+                best = staged if best is None or staged.step_ns < best.step_ns else best
+        if not bounds:
+            summary = (
+                f"'{self.model.name}' has {len(self.chain)} units: too few for '{self.schedule}' on {self.cluster.mesh}"
+            )
+            raise ShardplanError(error("too-many-stages", summary, hint="fewer pieces, or fewer --stages, all alike"))
+        if best is None:
+            raise InfeasibleError(self._does_not_fit())
+        return replace(best, bound_ns=min(*bounds, best.step_ns))
+
     def _or_whole(self, best: StagedPlans) -> StagedPlans:
         """The better of `best` and one stage: the search does not know what tied weights cost."""
-        plans = self._plans(cuts) if (cuts := self._search(stages=1).cuts) else None
-        whole = self._staged(cuts, plans) if cuts and plans else best
+        found = self._search(stages=1)
+        if found.cuts is None or found.bound >= best.step_ns * _PICOSECONDS_PER_NS:
+            return best
+        plans = self._plans(found.cuts)
+        whole = self._staged(found.cuts, plans) if plans else best
         return whole if whole.step_ns < best.step_ns else best
 
     def _explored(self, best: StagedPlans) -> StagedPlans:
@@ -278,8 +315,9 @@ class Stager:
 
     def _with_layouts(self, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
         """The same stages with the layouts at their borders for which the sum of stages and transfers is least."""
-        if self._small:
-            return tuple(cuts)
+        return tuple(cuts) if self._small else self._with_best_layouts(cuts)
+
+    def _with_best_layouts(self, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
         share = 1.0 / (self.options.microbatches * self.schedule.pieces)
         tables = [share * self._runs[cut.submesh].of(cut.first, cut.last) for cut in cuts]
         slowest = max(range(len(cuts)), key=lambda place: float(tables[place].min()))
@@ -303,7 +341,8 @@ class Stager:
         """Microbatches that stage `place` of `count` holds."""
         if not self.options.training:
             return 1
-        return self.schedule.in_flight(count - 1 - place, count, self.options.microbatches)
+        stages = count // self.schedule.pieces
+        return self.schedule.in_flight(stages - 1 - place % stages, stages, self.options.microbatches)
 
     def _plans(self, cuts: Sequence[Cut]) -> tuple[Plan, ...] | None:
         """A plan of every stage; `None` when one does not fit, which is then excluded."""
@@ -330,7 +369,12 @@ class Stager:
 
     def _plan(self, cut: Cut, in_flight: int, name: str) -> Plan | None:
         model, cluster = part_of(self.chain, cut.first, cut.last, name), self.parts[cut.submesh].cluster
-        options = replace(self.options, in_flight=in_flight, constraints=self._concerning(model, cluster))
+        options = replace(
+            self.options,
+            in_flight=in_flight,
+            constraints=self._concerning(model, cluster),
+            memory_limit_bytes=self._limit_bytes // self.schedule.pieces,
+        )
         planner = Planner(model, cluster, options, reasons=False)
         ends: dict[str, Layout] = {}
         if cut.first:
@@ -355,7 +399,9 @@ class Stager:
         return tuple(found)
 
     def _staged(self, cuts: tuple[Cut, ...], plans: tuple[Plan, ...]) -> StagedPlans:
-        costs = [float(plan.summary.step_ns) for plan in plans]
+        each = [float(plan.summary.step_ns) for plan in plans]
+        stages = len(cuts) // self.schedule.pieces
+        costs = [sum(each[place::stages]) for place in range(stages)]
         borders = []
         handed = 0.0
         for mine, theirs in itertools.pairwise(cuts):
@@ -388,6 +434,25 @@ class Stager:
         wanted = f"{self.stages} stages" if self.stages else "stages"
         summary = f"no way to cut '{self.model.name}' into {wanted} on '{self.cluster.name}' fits in memory"
         return error("infeasible", summary, hint="more --microbatches, --remat selective or full, or a larger --mesh")
+
+
+def _balanced(costs: Sequence[float], pieces: int) -> list[int]:
+    """Places that cut a row into so many pieces, none empty, the dearest as cheap as can be."""
+    sums = [0.0, *itertools.accumulate(costs)]
+    count = len(costs)
+    least = [0.0] + [float("inf")] * count
+    ways: list[list[int]] = []
+    for _ in range(pieces):
+        options = [
+            min(((max(least[low], sums[high] - sums[low]), low) for low in range(high)), default=(float("inf"), 0))
+            for high in range(count + 1)
+        ]
+        least = [cost for cost, _ in options]
+        ways.append([low for _, low in options])
+    edges = [count]
+    for way in reversed(ways):
+        edges.append(way[edges[-1]])
+    return edges[::-1]
 
 
 def _places(cuts: Sequence[Cut]) -> tuple[tuple[int, int, int], ...]:

@@ -60,14 +60,15 @@ def plan_stages(
 def _plan(asked: _Asked, found: StagedPlans) -> Plan:
     """The plan of a pipeline: its summary is that of a whole step, its decisions are in its stages."""
     cluster = asked.cluster
-    starts = placed([part.size for part in found.parts])
+    count = len(found.parts) // asked.schedule.pieces
+    starts = placed([part.size for part in found.parts[:count]]) * asked.schedule.pieces
     stages = tuple(
-        Stage(f"stage {place}", start, found.chain.names[cut.first : cut.last], waiting, plan)
+        Stage(_name(place, count, asked), start, found.chain.names[cut.first : cut.last], waiting, plan)
         for place, (cut, start, waiting, plan) in enumerate(
             zip(found.cuts, starts, found.in_flight, found.plans, strict=True)
         )
     )
-    slowest = max(plan.summary.step_ns for plan in found.plans)
+    slowest = max(_by_stage(asked, [plan.summary.step_ns for plan in found.plans]))
     pipeline = Pipeline(
         schedule=str(asked.schedule),
         stages=stages,
@@ -126,8 +127,8 @@ def _summary(asked: _Asked, found: StagedPlans) -> Summary:
         compute_ns=compute_ns,
         communication_ns=step_ns - compute_ns,
         hidden_ns=hidden_ns,
-        memory=_fullest(parts),
-        memory_limit_bytes=parts[0].memory_limit_bytes,
+        memory=_fullest(asked, parts),
+        memory_limit_bytes=parts[0].memory_limit_bytes * asked.schedule.pieces,
         reproducible=all(part.reproducible for part in parts),
         step_bound_ns=step_ns if closed else bound_ns,
     )
@@ -135,10 +136,27 @@ def _summary(asked: _Asked, found: StagedPlans) -> Summary:
 
 def _weighted(asked: _Asked, parts: Sequence[Summary], amounts: Sequence[int]) -> float:
     """Amounts of the stages as the step adds them up: the slowest stage's whole, of the others their share of it."""
-    slowest = max(range(len(parts)), key=lambda place: parts[place].step_ns)
+    steps, sums = _by_stage(asked, [part.step_ns for part in parts]), _by_stage(asked, amounts)
+    slowest = steps.index(max(steps))
     share = 1.0 / (asked.options.microbatches * asked.schedule.pieces)
-    return math.fsum(amount * (1.0 if place == slowest else share) for place, amount in enumerate(amounts))
+    return math.fsum(amount * (1.0 if place == slowest else share) for place, amount in enumerate(sums))
 
 
-def _fullest(parts: Sequence[Summary]) -> Memory:
-    return max((part.memory for part in parts), key=lambda memory: memory.total)
+def _by_stage(asked: _Asked, amounts: Sequence[int]) -> list[int]:
+    """The amounts of all pieces that a stage runs, together."""
+    count = len(amounts) // asked.schedule.pieces
+    return [sum(amounts[place::count]) for place in range(count)]
+
+
+def _name(place: int, count: int, asked: _Asked) -> str:
+    piece = f" piece {place // count}" if asked.schedule.pieces > 1 else ""
+    return f"stage {place % count}{piece}"
+
+
+def _fullest(asked: _Asked, parts: Sequence[Summary]) -> Memory:
+    """Of the devices that hold most; those of a stage with several pieces hold them all."""
+    count = len(parts) // asked.schedule.pieces
+    held = [[part.memory for part in parts[place::count]] for place in range(count)]
+    categories = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+    sums = [Memory(*(sum(getattr(memory, name) for memory in own) for name in categories)) for own in held]
+    return max(sums, key=lambda memory: memory.total)

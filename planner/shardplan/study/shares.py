@@ -62,12 +62,15 @@ def shares_of(
 def _of_stages(pipeline: Pipeline) -> tuple[Share, ...]:
     """Of the slowest stage its whole time counts, of the others what one microbatch takes; and what waits for
     transfers."""
-    slowest = max(pipeline.stages, key=lambda stage: stage.plan.summary.step_ns)
+    busy: dict[int, int] = {}
+    for stage in pipeline.stages:
+        busy[stage.first_device] = busy.get(stage.first_device, 0) + stage.plan.summary.step_ns
+    slowest = max(busy, key=lambda device: busy[device])
     pieces = int(pipeline.schedule.partition(":")[2] or 1)
     found = []
     for stage in pipeline.stages:
         micro = int(str(stage.plan.model.get("microbatches", 1)))
-        part = 1.0 if stage is slowest else 1.0 / (micro * pieces)
+        part = 1.0 if stage.first_device == slowest else 1.0 / (micro * pieces)
         found += [
             replace(share, name=f"{stage.name}: {share.name}", time_ns=round(share.time_ns * part))
             for share in shares_of(stage.plan)
