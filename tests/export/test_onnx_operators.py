@@ -16,6 +16,9 @@ from shardplan.errors import ShardplanError
 from shardplan.export import onnx_kernels as kernels
 from shardplan.export.onnx_spmd import write_folder
 from shardplan.layout.mesh import Mesh
+from shardplan.rules import rule_for
+from shardplan.rules.composed import composed
+from shardplan.rules.signature import sign
 from shardplan.spmd.kernels import KERNELS
 from shardplan.spmd.lower import lower_program
 
@@ -83,4 +86,28 @@ def test_what_draws_is_refused(name, tmp_path):
 
 
 def test_whatever_the_machine_runs_can_be_written():
-    assert set(KERNELS) <= set(kernels.WRITERS)
+    """Experts that are spread look up in the numbers of others: their kind has no form in ONNX's own operators."""
+    assert set(KERNELS) - set(kernels.WRITERS) <= {"com.microsoft.MoE", "com.microsoft.QMoE"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("Softmax", (f(4, 8),)),
+        Case("LayerNormalization", (f(4, 8), f(8), f(8)), {"axis": 1}),
+        Case("RMSNormalization", (f(4, 8), f(8))),
+    ],
+    ids=lambda case: case.kind,
+)
+def test_operators_without_a_form_of_their_own_are_written_as_their_bodies(case, tmp_path, monkeypatch):
+    model = case.model()
+    rule = composed(sign(model.operators[0], model, ()), rule_for)
+    monkeypatch.setattr(kernels, "WRITERS", {k: w for k, w in kernels.WRITERS.items() if k != case.kind})
+    plans = [plan for plan in strategy_plans(model, rule, MESHES[0]) if plan.operators[0].split != ("+0",)]
+    talking = 0
+    for number, plan in enumerate(plans):
+        programs = assert_program_right(model, plan, tmp_path / str(number), given=values_of(case), rules=[rule])
+        talking += any(node.domain for node in programs[0].graph.node)
+        kinds = {node.op_type for node in programs[0].graph.node}
+        assert (case.kind in kinds) != any(node.domain for node in programs[0].graph.node)
+    assert talking

@@ -1,6 +1,7 @@
 """A plan as the `tensor_parallel` section of a DeepSpeed configuration (AutoTP with custom patterns).
 
-Source: https://www.deepspeed.ai/tutorials/autotp-training, "Custom Patterns" and "Custom Layer Specifications".
+Sources: https://www.deepspeed.ai/tutorials/autotp-training, "Custom Patterns" and "Custom Layer Specifications";
+`module_inject/autotp_config.py` and `auto_tp.py` of DeepSpeed 0.19.8.
 """
 
 from __future__ import annotations
@@ -19,30 +20,38 @@ Spec = dict[str, object]
 
 
 def export_deepspeed(plan: Plan) -> Exported:
-    """One layer spec for all columns, one for all rows, one for every fused column; other modules stay whole."""
+    """One layer spec for all columns, one for all rows, one for every fused column; other modules stay whole. In
+    training, vectors that meet heads (`q_norm`) get a spec by which their gradients are summed."""
     found = one_axis(plan)
     reasons: list[str] = []
     modules = wildcards(found.modules, reasons)
     reasons += [*_unknown(modules.values()), *found.refused]
     refused = cannot_say("AutoTP", "what this plan does", reasons, "solve with one mesh axis and constraints")
-    gathered = [name for name, module in modules.items() if module.gathered and module.style == "column"]
-    if gathered:
-        summary = f"{', '.join(gathered)}: gather_output is known to recent versions of DeepSpeed only"
-        refused.append(warning("not-said", summary))
+    mode = str(plan.model.get("mode"))
+    specified = {pattern: spec for pattern, module in modules.items() if (spec := _spec(module, mode))}
+    for field in ("gather_output", "grad_allreduce"):
+        named = [name for name, spec in specified.items() if field in spec]
+        if named:
+            summary = f"{', '.join(named)}: {field} is known to recent versions of DeepSpeed only"
+            refused.append(warning("not-said", summary))
     if found.other_axes:
         summary = f"{' and '.join(found.other_axes)}: data parallelism, which DeepSpeed makes of the remaining ranks"
         refused.append(warning("not-said", summary))
     patterns: dict[str, list[str]] = {}
-    for pattern, module in modules.items():
-        if module.style in {"column", "row"}:
-            patterns.setdefault(json.dumps(_spec(module)), []).append(_regex(pattern))
-    specs = [{"patterns": listed, **json.loads(spec)} for spec, listed in patterns.items()]
+    for pattern, spec in specified.items():
+        patterns.setdefault(json.dumps(spec), []).append(_regex(pattern))
+    specs = [{"patterns": listed, **json.loads(text)} for text, listed in patterns.items()]
     size = plan.mesh.shape[found.axis] if found.axis is not None else 1
     section = {"autotp_size": size, "partition_config": {"use_default_specs": False, "layer_specs": specs}}
     return Exported(json.dumps({"tensor_parallel": section}, indent=2) + "\n", tuple(refused))
 
 
-def _spec(module: ModuleStyle) -> Spec:
+def _spec(module: ModuleStyle, mode: str) -> Spec:
+    """What is said of a module beside its name; `{}`: nothing, it stays whole."""
+    if module.style == "per head" and mode == "training":
+        return {"partition_type": "skip", "grad_allreduce": True}
+    if module.style not in {"column", "row"}:
+        return {}
     spec: Spec = {"partition_type": module.style}
     if module.segments:
         equal = len(set(module.segments)) == 1
@@ -65,5 +74,7 @@ def _unknown(modules: Iterable[ModuleStyle]) -> Iterator[str]:
             yield f"'{module.name}' stores its weight as [in, out] (Conv1D), and layer specs are for nn.Linear"
         elif module.split_input:
             yield f"'{module.name}' cuts its input itself; a row of AutoTP takes slices"
+        elif module.gathered and module.segments:
+            yield f"'{module.name}' is fused and its result is gathered; AutoTP does either"
         elif module.style == "row" and module.segments:
             yield f"'{module.name}' is a row that sums over a fused dim in segments"

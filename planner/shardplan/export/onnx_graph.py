@@ -96,6 +96,13 @@ class Graph:
         self.infos[name] = helper.make_tensor_value_info(name, kind, list(shape))
         return name
 
+    def alike(self, name: str, other: str) -> str:
+        """Record that a value has the type of another; returns its name."""
+        self.infos[name] = ValueInfoProto()
+        self.infos[name].CopyFrom(self.infos[other])
+        self.infos[name].name = name
+        return name
+
     def dtype(self, name: str) -> str:
         """Element type of a described value."""
         return str(TensorProto.DataType.Name(self.infos[name].type.tensor_type.elem_type)).lower()

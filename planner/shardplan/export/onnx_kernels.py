@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardplan.errors import ShardplanError, error
+from shardplan.export.onnx_bodies import by_body
 from shardplan.export.onnx_graph import Graph
 from shardplan.export.onnx_kernel import Writer, operator_node
 from shardplan.export.onnx_lookups import WRITERS as LOOKUPS
@@ -12,6 +13,7 @@ from shardplan.export.onnx_losses import likelihood
 from shardplan.export.onnx_recurrent import recurrent
 from shardplan.export.onnx_statistics import WRITERS as STATISTICS
 from shardplan.export.onnx_windows import windows
+from shardplan.rules.body import has_body
 from shardplan.spmd.program import Local, Site
 
 
@@ -22,6 +24,8 @@ def kernel_writer(site: Site) -> Writer:
         raise ShardplanError(error("cannot-export", summary, hint="export the model for inference"))
     if not site.communicates:
         return plain
+    if site.kind not in WRITERS and has_body(site.kind, site.operator.version):
+        return by_body(kernel_writer)
     if site.kind not in WRITERS:
         split = ", ".join(site.options[axis].label for axis in site.communicates)  # type: ignore[union-attr]
         why = f"no ONNX program is known for this kind when {split} is split, because devices then talk inside it"

@@ -28,14 +28,14 @@ def by_body(kernel_for: KernelFor) -> Kernel:
 
     def run(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
         del local
-        model, rules, splits = _inside(_signature(site), _factors(site))
+        model, rules, splits = opened(site)
         values: dict[str, Array] = {name: widen(np.asarray(array)) for name, array in model.constants.items()}
         given = enumerate(operands)
         values.update((operand_name(place), array) for place, array in given if array is not None)
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True)):
-            for name, axes in _combined(splits, index):
+            for name, axes in combined_before(splits, index):
                 values[name] = yield from all_reduce(values[name], axes)
-            inner = _site(model, operator, rule, splits, index, site)
+            inner = inner_site(model, operator, rule, splits, index, site)
             told = localise(inner)
             held = [values[name] if name else None for name in operator.inputs]
             for place, array in told.operands.items():
@@ -47,6 +47,11 @@ def by_body(kernel_for: KernelFor) -> Kernel:
         return [values[name] if name else np.zeros(0) for name in names]
 
     return run
+
+
+def opened(site: Site) -> tuple[Model, list[Rule], list[BodySplit]]:
+    """The body of a composed operator, the rules of its operators, and how each mesh axis splits them."""
+    return _inside(_signature(site), _factors(site))
 
 
 @lru_cache(maxsize=256)
@@ -77,7 +82,7 @@ def _signature(site: Site) -> Signature:
     )
 
 
-def _combined(splits: Sequence[BodySplit], index: int) -> list[tuple[str, tuple[int, ...]]]:
+def combined_before(splits: Sequence[BodySplit], index: int) -> list[tuple[str, tuple[int, ...]]]:
     """(value, mesh axes over which it is combined) before the operator `index` of a body."""
     found: dict[str, tuple[int, ...]] = {}
     for axis, split in enumerate(splits):
@@ -86,7 +91,9 @@ def _combined(splits: Sequence[BodySplit], index: int) -> list[tuple[str, tuple[
     return list(found.items())
 
 
-def _site(model: Model, operator: Operator, rule: Rule, splits: Sequence[BodySplit], index: int, outer: Site) -> Site:
+def inner_site(
+    model: Model, operator: Operator, rule: Rule, splits: Sequence[BodySplit], index: int, outer: Site
+) -> Site:
     """Where an operator of the body stands. What the axes around it do not split has no shards along them."""
     options = tuple(split.splits[index] for split in splits)
     tensors, constants = model.tensors, model.constants
