@@ -17,7 +17,7 @@ from shardplan.graph.recipes import Allowed
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
-from shardplan.plan.types import OperatorDecision, Plan
+from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.study.request import is_of
 
@@ -95,7 +95,7 @@ def decisions_of(decided: Plan, file: str) -> Callable[[CostGraph], Allowed]:
             wanted = operators[operator.name]
             key = (id(space), wanted.split, wanted.reads, wanted.makes)
             allow(("operator", operator.name), key, lambda space=space, wanted=wanted: _as_split(space, wanted))  # type: ignore[misc]
-        for node, tensor_space, layout in _layouts(built, {name: (t.layout, t.served) for name, t in tensors.items()}):
+        for node, tensor_space, layout in _layouts(built, tensors):
             allow(node, (id(tensor_space), layout), lambda s=tensor_space, w=layout: _laid_out(s, w))  # type: ignore[misc]
         if faults := [_fault(node, file) for node, mask in allowed.items() if not mask.any()]:
             raise ShardplanError(*faults[:_SHOWN])
@@ -104,14 +104,16 @@ def decisions_of(decided: Plan, file: str) -> Callable[[CostGraph], Allowed]:
     return restriction
 
 
-def _layouts(
-    built: CostGraph, wanted: Mapping[str, tuple[Layout, Layout]]
-) -> Iterator[tuple[Node, TensorSpace, Layout]]:
-    for name, (kept, served) in wanted.items():
-        if name in built.kept:
-            yield ("kept", name), built.kept[name], kept
-        if name in built.served:
-            yield ("served", name), built.served[name], served
+def _layouts(built: CostGraph, decided: Mapping[str, TensorDecision]) -> Iterator[tuple[Node, TensorSpace, Layout]]:
+    """What is decided of a tensor in all the places where it rests, and of the optimizer's state of it."""
+    for name, tensor in decided.items():
+        for kind, spaces, layout in (
+            ("kept", built.kept, tensor.layout),
+            ("served", built.served, tensor.served),
+            ("updated", built.updated, tensor.optimizer or tensor.layout),
+        ):
+            if name in spaces:
+                yield (kind, name), spaces[name], layout
 
 
 def _as_split(space: OperatorSpace, wanted: OperatorDecision) -> NDArray[np.bool_]:
