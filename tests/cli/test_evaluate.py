@@ -14,11 +14,16 @@ def result(run):
 
 
 def test_a_plan_costs_what_it_says(shardplan, mlp: Path):
-    for options in (
-        ("--mesh", "2x2"),
-        ("--mesh", "4", "--mode", "inference"),
-        ("--mesh", "2x2", "--microbatches", "2"),
-    ):
+    square = (
+        "",
+        "--microbatches 2",
+        "--shard-optimizer",
+        "--remat full",
+        "--pin up.weight=replicate",
+        "--optimizer sgd",
+    )
+    asked = [("--mesh", "2x2", *more.split()) for more in square]
+    for options in (*asked, ("--mesh", "4", "--mode", "inference"), ("--mesh", "1x4")):
         solved = shardplan("solve", "mlp.onnx", "--dim", "batch=64", *options, "-o", "one.json", "--json")
         run = shardplan("evaluate", "mlp.onnx", "--fix", "one.json", "--json")
         found = result(run)
