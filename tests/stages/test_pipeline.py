@@ -28,10 +28,10 @@ from shardplan.rules import model_rules
 from shardplan.spmd.machine import verify_plan
 from shardplan.stages.chain import RunCosts
 from shardplan.stages.cut import chain_of, part_of
-from shardplan.stages.pipeline import Stager, _balanced
+from shardplan.stages.pipeline import Stager
 from shardplan.stages.plan import plan_stages
 from shardplan.stages.schedule import parse_schedule
-from shardplan.stages.search import Cut
+from shardplan.stages.search import Cut, balanced
 
 PLAN_SCHEMA = json.loads((files("shardplan.plan") / "schema.json").read_text(encoding="utf-8"))
 DOCUMENTS = Draft202012Validator(
@@ -343,6 +343,6 @@ def test_interleaved_stages_run_several_pieces(tmp_path, cluster):
     assert timeline(plan).seconds >= max(each[0] + each[2], each[1] + each[3]) / 1e9 * (1 - 1e-6)
 
 
-def test_pieces_are_balanced():
-    edges = _balanced([1.0, 1.0, 1.0, 5.0, 1.0, 1.0], 3)
+def test_pieces_arebalanced():
+    edges = balanced([1.0, 1.0, 1.0, 5.0, 1.0, 1.0], 3)
     assert edges == [0, 3, 4, 6]

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import resolve
-from shardplan.constraints.types import Constraint
-from shardplan.cost.recipes import state_bytes
 from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, error
 from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
@@ -32,8 +30,9 @@ from shardplan.rules import model_rules
 from shardplan.solve.problem import Costs
 from shardplan.stages.chain import RunCosts
 from shardplan.stages.cut import Chain, chain_of, part_of
+from shardplan.stages.parts import concerning, weight_bytes
 from shardplan.stages.schedule import Schedule
-from shardplan.stages.search import Choices, Counts, Cut, Found, search
+from shardplan.stages.search import Choices, Counts, Cut, Found, balanced, search
 from shardplan.stages.submeshes import Submesh, submeshes
 from shardplan.stages.transfer import Transfers, exposed_ns, tied_transfers, waited_ns
 
@@ -148,7 +147,7 @@ class Stager:
                 continue
             runs = self._runs[number]
             bounds.append(runs.least(0, len(self.chain)) / stages / _PICOSECONDS_PER_NS)
-            edges = _balanced([runs.least(u, u + 1) for u in range(len(self.chain))], stages * self.schedule.pieces)
+            edges = balanced([runs.least(u, u + 1) for u in range(len(self.chain))], stages * self.schedule.pieces)
             cuts = [Cut(low, high, number, 0, 0) for low, high in itertools.pairwise(edges)]
             if any(self._behind[number][cut.first, cut.last] < 0 for cut in cuts):
                 continue
@@ -222,22 +221,10 @@ class Stager:
 
     def _fitting(self, part: Submesh, count: int) -> Counts:
         """How many stages may follow a run of units on `part`, as far as its weights and their states tell."""
-        held = np.array([self._state_bytes(unit) for unit in self.chain.units])
+        held = np.array([weight_bytes(self.model, unit, self.options) for unit in self.chain.units])
         sums = np.concatenate([[0.0], held.cumsum()])
         fits = (sums[None, :] - sums[:, None]) / part.size <= self._limit_bytes
         return np.where(fits, count, -1).astype(np.int64)
-
-    def _state_bytes(self, unit: Sequence[int]) -> float:
-        weights = {parameter.tensor: parameter for parameter in self.model.parameters}
-        total = 0.0
-        for name in {name for index in unit for name in self.model.operators[index].inputs if name in weights}:
-            tensor = self.model.tensor(name)
-            if self.options.training and weights[name].trainable and tensor.is_float:
-                each = state_bytes(self.options.optimizer, tensor.dtype)
-                total += tensor.elements * (each.parameter + each.gradient + each.state)
-            else:
-                total += tensor.size_bytes
-        return total
 
     @property
     def _small(self) -> bool:
@@ -372,7 +359,7 @@ class Stager:
         options = replace(
             self.options,
             in_flight=in_flight,
-            constraints=self._concerning(model, cluster),
+            constraints=concerning(self.options.constraints, model, cluster.mesh),
             memory_limit_bytes=self._limit_bytes // self.schedule.pieces,
         )
         planner = Planner(model, cluster, options, reasons=False)
@@ -385,18 +372,6 @@ class Stager:
             return planner.plan(lambda built: _kept_so(built, ends))
         except InfeasibleError:
             return None
-
-    def _concerning(self, model: Model, cluster: Cluster) -> tuple[Constraint, ...]:
-        """The constraints about something that this part of the model has."""
-        found = []
-        for constraint in self.options.constraints:
-            try:
-                resolve([constraint], model, cluster.mesh)
-            except ShardplanError as problem:
-                if all(diagnostic.code == "no-match" for diagnostic in problem.diagnostics):
-                    continue
-            found.append(constraint)
-        return tuple(found)
 
     def _staged(self, cuts: tuple[Cut, ...], plans: tuple[Plan, ...]) -> StagedPlans:
         each = [float(plan.summary.step_ns) for plan in plans]
@@ -434,25 +409,6 @@ class Stager:
         wanted = f"{self.stages} stages" if self.stages else "stages"
         summary = f"no way to cut '{self.model.name}' into {wanted} on '{self.cluster.name}' fits in memory"
         return error("infeasible", summary, hint="more --microbatches, --remat selective or full, or a larger --mesh")
-
-
-def _balanced(costs: Sequence[float], pieces: int) -> list[int]:
-    """Places that cut a row into so many pieces, none empty, the dearest as cheap as can be."""
-    sums = [0.0, *itertools.accumulate(costs)]
-    count = len(costs)
-    least = [0.0] + [float("inf")] * count
-    ways: list[list[int]] = []
-    for _ in range(pieces):
-        options = [
-            min(((max(least[low], sums[high] - sums[low]), low) for low in range(high)), default=(float("inf"), 0))
-            for high in range(count + 1)
-        ]
-        least = [cost for cost, _ in options]
-        ways.append([low for _, low in options])
-    edges = [count]
-    for way in reversed(ways):
-        edges.append(way[edges[-1]])
-    return edges[::-1]
 
 
 def _places(cuts: Sequence[Cut]) -> tuple[tuple[int, int, int], ...]:

@@ -8,6 +8,7 @@ from the end; which limits are worth trying is a search with bounds over the fin
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -202,3 +203,22 @@ class _Run:
             ]
             _, number, enters = min(ways)
             first, count = last, count - 1
+
+
+def balanced(costs: Sequence[float], pieces: int) -> list[int]:
+    """Places that cut a row into so many pieces, none empty, the dearest as cheap as can be."""
+    sums = [0.0, *itertools.accumulate(costs)]
+    count = len(costs)
+    least = [0.0] + [float("inf")] * count
+    ways: list[list[int]] = []
+    for _ in range(pieces):
+        options = [
+            min(((max(least[low], sums[high] - sums[low]), low) for low in range(high)), default=(float("inf"), 0))
+            for high in range(count + 1)
+        ]
+        least = [cost for cost, _ in options]
+        ways.append([low for _, low in options])
+    edges = [count]
+    for way in reversed(ways):
+        edges.append(way[edges[-1]])
+    return edges[::-1]

@@ -1,0 +1,41 @@
+"""What is known of a part of a model before it is planned: the least it holds, and the constraints about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shardplan.constraints.resolve import resolve
+from shardplan.constraints.types import Constraint
+from shardplan.cost.recipes import state_bytes
+from shardplan.errors import ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.layout.mesh import Mesh
+from shardplan.model.types import Model
+
+
+def weight_bytes(model: Model, operators: Iterable[int], options: PlanOptions) -> float:
+    """Bytes of the weights that these operators read, all devices together and each weight once; in training with
+    gradients and optimizer state."""
+    weights = {parameter.tensor: parameter for parameter in model.parameters}
+    total = 0.0
+    for name in sorted({name for index in operators for name in model.operators[index].inputs if name in weights}):
+        tensor = model.tensor(name)
+        if options.training and weights[name].trainable and tensor.is_float:
+            each = state_bytes(options.optimizer, tensor.dtype)
+            total += tensor.elements * (each.parameter + each.gradient + each.state)
+        else:
+            total += tensor.size_bytes
+    return total
+
+
+def concerning(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> tuple[Constraint, ...]:
+    """The constraints about something that `model`, a part of a larger one, has."""
+    found = []
+    for constraint in constraints:
+        try:
+            resolve([constraint], model, mesh)
+        except ShardplanError as problem:
+            if all(diagnostic.code == "no-match" for diagnostic in problem.diagnostics):
+                continue
+        found.append(constraint)
+    return tuple(found)
