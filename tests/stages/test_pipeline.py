@@ -14,10 +14,12 @@ from small_models import proto_of
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
+from shardplan.constraints.parse import parse_pin
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import P
+from shardplan.layout.text import to_text
 from shardplan.model.read import read_model
 from shardplan.plan.decode import loads
 from shardplan.plan.diff import diff_plans
@@ -346,3 +348,13 @@ def test_interleaved_stages_run_several_pieces(tmp_path, cluster):
 def test_pieces_arebalanced():
     edges = balanced([1.0, 1.0, 1.0, 5.0, 1.0, 1.0], 3)
     assert edges == [0, 3, 4, 6]
+
+
+def test_constraints_hold_in_the_stage_that_has_what_they_name(model, cluster):
+    options = PlanOptions(microbatches=4, constraints=(parse_pin("u2=[null, gpu]"),))
+    plan = plan_stages(model, cluster, options, SCHEDULE, stages=2)
+    _, second = plan.pipeline.stages
+    (kept,) = [tensor for tensor in second.plan.tensors if tensor.name == "u2"]
+    assert to_text(kept.layout, second.plan.mesh) == "S(1)@gpu"
+    with pytest.raises(ShardplanError, match=r"error\[no-match\]"):
+        plan_stages(model, cluster, replace(options, constraints=(parse_pin("nothing=replicate"),)), SCHEDULE)
