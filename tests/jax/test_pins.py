@@ -23,7 +23,7 @@ from shardplan.jax.emitted import emitted_collectives
 from shardplan.jax.hlo import parse_module
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh as PlanMesh
-from shardplan.layout.placement import R
+from shardplan.layout.placement import P, R, S
 from shardplan.planning import PlanOptions, plan_model
 
 
@@ -70,6 +70,30 @@ def test_a_value_is_pinned_where_it_is_made_kept_and_read(pinned):
 def test_sums_are_whole_before_they_are_cut(pinned):
     """Made as partial sums, kept in parts: an all-reduce and a slice, which is a reduce-scatter."""
     assert pinned("gather_0", *BLOCK) == ["P('machine',)", "P('machine', 'gpu')"]
+
+
+def test_partial_sums_that_are_added_to_a_cut_value_are_cut_too(plans, devices):
+    """The plan adds partial sums to a value that is cut by sequence, and then reduces: told so in parts, XLA scatters
+    the sums, adds, and gathers the result, which sends as much."""
+    plan = plans[0]
+    partial, whole = Layout.of(S(0), P()), Layout.of(S(0), R)
+    kept = {"matmul_23": partial, "add_25": whole}
+    tensors = [replace(t, layout=kept[t.name], served=kept[t.name]) if t.name in kept else t for t in plan.tensors]
+    adds = {"inputs": ("gather_0", "matmul_23"), "reads": (partial, partial), "makes": (partial,)}
+    without = {"inputs": (), "reads": ()}
+    operators = [
+        replace(op, **(adds if op.name == "node_add_25" else without if "matmul_23" in op.inputs else {}))
+        for op in plan.operators
+    ]
+    changed = replace(plan, tensors=tuple(tensors), operators=tuple(operators))
+    mesh = shardplan.jax.mesh(changed)
+    specs = {}
+    for name in kept:
+        jaxpr = jax.make_jaxpr(lambda x, name=name: shardplan.jax.constrain(changed, mesh, name, x))(jnp.zeros(BLOCK))
+        specs[name] = [str(equation.params["sharding"].spec) for equation in jaxpr.eqns]
+    assert specs["matmul_23"] == ["P('machine',)", "P('machine', 'gpu')"]
+    assert specs["add_25"][0] == "P('machine', 'gpu')"
+    assert specs["add_25"][1] == "P('machine',)"
 
 
 def test_a_module_means_what_it_returns(pinned):

@@ -83,8 +83,8 @@ def test_a_fused_projection_sends_no_more_backward_than_planned(plan, outcomes):
 
 
 def test_reduce_scatters_are_credited_one_by_one(outcomes):
-    assert outcomes["gpt", "4x4", "Megatron sequence"]["credited"] == 5
-    assert outcomes["gpt", "4x4", "Megatron"]["credited"] == 0
+    assert outcomes["gpt", "4x4", "Megatron sequence"]["scattered"] == 5
+    assert outcomes["gpt", "4x4", "Megatron"]["scattered"] == 0
 
 
 @pytest.mark.parametrize(("mesh", "sent_bytes"), [("2x2", 20_480), ("4x4", 15_360)])

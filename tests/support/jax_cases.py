@@ -99,7 +99,7 @@ def outcome(case: dict[str, object], folder: Path) -> dict[str, object]:
         "emitted_bytes": check.emitted_bytes("forward"),
         "planned_bytes": check.predicted_bytes("forward"),
         "backward_ratio": check.ratio("backward"),
-        "credited": check.credited,
+        "scattered": check.scattered,
         "text": str(check),
         "value_error": float(abs(np.asarray(got_out) - np.asarray(out)).max()),
         "gradient_error": max(errors, default=0.0) / largest,

@@ -91,31 +91,48 @@ def _rms_norm(attributes: Mapping[str, Any], x: Array, scale: Array) -> Array:
     return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + attributes["epsilon"]) * scale
 
 
+def _attention(_: Mapping[str, Any], q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """[batch, heads, seq, width]; the mask tells where to look."""
+    scores = jnp.einsum("bhqw,bhkw->bhqk", q, k) * q.shape[-1] ** -0.5
+    return jnp.einsum("bhqk,bhkw->bhqw", jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)), v)
+
+
 def _split(attributes: Mapping[str, Any], x: Array, sizes: Array) -> list[Array]:
     if x.ndim > 3:  # the fused dim is divided: [..., part, size]
         return [x[..., part, :] for part in range(len(sizes))]
     return jnp.split(x, np.cumsum(sizes)[:-1], attributes["axis"])
 
 
-def _slice(_: Mapping[str, Any], x: Array, starts: Array, ends: Array, axes: Array) -> Array:
-    for start, end, axis in zip(starts.tolist(), ends.tolist(), axes.tolist(), strict=True):
-        x = jax.lax.slice_in_dim(x, start, end, axis=axis)
-    return x
+def _slice(
+    _: Mapping[str, Any], x: Array, starts: Array, ends: Array, axes: Array, steps: Array | None = None
+) -> Array:
+    cuts = [slice(None)] * x.ndim
+    steps = np.ones_like(axes) if steps is None else steps
+    for start, end, axis, step in zip(starts.tolist(), ends.tolist(), axes.tolist(), steps.tolist(), strict=True):
+        cuts[axis] = slice(start, end, step)
+    return x[tuple(cuts)]
 
 
 def _one_hot(attributes: Mapping[str, Any], index: Array, depth: Array, _: Array) -> Array:
     return jax.nn.one_hot(index, int(depth), axis=attributes["axis"])
 
 
+DTYPES = {1: jnp.float32, 6: jnp.int32, 7: jnp.int32, 9: jnp.bool_, 10: jnp.float16, 16: jnp.bfloat16}
 KERNELS: dict[str, Callable[..., Any]] = {
     "Add": lambda _, x, y: x + y,
+    "And": lambda _, x, y: x & y,
+    "Attention": _attention,
     "ArgMax": lambda a, x: jnp.argmax(x, a["axis"]),
+    "Cast": lambda a, x: x.astype(DTYPES[a["to"]]),
     "Concat": lambda a, *parts: jnp.concatenate(parts, a["axis"]),
+    "Cos": lambda _, x: jnp.cos(x),
     "Einsum": lambda a, *operands: jnp.einsum(a["equation"], *operands),
     "Expand": lambda _, x, shape: jnp.broadcast_to(x, tuple(shape.tolist())),
     "Gather": lambda _, table, index: table[index],
+    "GatherND": lambda _, x, index: x[tuple(jnp.moveaxis(index, -1, 0))],
     "Gelu": lambda _, x: jax.nn.gelu(x, approximate=True),
     "LayerNormalization": _layer_norm,
+    "LessOrEqual": lambda _, x, y: x <= y,
     "MatMul": lambda _, x, y: jnp.tensordot(x, y, 1) if y.ndim in (2, 3) and x.ndim == 3 else jnp.matmul(x, y),
     "Mul": lambda _, x, y: x * y,
     "Neg": lambda _, x: -x,
@@ -123,6 +140,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "RMSNormalization": _rms_norm,
     "Reshape": lambda _, x, shape: x.reshape(shape.tolist()),
     "Sigmoid": lambda _, x: jax.nn.sigmoid(x),
+    "Sin": lambda _, x: jnp.sin(x),
     "Slice": _slice,
     "Softmax": lambda a, x: jax.nn.softmax(x, a["axis"]),
     "Split": _split,

@@ -1,8 +1,11 @@
 """What XLA made of a function under a plan, against what the plan says: bytes by phase, collective and axes.
 
-Documented credit: where the plan has a reduce-scatter and XLA emitted an all-reduce over the same axes, of the same
-tensor size, whose result every device then cuts to its own part, the all-reduce is counted as that reduce-scatter.
-XLA on CPU never forms one from a sharding; compilers for GPU and TPU do.
+Two credits are given for what XLA on CPU emits because it never forms a reduce-scatter from a sharding, as compilers
+for GPU and TPU do. Both need an all-reduce whose result every device then cuts to its own part, on every way to its
+readers:
+- where the plan has a reduce-scatter of the same tensor size over the same axes, the all-reduce is counted as that;
+- where the plan has an all-reduce of that size and XLA gathers again what it cut, in an all-gather that the plan does
+  not have, the three are counted as the one all-reduce: reduce-scatter and all-gather send what an all-reduce sends.
 """
 
 from __future__ import annotations
@@ -39,13 +42,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """What was found. `emitted`: after credit, `credited` of them were all-reduces; `predicted`: of the phases that the
-    function has. `inner`: operators whose own collectives the plan's moves leave out. `endless`: loops whose number of
-    turns XLA does not tell; what is inside is counted once. `widened`: 32-bit floats are counted as 16-bit ones."""
+    """What was found. `emitted`: after both credits, given `scattered` and `merged` times; `predicted`: of the phases
+    that the function has. `inner`: operators whose own collectives the plan's moves leave out. `endless`: loops whose
+    number of turns XLA does not tell; what is inside is counted once. `widened`: 32-bit floats counted as 16-bit."""
 
     emitted: tuple[Emitted, ...]
     predicted: tuple[Predicted, ...]
-    credited: int = 0
+    scattered: int = 0
+    merged: int = 0
     inner: tuple[str, ...] = ()
     endless: int = 0
     widened: bool = False
@@ -89,8 +93,10 @@ class Check:
         for phase in dict.fromkeys(row.phase for row in self.rows):
             ratio = f"  x {self.ratio(phase):.2f}"
             lines.append(_line(phase, "total", "", self.emitted_bytes(phase), self.predicted_bytes(phase)) + ratio)
-        if self.credited:
-            lines.append(f"{self.credited} all-reduce + slice counted as reduce-scatter")
+        if self.scattered:
+            lines.append(f"{self.scattered} all-reduce + slice counted as reduce-scatter")
+        if self.merged:
+            lines.append(f"{self.merged} all-reduce + slice + all-gather counted as all-reduce")
         if self.widened:
             lines.append("32-bit floats counted as 16-bit ones, which XLA on CPU computes and sends so")
         if self.inner:
@@ -115,13 +121,14 @@ def check(
     the forward pass, and the backward pass too if `fn` contains one (`jax.grad`).
 
     `widened`: count 32-bit floats as 16-bit ones. XLA on CPU computes and sends bfloat16 and float16 as float32; by
-    default they are counted so on a CPU if all floats of the plan have 16 bits.
+    default they are counted so on a CPU if the matrices among the plan's weights have 16 bits.
 
     The plan's bytes are those of a whole step: of all microbatches, and of recomputed layers again.
     """
     jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
     if widened is None:
-        floats = {tensor.dtype for tensor in plan.tensors if tensor.dtype in FLOAT_DTYPES}
+        weights = (tensor for tensor in plan.tensors if tensor.role == "parameter" and len(tensor.shape) > 1)
+        floats = {tensor.dtype for tensor in weights if tensor.dtype in FLOAT_DTYPES}
         widened = jax.default_backend() == "cpu" and bool(floats) and floats <= _HALVES
     return check_text(jitted.lower(*args).compile().as_text(), plan, phases=phases, widened=widened)
 
@@ -137,29 +144,39 @@ def check_text(text: str, plan: Plan, *, phases: Sequence[Phase] | None = None, 
         differentiated = any("transpose(" in instruction.op_name for _, instruction in module.instructions())
         phases = _PHASES if differentiated else ("forward",)
     predicted = tuple(row for row in predicted_collectives(plan) if row.phase in phases)
-    counted = _credit(emitted, predicted)
-    credited = sum(before.kind != after.kind for before, after in zip(emitted, counted, strict=True))
+    counted, scattered, merged = _credit(emitted, predicted)
     endless = sum(i.opcode == "while" and i.trips is None for _, i in module.instructions())
-    return Check(counted, predicted, credited, inner_operators(plan), endless, widened)
+    return Check(counted, predicted, scattered, merged, inner_operators(plan), endless, widened)
 
 
-def _credit(emitted: Sequence[Emitted], predicted: Sequence[Predicted]) -> tuple[Emitted, ...]:
-    """All-reduces that do the work of planned reduce-scatters, as such: as many as are planned and not emitted."""
-    owed: Counter[tuple[tuple[str, ...], int]] = Counter()
+def _credit(emitted: Sequence[Emitted], predicted: Sequence[Predicted]) -> tuple[tuple[Emitted, ...], int, int]:
+    """What was emitted after both credits, and how often each was given."""
+    owed: Counter[tuple[Phase, CollectiveKind, tuple[str, ...], int]] = Counter()
     for move in predicted:
-        if move.kind == "reduce_scatter":
-            owed[move.axes, move.payload_bytes] += move.count
+        owed[move.phase, move.kind, move.axes, move.payload_bytes] += move.count
     for row in emitted:
-        if row.kind == "reduce_scatter":
-            owed[row.axes, row.payload_bytes] -= row.count
-    found = []
-    for row in emitted:
-        if row.sliced and owed[row.axes, row.payload_bytes] >= row.count:
-            owed[row.axes, row.payload_bytes] -= row.count
-            found.append(replace(row, kind="reduce_scatter"))
-        else:
-            found.append(row)
-    return tuple(found)
+        owed[_key(row)] -= row.count
+    found: list[Emitted | None] = list(emitted)
+    scattered = merged = 0
+    for place, row in enumerate(emitted):
+        if not row.sliced:
+            continue
+        scatter, gather = replace(row, kind="reduce_scatter"), replace(row, kind="all_gather")
+        twins = [at for at, other in enumerate(found) if other is not None and _key(other) == _key(gather)]
+        if owed[_key(scatter)] >= row.count:
+            owed[_key(scatter)] -= row.count
+            owed[_key(row)] += row.count
+            found[place] = scatter
+            scattered += 1
+        elif owed[_key(row)] >= 0 and owed[_key(gather)] <= -row.count and twins:
+            owed[_key(gather)] += row.count
+            found[twins[0]] = None
+            merged += 1
+    return tuple(row for row in found if row is not None), scattered, merged
+
+
+def _key(row: Emitted) -> tuple[Phase, CollectiveKind, tuple[str, ...], int]:
+    return row.phase, row.kind, row.axes, row.payload_bytes
 
 
 def _line(phase: str, kind: str, axes: str, emitted: int, predicted: int) -> str:

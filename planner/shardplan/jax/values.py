@@ -32,14 +32,14 @@ class Values:
     def __init__(self, plan: Plan) -> None:
         self.mesh = plan.mesh
         self.tensors: Mapping[str, TensorDecision] = dict(tensors_by_name(plan))
-        self.made: dict[str, Layout] = {}
+        self.made: dict[str, tuple[OperatorDecision, Layout]] = {}
         self.readers: dict[str, list[tuple[OperatorDecision, Layout]]] = {}
         self.modules: dict[str, list[OperatorDecision]] = {}
         self._matches: dict[str, tuple[tuple[str, str], ...]] = {}
         for operator in plan.operators:
             for name, layout in zip(operator.outputs, operator.makes, strict=True):
                 if layout is not None:
-                    self.made[name] = layout.forward
+                    self.made[name] = (operator, layout.forward)
             for name, layout in zip(operator.inputs, operator.reads, strict=True):
                 if layout is not None:
                     self.readers.setdefault(name, []).append((operator, layout.forward))
@@ -59,13 +59,30 @@ class Values:
 
     def chain(self, decision: TensorDecision) -> tuple[Layout, ...]:
         """The layouts that a value has one after the other: made, kept, served, read. What is made partial and kept
-        whole or cut is whole in between; other partial ones are left out."""
+        whole or cut is whole in between. What is kept partial has none, unless it is added to a value that is cut: then
+        it is cut as well, and so is the sum, which costs what summing the sum costs."""
         layouts = [self.form(decision, "kept"), self.form(decision, "served"), self.form(decision, "read")]
         if decision.name in self.made:
-            made = self.made[decision.name]
-            layouts.insert(0, made if is_partial(decision.layout) else _summed(made))
+            operator, made = self.made[decision.name]
+            addend = self._addend(operator, decision)
+            if is_partial(decision.layout):
+                addends = {self._addend(reader, decision) for reader, _ in self.readers.get(decision.name, ())}
+                addend = addends.pop() if len(addends) == 1 else None
+                layouts += [] if addend is None else [_summed(made), addend]
+            else:
+                layouts.insert(0, addend if addend is not None and is_partial(made) else _summed(made))
         whole = [layout for layout in layouts if not is_partial(layout)]
         return tuple(layout for place, layout in enumerate(whole) if place == 0 or layout != whole[place - 1])
+
+    def _addend(self, operator: OperatorDecision, like: TensorDecision) -> Layout | None:
+        """The layout of a value of the same shape that an operator adds to partial sums, itself no sum yet."""
+        for name, layout in zip(operator.inputs, operator.reads, strict=True):
+            other = self.tensors.get(name)
+            if layout is None or other is None or not is_partial(layout) or other.shape != like.shape:
+                continue
+            if not is_partial(other.served):
+                return other.served.forward
+        return None
 
     def read_by(self, decision: TensorDecision, reader: str) -> tuple[Layout, ...]:
         """How an operator, or all operators of a module, read a value; empty if partial.

@@ -1,0 +1,93 @@
+"""What is compared, and what is credited: hand-written programs against hand-written moves."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+pytest.importorskip("jax")
+
+from example_plans import GPU, example_plan
+
+from shardplan.jax.checking import check_text
+from shardplan.layout.collective import Collective
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import P, R, S
+from shardplan.plan.types import CollectiveStep, Move
+
+HEAD = """HloModule jit_f, num_partitions=16
+
+ENTRY %main (x: f32[8,16]) -> f32[8,16] {
+  %x = f32[8,16]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %id = u32[] partition-id()
+  %place = s32[] convert(%id)
+"""
+SUM = "  %sum = f32[8,16]{1,0} all-reduce(%x), replica_groups=[4,4]<=[16], to_apply=%add\n"
+CUT = "  %cut = f32[2,16]{1,0} dynamic-slice(%sum, %place, %zero), dynamic_slice_sizes={2,16}\n"
+GATHER = "  %whole = f32[8,16]{1,0} all-gather(%cut), replica_groups=[4,4]<=[16], dimensions={0}\n"
+BYTES = 8 * 16 * 4
+
+
+def program(*lines: str) -> str:
+    name = lines[-1].split()[0]
+    return f"{HEAD}{''.join(lines)}  ROOT %out = f32[2,16]{{1,0}} copy({name})\n}}\n"
+
+
+def plan_of(*kinds: str):
+    """A plan whose only moves are one of each kind, of the same tensor over the inner axis."""
+    step = {kind: CollectiveStep(Collective(kind, (GPU,), Fraction(1)), BYTES, 1) for kind in kinds}
+    layouts = Layout.of(R, P()), Layout.of(R, S(0))
+    return example_plan(moves=tuple(Move("x", *layouts, "", "forward", (step[kind],)) for kind in kinds))
+
+
+@pytest.mark.parametrize(
+    ("planned", "lines", "scattered", "merged"),
+    [
+        (("all_reduce",), (SUM,), 0, 0),
+        (("reduce_scatter",), (SUM, CUT), 1, 0),
+        (("all_reduce",), (SUM, CUT), 0, 0),  # and a slice, which is free
+        (("all_reduce",), (SUM, CUT, GATHER), 0, 1),
+        (("reduce_scatter", "all_gather"), (SUM, CUT, GATHER), 1, 0),
+    ],
+)
+def test_what_agrees(planned, lines, scattered, merged):
+    found = check_text(program(*lines), plan_of(*planned))
+    assert found.agrees, str(found)
+    assert (found.scattered, found.merged) == (scattered, merged)
+
+
+@pytest.mark.parametrize(
+    ("planned", "lines"),
+    [
+        (("reduce_scatter",), (SUM,)),  # nobody cuts it
+        (("all_reduce", "all_gather", "all_gather"), (SUM, CUT, GATHER)),
+        (("all_gather",), (SUM, CUT, GATHER)),
+        ((), (SUM,)),
+    ],
+)
+def test_what_does_not(planned, lines):
+    found = check_text(program(*lines), plan_of(*planned))
+    assert not found.agrees
+    assert (found.scattered, found.merged) == (0, 0)
+
+
+def test_the_table():
+    assert str(check_text(program(SUM, CUT, GATHER), plan_of("reduce_scatter"))) == (
+        "phase     collective      axes                    emitted      planned  bytes of one device\n"
+        "forward   all_gather      gpu                         384            0\n"
+        "forward   reduce_scatter  gpu                         384          384\n"
+        "forward   total                                       768          384  x 2.00\n"
+        "1 all-reduce + slice counted as reduce-scatter"
+    )
+
+
+def test_phases_are_those_of_the_program():
+    forward = program(SUM)
+    both = forward.replace("to_apply=%add", 'to_apply=%add, metadata={op_name="jit(f)/transpose(jvp())/dot"}')
+    plan = example_plan()
+    assert {row.phase for row in check_text(forward, plan).predicted} == {"forward"}
+    assert {row.phase for row in check_text(both, plan).predicted} == {"forward", "backward"}
+    assert {row.phase for row in check_text(both, plan, phases=["backward"]).predicted} == {"backward"}
+    assert check_text(both, plan_of("all_reduce")).ratio("backward") == float("inf")
