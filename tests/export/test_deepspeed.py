@@ -5,8 +5,9 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from small_plans import plan_of, weight
-from tensor_parallel import LLAMA, planned
+from tensor_parallel import LLAMA, QWEN, one_layer, planned
 
 from shardplan.export.deepspeed import export_deepspeed
 from shardplan.layout.layout import Layout
@@ -35,6 +36,18 @@ def test_llama(tmp_path):
         matched = {name for name in parameters if any(re.match(pattern, name) for pattern in kinds[kind])}
         expected = {name for name in parameters if name.endswith(tuple(f".{part}_proj.weight" for part in names))}
         assert {name for name in matched if "layers" in name} == expected
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_norms_of_queries_and_keys(tmp_path, mode):
+    """Whole, but in training their gradients are summed over heads."""
+    rules = {name: style for name, style in LLAMA.items() if name != "model.embed_tokens"}
+    exported = export_deepspeed(planned(str(one_layer(QWEN, tmp_path)), tmp_path, rules, "--mode", mode, mesh="gpu=2"))
+    specs = section(exported)["partition_config"]["layer_specs"]
+    summed = [spec for spec in specs if spec["partition_type"] == "skip"]
+    names = [rf"(.*\.)?model\.layers\.\d+\.self_attn\.{name}_norm\.weight$" for name in ("q", "k")]
+    expected = [{"patterns": names, "partition_type": "skip", "grad_allreduce": True}]
+    assert summed == (expected if mode == "training" else [])
 
 
 def linear(name, shape, cut, made, **fields):
