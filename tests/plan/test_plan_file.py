@@ -202,7 +202,7 @@ def test_any_parameter_and_any_time_come_back(parameter: TensorDecision, time_ns
 class TestRefused:
     def test_not_json(self):
         assert refused("# notes\n") == "a.plan.json: error[not-a-plan]: this is not a plan of shardplan: it is not JSON"
-        assert refused("[" * 100_000) == "a.plan.json: error[not-a-plan]: this is not a plan of shardplan: it is nested too deeply"
+        assert refused("[" * 100_000).endswith("this is not a plan of shardplan: it is nested too deeply")
 
     def test_other_json(self):
         assert refused("[1, 2]") == "a.plan.json: error[not-a-plan]: this is JSON, but not a plan of shardplan"
