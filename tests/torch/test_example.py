@@ -1,4 +1,4 @@
-"""The example of the documentation, as a user runs it: solve with the command that it names, then train with torchrun."""
+"""The example of the documentation, as a user runs it: solve with the command in it, then train with torchrun."""
 
 import os
 import re
@@ -81,4 +81,4 @@ def loss_of_one_process(path, weights):
     torch.manual_seed(0)
     ids = torch.randint(0, 256, (8, 32))
     logits = model(ids)
-    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten()))
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten()).item()

@@ -45,6 +45,6 @@ def test_whole_tensors_come_back_from_every_layout(four):
     ],
 )
 def test_what_torch_cannot_say_is_refused(layout, why):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="dim 0") as caught:
         to_placements(layout, MESH)
     assert str(caught.value) == why

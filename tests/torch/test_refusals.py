@@ -16,7 +16,8 @@ TEXTS = {
     "batch": "error[wrong-shape]: input 'input_ids' has shape [2, 16], the plan is for [4, 16]",
     "inputs": "error[unknown-input]: the plan has no input 'input_idz'",
     "another model": "error[unrealised-move]",
-    "unknown operation": "error[unknown-operation]: operations without a rule were run whole on every process: special_zeta (1 times)",
+    "unknown operation": "error[unknown-operation]: operations without a rule were run whole on every process: "
+    "special_zeta (1 times)",
     "not parallel": "error[not-parallel]: no plan has been applied to this model",
 }
 

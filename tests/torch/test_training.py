@@ -52,7 +52,7 @@ def plan_of(name, recipe, mesh="2x2"):
 CASES = [("gpt", recipe) for recipe in (*RECIPES, *HAND_MADE, "solved")]
 CASES += [(name, recipe) for name in TINIES if name != "gpt" for recipe in ("ZeRO-3", *HAND_MADE, "solved")]
 GRAPHS = [("gpt packed", HAND_MADE[1]), ("llama tied", "ZeRO-3"), ("moe", HAND_MADE[0])]
-KERNELS = [("gpt", HAND_MADE[0]), ("gpt packed", HAND_MADE[1]), ("llama", HAND_MADE[1]), ("llama", "ZeRO-3")]
+KERNELS = [("gpt packed", HAND_MADE[1]), ("llama", HAND_MADE[1])]
 
 
 def check(results):
@@ -84,7 +84,7 @@ def test_fused_kernels_stand_for_the_operators_of_the_plan(four, name, recipe, m
     assert [seen.differences for seen in results] == [{}] * 4
 
 
-@pytest.mark.parametrize(("name", "seed"), [("gpt", 0), ("gpt", 1), ("gpt tied", 2), ("llama", 3), ("moe", 4)])
+@pytest.mark.parametrize(("name", "seed"), [("gpt tied", 2), ("llama", 3), ("moe", 4)])
 def test_any_plan_at_all_trains_right(four, name, seed):
     """Plans whose every choice is drawn at random: all placements, moves and orders of axes that there are."""
     plan = plan_of(name, f"seed {seed}")
