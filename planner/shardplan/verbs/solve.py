@@ -128,16 +128,15 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
 
     attempt = Attempts()
     asking = Asking(physical(given), attempt)
+    staging = attempt(lambda: read_staging(given))
+    kind = ".auto" if given["mesh"] == AUTO else ".stages" if staging else ""
     output = given["output"] or (
-        default_output(given["model"], asking.cluster.mesh, kind=_kind(given))
-        if asking.cluster
-        else STANDARD_OUTPUT
+        default_output(given["model"], asking.cluster.mesh, kind=kind) if asking.cluster else STANDARD_OUTPUT
     )
     if output != STANDARD_OUTPUT:
         attempt(lambda: check_output(output))
     constraints = attempt(lambda: read_all_constraints(given["constraint_files"], given["pins"]))
     cost_model = attempt(lambda: read_cost_model(given["cost_model"]))
-    staging = attempt(lambda: read_staging(given))
     attempt.finish()
     asked = asking.finish()
     assert cost_model is not None
@@ -158,11 +157,6 @@ def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
     """`plans/<model>.<mesh><kind>.plan.json` below the working directory."""
     sizes = "x".join(str(size) for size in mesh.shape)
     return str(Path("plans", f"{name_of_model(model_path)}.{sizes}{kind}.plan.json"))
-
-
-def _kind(given: Mapping[str, Any]) -> str:
-    """What the name of a plan says where it is not simply one on that mesh."""
-    return ".auto" if given["mesh"] == AUTO else ".stages" if given["stages"] is not None else ""
 
 
 def _on_best_mesh(session: Session, request: _Request) -> tuple[_Request, Plan, Mapping[str, Any]]:
@@ -209,9 +203,7 @@ def _with_remedies(session: Session, problem: InfeasibleError, request: _Request
     return InfeasibleError(replace(first, hint=hint), *rest)
 
 
-def _deliver(
-    session: Session, request: _Request, plan: Plan, also: Mapping[str, Any], *, require_optimal: bool
-) -> int:
+def _deliver(session: Session, request: _Request, plan: Plan, also: Mapping[str, Any], *, require_optimal: bool) -> int:
     """Write the plan, say how it stands (in a document `also` this), and choose the exit code."""
     from shardplan.plan.encode import dumps, summary_record  # noqa: PLC0415
     from shardplan.plan.file import write_text  # noqa: PLC0415
