@@ -1,8 +1,8 @@
 """How fast the command answers, and what it must not load to do so."""
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,16 +36,21 @@ def test_the_test_above_can_fail():
 
 @pytest.mark.parametrize("arguments", [["--help"], ["solve", "--help"], ["--version"]])
 def test_help_answers_at_once(arguments: list[str]):
-    """At most 0.25 s, of which the interpreter alone takes a part; the best of a few runs on a busy machine."""
+    """At most 0.25 s of processor time, the interpreter's own included; the best of a few runs on a busy machine."""
     seconds = []
     for _ in range(5):
-        started = time.perf_counter()
+        before = _seconds_of_children()
         run = subprocess.run([sys.executable, ROOT / "cli.py", *arguments], capture_output=True, text=True, check=False)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(_seconds_of_children() - before)
         assert (run.returncode, run.stderr) == (0, "")
         if seconds[-1] <= 0.25:
             break
     assert min(seconds) <= 0.25
+
+
+def _seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_launcher_and_module_are_the_same_command():
