@@ -194,3 +194,28 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
     except ShardplanError as problem:
         return str(problem)
     return "nothing"
+
+
+def recompute(tiny: Tiny, plan: Plan) -> tuple[float, float]:
+    """Train one step with every block recomputed in backward: errors of the loss and of the gradients."""
+    from torch.utils.checkpoint import checkpoint
+
+    model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    for block in model.transformer.h:
+        block.forward = lambda x, mask, run=block.forward: checkpoint(run, x, mask, use_reentrant=False)
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    ours, theirs = _loss(model(ids).full_tensor(), ids), _loss(reference(ids), ids)
+    ours.backward()
+    theirs.backward()
+    return abs(ours.item() - theirs.item()), _gradient_error(model, reference)
+
+
+def infer(tiny: Tiny, plan: Plan) -> tuple[float, Any]:
+    """Run without gradients: the largest error of a logit, and what was sent otherwise than planned."""
+    model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    with torch.no_grad(), shardplan.torch.count_comms(model) as comms:
+        logits = model(ids)
+    return (logits.full_tensor() - reference(ids)).abs().max().item(), dict(comms.differences)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forced_plans import cluster_of, forced_plan
+from forced_plans import INFERENCE, cluster_of, forced_plan
 from tiny_models import Sizes, megatron, tiny_gpt, tiny_llama, tiny_moe
 
 from shardplan.constraints.parse import parse_constraints
@@ -100,3 +100,18 @@ def test_random_plan_of_the_very_same_operators_sends_what_it_says(four):
     check(results)
     for (phase, kind, _), (told, sent) in results[0].differences.items():
         assert phase == "backward" or (kind == "all_reduce" and sent.count > told.count)
+
+
+@pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron + sequence"])
+def test_blocks_may_be_recomputed_in_backward(four, recipe):
+    for loss_error, gradient_error in four.run("torch_cases", "recompute", tiny_of("gpt"), plan_of("gpt", recipe)):
+        assert loss_error < 1e-5
+        assert gradient_error < 1e-5
+
+
+@pytest.mark.parametrize("recipe", ["Megatron", ""])
+def test_plans_for_inference(four, recipe):
+    plan = forced_plan(model_of("gpt"), "2x2", INFERENCE, recipe=recipe)
+    for error, differences in four.run("torch_cases", "infer", tiny_of("gpt"), plan):
+        assert error < 1e-5
+        assert differences == {}
