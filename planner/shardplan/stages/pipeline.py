@@ -83,6 +83,7 @@ class Stager:
     _runs: list[RunCosts] = field(init=False)
     _planned: dict[tuple[object, ...], Plan | None] = field(init=False, default_factory=dict)
     _behind: list[Counts] = field(init=False)
+    _exact: bool = field(init=False, default=True)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
     _strain: dict[int, float] = field(init=False, default_factory=dict)
 
@@ -106,13 +107,24 @@ class Stager:
         """
         if self.schedule.pieces > 1:
             return self._interleaved()
+        best, bound = self._searched()
+        if best is None:
+            raise InfeasibleError(self._does_not_fit())
+        if best.tied and self.stages is None:
+            best = self._or_whole(best)
+        return replace(best, bound_ns=min(bound, best.step_ns))
+
+    def _searched(self) -> tuple[StagedPlans | None, float]:
+        """The best cut that fits, and a bound on all in nanoseconds: searched, planned, and searched again with what
+        planning told."""
         best: StagedPlans | None = None
         bound = 0.0
         for _ in range(_MOST_ROUNDS):
             found = self._search()
             if found.cuts is None:
                 break
-            bound = max(bound, found.bound / _PICOSECONDS_PER_NS)
+            if self._exact:
+                bound = max(bound, found.bound / _PICOSECONDS_PER_NS)
             if best is not None and bound >= best.step_ns * (1.0 - _CLOSE):
                 break
             cuts = self._with_layouts(found.cuts)
@@ -122,15 +134,10 @@ class Stager:
             staged = self._staged(cuts, plans)
             best = staged if best is None or staged.step_ns < best.step_ns else best
             if not self._small:
-                best = self._explored(best)
-                break
+                return self._explored(best), bound
             if not self._learn(cuts, plans):
                 break
-        if best is None:
-            raise InfeasibleError(self._does_not_fit())
-        if best.tied and self.stages is None:
-            best = self._or_whole(best)
-        return replace(best, bound_ns=min(bound, best.step_ns))
+        return best, bound
 
     def _interleaved(self) -> StagedPlans:
         """Every number of equal stages, each with its pieces of about equal cost: piece p runs on stage p mod S."""
@@ -337,7 +344,7 @@ class Stager:
         for place, cut in enumerate(cuts):
             plan = self._planned_with(cut, self.in_flight(place, len(cuts)), place)
             if plan is None:
-                self._exclude(cut, len(cuts) - 1 - place)
+                self._refuse(cut, self.in_flight(place, len(cuts)), len(cuts) - 1 - place)
                 return None
             plans.append(plan)
         return tuple(plans)
@@ -348,13 +355,26 @@ class Stager:
             self._planned[key] = self._plan(cut, in_flight, f"{self.model.name}.stage{place}")
         return self._planned[key]
 
+    def _refuse(self, cut: Cut, in_flight: int, behind: int) -> None:
+        """Leave out what does not fit: the run, or where it fits with other borders only, the run between these. What
+        then is left out beyond what is proven not to fit is no part of the bound."""
+        if self._plan(cut, in_flight, self.model.name, free=True) is None:
+            self._exclude(cut, behind)
+        elif self._small:
+            self._known[cut] = np.inf
+            self._exact = self._exact and in_flight == 1
+        else:
+            self._exclude(cut, behind)
+            self._exact = False
+
     def _exclude(self, cut: Cut, behind: int) -> None:
         """Never again this run, or one that contains it, on this submesh with so many stages behind it."""
         most = self._behind[cut.submesh]
         longer = most[: cut.first + 1, cut.last :]
         np.minimum(longer, behind - 1, out=longer)
 
-    def _plan(self, cut: Cut, in_flight: int, name: str) -> Plan | None:
+    def _plan(self, cut: Cut, in_flight: int, name: str, *, free: bool = False) -> Plan | None:
+        """The plan of a stage, its borders as the cut has them or `free`; None where none fits."""
         model, cluster = part_of(self.chain, cut.first, cut.last, name), self.parts[cut.submesh].cluster
         options = replace(
             self.options,
@@ -369,7 +389,7 @@ class Stager:
         if cut.last < len(self.chain):
             ends[self.chain.borders[cut.last - 1]] = self.layout_of(cut.submesh, cut.last - 1, cut.leaves)
         try:
-            return planner.plan(lambda built: _kept_so(built, ends))
+            return planner.plan(None if free else lambda built: _kept_so(built, ends))
         except InfeasibleError:
             return None
 
