@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shardplan.torch.batches import inputs
+from shardplan.torch.batches import inputs, part_of
 from shardplan.torch.count import count_comms
 from shardplan.torch.exported import parallelize_exported
 from shardplan.torch.grid import mesh
 from shardplan.torch.parallelize import parallelize
 from shardplan.torch.weights import load_
 
-__all__ = ["count_comms", "inputs", "load_", "mesh", "parallelize", "parallelize_exported"]
+__all__ = ["count_comms", "inputs", "load_", "mesh", "parallelize", "parallelize_exported", "part_of"]

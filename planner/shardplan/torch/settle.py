@@ -15,7 +15,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, Placement, R, S
-from shardplan.torch.values import Call, Dims, Pieces, Value
+from shardplan.torch.values import Call, Dims, Pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +179,3 @@ def _piece_placement(pieces: Pieces, dim: int, position: int, token: Token, *, i
     ends = _ends(token.segments)
     inside = tuple(size for size, end in zip(token.segments, ends, strict=True) if start < end <= stop)
     return S(dim, inside if len(inside) > 1 else ())
-
-
-def agrees(value: Value, layout: Layout) -> bool:
-    """Whether a value lies as `layout` says."""
-    return value.layout == layout
