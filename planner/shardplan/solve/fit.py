@@ -55,6 +55,8 @@ def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget, gap: float = 
         if best.closed:
             return
         frugal(graph, best)
+        if best.choices is not None:
+            relaxation.know(best.choices, -np.inf)
         _price(relaxation, best, {}, gap)
         if not best.within(gap):
             _cross(relaxation, best)
@@ -81,6 +83,8 @@ def _free(relaxation: Relaxation, best: Incumbent) -> None:
     best.prove(trial.bound)
     if trial.choices is not None and _pressure(relaxation).excess(trial.choices).max(initial=0) <= 0:
         best.take(trial)
+    elif trial.choices is not None and trial.closed:
+        relaxation.know(trial.choices, trial.bound, {})
 
 
 def frugal(graph: Graph, best: Incumbent) -> None:
@@ -105,7 +109,8 @@ def _price(relaxation: Relaxation, best: Incumbent, prices: Prices, enough: floa
     history = [best.bound]
     for _ in range(POINTS):
         try:
-            point = relaxation.at(prices)
+            there = relaxation.best is not None and relaxation.known.prices == prices
+            point = relaxation.known if there else relaxation.at(prices)
         except DeadEnd:
             return
         best.prove(point.bound)

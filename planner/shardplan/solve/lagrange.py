@@ -60,7 +60,9 @@ class Relaxation:
         self.room = limit - graph.base
         self.points: list[Point] = []
         self.moments: list[int] = []
-        self.best: tuple[Point, Graph, Dual | None] | None = None
+        self.best: tuple[Point, Graph | None, Dual | None] | None = None
+        self._dual: Dual | None = None
+        self._last: Point | None = None
 
     @property
     def known(self) -> Point:
@@ -72,7 +74,12 @@ class Relaxation:
     def reduction(self) -> tuple[Graph, Dual | None]:
         """What elimination left at the best point, with its trail, and the dual of that."""
         assert self.best is not None
-        return self.best[1:]
+        if self.best[1] is None:  # the point was known from elsewhere
+            prices, self.best = self.known.prices, None
+            self.at(prices)
+        assert self.best is not None
+        assert self.best[1] is not None
+        return self.best[1], self.best[2]
 
     def held(self, prices: Prices) -> float:
         """What the prices ask for the room there is."""
@@ -95,25 +102,39 @@ class Relaxation:
         twin.moments = [n for n in numbers.values() if n is not None]
         return twin, prices
 
+    def know(self, choices: tuple[int, ...], bound: float, prices: Prices | None = None) -> None:
+        """Use an assignment of the whole problem as a plane; with `prices`, also as the point that `at` would give."""
+        labels = self.graph.labels(choices, self.core.nodes)
+        if min(labels, default=0) < 0:
+            return
+        found = np.array(labels, dtype=np.int64)
+        point = Point(prices or {}, bound, found, self.core.cost(found), self.profiles.of(found) - self.limit)
+        self.points.append(point)
+        if prices is not None:
+            self.best, self._last = (point, None, None), point
+
     def at(self, prices: Prices) -> Point:
         """L at a price list. Keeps the best point, and how its bound came about."""
         reduced = priced(self.graph, prices)
         for node in reduced.alive:
             reduced.uses[node] = ()
         eliminate(reduced)
-        dual, around = _settle(reduced, self.budget)
+        dual, around = _settle(reduced, self.budget, self._dual)
+        self._dual = dual or self._dual
         found = reduced.restore(around)
         choices = np.array([found[node] for node in self.core.nodes], dtype=np.int64)
         bound = (reduced.const if dual is None else dual.bound()) - self.held(prices)
         point = Point(prices, bound, choices, self.core.cost(choices), self.profiles.of(choices) - self.limit)
         self.points.append(point)
+        self._last = point
         if self.best is None or point.bound > self.known.bound:
             self.best = point, reduced, dual
         return point
 
     def propose(self) -> tuple[float, Prices]:
         """A ceiling on L under all planes seen, and the prices to try next."""
-        for moment in peaks(self.points[-1].excess.astype(np.float64), FRESH, 1):
+        assert self._last is not None
+        for moment in peaks(self._last.excess.astype(np.float64), FRESH, 1):
             if moment not in self.moments and len(self.moments) < MOMENTS:
                 self.moments.append(moment)
         ceiling, prices = self._master()
@@ -125,7 +146,7 @@ class Relaxation:
 
     def _master(self) -> tuple[float, Prices]:
         """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far."""
-        money, space = max(abs(self.points[0].cost), 1.0), float(max(self.limit, 1))
+        money, space = max(min(abs(point.cost) for point in self.points), 1.0), float(max(self.limit, 1))
         largest = max([4.0, *(2 * price * space / money for point in self.points for price in point.prices.values())])
         highs = quiet_highs()
         none, count = (np.zeros(0, np.int32), np.zeros(0)), len(self.moments)
@@ -143,12 +164,14 @@ class Relaxation:
         return float(values[0]) * money, prices
 
 
-def _settle(reduced: Graph, budget: Budget) -> tuple[Dual | None, dict[int, int]]:
-    """What elimination left: bound it by sweeps, and choose labels for it."""
+def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dual | None, dict[int, int]]:
+    """What elimination left: bound it by sweeps, from where those at other prices ended, and choose labels for it."""
     if not reduced.alive:
         return None, {}
     core = core_of(reduced)
     dual = Dual(core)
+    if last_dual is not None:
+        dual.start_from(last_dual)
     last = -np.inf
     for _ in range(SWEEPS):
         bound = dual.sweep()
