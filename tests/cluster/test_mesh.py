@@ -114,7 +114,9 @@ def test_the_digest_sees_what_decides_costs_and_nothing_else(tmp_path):
     assert base != digest("{extends: builtin:h100-dgx, overlap: {tp: 0.5}}")
 
 
-@pytest.mark.parametrize("text", ["1x8", "4x1", "1x1", "2x2x4", "gpu=8", "machine=2", "1x2x4", "machine=1,gpu0=1,gpu1=4"])
+@pytest.mark.parametrize(
+    "text", ["1x8", "4x1", "1x1", "2x2x4", "gpu=8", "machine=2", "1x2x4", "machine=1,gpu0=1,gpu1=4"]
+)
 def test_a_plan_gives_back_its_mesh_with_axes_of_size_one(text):
     cluster = make_cluster(load_profile("h100-dgx"), text)
     read = cluster_from_resolved(json.loads(json.dumps(cluster.resolved)))
