@@ -61,7 +61,8 @@ def test_one_spec_for_a_whole_list():
         (
             "input: {x: replicate}",
             ("f.yaml:1:1: error[unknown-key]: unknown key 'input' in a constraint file\n"
-            "  allowed: inputs, outputs, parameters, tensors, operators, axes, mesh_axis_names\n"
+            "  allowed: inputs, outputs, parameters, tensors, operators, axes, stages, pipeline_intermediate_axes, "
+            "mesh_axis_names\n"
             "hint: did you mean 'inputs'?"),
         ),
         (
