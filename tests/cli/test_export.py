@@ -4,6 +4,7 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+import onnx
 import pytest
 from example_plans import example_plan
 from jsonschema import Draft202012Validator
@@ -173,3 +174,19 @@ def test_the_formats_are_in_the_help(shardplan):
     assert len({target.name for target in TARGETS}) == len(TARGETS)
     out = shardplan("export", "--help").out
     assert all(target.summary in out for target in TARGETS)
+
+
+def test_a_plan_becomes_programs_and_annotations(shardplan, mlp):
+    assert shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", "-o", "mlp.plan.json").code == 0
+    run = shardplan("export", "mlp.plan.json", "mlp.onnx", "--to", "onnx-spmd", "-o", "ranks")
+    assert (run.code, run.out, run.err) == (0, "wrote ranks (13 files)\n", "")
+    program = onnx.load("ranks/rank-2/program.onnx")
+    onnx.checker.check_model(program, full_check=True)
+    assert [entry.name for entry in program.graph.input] == ["x", "up.weight", "down.weight"]
+    run = shardplan("export", "mlp.plan.json", "mlp.onnx", "--to", "onnx", "-o", "annotated.onnx")
+    assert (run.code, run.out) == (0, "wrote annotated.onnx\n")
+    annotated = onnx.load("annotated.onnx", load_external_data=False)
+    assert [entry.name for entry in annotated.configuration] == ["mesh_machine2_gpu2"]
+    assert shardplan("export", "mlp.plan.json", "mlp.onnx", "--to", "onnx", "-o", "mlp.onnx").code == 2
+    run = shardplan("export", "mlp.plan.json", "transformer:llama3-8b", "--to", "onnx", "-o", "annotated.onnx")
+    assert run.code == 2

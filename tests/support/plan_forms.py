@@ -19,9 +19,9 @@ from shardplan.planning import Planner
 NETS = {"cheap net": 1e4, "dear net": 1e-3}
 """Bandwidth over the profile's; latency is divided by as much."""
 RECIPES_FORCED = ("Megatron", "Megatron + sequence", "ZeRO-3")
-TIGHT_SHARES = (0.3, 0.5, 0.7, 0.85, 0.95)
+TIGHT_SHARES = (0.4, 0.7, 0.95)
 """Of the memory that the fastest plan takes: the first that some plan fits in."""
-TIGHT_SECONDS = 20.0
+TIGHT_SECONDS = 15.0
 UNLIMITED = 1 << 60
 RANDOM_SEED = 11
 FORMS = ("best", *NETS, "tight memory", *RECIPES_FORCED, "random")
