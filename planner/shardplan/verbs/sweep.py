@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -79,6 +80,7 @@ def sweep(session: Session, /, **given: Any) -> int:
     dims = attempt(lambda: parse_dims(given["dims"]))
     limit = attempt(lambda: parse_memory_limit(given["memory_limit"]))
     requests = attempt(lambda: _requests(given))
+    attempt(lambda: _check_meshes(_words(given["clusters"]), _words(given["meshes"])))
     constraints = attempt(lambda: read_all_constraints(given["constraint_files"], given["pins"]))
     engine = attempt(lambda: engine_of(given["engine"]))
     model = attempt(lambda: load_model(given["model"], dims)) if dims is not None else None
@@ -117,6 +119,19 @@ def _requests(given: Mapping[str, Any]) -> tuple[Request, ...]:
     staged = ["" if word == "1" else word for word in stages]
     counts = [int(word) for word in micro]
     return all_requests(_words(given["clusters"]), _words(given["meshes"]), counts, remats, staged)
+
+
+def _check_meshes(clusters: Sequence[str], meshes: Sequence[str]) -> None:
+    """Raises `ShardplanError` for a profile that cannot be read, and for a mesh that none of them can have."""
+    from shardplan.cluster.mesh import make_cluster  # noqa: PLC0415
+    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
+
+    profiles = [load_profile(name) for name in clusters]
+    for mesh in meshes:
+        attempt = Attempts()
+        made = [attempt(functools.partial(make_cluster, profile, mesh)) for profile in profiles if mesh != AUTO]
+        if made and not any(made):
+            raise ShardplanError(attempt.problems[0])
 
 
 def _words(text: str) -> tuple[str, ...]:
