@@ -8,6 +8,7 @@ are lost on what is settled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -88,7 +89,7 @@ class Program:
     columns: int = 0
     work: float = 0.0
     allowed: float = np.inf
-    integral: bool = False
+    reached: float = -np.inf
     moments: set[int] = field(default_factory=set)
 
     @property
@@ -111,7 +112,6 @@ class Program:
         if start is not None:
             self.highs.setSolution(len(core.costs), np.arange(len(core.costs), dtype=np.int32), _weights(core, start))
         labels = np.arange(len(core.costs), dtype=np.int32)
-        self.integral = True
         self.highs.changeColsIntegrality(len(labels), labels, np.ones(len(labels), dtype=np.uint8))
         return self._integral(bound)
 
@@ -122,7 +122,7 @@ class Program:
             verdict, values = self._run()
             if verdict == "infeasible":
                 return Answer("infeasible", None, np.inf)
-            bound = max(bound, self.floor + float(self.highs.getInfo().mip_dual_bound) / self.scale)
+            bound = max(bound, self.reached, self.floor + float(self.highs.getInfo().mip_dual_bound) / self.scale)
             if values is None:
                 return Answer("limit", None, bound)
             choices = _largest(core, values)
@@ -161,8 +161,8 @@ class Program:
         self.scale = SPAN / room if np.isfinite(room) else _spread(excess, slacks)
         self.highs = quiet_highs()
         self.highs.setOptionValue("mip_abs_gap", max(self.gap * SPAN, 1e-6))
-        self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL))
-        self.highs.cbSimplexInterrupt.subscribe(lambda event: self._watch(event, SIMPLEX_CALL))
+        self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL, self._settled))
+        self.highs.cbSimplexInterrupt.subscribe(lambda event: self._watch(event, SIMPLEX_CALL, lambda _: False))
         closed = excess > room  # what costs so much alone is part of nothing that meets the target
         slacks = [np.where(slack > room, np.inf, slack * self.scale) for slack in slacks]
         _pass(self.highs, core, np.where(closed, 0.0, excess * self.scale), closed, slacks)
@@ -186,18 +186,17 @@ class Program:
         found = info.primal_solution_status == highspy.kSolutionStatusFeasible
         return _VERDICTS[status], np.array(highs.getSolution().col_value) if found else None
 
-    def _watch(self, event: Any, weight: float) -> None:
+    def _watch(self, event: Any, weight: float, settled: Callable[[Any], bool]) -> None:
         self.work += weight * self.columns
-        if (
-            self.budget.interrupted
-            or self.work > min(self.effort, self.allowed)
-            or (self.integral and self._settled(event.data_out))
-        ):
+        spent = self.work > min(self.effort, self.allowed)
+        if self.budget.interrupted or spent or settled(event.data_out):
             event.interrupt()
 
     def _settled(self, state: Any) -> bool:
         """Whether nothing can cost as little as the target any more, or the rest is not worth the work."""
         bound = self.floor + float(state.mip_dual_bound) / self.scale
+        if np.isfinite(bound):  # an interrupted run forgets it
+            self.reached = max(self.reached, bound)
         found = self.floor + float(state.mip_primal_bound) / self.scale
         return bound > self.target or (self.work > self.enough and min(found, self.target) - bound <= self.small_gap)
 
