@@ -1,4 +1,4 @@
-"""A two-layer network of 164 weights under tiny limits: HiGHS once crashed on its program, and once forgot its bound."""
+"""A network of two layers under tiny limits: HiGHS once crashed on its program, and once forgot its bound."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from shardplan.solve.budget import Budget
 from shardplan.solve.core import Core, Indices
 from shardplan.solve.dual import Dual
 from shardplan.solve.memory import Profiles, peaks
+from shardplan.solve.patience import AbandonedError, patiently
 from shardplan.solve.problem import Costs
 
 Verdict = Literal["optimal", "infeasible", "limit"]
@@ -30,6 +31,8 @@ ROWS_AT_ONCE = 8
 LP_ROUNDS = 30
 TOLERANCE = 1e-9
 """HiGHS computes in floating point: what it calls optimal may be dearer than the optimum by this share."""
+LONG = 20_000
+"""Columns beyond which HiGHS may work for long without looking up."""
 SIMPLEX_CALL = 1 / 200_000
 MIP_CALL = 1 / 1_750
 """Units of work per column that pass between two calls back from HiGHS, measured: its own clock would not be
@@ -90,6 +93,7 @@ class Program:
     work: float = 0.0
     allowed: float = np.inf
     reached: float = -np.inf
+    abandoned: bool = False
     moments: set[int] = field(default_factory=set)
 
     @property
@@ -101,8 +105,11 @@ class Program:
         """LP with lazy memory rows, then the integer program with lazy memory rows."""
         if self.floor > self.target:
             return Answer("optimal", None, self.floor)
-        self._create()
         core = self.dual.core
+        try:
+            self._patiently(self._create, sum(table.size for table in core.tables))
+        except AbandonedError:
+            return Answer("limit", None, self.floor)
         verdict, values = self._relax()
         if verdict == "infeasible":
             return Answer("infeasible", None, np.inf)
@@ -122,7 +129,9 @@ class Program:
             verdict, values = self._run()
             if verdict == "infeasible":
                 return Answer("infeasible", None, np.inf)
-            bound = max(bound, self.reached, self.floor + float(self.highs.getInfo().mip_dual_bound) / self.scale)
+            if not self.abandoned:
+                self._reach(float(self.highs.getInfo().mip_dual_bound))
+            bound = max(bound, self.reached)
             if values is None:
                 return Answer("limit", None, bound)
             choices = _largest(core, values)
@@ -176,7 +185,12 @@ class Program:
             left = max(min(self.budget.seconds_left, self.seconds), 0.01)
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
         before, self.allowed = self.work, self.work + self.budget.work_left
-        if highs.run() == highspy.HighsStatus.kError:
+        try:
+            ended = self._patiently(highs.run, self.columns)
+        except AbandonedError:
+            self.abandoned = True
+            return "limit", None
+        if ended == highspy.HighsStatus.kError:
             raise HighsError(f"HiGHS failed: {highs.modelStatusToString(highs.getModelStatus())}")
         info = highs.getInfo()
         self.budget.spend(1e6 * (self.work - before))
@@ -186,6 +200,10 @@ class Program:
         found = info.primal_solution_status == highspy.kSolutionStatusFeasible
         return _VERDICTS[status], np.array(highs.getSolution().col_value) if found else None
 
+    def _patiently(self, call: Callable[[], Any], size: float) -> Any:
+        """Small programs take no time to presolve, and need no thread."""
+        return call() if size < LONG else patiently(call, self.budget)
+
     def _watch(self, event: Any, weight: float, settled: Callable[[Any], bool]) -> None:
         self.work += weight * self.columns
         spent = self.work > min(self.effort, self.allowed)
@@ -194,11 +212,15 @@ class Program:
 
     def _settled(self, state: Any) -> bool:
         """Whether nothing can cost as little as the target any more, or the rest is not worth the work."""
-        bound = self.floor + float(state.mip_dual_bound) / self.scale
-        if np.isfinite(bound):  # an interrupted run forgets it
-            self.reached = max(self.reached, bound)
+        bound = self._reach(float(state.mip_dual_bound))  # an interrupted run forgets it
         found = self.floor + float(state.mip_primal_bound) / self.scale
         return bound > self.target or (self.work > self.enough and min(found, self.target) - bound <= self.small_gap)
+
+    def _reach(self, objective: float) -> float:
+        """The bound that a dual objective of HiGHS is; the best so far is kept."""
+        bound = self.floor + objective / self.scale
+        self.reached = max(self.reached, bound) if np.isfinite(bound) else self.reached
+        return bound
 
     def _add_moments(self, values: Costs) -> bool:
         """Add rows that a fractional point breaks; whether there were any."""

@@ -1,0 +1,47 @@
+"""Calls that may take long and cannot be stopped: HiGHS looks up neither while it reads a model nor while it presolves.
+
+Such a call runs in a thread of its own, so that Ctrl-C and the time limit are heard in the meantime. Where it does not
+end soon after, it is left to itself: nothing that it has may be touched any more, and it ends with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from shardplan.solve.budget import Budget
+
+Result = TypeVar("Result")
+GRACE_SECONDS = 0.7
+TICK_SECONDS = 0.05
+
+
+class AbandonedError(Exception):
+    """The call went on for too long after the budget had ended."""
+
+
+def patiently(call: Callable[[], Result], budget: Budget) -> Result:
+    """What `call` returns or raises. Raises `AbandonedError` when it does not end soon after the budget."""
+    results: list[Result] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except BaseException as failure:  # noqa: BLE001 - raised again by the thread that waits
+            failures.append(failure)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    ended: float | None = None
+    while thread.is_alive():
+        thread.join(TICK_SECONDS)
+        if budget.interrupted or budget.seconds_left <= 0:
+            ended = time.monotonic() if ended is None else ended
+            if thread.is_alive() and time.monotonic() - ended > GRACE_SECONDS:
+                raise AbandonedError
+    if failures:
+        raise failures[0]
+    return results[0]
