@@ -9,6 +9,8 @@ from shardplan.solve.graph import Graph
 from shardplan.solve.memory import tighten
 
 ROUNDS = 4
+MANY, WORTH = 5000, 0.98
+"""With so many nodes another round is worth its time when the last one left less than this share."""
 
 
 def presolve(graph: Graph, limit: int) -> None:
@@ -17,6 +19,7 @@ def presolve(graph: Graph, limit: int) -> None:
     graph.settle()
     tighten(graph, limit)
     graph.settle()
+    left = len(graph.alive) + graph.pairs
     for _ in range(ROUNDS):
         changed = follow(graph)
         graph.settle()
@@ -27,5 +30,6 @@ def presolve(graph: Graph, limit: int) -> None:
         graph.settle()
         changed |= tighten(graph, limit)
         eliminate(graph)
-        if not changed:
+        before, left = left, len(graph.alive) + graph.pairs
+        if not changed or (len(graph.alive) > MANY and left > WORTH * before):
             return
