@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.model.types import Model
+from shardplan.patterns import matches
 
 _CALLED = {
     "inputs": "input",
@@ -74,7 +74,7 @@ class Names:
         found = [
             number
             for number, operator in enumerate(self.model.operators)
-            if any(fnmatchcase(name, constraint.pattern) for name in (operator.name, operator.module, operator.kind))
+            if any(matches(name, constraint.pattern) for name in (operator.name, operator.module, operator.kind))
         ]
         if not found:
             known = {name for op in self.model.operators for name in (op.name, op.module, op.kind) if name}
@@ -85,14 +85,14 @@ class Names:
         return [
             Target(name)
             for operator in self.model.operators
-            if operator.module and fnmatchcase(operator.module, pattern)
+            if operator.module and matches(operator.module, pattern)
             for name in operator.outputs
             if name
         ]
 
 
 def _matching(pattern: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if fnmatchcase(name, pattern)]
+    return [name for name in names if matches(name, pattern)]
 
 
 def _found(pattern: str, targets: Mapping[str, Target]) -> list[Target]:

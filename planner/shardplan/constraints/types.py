@@ -67,7 +67,7 @@ class Constraint:
     @property
     def is_exact(self) -> bool:
         """Whether it names one thing; such a constraint comes before patterns that match it too."""
-        return not any(character in self.pattern for character in "*?[")
+        return not any(character in self.pattern for character in "*?[{")
 
     @property
     def where(self) -> dict[str, object]:

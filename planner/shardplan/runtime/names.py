@@ -7,12 +7,12 @@ permuted; everything else follows from the plan.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
+from shardplan.patterns import matches
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout, graph_shape
 from shardplan.plan.types import Plan, TensorDecision
 
@@ -137,7 +137,7 @@ def _check_once(matched: Mapping[str, Named], rename: Rename | None) -> list[Dia
 
 
 def _kept(names: Iterable[str], patterns: tuple[str, ...]) -> list[str]:
-    return [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    return [name for name in names if not any(matches(name, pattern) for pattern in patterns)]
 
 
 def _check_extra(

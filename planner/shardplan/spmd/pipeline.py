@@ -7,12 +7,12 @@ one is right when all are.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import cast
 
 from shardplan.errors import ShardplanError, error
 from shardplan.model.types import Model
+from shardplan.patterns import matches
 from shardplan.plan.types import Plan
 from shardplan.rules import model_rules
 from shardplan.spmd import collectives
@@ -44,7 +44,7 @@ def stage_of(model: Model, plan: Plan, file: str, name: str) -> tuple[Plan, str,
         plan = found[0]
         known = {operator.name for operator in plan.operators}
         known |= {text for tensor in plan.tensors for text in (tensor.name, tensor.checkpoint, *tensor.aliases)}
-        if any(fnmatch.fnmatchcase(text, name) for text in known):
+        if any(matches(text, name) for text in known):
             break
     return found
 

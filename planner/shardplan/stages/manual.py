@@ -17,7 +17,6 @@ What is not said is solved, stage by stage.
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import itertools
 from collections.abc import Mapping, Sequence
@@ -36,6 +35,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.model.types import Model
+from shardplan.patterns import matches
 from shardplan.plan.orientation import checkpoint_layout, dim_axes
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
@@ -202,7 +202,7 @@ def _places(model: Model, manual: ManualStages) -> list[int]:
             for index, operator in enumerate(model.operators)
             if not taken[index]
             and any(
-                fnmatch.fnmatchcase(text, run) or fnmatch.fnmatchcase(text, f"{run}.*")
+                matches(text, run) or matches(text, f"{run}.*")
                 for run in wish.runs
                 for text in (operator.module, operator.name, blocks.get(index, ""))
                 if text

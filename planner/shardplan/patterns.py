@@ -1,0 +1,50 @@
+"""Patterns of names, as people write them in constraints and as tables print them: `layers.{0-3}.{q,k}_proj.*`.
+
+`*`, `?` and `[a-z]` mean what they mean to a shell. Braces hold alternatives, separated by commas: words, ranges of
+numbers `1-31`, and even steps `0,2…22` (as the tables of `show` write the numbers of layers).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import itertools
+import re
+from collections.abc import Sequence
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+_STEPS = re.compile(r"(\d+),(\d+)…(\d+)")
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether `pattern` means `name`. A name always means itself, whatever characters it has."""
+    return name == pattern or _compiled(pattern).match(name) is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    pieces = _BRACES.split(pattern)
+    choices = [_alternatives(text) if number % 2 else (text,) for number, text in enumerate(pieces)]
+    return re.compile("|".join(fnmatch.translate("".join(words)) for words in itertools.product(*choices)))
+
+
+def _alternatives(text: str) -> Sequence[str]:
+    """What braces around `text` stand for; around one word they are part of a name."""
+    steps = _STEPS.fullmatch(text)
+    if steps:
+        first, second, last = map(int, steps.groups())
+        return _numbers(range(first, last + 1, max(second - first, 1))) or (text,)
+    if "," not in text and not _RANGE.fullmatch(text):
+        return ("{" + text + "}",)
+    return [word for option in text.split(",") for word in _option(option.strip())]
+
+
+def _option(text: str) -> Sequence[str]:
+    """A range that runs backwards is a word."""
+    numbers = _RANGE.fullmatch(text)
+    return (_numbers(range(int(numbers[1]), int(numbers[2]) + 1)) if numbers else ()) or (text,)
+
+
+def _numbers(numbers: range) -> Sequence[str]:
+    return [str(number) for number in numbers]
