@@ -17,6 +17,8 @@ from shardplan.solve.tables import NONE, Tables, open_rows
 
 LARGEST, MOST_WORK = 1e8, 2e9
 """Table entries that the comparison of one node's choices, and of all nodes', may look at."""
+BLOCK = 1 << 15
+"""Differences that are held at once."""
 
 
 def dominate(graph: Graph) -> bool:
@@ -62,10 +64,12 @@ def excess(tables: Tables, matrix: int) -> NDArray[np.float64]:
 
 def _excess(table: NDArray[np.float64]) -> NDArray[np.float64]:
     closed = np.isinf(table)
-    out = np.empty((len(table), len(table)))
+    rows = len(table)
+    out = np.empty((rows, rows))
+    step = max(1, BLOCK // table.size)
     with np.errstate(invalid="ignore"):
-        for b, row in enumerate(table):
-            difference = row - table
-            difference[closed] = -np.inf
-            out[b] = difference.max(axis=1)
+        for start in range(0, rows, step):
+            difference = table[start : start + step, None, :] - table[None, :, :]
+            difference[:, closed] = -np.inf
+            out[start : start + step] = difference.max(axis=2)
     return out

@@ -26,12 +26,14 @@ from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.solve.problem import Edge, Problem, Usage
 
 FORBIDDEN = 10**18
-PIECE = 1 << 22
+PIECE = 1 << 20
 _SPACE = b" \t\r\n"
-_NUMBER = np.zeros(256, dtype=bool)
-_NUMBER[list(b"0123456789+-.eE")] = True
-_KNOWN = _NUMBER.copy()
-_KNOWN[list(b"[], \t\r\n")] = True
+_DIGITS = b"0123456789+-.eE"
+_DIGIT, _COMMA, _BETWEEN, _OPEN, _SHUT, _STRANGE = range(6)
+_KIND = bytearray([_STRANGE]) * 256
+for _characters, _kind in ((_DIGITS, _DIGIT), (b",", _COMMA), (_SPACE, _BETWEEN), (b"[", _OPEN), (b"]", _SHUT)):
+    for _character in _characters:
+        _KIND[_character] = _kind
 _BLANK = bytes.maketrans(b"[],\t\r\n", b"      ")
 _KEYS = {
     "": {"problem"},
@@ -186,65 +188,94 @@ class _Reader:
         while depth:
             if self.at == len(self.piece) and not self._refill():
                 raise _MalformedError(f"byte {self._byte}: '{name}' ends before its last ']'")
-            text, depths = self._take(name, depth)
-            depth = int(depths[-1])
-            numbers, starts = _numbers(text, name)
-            closing = np.frombuffer(text, dtype=np.uint8) == ord("]")
-            values.append(numbers)
-            ends.append(total + np.cumsum(starts)[closing & (depths == 1)])
-            total += len(numbers)
-            commas += np.bincount(depths[np.frombuffer(text, dtype=np.uint8) == ord(",")], minlength=3)
+            part = self._take(name, depth)
+            depth = int(part.depths[-1])
+            values.append(_numbers(part, name))
+            ends.append(total + np.searchsorted(part.starts, part.brackets[part.shut & (part.depths[1:] == 1)]))
+            total += len(part.starts)
+            commas += np.bincount(part.depths, weights=part.between(part.commas), minlength=3).astype(np.int64)
         rows = _Ragged(np.concatenate(values), np.concatenate(ends))
         if commas[1] != max(len(rows.ends) - 1, 0) or commas[2] != np.maximum(rows.lengths - 1, 0).sum():
             raise _MalformedError(f"'{name}' has a comma too many or too few")
         return rows
 
-    def _take(self, name: str, depth: int) -> tuple[bytes, NDArray[np.int64]]:
-        """The next part of a list that cuts no number, and the depth of brackets after each of its characters."""
+    def _take(self, name: str, depth: int) -> _Part:
+        """The next part of a list that cuts no number."""
         while True:
-            raw = np.frombuffer(self.piece, dtype=np.uint8)[self.at :]
-            depths = depth + np.cumsum(
-                (raw == ord("[")).astype(np.int8) - (raw == ord("]")).astype(np.int8), dtype=np.int64
-            )
-            closed = np.flatnonzero(depths == 0)
-            stop = int(closed[0]) + 1 if len(closed) else len(raw)
-            if not len(closed):
-                free = np.flatnonzero(~_NUMBER[raw])
-                stop = int(free[-1]) + 1 if len(free) else 0
-            if stop:
+            part = _part(self.piece[self.at :], depth)
+            if part.text:
                 break
             if not self._refill():
                 raise _MalformedError(f"byte {self._byte}: '{name}' ends before its last ']'")
-        flat = _NUMBER[raw[:stop]] & (depths[:stop] == 1)
-        strange = np.flatnonzero(~_KNOWN[raw[:stop]] | (depths[:stop] > 2) | flat)
-        if len(strange):
-            at = int(strange[0])
-            found = _shown(bytes(raw[at : at + 1]))
+        flat = part.between(part.starts) * (part.depths == 1) > 0
+        strange = [part.brackets[part.strange], part.brackets[part.depths[1:] > 2]]
+        if flat.any():
+            first = int(np.flatnonzero(flat)[0])
+            strange.append(part.starts[np.searchsorted(part.starts, part.brackets[first - 1] if first else 0) :])
+        if wrong := [int(places[0]) for places in strange if len(places)]:
+            at = min(wrong)
+            found = _shown(part.text[at : at + 1])
             raise _MalformedError(f"byte {self._byte + at}: '{name}' is a list of lists of integers, found {found}")
-        text = self.piece[self.at : self.at + stop]
-        self.at += stop
-        return text, depths[:stop]
+        self.at += len(part.text)
+        return part
 
 
-def _numbers(text: bytes, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The integers in a text of digits, commas, brackets and spaces, and which characters begin one."""
-    digit = _NUMBER[np.frombuffer(text, dtype=np.uint8)]
-    starts = digit.copy()
-    starts[1:] &= ~digit[:-1]
-    count = int(starts.sum())
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A text of a list of lists and the places of what matters in it: `depths[i]` is the depth of brackets ahead of
+    bracket i, the last one that after all of them. What belongs in no list counts as a bracket that changes nothing."""
+
+    text: bytes
+    brackets: NDArray[np.int64]
+    depths: NDArray[np.int64]
+    shut: NDArray[np.bool_]
+    strange: NDArray[np.bool_]
+    starts: NDArray[np.int64]
+    commas: NDArray[np.int64]
+
+    def between(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many places lie ahead of each bracket and behind the one before it; last, behind all of them."""
+        return np.diff(np.searchsorted(places, self.brackets), prepend=0, append=len(places))
+
+
+def _part(text: bytes, depth: int) -> _Part:
+    """A text up to where the outermost list ends, or else up to its last character that is in no number."""
+    kinds = np.frombuffer(text.translate(_KIND), dtype=np.uint8)
+    brackets = np.flatnonzero(kinds >= _OPEN)
+    which = kinds[brackets]
+    depths = depth + np.cumsum((which == _OPEN).astype(np.int64) - (which == _SHUT))
+    closed = np.flatnonzero(depths == 0)
+    stop = int(brackets[closed[0]]) + 1 if len(closed) else len(text.rstrip(_DIGITS))
+    count = int(np.searchsorted(brackets, stop))
+    digit = kinds[:stop] == _DIGIT
+    digit[1:] &= kinds[: max(stop - 1, 0)] != _DIGIT
+    return _Part(
+        text=text[:stop],
+        brackets=brackets[:count],
+        depths=np.concatenate([[depth], depths[:count]]),
+        shut=which[:count] == _SHUT,
+        strange=which[:count] == _STRANGE,
+        starts=np.flatnonzero(digit),
+        commas=np.flatnonzero(kinds[:stop] == _COMMA),
+    )
+
+
+def _numbers(part: _Part, name: str) -> NDArray[np.int64]:
+    """The integers in a part of a list."""
+    words, count = part.text.translate(_BLANK), len(part.starts)
     if not count:
         numbers = np.zeros(0, dtype=np.int64)
-    elif b"." in text or b"e" in text or b"E" in text:
-        numbers = _whole(np.array(text.translate(_BLANK).split(), dtype=object), name)
+    elif b"." in words or b"e" in words or b"E" in words:
+        numbers = _whole(np.array(words.split(), dtype=object), name)
     else:
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", DeprecationWarning
             )  # numpy's word for text it cannot read: it is counted below
-            numbers = np.fromstring(text.translate(_BLANK), dtype=np.int64, sep=" ")
+            numbers = np.fromstring(words, dtype=np.int64, sep=" ")
     if len(numbers) != count:
         raise _MalformedError(f"'{name}' holds something that is no integer")
-    return numbers, starts
+    return numbers
 
 
 def _whole(words: NDArray[np.object_], name: str) -> NDArray[np.int64]:
@@ -299,7 +330,9 @@ def _rows(fields: dict[str, object], name: str) -> _Ragged:
 
 
 def _priced(values: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.where(values >= FORBIDDEN, np.inf, values.astype(np.float64))
+    prices = values.astype(np.float64)
+    prices[values >= FORBIDDEN] = np.inf
+    return prices
 
 
 def _check_nodes(intervals: _Ragged, costs: _Ragged, usages: _Ragged) -> None:

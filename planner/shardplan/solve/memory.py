@@ -36,7 +36,7 @@ def tighten(graph: Graph, limit: int) -> bool:
 
 def drop_moments(graph: Graph, limit: int) -> None:
     """Keep only moments at which a maximal set of nodes is live and at which some assignment exceeds the limit."""
-    starts, ends, largest = _flat(graph)
+    _, starts, ends, largest = _flat(graph)
     base = graph.base
     if len(base) and base.max() > limit:
         raise Contradiction
@@ -58,16 +58,14 @@ def drop_moments(graph: Graph, limit: int) -> None:
     keep_moments(graph, kept)
 
 
-def _flat(graph: Graph) -> tuple[Indices, Indices, Bytes]:
-    """Start, end and largest amount of every use."""
+def _flat(graph: Graph) -> tuple[Indices, Indices, Indices, Bytes]:
+    """Node, start, end and largest amount of every use, those of a node side by side."""
     arrays = graph.tables.arrays
-    largest: dict[int, int] = {}
-    uses = [use for node in graph.alive for use in graph.uses[node]]
-    for use in uses:
-        if use.amount not in largest:
-            largest[use.amount] = int(arrays[use.amount].max())
-    flat = np.array([(use.start, use.end, largest[use.amount]) for use in uses], dtype=np.int64).reshape(-1, 3)
-    return flat[:, 0], flat[:, 1], flat[:, 2]
+    rows = [(node, *use) for node in graph.alive for use in graph.uses[node]]
+    flat = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    numbers, place = np.unique(flat[:, 3], return_inverse=True)
+    largest = np.array([arrays[number].max() for number in numbers.tolist()], dtype=np.int64)
+    return flat[:, 0], flat[:, 1], flat[:, 2], largest[place]
 
 
 def _steps(starts: Indices, ends: Indices, amounts: Bytes, moments: int) -> Bytes:
@@ -105,22 +103,32 @@ def _merged(uses: list[Use]) -> tuple[Use, ...]:
 
 def _drop_choices(graph: Graph, limit: int) -> bool:
     """Remove choices that exceed the limit even where every other node uses its least; whether there were any."""
-    room = RangeMinimum(limit - graph.base)
+    left = limit - graph.base
+    room = RangeMinimum(left)
     arrays = graph.tables.arrays
     dropped = False
-    for node in list(graph.alive):
+    for node in _suspects(graph, room):
         uses = graph.uses[node]
-        if not uses:
-            continue
         fits = np.ones(graph.sizes[node], dtype=bool)
         for use in uses:
             fits &= arrays[use.amount] <= room(use.start, use.end)
         if len(uses) > 1:
-            fits &= _joint_fits(uses, arrays, limit - graph.base, fits)
+            fits &= _joint_fits(uses, arrays, left, fits)
         if not fits.all():
             graph.keep(node, open_rows(fits))
             dropped = True
     return dropped
+
+
+def _suspects(graph: Graph, room: RangeMinimum) -> list[int]:
+    """Nodes whose largest amounts, all at once, exceed the least room of all the time that they cover."""
+    owners, starts, ends, largest = _flat(graph)
+    if not len(owners):
+        return []
+    first = np.flatnonzero(np.diff(owners, prepend=-1))
+    low, high = np.minimum.reduceat(starts, first), np.maximum.reduceat(ends, first)
+    over = np.add.reduceat(largest, first) > room.of(low, high)
+    return list(map(int, owners[first][over]))
 
 
 def _joint_fits(
@@ -153,6 +161,16 @@ class RangeMinimum:
         """Minimum of `values[start:end]`, start < end."""
         row = (end - start).bit_length() - 1
         return int(min(self.rows[row][start], self.rows[row][end - (1 << row)]))
+
+    def of(self, starts: Indices, ends: Indices) -> Bytes:
+        """Minima of many intervals."""
+        least = np.empty(len(starts), dtype=np.int64)
+        scale = np.frexp((ends - starts).astype(np.float64))[1] - 1
+        for row in np.unique(scale).tolist():
+            mine = np.flatnonzero(scale == row)
+            values = self.rows[row]
+            least[mine] = np.minimum(values[starts[mine]], values[ends[mine] - (1 << row)])
+        return least
 
 
 class Profiles:
