@@ -8,10 +8,12 @@ import itertools
 import random
 from functools import cache
 
+import move_pairs
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from move_pairs import LARGE, SMALL, Moves
 
 from shardplan.layout.collective import FREE
 from shardplan.layout.layout import Layout
@@ -95,11 +97,38 @@ def assert_pairs(mesh, array, pairs, **options):
         assert_holds(value, target, mesh, array)
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), (2, 3)], ids=str)
-def test_every_move_on_two_axes(sizes):
-    """All pairs of plain layouts of rank 3, carried out."""
-    mesh, array, table = everything(sizes)
-    assert_pairs(mesh, array, itertools.product(table.states, repeat=2))
+@pytest.mark.parametrize("size_bytes", [SMALL, LARGE])
+@pytest.mark.parametrize(("mesh", "rank"), [("2x2", 0), ("2x2", 1), ("2x2", 2), ("2x2", 3), ("2x3", 3)])
+def test_every_move_on_two_axes_gives_its_target_by_the_bytes_and_at_the_price_that_plans_list(mesh, rank, size_bytes):
+    moves = Moves(mesh, rank, size_bytes)
+    faults = {pair: fault for pair in itertools.product(moves.layouts, repeat=2) if (fault := moves.fault(*pair))}
+    assert faults == {}
+    assert moves.collectives
+
+
+@pytest.mark.parametrize("reduction", ["sum", "max"])
+def test_some_moves_on_three_axes_as_benchmarks_moves_does_all(reduction):
+    moves, draw = Moves("2x2x2", 2, LARGE, reduction), random.Random(5)
+    pairs = [(draw.choice(moves.layouts), draw.choice(moves.layouts)) for _ in range(200)]
+    assert {pair: fault for pair in pairs if (fault := moves.fault(*pair))} == {}
+
+
+def test_a_mover_that_is_wrong_is_caught(monkeypatch):
+    """Tiles in another order, bytes that are not counted, another sequence than the one that was priced."""
+    moves = Moves("2x2", 2, LARGE)
+    source, target = Layout.of(S(0), S(0)), Layout.of(S(1), R)
+    assert moves.fault(source, target) == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(move_pairs, "run", lambda *args, **more: run(*args, **more)[::-1])
+        assert moves.fault(source, target)
+    with monkeypatch.context() as patch:
+        patch.setattr(move_pairs, "run", lambda *args, **_: run(*args))
+        assert "moved [0, 0, 0, 0] bytes, priced are" in moves.fault(source, target)
+    with monkeypatch.context() as patch:
+        roundabout = lower(moves.mesh, source, Layout.replicated(2), moves.price)
+        roundabout += lower(moves.mesh, Layout.replicated(2), target, moves.price)
+        patch.setattr(move_pairs, "lower", lambda *_, **__: roundabout)
+        assert "the solver was told" in moves.fault(source, target)
 
 
 @pytest.mark.parametrize("sizes", DEEP + SAMPLED, ids=str)
