@@ -18,7 +18,9 @@ from shardplan.torch.signature import CONSTANT, Signatures
 VIEWS = frozenset(
     ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Identity", "Cast", "CastLike", "Dropout")
 )
-_SAME_DIMS = frozenset(("Identity", "Cast", "CastLike", "Dropout"))
+_GUARDS = frozenset(("IsNaN", "IsInf"))
+"""As `rules_elementwise.GUARDS`: a mask of what is no number says nothing of its own."""
+_SAME_DIMS = frozenset(("Identity", "Cast", "CastLike", "Dropout")) | _GUARDS
 _SUMS = frozenset(("Add", "Sub", "Sum", "Mean", "Neg", "Where", "Concat", "ReduceSum", "ReduceMean", "Trilu", "Pad"))
 _SCALES = frozenset(("Mul", "Div"))
 _PIECES = frozenset(("Split", "Slice"))
@@ -142,7 +144,7 @@ def _signature(
     terms, kind = graph.signatures, operator.op_type
     if all(signature == CONSTANT for signature in inputs):
         return CONSTANT
-    if kind in VIEWS:
+    if kind in VIEWS or kind in _GUARDS:
         return inputs[0]
     if kind in _SUMS or (kind in _SCALES and sum(signature != CONSTANT for signature in inputs) == 1):
         return terms.linear(inputs)

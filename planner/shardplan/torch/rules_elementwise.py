@@ -26,11 +26,13 @@ OTHERS = frozenset(
      "tanh", "sigmoid", "logsigmoid", "relu", "gelu", "silu", "mish", "elu", "leaky_relu", "softplus", "hardtanh",
      "relu6", "hardswish", "hardsigmoid", "erf", "abs", "sign", "clamp", "clamp_min", "clamp_max", "clip", "maximum",
      "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor", "and",
-     "or", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "isnan", "isinf", "floor", "ceil", "round",
+     "or", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "floor", "ceil", "round",
      "remainder", "mod", "floordiv", "floor_divide", "fmod", "atan2", "long", "int", "bool", "erfc", "expm1",
-     "nan_to_num", "addcmul", "addcdiv", "lerp", "softsign", "tan", "fill", "zeros_like", "ones_like", "full_like")
+     "addcmul", "addcdiv", "lerp", "softsign", "tan", "fill", "zeros_like", "ones_like", "full_like")
 )  # fmt: skip
-ELEMENTWISE = SUMS | SCALES | SELECTS | SAME | OTHERS
+GUARDS = frozenset(("isnan", "isinf", "isfinite", "nan_to_num"))
+"""What only asks whether a value is a number leaves it what it is: exporters guard a softmax so."""
+ELEMENTWISE = SUMS | SCALES | SELECTS | SAME | GUARDS | OTHERS
 
 
 def elementwise(engine: Engine, op: Op) -> Value:
@@ -89,7 +91,7 @@ def _key(engine: Engine, name: str, operands: list[Value], shape: tuple[int, ...
     if name in SAME:
         return operands[0].key
     varying = sum(signature != CONSTANT for signature in signatures)
-    if name in SUMS or name in SELECTS or (name in SCALES and varying <= 1):
+    if name in SUMS or name in SELECTS or name in GUARDS or (name in SCALES and varying <= 1):
         signature = terms.linear(signatures)
         same = [value for value in operands if value.key.signature == signature and value.shape == shape]
         return Key(signature, shape, same[0].key.perm if same and varying == 1 else ())
