@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -30,14 +31,20 @@ GATHER = "  %whole = f32[8,16]{1,0} all-gather(%cut), replica_groups=[4,4]<=[16]
 BYTES = 8 * 16 * 4
 
 
+OVER_MACHINES = (
+    "  %all = f32[8,16]{1,0} all-reduce(%sum), replica_groups={{0,4,8,12},{1,5,9,13},{2,6,10,14},{3,7,11,15}}, "
+    "to_apply=%add\n"
+)
+
+
 def program(*lines: str) -> str:
     name = lines[-1].split()[0]
     return f"{HEAD}{''.join(lines)}  ROOT %out = f32[2,16]{{1,0}} copy({name})\n}}\n"
 
 
-def plan_of(*kinds: str):
-    """A plan whose only moves are one of each kind, of the same tensor over the inner axis."""
-    step = {kind: CollectiveStep(Collective(kind, (GPU,), Fraction(1)), BYTES, 1) for kind in kinds}
+def plan_of(*kinds: str, axes: tuple[int, ...] = (GPU,)):
+    """A plan whose only moves are one of each kind, of the same tensor, by default over the inner axis."""
+    step = {kind: CollectiveStep(Collective(kind, axes, Fraction(1)), BYTES, 1) for kind in kinds}
     layouts = Layout.of(R, P()), Layout.of(R, S(0))
     return example_plan(moves=tuple(Move("x", *layouts, "", "forward", (step[kind],)) for kind in kinds))
 
@@ -71,6 +78,29 @@ def test_what_does_not(planned, lines):
     found = check_text(program(*lines), plan_of(*planned))
     assert not found.agrees
     assert (found.scattered, found.merged) == (0, 0)
+
+
+def test_sums_over_one_axis_after_the_other_count_as_the_one_of_the_plan():
+    found = check_text(program(SUM, OVER_MACHINES), plan_of("all_reduce", axes=(0, GPU)))
+    assert found.agrees, str(found)
+    assert found.folded == 1
+    assert found.emitted_bytes("forward") == 2 * BYTES * 15 // 16
+    assert str(found).endswith("\n1 all-reduces that others sum further counted as one with these")
+
+
+def test_sums_that_the_plan_has_apart_stay_apart():
+    """The plan has them one after the other as well, or reads what lies between, or sums over one axis only."""
+    both = plan_of("all_reduce"), plan_of("all_reduce", axes=(0,))
+    apart = replace(both[0], moves=(*both[0].moves, *both[1].moves))
+    found = check_text(program(SUM, OVER_MACHINES), apart)
+    assert (found.agrees, found.folded) == (True, 0)
+    read = "  %read = f32[8,16]{1,0} negate(%sum)\n"
+    for plan, lines in (
+        (plan_of("all_reduce", axes=(0, GPU)), (SUM, read, OVER_MACHINES)),
+        (both[0], (SUM, OVER_MACHINES)),
+    ):
+        found = check_text(program(*lines), plan)
+        assert (found.agrees, found.folded) == (False, 0)
 
 
 def test_the_table():

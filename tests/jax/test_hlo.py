@@ -201,3 +201,88 @@ def test_a_combined_all_reduce_is_judged_tensor_by_tensor():
         .replace("ROOT %done = f32[2,16]{1,0} copy(%out)", "ROOT %done = f32[2,16]{1,0} add(%out, %second)")
     )
     assert [row.sliced for row in emitted_collectives(parse_module(text), MESH)] == [True, False]
+
+
+SUMMED_TWICE = """HloModule jit_g, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%add.1 (c: f32[], d: f32[]) -> f32[] {
+  %c = f32[] parameter(0)
+  %d = f32[] parameter(1)
+  ROOT %sum.1 = f32[] add(%c, %d)
+}
+
+ENTRY %main (x: f32[16], y: f32[16]) -> f32[16] {
+  %x = f32[16]{0} parameter(0)
+  %y = f32[16]{0} parameter(1)
+  %both = (f32[16]{0}, f32[16]{0}) all-reduce(%x, %y), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add
+  %first = f32[16]{0} get-tuple-element(%both), index=0
+  %second = f32[16]{0} get-tuple-element(%both), index=1
+  %view = f32[16]{0} bitcast(%second)
+  %other = f32[16]{0} negate(%first)
+  %again = (f32[16]{0}, f32[16]{0}) all-reduce(%other, %view), channel_id=2, replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=%add.1
+  ROOT %out = f32[16]{0} get-tuple-element(%again), index=1
+}
+"""  # noqa: E501
+
+
+def fed(text: str) -> list[tuple[str, int] | None]:
+    return [row.then for row in emitted_collectives(parse_module(text), MESH)]
+
+
+def test_an_all_reduce_that_is_summed_further_is_recognised():
+    assert fed(SUMMED_TWICE) == [None, ("again", 1), None, None]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("negate(%first)", "add(%first, %second)"),  # another reader
+        ("bitcast(%second)", "negate(%second)"),  # other numbers
+        ("ROOT %sum.1 = f32[] add", "ROOT %sum.1 = f32[] maximum"),  # another reduction
+        ("all-reduce(%other, %view)", "all-reduce(%view, %view)"),
+        ("%second = f32", "ROOT %second = f32"),  # is a result itself
+    ],
+)
+def test_any_other_pair_is_not(old, new):
+    assert old in SUMMED_TWICE
+    assert fed(SUMMED_TWICE.replace(old, new))[:2] == [None, None]
+
+
+FOR_GPU = """HloModule jit_h, is_scheduled=true, num_partitions=8
+
+%joined (p0: f32[32], p1: f32[16]) -> f32[48] {
+  %p0 = f32[32]{0} parameter(0)
+  %p1 = f32[16]{0} parameter(1)
+  ROOT %row = f32[48]{0} concatenate(%p0, %p1), dimensions={0}
+}
+
+ENTRY %main (x: f32[32], y: f32[16]) -> f32[48] {
+  %x = f32[32]{0} parameter(0), metadata={op_name="x"}
+  %y = f32[16]{0} parameter(1), metadata={op_name="y"}
+  %product = f32[32]{0} custom-call(%x), metadata={op_name="jit(f)/jvp()/dot_general" scheduling_name="product"}
+  %grad = f32[16]{0} custom-call(%y), metadata={op_name="jit(f)/transpose(jvp())/reduce_sum"}
+  %view = f32[32]{0} bitcast(%product)
+  %wrapped = f32[48]{0} fusion(%view, %grad), kind=kLoop, calls=%joined, metadata={scheduling_name="wrapped"}
+  %start = f32[48]{0} all-reduce-start(%wrapped), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add, metadata={scheduling_name="start"}
+  %done = f32[48]{0} all-reduce-done(%start), metadata={scheduling_name="done"}
+  %part-start = ((f32[16]{0}), f32[4]{0}) reduce-scatter-start(%grad), channel_id=2, replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add
+  %part = f32[4]{0} reduce-scatter-done(%part-start)
+  ROOT %out = f32[48]{0} copy(%done)
+}
+"""  # noqa: E501
+
+
+def test_collectives_that_were_rewritten_for_a_gpu_belong_where_their_operands_do():
+    """XLA for GPU leaves new collectives without a name, and sends several tensors in a row as one."""
+    rows = emitted_collectives(parse_module(FOR_GPU), MESH)
+    assert [(row.phase, row.kind, row.payload_bytes) for row in rows] == [
+        ("forward", "all_reduce", 128),
+        ("backward", "all_reduce", 64),
+        ("backward", "reduce_scatter", 64),
+    ]

@@ -2,7 +2,7 @@
 
 Bytes of the forward pass are equal in every collective and on every axis, where an all-reduce whose result is cut at
 once counts as the reduce-scatter that the plan has (`shardplan.jax.checking`). The backward pass is XLA's own: it
-differs in known ways (one all-reduce for each of separate q, k and v; norms reduced over one axis after the other), so
+differs in known ways (one all-reduce for each of separate q, k and v; gathered weights that are kept), so
 its ratio is printed, and held where a fused q, k, v leaves nothing to differ in.
 """
 
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_one_device(case, outcomes):
     assert outcomes[case]["gradient_error"] < 1e-5
 
 
-@pytest.mark.parametrize("plan", ["Megatron", "solved 0.25"])
+@pytest.mark.parametrize("plan", ["Megatron", "Megatron sequence", "solved 0.25"])
 def test_a_fused_projection_sends_no_more_backward_than_planned(plan, outcomes):
     assert outcomes["gpt fused", "4x4", plan]["backward_ratio"] <= 1.0
 
@@ -85,6 +85,12 @@ def test_a_fused_projection_sends_no_more_backward_than_planned(plan, outcomes):
 def test_reduce_scatters_are_credited_one_by_one(outcomes):
     assert outcomes["gpt", "4x4", "Megatron sequence"]["scattered"] == 5
     assert outcomes["gpt", "4x4", "Megatron"]["scattered"] == 0
+
+
+def test_norms_and_biases_under_sequence_parallelism_are_summed_once_over_both_axes(outcomes):
+    """Five norms of two vectors and four biases, which XLA on CPU sums over one axis after the other."""
+    assert outcomes["gpt fused", "4x4", "Megatron sequence"]["folded"] == 5 * 2 + 4
+    assert outcomes["gpt fused", "4x4", "Megatron"]["folded"] == 0
 
 
 @pytest.mark.parametrize(("mesh", "sent_bytes"), [("2x2", 20_480), ("4x4", 15_360)])

@@ -100,6 +100,7 @@ def outcome(case: dict[str, object], folder: Path) -> dict[str, object]:
         "planned_bytes": check.predicted_bytes("forward"),
         "backward_ratio": check.ratio("backward"),
         "scattered": check.scattered,
+        "folded": check.folded,
         "text": str(check),
         "value_error": float(abs(np.asarray(got_out) - np.asarray(out)).max()),
         "gradient_error": max(errors, default=0.0) / largest,

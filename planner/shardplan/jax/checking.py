@@ -1,30 +1,36 @@
 """What XLA made of a function under a plan, against what the plan says: bytes by phase, collective and axes.
 
-Two credits are given for what XLA on CPU emits because it never forms a reduce-scatter from a sharding, as compilers
-for GPU and TPU do. Both need an all-reduce whose result every device then cuts to its own part, on every way to its
-readers:
+Three credits are given for what XLA on CPU emits because it has none of the passes that rewrite collectives, as
+compilers for accelerators have (XLA for GPU: `ReduceScatterCreator`, `AllReduceFolder`). Two need an all-reduce whose
+result every device then cuts to its own part, on every way to its readers:
 - where the plan has a reduce-scatter of the same tensor size over the same axes, the all-reduce is counted as that;
 - where the plan has an all-reduce of that size and XLA gathers again what it cut, in an all-gather that the plan does
   not have, the three are counted as the one all-reduce: reduce-scatter and all-gather send what an all-reduce sends.
+The third needs an all-reduce whose only reader is another one over other axes, as which XLA adds up what is split by
+two axes in two dims (the gradient of a norm's weight):
+- where the plan has one all-reduce of that size over the axes of both, the two are counted as that.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
-from shardplan.jax.emitted import Emitted, emitted_collectives
+from shardplan.jax.emitted import Emitted, Place, emitted_collectives
 from shardplan.jax.hlo import parse_module
 from shardplan.layout.collective import CollectiveKind
+from shardplan.layout.mesh import Mesh
 from shardplan.model.types import FLOAT_DTYPES
 from shardplan.plan.types import Phase, Plan
 from shardplan.runtime.predicted import Predicted, inner_operators, predicted_collectives
 
 Key = tuple[Phase, CollectiveKind, tuple[str, ...]]
+Sized = tuple[Phase, CollectiveKind, tuple[str, ...], int]
 _PHASES: tuple[Phase, ...] = ("forward", "backward")
 _HALVES = frozenset({"bfloat16", "float16"})
 
@@ -42,14 +48,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """What was found. `emitted`: after both credits, given `scattered` and `merged` times; `predicted`: of the phases
-    that the function has. `inner`: operators whose own collectives the plan's moves leave out. `endless`: loops whose
-    number of turns XLA does not tell; what is inside is counted once. `widened`: 32-bit floats counted as 16-bit."""
+    """What was found. `emitted`: after the credits, given `scattered`, `merged` and `folded` times; `predicted`: of the
+    phases that the function has. `inner`: operators whose own collectives the plan's moves leave out. `endless`: loops
+    whose number of turns XLA does not tell; what is inside counts once. `widened`: 32-bit floats counted as 16-bit."""
 
     emitted: tuple[Emitted, ...]
     predicted: tuple[Predicted, ...]
     scattered: int = 0
     merged: int = 0
+    folded: int = 0
     inner: tuple[str, ...] = ()
     endless: int = 0
     widened: bool = False
@@ -97,6 +104,8 @@ class Check:
             lines.append(f"{self.scattered} all-reduce + slice counted as reduce-scatter")
         if self.merged:
             lines.append(f"{self.merged} all-reduce + slice + all-gather counted as all-reduce")
+        if self.folded:
+            lines.append(f"{self.folded} all-reduces that others sum further counted as one with these")
         if self.widened:
             lines.append("32-bit floats counted as 16-bit ones, which XLA on CPU computes and sends so")
         if self.inner:
@@ -129,8 +138,15 @@ def check(
     if widened is None:
         weights = (tensor for tensor in plan.tensors if tensor.role == "parameter" and len(tensor.shape) > 1)
         floats = {tensor.dtype for tensor in weights if tensor.dtype in FLOAT_DTYPES}
-        widened = jax.default_backend() == "cpu" and bool(floats) and floats <= _HALVES
+        widened = _platform(args) == "cpu" and bool(floats) and floats <= _HALVES
     return check_text(jitted.lower(*args).compile().as_text(), plan, phases=phases, widened=widened)
+
+
+def _platform(args: Sequence[Any]) -> str:
+    """What the devices are that `args` lie on: `cpu`, `gpu`, `tpu`."""
+    leaves = (getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(args))
+    devices = (device for sharding in leaves if sharding is not None for device in sharding.device_set)
+    return next((str(device.platform) for device in devices), jax.default_backend())
 
 
 def check_text(text: str, plan: Plan, *, phases: Sequence[Phase] | None = None, widened: bool = False) -> Check:
@@ -144,18 +160,58 @@ def check_text(text: str, plan: Plan, *, phases: Sequence[Phase] | None = None, 
         differentiated = any("transpose(" in instruction.op_name for _, instruction in module.instructions())
         phases = _PHASES if differentiated else ("forward",)
     predicted = tuple(row for row in predicted_collectives(plan) if row.phase in phases)
-    counted, scattered, merged = _credit(emitted, predicted)
+    summed, folded = _fold(emitted, predicted, plan.mesh)
+    counted, scattered, merged = _credit(summed, predicted)
     endless = sum(i.opcode == "while" and i.trips is None for _, i in module.instructions())
-    return Check(counted, predicted, scattered, merged, inner_operators(plan), endless, widened)
+    return Check(counted, predicted, scattered, merged, folded, inner_operators(plan), endless, widened)
 
 
-def _credit(emitted: Sequence[Emitted], predicted: Sequence[Predicted]) -> tuple[tuple[Emitted, ...], int, int]:
-    """What was emitted after both credits, and how often each was given."""
-    owed: Counter[tuple[Phase, CollectiveKind, tuple[str, ...], int]] = Counter()
+def _owed(emitted: Iterable[Emitted], predicted: Iterable[Predicted]) -> Counter[Sized]:
+    """How often more than emitted the plan has each collective."""
+    owed: Counter[Sized] = Counter()
     for move in predicted:
         owed[move.phase, move.kind, move.axes, move.payload_bytes] += move.count
     for row in emitted:
         owed[_key(row)] -= row.count
+    return owed
+
+
+def _fold(emitted: Sequence[Emitted], predicted: Iterable[Predicted], mesh: Mesh) -> tuple[tuple[Emitted, ...], int]:
+    """All-reduces that run one after the other over different axes as the one that the plan has, and how many fewer."""
+    owed, left = _owed(emitted, predicted), {row.place: row for row in emitted}
+    for row in emitted:
+        chain = _chain(row, left)
+        for end in range(len(chain), 1, -1):
+            folded = _joined(chain[:end], mesh)
+            if folded is not None and owed[_key(folded)] >= row.count:
+                owed[_key(folded)] -= row.count
+                for link in chain[: end - 1]:
+                    del left[link.place]
+                left[folded.place] = folded
+                break
+    return tuple(left.values()), len(emitted) - len(left)
+
+
+def _chain(row: Emitted, left: Mapping[Place | None, Emitted]) -> list[Emitted]:
+    """An all-reduce and those that sum its result further."""
+    chain = [row] if row.place in left else []
+    while chain and chain[-1].then is not None and (after := left.get(chain[-1].then)) is not None:
+        chain.append(after)
+    return chain
+
+
+def _joined(chain: Sequence[Emitted], mesh: Mesh) -> Emitted | None:
+    """All-reduces one after the other as the one over all of their axes; None where an axis would be there twice."""
+    axes = [axis for link in chain for axis in link.axes]
+    if len(axes) != len(set(axes)) or not all(link.axes for link in chain):
+        return None
+    ways = math.prod(link.ways for link in chain)
+    return replace(chain[-1], axes=tuple(sorted(axes, key=mesh.names.index)), ways=ways)
+
+
+def _credit(emitted: Sequence[Emitted], predicted: Sequence[Predicted]) -> tuple[tuple[Emitted, ...], int, int]:
+    """What was emitted after the credits for cut all-reduces, and how often each was given."""
+    owed = _owed(emitted, predicted)
     found: list[Emitted | None] = list(emitted)
     scattered = merged = 0
     for place, row in enumerate(emitted):
@@ -175,7 +231,7 @@ def _credit(emitted: Sequence[Emitted], predicted: Sequence[Predicted]) -> tuple
     return tuple(row for row in found if row is not None), scattered, merged
 
 
-def _key(row: Emitted) -> tuple[Phase, CollectiveKind, tuple[str, ...], int]:
+def _key(row: Emitted) -> Sized:
     return row.phase, row.kind, row.axes, row.payload_bytes
 
 

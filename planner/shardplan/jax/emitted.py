@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardplan.jax.flow import reaches_only_slices
+from shardplan.jax.flow import reaches_only_slices, summed_again
 from shardplan.jax.groups import Groups, replica_groups, source_target_pairs
 from shardplan.jax.hlo import Computation, Instruction, Module, Shape
 from shardplan.layout.collective import CollectiveKind
@@ -29,6 +30,10 @@ _COMBINED = re.compile(r"(.*/)?\((.*)\)")
 """`jit(f)/(jvp()/dot_general:transpose(jvp())/dot_general)`: several collectives that XLA made one."""
 
 
+Place = tuple[str, int]
+"""Name of an instruction, and which of its operands."""
+
+
 @dataclass(frozen=True, slots=True)
 class Emitted:
     """One tensor of one collective. `count`: times per run (turns of the loops around it). Bytes are of each time and
@@ -36,7 +41,8 @@ class Emitted:
 
     `axes`: the mesh axes over which it talks; empty where its groups are not those of any axes. `ways`: devices of a
     group. `sliced`: an all-reduce of which every device then keeps its own part only, so a reduce-scatter would do.
-    `op_name`: the jax operation it belongs to.
+    `op_name`: the jax operation it belongs to. `place`: instruction and which of its tensors. `then`: the place of the
+    all-reduce that is the only reader of this one's result and sums it further.
     """
 
     phase: Phase
@@ -47,6 +53,8 @@ class Emitted:
     payload_bytes: int
     op_name: str
     sliced: bool = False
+    place: Place | None = None
+    then: Place | None = None
 
     @property
     def wire_bytes(self) -> int:
@@ -93,30 +101,81 @@ def _rows(
         axes, ways = _axes_of_groups(groups, mesh), len(groups[0])
     if ways == 1:
         return
-    count, sizes = module.runs[computation.name], _operand_bytes(computation, instruction, widened=widened)
+    count, tensors = module.runs[computation.name], _tensors(module, computation, instruction, widened=widened)
     if kind == "all_to_all":  # its operands are the parts of one tensor
-        sizes = [sum(sizes)]
-    for element, (size_bytes, op_name) in enumerate(
-        zip(sizes, _op_names(instruction.op_name, len(sizes)), strict=True)
-    ):
+        tensors = [(sum(size_bytes for size_bytes, _ in tensors), tensors[0][1])]
+    whole = len(tensors) == len(instruction.operands)
+    for element, (size_bytes, op_name) in enumerate(tensors):
         phase: Phase = "backward" if _BACKWARD in op_name else "forward"
         payload = size_bytes * ways if kind == "all_gather" else size_bytes
-        sliced = kind == "all_reduce" and reaches_only_slices(module, computation, instruction, element, ways)
-        yield Emitted(phase, kind, axes, ways, count, payload, op_name, sliced)
+        followed = kind == "all_reduce" and whole
+        sliced = followed and reaches_only_slices(module, computation, instruction, element, ways)
+        then = _summed_on(module, computation, instruction, element) if followed else None
+        place = (instruction.name, element)
+        yield Emitted(phase, kind, axes, ways, count, payload, op_name, sliced, place, then)
 
 
-def _op_names(op_name: str, number: int) -> list[str]:
-    """The operation of each of the tensors that are sent together, where XLA tells them apart."""
-    combined = _COMBINED.fullmatch(op_name)
-    parts = combined[2].split(":") if combined else []
-    return [f"{combined[1] or ''}{part}" for part in parts] if combined and len(parts) == number else [op_name] * number
+def _summed_on(module: Module, computation: Computation, instruction: Instruction, element: int) -> Place | None:
+    """Where one all-reduce feeds another of the same kind (both sum, or both take the maximum), and nothing else."""
+    then = summed_again(computation, instruction, element)
+    if then is None:
+        return None
+    kinds = {
+        inner.root.opcode if (inner := module.computations.get(name)) else name
+        for reduction in (instruction, computation.instructions[then[0]])
+        for name in reduction.calls
+    }
+    return then if len(kinds) == 1 else None
 
 
-def _operand_bytes(computation: Computation, instruction: Instruction, *, widened: bool) -> list[int]:
+def _tensors(
+    module: Module, computation: Computation, instruction: Instruction, *, widened: bool
+) -> list[tuple[int, str]]:
+    """Bytes and operation of each tensor that is sent: of each operand, or, where XLA for GPU put several in a row to
+    send them as one, of each of these."""
+    operands = instruction.operands
+    if not instruction.op_name and len(operands) == 1:
+        operands = _in_a_row(module, computation, operands[0])
+
     def size(shape: Shape) -> int:
         return shape.size_bytes // (2 if widened and shape.dtype == "f32" else 1)
 
-    return [sum(map(size, computation.instructions[name].shapes)) for name in instruction.operands]
+    sizes = [sum(map(size, computation.instructions[name].shapes)) for name in operands]
+    return list(zip(sizes, _op_names(computation, instruction, operands), strict=True))
+
+
+def _in_a_row(module: Module, computation: Computation, name: str) -> tuple[str, ...]:
+    """What a value is the concatenation of; itself where it is none."""
+    made = computation.instructions[name]
+    root = module.computations[made.calls[0]].root if made.opcode == "fusion" else made
+    return made.operands if root.opcode == "concatenate" and len(root.operands) == len(made.operands) else (name,)
+
+
+def _op_names(computation: Computation, instruction: Instruction, operands: Sequence[str]) -> list[str]:
+    """The operation of each of the tensors that are sent together, where XLA tells them apart. Where it tells none, as
+    for what it made of other collectives, that of what each is made of."""
+    if not instruction.op_name:
+        return [_origin(computation, name) for name in operands]
+    combined = _COMBINED.fullmatch(instruction.op_name)
+    parts = combined[2].split(":") if combined else []
+    if combined and len(parts) == len(operands):
+        return [f"{combined[1] or ''}{part}" for part in parts]
+    return [instruction.op_name] * len(operands)
+
+
+def _origin(computation: Computation, name: str) -> str:
+    """The operation of a value, or of the nearest of those that it is made of."""
+    seen, waiting = {name}, deque([name])
+    while waiting:
+        instruction = computation.instructions.get(waiting.popleft())
+        if instruction is None:
+            continue
+        if instruction.op_name:
+            return instruction.op_name
+        following = [operand for operand in instruction.operands if operand not in seen]
+        seen.update(following)
+        waiting.extend(following)
+    return ""
 
 
 def _axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[str, ...]:

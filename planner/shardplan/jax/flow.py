@@ -1,9 +1,11 @@
-"""Does a value reach its readers only as the part that each device keeps?
+"""Who reads a value: does it reach its readers only as the part that each device keeps, or only another all-reduce?
 
 XLA on CPU (and wherever no pass rewrites it) emits a reduce-scatter as an all-reduce whose result is then cut. Such an
 all-reduce is recognised by following its result: through operators that work on each element or only rearrange, into
 and out of fusions, until every way has met a `dynamic-slice` that keeps at most 1/ways of it at a place that depends on
 the device.
+
+It also sums over two mesh axes in two all-reduces, one after the other, where the axes shard different dims.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ _PASSES = frozenset(
     )
 )  # fmt: skip
 """Operators that could as well run on the parts: elementwise ones, and those that only rearrange."""
+_SAME = frozenset({"bitcast", "copy", "copy-start", "copy-done", "reshape", "all-reduce-done"})
+"""Operators whose result has the same numbers."""
+_SUMS = frozenset({"all-reduce", "all-reduce-start"})
 _DEVICE = frozenset({"partition-id", "replica-id"})
 _HANDS_ON = frozenset({"fusion", "call", "while"})
 """What hands its operands to a computation, in order."""
@@ -33,6 +38,28 @@ def reaches_only_slices(module: Module, computation: Computation, value: Instruc
     most = value.shapes[element].elements // ways
     walk = _Walk(module, most)
     return walk.readers(computation, value, element if len(value.shapes) > 1 else None) and walk.slices > 0
+
+
+def summed_again(computation: Computation, value: Instruction, element: int) -> tuple[str, int] | None:
+    """The all-reduce that alone reads element `element` of `value` (0 where it is no tuple), and as which operand."""
+    wanted = element if len(value.shapes) > 1 else None
+    while not value.is_root:
+        users = [
+            user
+            for user in computation.users[value.name]
+            if user.opcode != "get-tuple-element" or user.number == (wanted or 0)
+        ]
+        if len(users) != 1:
+            return None
+        (user,) = users
+        if wanted is None and user.opcode in _SUMS and user.operands.count(value.name) == 1:
+            return user.name, user.operands.index(value.name)
+        if user.opcode == "get-tuple-element":
+            wanted = None
+        elif user.opcode not in _SAME:
+            return None
+        value = user
+    return None
 
 
 @dataclass
