@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import click
 
@@ -99,7 +101,23 @@ for _verb in (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; never raises."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return _main(list(arguments))
+    code = _main(sys.argv[1:])
+    if any(thread.daemon for thread in threading.enumerate()):
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process now: a search that was stopped may have left HiGHS at work, and Python would wait for it."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _main(given: list[str]) -> int:
     run = _Run()
     try:
         settings = read_settings(cli)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -42,3 +44,49 @@ def test_ctrl_c_is_heard_while_the_whole_program_is_presolved() -> None:
     assert time.monotonic() - started < 6  # alone it takes minutes
     assert solution.outcome == "interrupted"
     assert not solution.reproducible
+
+
+LEFT_IN_HIGHS = """
+import threading, time
+import numpy as np
+import highspy
+from shardplan.solve import patience
+from shardplan.solve.budget import Budget
+from shardplan.solve.highs import quiet_highs
+
+def work():
+    highs, rng = quiet_highs(), np.random.default_rng(0)
+    for _ in range(60):
+        highs.addCol(-float(rng.integers(1, 50)), 0.0, 1.0, 0, np.zeros(0, np.int32), np.zeros(0))
+    for _ in range(30):
+        weights = rng.integers(1, 60, 60).astype(float)
+        highs.addRow(-highspy.kHighsInf, 600.0, 60, np.arange(60, dtype=np.int32), weights)
+    highs.changeColsIntegrality(60, np.arange(60, dtype=np.int32), np.ones(60, dtype=np.uint8))
+    highs.setOptionValue("time_limit", 1.5)
+    highs.cbMipInterrupt.subscribe(lambda _: None)
+    highs.run()
+
+patience.GRACE_SECONDS = 0.0
+try:
+    patience.patiently(work, Budget(time_limit=0.2))
+except patience.AbandonedError:
+    %s
+"""
+
+
+def test_python_waits_at_its_end_for_what_was_left_in_highs() -> None:
+    started = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", LEFT_IN_HIGHS % "raise SystemExit(5)"], timeout=60, check=False)
+    assert ended.returncode == 5  # and not the abort of a thread that comes back to nothing
+    assert time.monotonic() - started > 1.5
+
+
+def test_the_command_line_leaves_without_waiting() -> None:
+    end = "import sys; from shardplan import cli; sys.argv = ['shardplan', 'show']; sys.exit(cli.main())"
+    started = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", LEFT_IN_HIGHS.replace("1.5", "30.0") % end], timeout=60, capture_output=True, check=False
+    )
+    assert ended.returncode == 2
+    assert b"Missing argument" in ended.stderr
+    assert time.monotonic() - started < 15

@@ -1,11 +1,14 @@
 """Calls that may take long and cannot be stopped: HiGHS looks up neither while it reads a model nor while it presolves.
 
 Such a call runs in a thread of its own, so that Ctrl-C and the time limit are heard in the meantime. Where it does not
-end soon after, it is left to itself: nothing that it has may be touched any more, and it ends with the process.
+end soon after, it is left to itself: nothing that it has may be touched any more. At its end Python waits for it, as
+a thread that comes back from HiGHS to a Python that is no more aborts the process; the command line does not wait, and
+leaves without that end.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from shardplan.solve.budget import Budget
 Result = TypeVar("Result")
 GRACE_SECONDS = 0.7
 TICK_SECONDS = 0.05
+_abandoned: list[threading.Thread] = []
 
 
 class AbandonedError(Exception):
@@ -41,7 +45,14 @@ def patiently(call: Callable[[], Result], budget: Budget) -> Result:
         if budget.interrupted or budget.seconds_left <= 0:
             ended = time.monotonic() if ended is None else ended
             if thread.is_alive() and time.monotonic() - ended > GRACE_SECONDS:
+                _abandoned.append(thread)
                 raise AbandonedError
     if failures:
         raise failures[0]
     return results[0]
+
+
+@atexit.register
+def _linger() -> None:
+    for thread in _abandoned:
+        thread.join()
