@@ -175,6 +175,11 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
                 shardplan.torch.parallelize(shardplan.torch.parallelize(model, plan, mesh), plan, mesh)
             case "batch":
                 shardplan.torch.parallelize(model, plan, mesh)(ids[:2])
+            case "whole batch":
+                shardplan.torch.parallelize(model, plan, mesh)(ids)
+            case "targets":
+                shardplan.torch.parallelize(model, plan, mesh)
+                shardplan.torch.microbatches(model, {"input_ids": ids, "targets": ids[:6]})
             case "inputs":
                 shardplan.torch.inputs(plan, mesh, {"input_idz": ids})
             case "another model":
@@ -219,3 +224,42 @@ def infer(tiny: Tiny, plan: Plan) -> tuple[float, Any]:
     with torch.no_grad(), shardplan.torch.count_comms(model) as comms:
         logits = model(ids)
     return (logits.full_tensor() - reference(ids)).abs().max().item(), dict(comms.differences)
+
+
+def accumulate(tiny: Tiny, plan: Plan, mode: str = "eager", steps: int = 2) -> Seen:
+    """Train under a plan of several microbatches, and beside it one process with the whole batch."""
+    model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    mesh, count = mesh_of(plan), int(plan.model["microbatches"])
+    if mode == "exported":
+        model = shardplan.torch.parallelize_exported(model, (ids[: len(ids) // count],), plan, mesh)
+    else:
+        shardplan.torch.parallelize(model, plan, mesh)
+    ours, theirs = (torch.optim.AdamW(m.parameters(), 1e-3) for m in (model, reference))
+    batch = {"input_ids": ids, "targets": ids.roll(-1, 1)}
+    losses, errors = [], []
+    for _ in range(steps):
+        ours.zero_grad()
+        theirs.zero_grad()
+        total, sent = 0.0, []
+        for part in (parts := shardplan.torch.microbatches(model, batch)):
+            with shardplan.torch.count_comms(model) as comms:
+                logits = model(part["input_ids"])
+            whole, targets = logits.full_tensor(), part["targets"].full_tensor()
+            loss = functional.cross_entropy(whole.flatten(0, 1), targets.flatten()) / len(parts)
+            (gradient,) = torch.autograd.grad(loss, logits)
+            with shardplan.torch.count_comms(model) as backward:
+                logits.backward(gradient)
+            total, sent = total + loss.item(), [*sent, *comms.sent, *backward.sent]
+        comms.sent = sent
+        expected = _loss(reference(ids), ids)
+        expected.backward()
+        losses.append(abs(total - expected.item()))
+        errors.append(_gradient_error(model, reference))
+        ours.step()
+        theirs.step()
+    record = model._shardplan.engine.record
+    return Seen(
+        max(losses), max(errors), _weight_error(model, reference), comms.wire_bytes("forward"), dict(comms.actual),
+        dict(comms.differences), (dict(record.extra), dict(record.unknown)),
+    )  # fmt: skip

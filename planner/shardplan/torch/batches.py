@@ -23,7 +23,7 @@ def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: 
     """The tensors of `batch` (name of the plan's input -> tensor) as DTensors in the layouts of the plan.
 
     `local=False`: every process has the whole batch and keeps its part. `local=True`: every process has read only its
-    part (see `part_of`). Nothing is sent.
+    part (see `part_of`). Nothing is sent. DTensors stay as they are.
 
     Raises `ShardplanError`: `unknown-input`, `missing-input`, `wrong-shape`.
     """
@@ -62,6 +62,8 @@ def _check(decision: TensorDecision, tensor: Tensor, grid: Grid, *, local: bool)
 
 
 def _distributed(decision: TensorDecision, tensor: Tensor, grid: Grid, *, local: bool) -> DTensor:
+    if isinstance(tensor, DTensor):
+        return tensor
     part: Any = tensor.to(grid.device)
     layout = decision.layout.forward
     if not local:

@@ -103,7 +103,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, grid: Grid, sink: Callable[[Sent], None]) -> None:
         super().__init__()
         self.grid, self.sink = grid, sink
-        self.groups = {ranks: axes for axes, ranks in _groups(grid).items()}
+        self.groups = {tuple(grid.first + rank for rank in ranks): axes for axes, ranks in _groups(grid).items()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(not issubclass(kind, Tensor) or (kind is not Tensor and hasattr(kind, "to_local")) for kind in types):

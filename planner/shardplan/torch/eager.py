@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shardplan.torch.dispatch import apply, in_place
 from shardplan.torch.engine import Engine
 from shardplan.torch.grid import Grid
-from shardplan.torch.moves import Regathered, Route, move
+from shardplan.torch.moves import Held, Regathered, Route, move
 from shardplan.torch.steps import run_steps
 from shardplan.torch.values import Value
 
@@ -118,13 +118,13 @@ class Now:
     """Operations happen at once, on the tensors of this process."""
 
     def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+        self.grid, self.held = grid, Held()
         self._again: dict[int, tuple[StorageWeakRef, Regathered]] = {}
 
     def move(self, local: Tensor, route: Route, label: str) -> Tensor:
         """The local tensor after a move; one that the plan brings again is not kept for backward."""
         del label
-        made = move(local, route, self.grid)
+        made = move(local, route, self.grid, self.held)
         if route.again and torch.is_grad_enabled() and made.requires_grad:
             steps, grid = route.again, self.grid
             bring = Regathered(local.detach(), lambda source: run_steps(source, route.source, steps, route.shape, grid))

@@ -92,22 +92,22 @@ def _environment(name: str) -> int | None:
 
 
 class Grid:
-    """The mesh of a plan as this process sees it. `coordinates`: its place; `group(axes)`: those that
-    differ only in `axes`."""
+    """The mesh of a plan as this process sees it. `first`: the process that its rank 0 is; `rank`, `coordinates`: the
+    place of this process in it; `group(axes)`: those that differ only in `axes`."""
 
-    def __init__(self, plan: Plan, device_mesh: DeviceMesh) -> None:
+    def __init__(self, plan: Plan, device_mesh: DeviceMesh, first: int = 0) -> None:
         """Raises `ShardplanError` (`wrong-mesh`) for a mesh of other axes than the plan's."""
         names = tuple(device_mesh.mesh_dim_names or ())
         if tuple(device_mesh.shape) != plan.mesh.shape or (names and names != plan.mesh.names):
             shape = " x ".join(f"{name}={size}" for name, size in zip(names, device_mesh.shape, strict=False))
             summary = f"the mesh is {shape or tuple(device_mesh.shape)}, the plan's is {plan.mesh}"
             raise ShardplanError(error("wrong-mesh", summary, hint="make it with shardplan.torch.mesh(plan)"))
-        if device_mesh.mesh.flatten().tolist() != list(range(plan.mesh.size)):
-            summary = "the mesh orders its ranks differently than the plan, whose ranks are row-major from 0"
+        if device_mesh.mesh.flatten().tolist() != list(range(first, first + plan.mesh.size)):
+            summary = f"the mesh orders its ranks differently than the plan, whose ranks are row-major from {first}"
             raise ShardplanError(error("wrong-mesh", summary, hint="make it with shardplan.torch.mesh(plan)"))
         self.mesh: Mesh = plan.mesh
         self.device_mesh = device_mesh
-        self.rank = dist.get_rank()
+        self.first, self.rank = first, dist.get_rank() - first
         self.coordinates = coordinates_of(plan.mesh, self.rank)
         self._groups: dict[tuple[int, ...], tuple[ProcessGroup, tuple[int, ...]]] = {}
 
@@ -120,18 +120,18 @@ class Grid:
         return torch.device(kind, torch.accelerator.current_device_index())
 
     def group(self, axes: tuple[int, ...]) -> tuple[ProcessGroup, tuple[int, ...]]:
-        """The group of this process along `axes` and its ranks in the group's order.
+        """The group of this process along `axes` and its ranks, in the mesh, in the group's order.
 
-        A group of several axes is made when it is first asked for, by all processes together.
+        A group of several axes is made when it is first asked for, by its members together.
         """
         key = tuple(sorted(axes))
         if key not in self._groups:
+            members = next(ranks for ranks in self.mesh.groups(key) if self.rank in ranks)
             if len(key) == 1:
                 group = self.device_mesh.get_group(key[0])
-            elif len(key) == len(self.mesh):
+            elif len(members) == dist.get_world_size():
                 group = dist.group.WORLD
             else:
-                everyone = [list(ranks) for ranks in self.mesh.groups(key)]
-                group, _ = dist.new_subgroups_by_enumeration(everyone)
-            self._groups[key] = (group, tuple(dist.get_process_group_ranks(group)))
+                group = dist.new_group([self.first + rank for rank in members], use_local_synchronization=True)
+            self._groups[key] = (group, tuple(rank - self.first for rank in dist.get_process_group_ranks(group)))
         return self._groups[key]

@@ -22,13 +22,14 @@ from shardplan.layout.placement import P, S
 from shardplan.plan.types import Move, Plan
 from shardplan.spmd.steps import retrace
 from shardplan.torch.grid import Grid
+from shardplan.torch.microbatch import microbatches_of
 from shardplan.torch.steps import run_steps
 
 
 @dataclass(frozen=True)
 class Route:
     """A move worked out. `again`: the value is not saved for backward but brought again by these steps. `planned`: it
-    is the plan's."""
+    is the plan's. `once`: the gradients of all microbatches come back together, with the last of them."""
 
     source: Layout
     target: Layout
@@ -37,6 +38,7 @@ class Route:
     backward: tuple[Step, ...]
     again: tuple[Step, ...] | None
     planned: bool
+    once: bool = False
 
     @property
     def sends(self) -> bool:
@@ -53,6 +55,7 @@ class Router:
 
     def __init__(self, plan: Plan) -> None:
         self.mesh: Mesh = plan.mesh
+        self._micro = microbatches_of(plan)
         self._moves: dict[tuple[str, str, str, bool, Layout, Layout], Move] = {}
         for move in plan.moves:
             key = (move.tensor, move.reader, move.phase, move.regather, move.source.forward, move.target.forward)
@@ -79,7 +82,13 @@ class Router:
             backward, _ = self._steps(target.gradient, source.gradient, shape, gradient)
         again, repeated = self._steps(source.forward, target.forward, shape, (tensor, reader, "backward", True))
         planned = bool(tensor) and (known or not forward)
-        return Route(source, target, shape, forward, backward, again if repeated and forward else None, planned)
+        once = bool(backward) and self._is_once(tensor, reader, target, source)
+        return Route(source, target, shape, forward, backward, again if repeated and forward else None, planned, once)
+
+    def _is_once(self, tensor: str, reader: str, start: Layout, goal: Layout) -> bool:
+        """Whether the plan moves this gradient, a weight's, once for all microbatches."""
+        found = self._moves.get((tensor, reader, "backward", False, start.gradient, goal.gradient))
+        return found is not None and found.count < self._micro
 
     def _steps(
         self, start: Layout, goal: Layout, shape: tuple[int, ...], of: tuple[str, str, str, bool]
@@ -121,23 +130,49 @@ class Regathered:
         return found
 
 
+class Held:
+    """Gradients of weights that wait for the last microbatch. `is_last`: the forward pass now under way is that of the
+    last one."""
+
+    def __init__(self) -> None:
+        self.is_last = True
+        self._sums: dict[int, Tensor] = {}
+
+    def added(self, route: Route, gradient: Tensor, *, is_last: bool) -> Tensor | None:
+        """The sum over the microbatches with the last of them, None before."""
+        before = self._sums.pop(id(route), None)
+        total = gradient if before is None else before + gradient
+        if is_last:
+            return total
+        self._sums[id(route)] = total
+        return None
+
+    def drop(self) -> None:
+        """Forget what was held: a step begins."""
+        self._sums.clear()
+
+
 class _Moved(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, local: Tensor, route: Route, grid: Grid) -> Tensor:
-        ctx.route, ctx.grid = route, grid
+    def forward(ctx: Any, local: Tensor, route: Route, grid: Grid, held: Held) -> Tensor:
+        ctx.route, ctx.grid, ctx.held, ctx.is_last = route, grid, held, held.is_last
         if not route.forward:
             return local.view_as(local)
         made = run_steps(local, route.source, route.forward, route.shape, grid)
         return made if made is not local else local.view_as(local)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        route = ctx.route
-        return run_steps(gradient, route.target.gradient, route.backward, route.shape, ctx.grid), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        route, total = ctx.route, gradient
+        if route.once:
+            total = ctx.held.added(route, gradient, is_last=ctx.is_last)
+        if total is None:
+            return None, None, None, None
+        return run_steps(total, route.target.gradient, route.backward, route.shape, ctx.grid), None, None, None
 
 
-def move(local: Tensor, route: Route, grid: Grid) -> Tensor:
+def move(local: Tensor, route: Route, grid: Grid, held: Held) -> Tensor:
     """The local tensor after a move; where nothing is to be done, the same."""
     if route.is_identity:
         return local
-    return _Moved.apply(local, route, grid)
+    return _Moved.apply(local, route, grid, held)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from shardplan.torch.eager import Now, Planned
 from shardplan.torch.engine import Engine, Record
 from shardplan.torch.graph import Key, permuted
 from shardplan.torch.grid import Grid
+from shardplan.torch.microbatch import microbatches_of, one_microbatch
 from shardplan.torch.placements import to_layout, to_placements
 from shardplan.torch.steps import part_of_whole
 from shardplan.torch.strictness import check_record
@@ -30,13 +31,16 @@ _ATTRIBUTE = "_shardplan"
 
 
 class Applied:
-    """A plan on a model: what `parallelize` leaves behind at `model._shardplan`."""
+    """A plan on a model: what `parallelize` leaves behind at `model._shardplan`. `fed`: as in `batch_dims`."""
 
-    def __init__(self, model: nn.Module, plan: Plan, grid: Grid, *, strict: bool) -> None:
+    def __init__(
+        self, model: nn.Module, plan: Plan, grid: Grid, *, strict: bool, fed: Mapping[str, int] | None = None
+    ) -> None:
         self.plan, self.grid, self.strict = plan, grid, strict
         self.now = Now(grid)
-        self.engine = Engine(plan, grid, self.now)
-        self.inputs = [tensor for tensor in plan.tensors if tensor.role == "input"]
+        micro = one_microbatch(plan, fed)
+        self.engine = Engine(micro, grid, self.now)
+        self.inputs = [tensor for tensor in micro.tensors if tensor.role == "input"]
         self.arguments = _argument_names(model)
         self.named: dict[str, Named] = {}
         self.depth = 0
@@ -355,9 +359,7 @@ def input_part(applied: Applied, decision: TensorDecision, tensor: Tensor) -> Va
     engine, mesh = applied.engine, applied.grid.mesh
     shape = tuple(tensor.shape)
     if shape != decision.shape:
-        summary = f"input '{decision.name}' has shape {list(shape)}, the plan is for {list(decision.shape)}"
-        hint = "solve again for this shape, or pad the batch to the plan's"
-        raise ShardplanError(error("wrong-shape", summary, hint=hint))
+        raise ShardplanError(_wrong_shape(decision, shape, microbatches_of(applied.plan)))
     local, layout = tensor, Layout.replicated(len(mesh))
     if isinstance(tensor, DTensor):
         found = to_layout(tensor.placements, mesh, shape)
@@ -370,6 +372,15 @@ def input_part(applied: Applied, decision: TensorDecision, tensor: Tensor) -> Va
         local = local.to(applied.grid.device)
     key = Key(engine.graph.signatures.leaf("input", decision.name), shape)
     return engine.result(local, layout, shape, key)
+
+
+def _wrong_shape(decision: TensorDecision, shape: tuple[int, ...], micro: int) -> Diagnostic:
+    whose = "the plan is for" if micro == 1 else f"each of the plan's {micro} microbatches has"
+    summary = f"input '{decision.name}' has shape {list(shape)}, {whose} {list(decision.shape)}"
+    hint = "solve again for this shape, or pad the batch to the plan's"
+    if micro > 1:
+        hint = "cut the batch of a step: for part in shardplan.torch.microbatches(model, batch)"
+    return error("wrong-shape", summary, hint=hint)
 
 
 def _left(applied: Applied, output: Any) -> Any:

@@ -1,0 +1,110 @@
+"""A plan as one microbatch sees it.
+
+The graph of a plan has the batch of a whole step. A step that runs as several microbatches computes the same values
+with fewer rows: every dim whose major factor is the batch is so much shorter. Which dims these are follows from the
+equations of the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import is_legal
+from shardplan.layout.text import to_text
+from shardplan.plan.types import OperatorDecision, Plan
+from shardplan.rules.equation import Dim, EquationError, parse, spread
+
+_SHOWN = 8
+
+
+def microbatches_of(plan: Plan) -> int:
+    """Into how many microbatches a step of the plan is cut."""
+    return cast("int", plan.model.get("microbatches", 1))
+
+
+def one_microbatch(plan: Plan, fed: Mapping[str, int] | None = None) -> Plan:
+    """The plan with the shapes that its values have in one microbatch. `fed`: as in `batch_dims`.
+
+    Raises `ShardplanError` (`small-microbatch`) where fewer rows are left than the plan shards them into.
+    """
+    micro = microbatches_of(plan)
+    if micro == 1:
+        return plan
+    dims = batch_dims(plan, fed)
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
+    shapes |= {name: _shorter(shapes[name], dim, micro) for name, dim in dims.items()}
+    _check(plan, {name: shapes[name] for name in dims}, micro)
+    return replace(plan, tensors=tuple(replace(tensor, shape=shapes[tensor.name]) for tensor in plan.tensors))
+
+
+def batch_dims(plan: Plan, fed: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Value -> the dim whose major factor is the batch, for those that have one.
+
+    Of inputs that is dim 0; `fed` says otherwise for those that a stage of a pipeline gets from the one before.
+    """
+    given = fed or {}
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
+    fixed = {tensor.name for tensor in plan.tensors if tensor.role == "parameter"}
+    found = {t.name: given.get(t.name, 0) for t in plan.tensors if t.role == "input" and t.shape}
+    patterns = [_patterns(operator, shapes) for operator in plan.operators]
+    while True:
+        before = len(found)
+        for rows in patterns:
+            shared = {dims[found[name]].factors[:1] for name, dims in rows if name in found}
+            for name, dims in rows:
+                if name not in found and name not in fixed:
+                    at = [d for d, dim in enumerate(dims) if dim.factors[:1] in shared and shapes[name][d] > 1]
+                    found |= {name: at[0]} if at and dims[at[0]].factors else {}
+        if len(found) == before:
+            return found
+
+
+def _patterns(operator: OperatorDecision, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[Dim, ...]]]:
+    """The values around an operator, each with its dims over factors."""
+    ranks = [len(shapes[name]) if name in shapes else None for name in operator.inputs]
+    made = [len(shapes[name]) if name in shapes else None for name in operator.outputs]
+    try:
+        equation = spread(parse(operator.equation), ranks, made)
+    except EquationError:
+        return []
+    sides = (
+        *zip(operator.inputs, equation.operands, strict=True),
+        *zip(operator.outputs, equation.results, strict=True),
+    )
+    return [(name, pattern.dims) for name, pattern in sides if name in shapes]
+
+
+def _shorter(shape: tuple[int, ...], dim: int, micro: int) -> tuple[int, ...]:
+    return (*shape[:dim], shape[dim] // micro, *shape[dim + 1 :])
+
+
+def _check(plan: Plan, shapes: Mapping[str, tuple[int, ...]], micro: int) -> None:
+    wrong = [
+        f"{name} {list(shapes[name])} as {to_text(layout, plan.mesh)}"
+        for name, layout in dict.fromkeys(_layouts(plan))
+        if name in shapes and not is_legal(layout, plan.mesh, shapes[name])
+    ]
+    if wrong:
+        raise ShardplanError(_small(wrong, micro))
+
+
+def _small(wrong: Sequence[str], micro: int) -> Diagnostic:
+    shown = [*wrong[:_SHOWN], *([f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])]
+    summary = f"one of {micro} microbatches has too few rows to be sharded as the plan says"
+    hint = "solve with fewer --microbatches, or for a larger batch"
+    return error("small-microbatch", summary, detail="\n".join(shown), hint=hint)
+
+
+def _layouts(plan: Plan) -> Iterator[tuple[str, Layout]]:
+    for tensor in plan.tensors:
+        yield tensor.name, tensor.layout.forward
+        yield tensor.name, tensor.served.forward
+    for operator in plan.operators:
+        for names, layouts in ((operator.inputs, operator.reads), (operator.outputs, operator.makes)):
+            for name, layout in zip(names, layouts, strict=True):
+                if layout is not None:
+                    yield name, layout.forward
