@@ -323,3 +323,14 @@ def test_known_outer_values_are_known_inside_a_body(read):
             body = s (float[2, 3] v, float[2, 3] e) => (float[2, 3] w, float[?, ?, ?] o)
             { w = Add(v, e)  o = Unsqueeze(e, axis) }> (x, xs) }"""
     assert read(text).tensors["zs"].shape == (4, 1, 2, 3)
+
+
+def test_a_value_whose_type_alone_is_read_is_not_waited_for(read):
+    """Exporters write constants `like` activations: they are constants, and need not have the activation moved."""
+    model = read(
+        "g (float16[4] x, float[4] z) => (float16[4] y, float16[4] w) {"
+        " c = Constant <value_float: float = 0.5>() h = CastLike (c, x) y = Mul (x, h) w = CastLike (z, x) }"
+    )
+    assert [(operator.kind, operator.inputs) for operator in model.operators] == [("Mul", ("x", "h")), ("Cast", ("z",))]
+    assert model.constants["h"].dtype == "float16"
+    assert [model.tensors[name].dtype for name in model.outputs] == ["float16", "float16"]

@@ -136,8 +136,21 @@ class _Pass:
             self.out.typed[name] = self._with_stored(node, name, UNKNOWN)
         if outcome.reason:
             self.out.reasons[node.name] = outcome.reason
+        if node.op_type == "CastLike" and not node.domain:
+            self._name_type(node)
         if node.name not in self.weights.made_by:
             self._compute(node)
+
+    def _name_type(self, node: Node) -> None:
+        """`CastLike` reads only the type of its second operand: as a `Cast` it does not wait for the value."""
+        elem_type = self.out.typed[node.outputs[0]].elem_type
+        if not elem_type:
+            return
+        cast = onnx.NodeProto()
+        cast.CopyFrom(node.proto)
+        cast.op_type, cast.input[:] = "Cast", node.inputs[:1]
+        cast.attribute.append(onnx.helper.make_attribute("to", elem_type))
+        node.proto, node.op_type, node.inputs = cast, "Cast", node.inputs[:1]
 
     def _at_border(self, node: Node) -> Outcome:
         outcome = border_types(node, self.out.typed, self.entered)

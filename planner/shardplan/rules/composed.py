@@ -65,10 +65,6 @@ def _cost(inner: Sequence[Cost]) -> Cost:
     return "pointwise" if set(inner) <= {"pointwise", "view", "free"} else "memory"
 
 
-_TYPE_ONLY: Mapping[str, int] = {"CastLike": 1}
-"""Operands of which only the element type is read."""
-
-
 class _State(NamedTuple):
     """What a device has of a value: a shard, the whole, or a partial value; of a mean with `averaged`."""
 
@@ -118,15 +114,13 @@ class _Walk:
 
     def _split(self, operator: Operator, option: Option) -> list[_State]:
         """The results when the axis splits the operator."""
-        for position, (name, wanted) in enumerate(zip(operator.inputs, option.operands, strict=True)):
+        for name, wanted in zip(operator.inputs, option.operands, strict=True):
             if not name:
                 continue
             state = self.of(name)
             if wanted.is_shard and state.placement != wanted:
                 raise _StuckError
             if not wanted.is_shard:
-                if _TYPE_ONLY.get(operator.kind) == position:
-                    continue
                 if state.placement.is_shard or wanted.kind == "P":
                     raise _StuckError
                 self._make_whole(name)
@@ -136,7 +130,7 @@ class _Walk:
 
     def _whole(self, operator: Operator, rule: Rule) -> list[_State]:
         """The results when the axis splits nothing: everything whole, or partial sums that pass through."""
-        reads = [name for i, name in enumerate(operator.inputs) if name and _TYPE_ONLY.get(operator.kind) != i]
+        reads = [name for name in operator.inputs if name]
         states = [self.of(name) for name in reads]
         if any(state.placement.is_shard for state in states):
             raise _StuckError
@@ -308,13 +302,17 @@ class _Composer:
         return all(walk.of(name).placement == P() for name in self.results if name)
 
     def saved(self, *, operands: bool) -> tuple[int, ...]:
-        """Positions of the operands (results) that the body's operators save for backward."""
+        """Positions of the operands (results) that are kept for backward: those that the body's operators save, and
+        of what they save inside the operands that it is made of."""
         kept = {
             names[position]
             for operator, rule in zip(self.model.operators, self.rules, strict=True)
             for names, positions in ((operator.inputs, rule.saved_operands), (operator.outputs, rule.saved_results))
             for position in positions
         }
+        for operator in reversed(self.model.operators):
+            if not kept.isdisjoint(set(operator.outputs) - set(self.results)):
+                kept.update(operator.inputs)
         return tuple(i for i, name in enumerate(self.operands if operands else self.results) if name and name in kept)
 
     def largest_temporary(self) -> int:
