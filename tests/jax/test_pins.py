@@ -199,6 +199,57 @@ def run_plain(w, x):
     return x
 
 
+def changed_plan(plan, name, *layouts):
+    """The plan with `name` made in one layout and kept in another."""
+    made, kept = layouts
+    tensors = [replace(t, layout=kept, served=kept) if t.name == name else t for t in plan.tensors]
+    operators = [replace(op, makes=(made,)) if op.outputs == (name,) else op for op in plan.operators]
+    readless = [replace(op, inputs=(), reads=()) if name in op.inputs else op for op in operators]
+    return replace(plan, tensors=tuple(tensors), operators=tuple(readless))
+
+
+@pytest.mark.parametrize(
+    ("made", "kept", "specs"),
+    [
+        (
+            Layout.of(S(2), S(2)),
+            Layout.of(S(0), S(1)),
+            ["P(None, None, ('machine', 'gpu'))", "P(None, 'gpu', 'machine')", "P('machine', 'gpu')"],
+        ),
+        (
+            Layout.of(S(2), S(2), order=(1, 0)),
+            Layout.of(S(0), S(1)),
+            ["P(None, None, ('gpu', 'machine'))", "P('machine', None, 'gpu')", "P('machine', 'gpu')"],
+        ),
+        (
+            Layout.of(S(2), S(2)),
+            Layout.of(S(1), S(1)),
+            ["P(None, None, ('machine', 'gpu'))", "P(None, ('machine', 'gpu'))"],
+        ),
+        (Layout.of(S(0), S(2)), Layout.of(R, S(1)), ["P('machine', None, 'gpu')", "P(None, 'gpu')"]),
+        # the two would meet on dim 0, of 4
+        (Layout.of(S(0), S(1)), Layout.of(S(1), S(0)), ["P('machine', 'gpu')", "P('gpu', 'machine')"]),
+    ],
+    ids=["two ways", "two ways, other order", "one way", "one moves", "no room"],
+)
+def test_axes_that_go_to_different_dims_go_one_after_the_other(made, kept, specs, plans, devices):
+    plan = changed_plan(plans[0], "add_25", made, kept)
+    mesh = shardplan.jax.mesh(plan)
+    jaxpr = jax.make_jaxpr(lambda x: shardplan.jax.constrain(plan, mesh, "add_25", x))(jnp.zeros(BLOCK))
+    assert [str(equation.params["sharding"].spec) for equation in jaxpr.eqns] == specs
+
+
+def test_xla_gathers_nothing_on_such_a_way(plans, devices):
+    plan = changed_plan(plans[0], "add_25", Layout.of(S(2), S(2)), Layout.of(S(0), S(1)))
+    mesh = shardplan.jax.mesh(plan)
+    x = jax.device_put(jnp.zeros(BLOCK), NamedSharding(mesh, Spec(None, None, ("machine", "gpu"))))
+    check = shardplan.jax.check(lambda x: jnp.cos(shardplan.jax.constrain(plan, mesh, "add_25", x)), (x,), plan)
+    assert [(row.kind, row.axes, row.wire_bytes) for row in check.emitted] == [
+        ("all_to_all", ("gpu",), 512 * 3 // 4),
+        ("all_to_all", ("machine",), 512 * 3 // 4),
+    ]
+
+
 def test_both_ends_make_an_all_to_all(devices):
     """What pins are for: told both layouts, XLA sends a quarter of what it sends when told one."""
     mesh = Mesh(np.array(devices[:4]), ("gpu",))

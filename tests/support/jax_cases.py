@@ -10,7 +10,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=16"
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 

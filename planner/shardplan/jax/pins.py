@@ -6,6 +6,8 @@ all-to-all, a quarter of the bytes on four devices. So a value is pinned on both
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,10 +18,12 @@ from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.jax.device_mesh import check_mesh
 from shardplan.jax.layouts import path_name
 from shardplan.jax.parts import Part
-from shardplan.jax.specs import division, partition_spec, pin_text
+from shardplan.jax.specs import Division, division, partition_spec, pin_text
 from shardplan.jax.trees import Names, named_as, spelled, targets_of
 from shardplan.jax.values import listed, values_of
 from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh as PlanMesh
+from shardplan.layout.placement import Placement
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout, graph_shape
 from shardplan.plan.types import Plan, TensorDecision
@@ -93,10 +97,41 @@ def _pinned(
             summary = f"the array pinned as '{name}' has shape {list(x.shape)}, the plan has {list(shape)}"
             raise ShardplanError(error("wrong-rank", summary))
         divided, stacked = tuple((size,) for size in x.shape), False
-    for layout in layouts:
-        spec = partition_spec(graph_layout(layout, perm), plan.mesh, divided, name)
+    for spec in _specs([graph_layout(layout, perm) for layout in layouts], plan.mesh, divided, name):
         x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(None, *spec) if stacked else spec))
     return x
+
+
+def _specs(layouts: Sequence[Layout], mesh: PlanMesh, divided: Division, name: str) -> list[PartitionSpec]:
+    """What to pin one after the other: the layouts, and what lies between two that differ in several axes.
+
+    An all-to-all in which axes go to different dims is none that XLA knows: it gathers the whole value. It gets there
+    by one all-to-all for each dim that axes leave and each that they go to.
+    """
+    specs = [partition_spec(layout, mesh, divided, name) for layout in layouts[:1]]
+    for before, after in itertools.pairwise(layouts):
+        with contextlib.suppress(ShardplanError):  # two axes meet on a dim that they do not divide: then as XLA likes
+            specs += [partition_spec(between, mesh, divided, name) for between in _between(before, after)]
+        specs.append(partition_spec(after, mesh, divided, name))
+    return specs
+
+
+def _between(before: Layout, after: Layout) -> list[Layout]:
+    """Layouts on the way on which axes that go from one dim to another move, together with those that go the same way;
+    first those that are minor where they are."""
+    pairs = list(zip(before.placements, after.placements, strict=True))
+    ways = dict.fromkeys(pairs[axis] for axis in reversed(before.order) if _goes(*pairs[axis]))
+    if len(ways) < 2:
+        return []
+    found, moved = [], set()
+    for way in list(ways)[:-1]:
+        moved.add(way)
+        found.append(Layout.of(*(pair[pair in moved] for pair in pairs), order=before.order))
+    return found
+
+
+def _goes(before: Placement, after: Placement) -> bool:
+    return before.is_shard and after.is_shard and before.dim != after.dim
 
 
 def _layouts(plan: Plan, name: str, reader: str) -> tuple[tuple[Layout, ...], tuple[int, ...]]:
