@@ -8,6 +8,8 @@ no step of its own: the normal form of its tables is zero, so it has no neighbou
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+
 from shardplan.solve.graph import Graph
 
 
@@ -30,21 +32,28 @@ def eliminate(graph: Graph) -> None:
             graph.minimise(node)
 
 
+Entry = tuple[int, int, list[int], int]
+"""What a node's place in the queue depends on: its work, costs and tables, and its number."""
+
+
 class _Queue:
-    """The nodes that may go, by the magnitude of the work that it takes."""
+    """The nodes that may go, by the magnitude of the work that it takes: equal-looking ones side by side, else by
+    number."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.place: dict[int, int] = {}
-        self.classes: dict[int, dict[int, None]] = {}
+        self.entries: dict[int, Entry] = {}
+        self.classes: dict[int, list[Entry]] = {}
 
     def forget(self, node: int) -> None:
         """Take a node off the queue."""
-        place = self.place.pop(node, None)
-        if place is not None:
-            del self.classes[place][node]
-            if not self.classes[place]:
-                del self.classes[place]
+        entry = self.entries.pop(node, None)
+        if entry is not None:
+            magnitude = entry[0].bit_length()
+            row = self.classes[magnitude]
+            del row[bisect_left(row, entry)]
+            if not row:
+                del self.classes[magnitude]
 
     def update(self) -> None:
         """Look again at the nodes whose surroundings changed."""
@@ -57,20 +66,17 @@ class _Queue:
                 graph.drop_infinite(node)
                 self.forget(node)
                 if len(graph.neighbours[node]) <= 2 and not graph.uses[node]:
-                    self.place[node] = place = self._work(node).bit_length()
-                    self.classes.setdefault(place, {})[node] = None
+                    self.entries[node] = entry = self._entry(node)
+                    insort(self.classes.setdefault(entry[0].bit_length(), []), entry)
 
     def cheapest(self) -> list[int]:
-        """The nodes of the least class of work, equal-looking ones side by side, else by number."""
-        graph = self.graph
-        return sorted(
-            self.classes[min(self.classes)],
-            key=lambda node: (self._work(node), graph.costs[node], sorted(graph.neighbours[node].values()), node),
-        )
+        """The nodes of the least class of work."""
+        return [entry[-1] for entry in self.classes[min(self.classes)]]
 
-    def _work(self, node: int) -> int:
+    def _entry(self, node: int) -> Entry:
         graph = self.graph
-        work = graph.sizes[node]
-        for other in graph.neighbours[node]:
+        around = graph.neighbours[node]
+        work = graph.sizes[node] if around else 0
+        for other in around:
             work *= graph.sizes[other]
-        return work if graph.neighbours[node] else 0
+        return work, graph.costs[node], sorted(around.values()), node

@@ -8,9 +8,8 @@ no more than their edges.
 
 from __future__ import annotations
 
-import numpy as np
-
 from shardplan.solve.graph import Follow, Graph, Use
+from shardplan.solve.memory import stacked
 from shardplan.solve.tables import NONE
 
 Image = tuple[int, ...]
@@ -23,8 +22,11 @@ def follow(graph: Graph) -> bool:
         return False
     roots = _roots(leaders)
     edges = _detach(graph, roots)
+    moved: dict[int, list[Use]] = {}
     for node, (root, image) in roots.items():
-        _merge(graph, node, root, image)
+        moved.setdefault(root, []).extend(_merge(graph, node, root, image))
+    for root, uses in moved.items():
+        graph.add_uses(root, uses)
     for u, v, matrix in edges:
         _attach(graph, u, v, matrix, roots)
     return True
@@ -80,17 +82,17 @@ def _detach(graph: Graph, roots: dict[int, tuple[int, Image]]) -> list[tuple[int
     return edges
 
 
-def _merge(graph: Graph, node: int, root: int, image: Image) -> None:
-    """Costs and memory of a follower become its root's."""
+def _merge(graph: Graph, node: int, root: int, image: Image) -> list[Use]:
+    """Costs of a follower become its root's; its memory, in the root's choices."""
     tables = graph.tables
     graph.trail.append(Follow(node, root, image))
     del graph.alive[node]
     graph.add_cost(
         root, *tables.normal(tables.take(graph.costs[node], image)) if graph.costs[node] != NONE else (0.0, NONE)
     )
-    for use in graph.uses[node]:
-        graph.add_use(root, use.start, use.end, tables.take(use.amount, image))
+    uses = [Use(use.start, use.end, tables.take(use.amount, image)) for use in graph.uses[node]]
     graph.costs[node], graph.uses[node] = NONE, ()
+    return uses
 
 
 def _attach(graph: Graph, u: int, v: int, matrix: int, roots: dict[int, tuple[int, Image]]) -> None:
@@ -114,21 +116,13 @@ def flatten(graph: Graph, node: int) -> None:
     uses = graph.uses[node]
     if len(uses) < 2:
         return
-    arrays = graph.tables.arrays
-    marks = sorted({mark for use in uses for mark in (use.start, use.end)})
-    place = {mark: index for index, mark in enumerate(marks)}
-    steps = np.zeros((len(marks), graph.sizes[node]))
-    for use in uses:
-        steps[place[use.start]] += arrays[use.amount]
-        steps[place[use.end]] -= arrays[use.amount]
-    levels = np.cumsum(steps, axis=0)
+    marks, levels = stacked(uses, graph.tables.arrays)
     graph.uses[node] = ()
     merged: list[Use] = []
-    for start, end, level in zip(marks, marks[1:], levels, strict=False):
+    for start, end, level in zip(marks.tolist(), marks[1:].tolist(), levels, strict=False):
         number = graph.tables.add(level)
         if merged and merged[-1].end == start and merged[-1].amount == number:
             merged[-1] = Use(merged[-1].start, end, number)
         else:
             merged.append(Use(start, end, number))
-    for use in merged:
-        graph.add_use(node, *use)
+    graph.add_uses(node, merged)

@@ -7,7 +7,7 @@ cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -151,13 +151,16 @@ class Graph:
         self.costs[node] = NONE
         self.add_cost(node, *self.tables.vector(costs))
 
-    def add_use(self, node: int, start: int, end: int, amount: int) -> None:
+    def add_uses(self, node: int, uses: Iterable[Use]) -> None:
         """Add memory to a node; what all its choices use goes to the base."""
-        least, rest = self.tables.normal(amount)
-        self.base_steps[start] += int(least)
-        self.base_steps[end] -= int(least)
-        if rest != NONE:
-            self.uses[node] = (*self.uses[node], Use(start, end, rest))
+        more = []
+        for start, end, amount in uses:
+            least, rest = self.tables.normal(amount)
+            self.base_steps[start] += int(least)
+            self.base_steps[end] -= int(least)
+            if rest != NONE:
+                more.append(Use(start, end, rest))
+        self.uses[node] = (*self.uses[node], *more)
 
     def keep(self, node: int, rows: tuple[int, ...]) -> None:
         """Restrict a node to the choices `rows`."""
@@ -175,8 +178,7 @@ class Graph:
             self.costs[node] = NONE
             self.add_cost(node, *tables.normal(tables.take(costs, rows)))
         uses, self.uses[node] = self.uses[node], ()
-        for use in uses:
-            self.add_use(node, use.start, use.end, tables.take(use.amount, rows))
+        self.add_uses(node, (Use(use.start, use.end, tables.take(use.amount, rows)) for use in uses))
         for other, matrix in list(self.neighbours[node].items()):
             self.unlink(node, other)
             self.add_edge(node, other, tables.split(tables.take(matrix, rows)))
@@ -284,4 +286,4 @@ def _add_usages(graph: Graph, problem: Problem, limit: int) -> None:
             if number is None:  # more than the limit is all the same
                 amount = np.minimum(usage.amount, limit + 1).astype(np.float64)
                 number = clipped[id(usage.amount)] = graph.tables.add(amount)
-            graph.add_use(usage.node, usage.start, usage.end, number)
+            graph.add_uses(usage.node, [Use(usage.start, usage.end, number)])

@@ -135,15 +135,23 @@ def _joint_fits(
     uses: Sequence[Use], arrays: Sequence[Costs], room: Bytes, fits: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Choices whose uses fit together, where several uses of one node overlap."""
-    low, high = min(use.start for use in uses), max(use.end for use in uses)
-    marks = np.unique([mark for use in uses for mark in (use.start, use.end)])
-    if len(marks) == 2 * len(uses) and all(a.end <= b.start for a, b in pairwise(uses)):
+    if all(a.end <= b.start for a, b in pairwise(uses)):
         return fits
-    spare = np.minimum.reduceat(room[low:high], marks[:-1] - low)
-    for place, mark in enumerate(marks[:-1].tolist()):
-        total = sum(arrays[use.amount] for use in uses if use.start <= mark < use.end)
-        fits = fits & (total <= spare[place])
-    return fits
+    marks, levels = stacked(uses, arrays)
+    spare = np.minimum.reduceat(room[marks[0] : marks[-1]], marks[:-1] - marks[0])
+    return fits & np.asarray((levels[:-1] <= spare[:, None]).all(axis=0))
+
+
+def stacked(uses: Sequence[Use], arrays: Sequence[Costs]) -> tuple[Indices, Costs]:
+    """Moments at which a node's memory changes, and its memory from there on: a row per moment, a column per
+    choice."""
+    marks = np.unique(np.array([(use.start, use.end) for use in uses], dtype=np.int64))
+    place = {mark: index for index, mark in enumerate(marks.tolist())}
+    steps = np.zeros((len(marks), len(arrays[uses[0].amount])))
+    for use in uses:
+        steps[place[use.start]] += arrays[use.amount]
+        steps[place[use.end]] -= arrays[use.amount]
+    return marks, np.cumsum(steps, axis=0)
 
 
 class RangeMinimum:
