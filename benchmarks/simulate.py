@@ -33,7 +33,8 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Run:
-    """One published run. `microbatch`: sequences per device group and microbatch; `batch`: sequences per step."""
+    """One published run. `microbatch`: sequences per device group and microbatch; `batch`: sequences per step;
+    `overlapped`: whether gradients are reduced while the backward pass still computes."""
 
     spec: TransformerSpec
     profile: str
@@ -48,10 +49,15 @@ class Run:
     sequence: bool = False
     sharded: bool = False
     tp_hidden: float = 0.0
+    overlapped: bool = True
 
     @property
     def data(self) -> int:
         return self.gpus // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def gpus_per_machine(self) -> int:
+        return load_profile(self.profile).levels[0].devices or 8
 
     @property
     def microbatches(self) -> int:
@@ -78,16 +84,16 @@ def spec_of(name: str, **sizes: object) -> TransformerSpec:
 
 def cluster_of(run: Run) -> Cluster:
     """Tensor parallelism innermost, then as many data-parallel ranks as fill a machine, then machines."""
-    profile = load_profile(run.profile)
-    ranks, per_machine = run.data, profile.levels[0].devices or 8
-    if run.tensor > per_machine:
-        return make_cluster(profile, f"machine={run.tensor // per_machine},gpu={per_machine}")
+    ranks, per_machine = run.data, run.gpus_per_machine
     inside = 1 if run.pipeline > 1 else min(ranks, per_machine // run.tensor)
-    text = f"machine={ranks // inside},gpu0={inside},gpu1={run.tensor}"
-    if inside == 1 or run.tensor == 1:
+    text = f"machine={ranks // max(1, inside)},gpu0={inside},gpu1={run.tensor}"
+    if run.tensor > per_machine:  # the outermost part of the machines holds copies of the model
+        text = f"machine0={ranks},machine1={run.tensor // per_machine},gpu={per_machine}"
+    elif inside == 1 or run.tensor == 1:
         text = f"machine={ranks // inside},gpu={inside * run.tensor}"
-    cluster = make_cluster(profile, text)
-    return replace(cluster, overlap=replace(cluster.overlap, tp=run.tp_hidden)) if run.tp_hidden else cluster
+    cluster = make_cluster(load_profile(run.profile), text)
+    hidden = replace(cluster.overlap, tp=run.tp_hidden)
+    return replace(cluster, overlap=hidden if run.overlapped else replace(hidden, weight_gather=0.0, grad_reduce=0.0))
 
 
 def solved(built: CostGraph, memory: Memory, allowed: Allowed, limit: int = NO_LIMIT):
@@ -101,8 +107,8 @@ def published_layout(built: CostGraph, run: Run) -> Allowed:
         return zero_3(built)
     if run.tensor == 1:
         return data_parallel(built)
-    if run.tensor > run.data * 8:
-        return _weights_read_sharded(built, axes=range(len(built.cluster.mesh)))
+    if run.tensor > run.gpus_per_machine:
+        return _weights_read_sharded(built, axes=range(len(built.cluster.mesh))[-2:])
     return pure(built, megatron_sequence(built) if run.sequence else megatron(built), sequence=run.sequence)
 
 
