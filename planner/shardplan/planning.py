@@ -19,10 +19,13 @@ from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.overlap import MOST_SOLVES, Trial, shortest_step
 from shardplan.graph.peers import as_known
+from shardplan.graph.pieces import scope
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import node_order, to_problem
 from shardplan.graph.recipes import Allowed, restrict
+from shardplan.graph.remat import Recompute, everything_again
 from shardplan.graph.tensors import PICOSECONDS
+from shardplan.graph.tiles import tile
 from shardplan.graph.wishes import Bearing, Without, allowed, bearings, charged, charges_of
 from shardplan.model.types import DTYPE_BITS, Model
 from shardplan.plan.assemble import Priced, assemble, peak_memory, price
@@ -30,11 +33,12 @@ from shardplan.plan.need import Need, need_of
 from shardplan.plan.refusals import infeasible, irreconcilable, many_axes, out_of_time, without_rule
 from shardplan.plan.types import Plan
 from shardplan.rules import model_rules
-from shardplan.solve import Progress, solve
+from shardplan.solve import Progress, evaluate, solve
 from shardplan.solve.problem import Costs, Problem, Solution
 
 __all__ = ["PlanOptions", "Planner", "plan_model"]
 
+NOTHING = Solution("interrupted", None, math.inf, -math.inf)
 Restrict = Callable[[CostGraph], Allowed]
 """What is to be allowed in a cost graph; nodes that are not named are free."""
 
@@ -169,10 +173,7 @@ class Planner:
     def built_at(self, weight: float) -> tuple[CostGraph, Memory]:
         """The cost graph at an overlap weight and its memory rows; the last one is kept."""
         if self._last is None or self._last[0] != weight:
-            built = build_cost_graph(
-                self.model, self.rules, self.cluster, self.options, pricing=self._pricing, overlap_weight=weight,
-                wishes=self.wishes, complete=self._complete or not self.options.cost_model.is_ours,
-            )  # fmt: skip
+            built = self._build(weight)
             self._last = (weight, built, Memory(built))
         return self._last[1:]
 
@@ -192,15 +193,54 @@ class Planner:
         built, memory = self.built_at(weight)
         asked = bearings(built, self.wishes)
         charges = charges_of(asked)
-        problem = charged(to_problem(built, memory, self.limit_bytes), built, charges)
+        problem = self._problem(built, memory, asked, restriction)
+        if self.options.training and self.options.remat == "auto":
+            once = Solved(built, memory, problem, NOTHING, charges, asked)
+            return self._recomputing(weight, once, restriction, within_s)
+        solution = self._roomy(problem, built, memory) if roomy_first else None
+        return Solved(built, memory, problem, solution or self._solve(problem, within_s), charges, asked)
+
+    def _problem(
+        self, built: CostGraph, memory: Memory, asked: Sequence[Bearing], restriction: Restrict | None
+    ) -> Problem:
+        """The arrays of a cost graph with all that is asked of it."""
+        problem = charged(to_problem(built, memory, self.limit_bytes), built, charges_of(asked))
         if asked:
             problem = restrict(problem, built, allowed(asked))
         if restriction is not None:
             problem = restrict(problem, built, restriction(built))
         if not self._complete:
             problem = as_known(problem, built, self.options.cost_model)
-        solution = self._roomy(problem, built, memory) if roomy_first else None
-        return Solved(built, memory, problem, solution or self._solve(problem, within_s), charges, asked)
+        return problem
+
+    def _recomputing(self, weight: float, once: Solved, restriction: Restrict | None, within_s: float) -> Solved:
+        """Layouts and what to recompute, chosen together; where everything fits as it is, nothing runs again."""
+        solution = self._roomy(once.problem, once.built, once.memory)
+        if solution is not None:
+            return replace(once, solution=solution)
+        again = self._build(weight, everything_again(once.built))
+        problem = self._problem(again, once.memory, bearings(again, self.wishes), restriction)
+        built = once.built
+        options = scope(built.model, built.rules, built.flow, built.fusion, built.options)
+        tiled = tile(options, built, again, (once.problem, problem))
+        found = self._solve(tiled.problem, within_s)
+        if found.choices is None:
+            return replace(once, problem=tiled.problem, solution=found)
+        states, choices = tiled.decode(found.choices)
+        decided = self._build(weight, tiled.recompute(built, states))
+        memory = Memory(decided)
+        asked = bearings(decided, self.wishes)
+        problem = self._problem(decided, memory, asked, restriction)
+        priced = evaluate(problem, choices)
+        cost = priced.cost
+        solution = replace(found, choices=tuple(choices), cost=cost, bound=min(found.bound, cost))
+        return Solved(decided, memory, problem, solution, charges_of(asked), asked)
+
+    def _build(self, weight: float, again: Recompute | None = None) -> CostGraph:
+        return build_cost_graph(
+            self.model, self.rules, self.cluster, self.options, pricing=self._pricing, overlap_weight=weight,
+            wishes=self.wishes, complete=self._complete or not self.options.cost_model.is_ours, again=again,
+        )  # fmt: skip
 
     def _roomy(self, problem: Problem, built: CostGraph, memory: Memory) -> Solution | None:
         """The optimum without a limit on memory, if it keeps the limit all the same."""

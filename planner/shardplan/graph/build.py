@@ -79,17 +79,18 @@ def build_cost_graph(
     overlap_weight: float = 1.0,
     wishes: Wishes | None = None,
     complete: bool = False,
+    again: Recompute | None = None,
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
     `pricing`: the cost model, by default ours; give the same one again to build again at another `overlap_weight`, the
     w of `shardplan.graph.overlap`. `wishes`: what must be among the choices because somebody may ask for it;
-    `complete`: every strategy must.
+    `complete`: every strategy must. `again`: what is recomputed, by default what `options.remat` says.
     """
     wishes = wishes or Wishes()
     flow = trace(model, rules, training=options.training)
     fusion = fuse(model, rules, flow)
-    again = recompute(model, rules, flow, fusion, options)
+    again = again or recompute(model, rules, flow, fusion, options)
     pricing = pricing or Pricing.of(cluster)
     prices = pricing.moves.at(overlap_weight)
     traffic = tensor_kinds(model, rules, flow, cluster.mesh, options, wishes)

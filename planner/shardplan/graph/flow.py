@@ -222,11 +222,9 @@ def _weightlike(model: Model) -> frozenset[str]:
     return frozenset(known)
 
 
-def _saved(model: Model, rules: Sequence[Rule], needs_grad: frozenset[str]) -> frozenset[str]:
-    """Activations that backward reads. Views share storage: of a value and its views only one is counted, except that
-    views of different parts of a value (the queries, keys and values of a packed projection) count each for itself."""
+def storage_of(model: Model, rules: Sequence[Rule]) -> dict[str, tuple[str, str]]:
+    """Where views are stored: the value that they are views of, and the part of it ("" where they are all of it)."""
     storage: dict[str, tuple[str, str]] = {}
-    saved: dict[tuple[str, str], str] = {}
     for operator, rule in zip(model.operators, rules, strict=True):
         if rule.cost == "view" and operator.inputs and operator.inputs[0]:
             source = operator.inputs[0]
@@ -234,11 +232,25 @@ def _saved(model: Model, rules: Sequence[Rule], needs_grad: frozenset[str]) -> f
             whole = model.tensor(source).elements
             for name in filter(None, operator.outputs):
                 storage[name] = root, part if model.tensor(name).elements == whole else name
-        if not any(name in needs_grad for name in operator.outputs):
-            continue
-        read = [operator.inputs[i] for i in needed_operands(operator, rule, needs_grad)]
-        made = [operator.outputs[i] for i in rule.saved_results if i < len(operator.outputs)]
-        for name in filter(None, (*read, *made)):
+    return storage
+
+
+def read_in_backward(operator: Operator, rule: Rule, needs_grad: frozenset[str]) -> list[str]:
+    """Values that the backward of an operator reads: operands, then results of its own."""
+    if not any(name in needs_grad for name in operator.outputs):
+        return []
+    read = [operator.inputs[i] for i in needed_operands(operator, rule, needs_grad)]
+    made = [operator.outputs[i] for i in rule.saved_results if i < len(operator.outputs)]
+    return [name for name in (*read, *made) if name]
+
+
+def _saved(model: Model, rules: Sequence[Rule], needs_grad: frozenset[str]) -> frozenset[str]:
+    """Activations that backward reads. Views share storage: of a value and its views only one is counted, except that
+    views of different parts of a value (the queries, keys and values of a packed projection) count each for itself."""
+    storage = storage_of(model, rules)
+    saved: dict[tuple[str, str], str] = {}
+    for operator, rule in zip(model.operators, rules, strict=True):
+        for name in read_in_backward(operator, rule, needs_grad):
             stored = storage.get(name, (name, ""))
             if model.tensor(stored[0]).role == "activation":  # weights and inputs are there all the time
                 saved.setdefault(stored, name)

@@ -22,13 +22,15 @@ _FUSING = frozenset({"pointwise", "view", "free"})
 @dataclass(frozen=True)
 class Fusion:
     """`charged_operands[i]`, `charged_results[i]`: positions of operator i whose bytes it is charged for;
-    `launches[i]`: it starts a kernel; `inner`: values that never reach memory; `saved`: what backward reads again."""
+    `launches[i]`: it starts a kernel; `inner`: values that never reach memory; `saved`: what backward reads again;
+    `groups[i]`: number of the first operator of the kernel that operator i runs in."""
 
     charged_operands: tuple[tuple[int, ...], ...]
     charged_results: tuple[tuple[int, ...], ...]
     launches: tuple[bool, ...]
     inner: frozenset[str]
     saved: frozenset[str]
+    groups: tuple[int, ...]
 
 
 def fuse(model: Model, rules: Sequence[Rule], flow: Flow) -> Fusion:
@@ -58,7 +60,7 @@ def fuse(model: Model, rules: Sequence[Rule], flow: Flow) -> Fusion:
     results = [tuple(i for i, name in enumerate(op.outputs) if name and name not in inner) for op in model.operators]
     launches = [groups[index] == index for index in range(len(model.operators))]
     saved = _saved(model, flow, inner, groups)
-    return Fusion(tuple(operands), tuple(results), tuple(launches), frozenset(inner), saved)
+    return Fusion(tuple(operands), tuple(results), tuple(launches), frozenset(inner), saved, tuple(groups))
 
 
 def _depths(model: Model, rules: Sequence[Rule], flow: Flow) -> list[int]:

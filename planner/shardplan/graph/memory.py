@@ -1,14 +1,15 @@
-"""Memory of one device over the step, as usages of choices over time.
+"""Memory of one device over the step, as usages of choices over time (`shardplan.graph.moments`).
 
-Moments: operator t of T runs its forward at moment t, in training its backward at moment 2T-1-t. A parameter with its
-gradient and optimizer state is there all the time, a saved activation from its making until backward has read it
-last, any other value while it is made and read; gathered copies and workspace while they are used. Bytes are those
-of one microbatch at a time. Gradients of activations live from the backward of the last reader to that of the maker.
+A parameter with its gradient and optimizer state is there all the time, a saved activation from its making until
+backward has read it last, any other value while it is made and read; gathered copies and workspace while they are used.
+What is recomputed comes back as its maker runs again: until backward has read it last, or until it has been read by
+what runs again with it. Bytes are those of one microbatch at a time. Gradients of activations live from the backward
+of the last reader to that of the maker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,9 +19,13 @@ from shardplan.cost.moves import Index
 from shardplan.cost.recipes import state_bytes
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.cache import cache_bytes
+from shardplan.graph.moments import Moments
 from shardplan.graph.tensors import TensorSpace
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
+Fate = Literal["passing", "saved", "saved again"] | int
+"""What becomes of a value after its last reader ran forward: nothing; it is saved; it is saved although its maker runs
+again; it is dropped and made again right before the backward of that operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,13 @@ class Holding:
 class Memory:
     """All holdings of a cost graph; amounts of equal kinds are one shared array."""
 
-    def __init__(self, built: CostGraph) -> None:
+    def __init__(self, built: CostGraph, time: Moments | None = None) -> None:
+        """`time`: moments of what might run again, by default of what does."""
         self.built = built
         self.count = len(built.model.operators)
-        self.moments = 2 * self.count if built.options.training else max(self.count, 1)
+        pieces = _pieces(built.recompute.until)
+        self.time = time or Moments(self.count, training=built.options.training, again=pieces)
+        self.moments = self.time.count
         self._amounts: dict[tuple[object, ...], Index] = {}
         self.holdings: tuple[Holding, ...] = tuple(self._all())
 
@@ -60,8 +68,11 @@ class Memory:
             yield Holding(node, "temporaries", first, last + 1, space.forward_bytes)
             yield from self._cache(index, node)
             if self.built.options.training:
-                back = self._backward(last), self._backward(first) + 1
+                back = self.time.backward(last), self.time.backward(first) + 1
                 yield Holding(node, "temporaries", *back, space.backward_bytes)
+            if index in self.built.recompute.until:
+                moment = self.time.again(index, self.built.recompute.until[index])
+                yield Holding(node, "temporaries", moment, moment + 1, space.forward_bytes)
 
     def _cache(self, index: int, node: Node) -> Iterator[Holding]:
         tokens = self.built.options.kv_cache_tokens
@@ -70,9 +81,6 @@ class Memory:
         held = cache_bytes(self.built.model, index, self.built.flow, self.built.operators[index].strategies, tokens)
         if held is not None:
             yield Holding(node, "activations", 0, self.moments, held)
-
-    def _backward(self, operator: int) -> int:
-        return 2 * self.count - 1 - operator
 
     def _parameter(self, name: str) -> Iterator[Holding]:
         space = self.built.kept[name]
@@ -111,21 +119,42 @@ class Memory:
             held = self.moments if name in self.built.model.outputs else end
             yield Holding(node, "activations", start, held, amount)
             return
-        again = self.built.recompute
-        if maker is None or name in again.saved:
-            reread = flow.first_reader(name) if maker is None or maker[0] in again.again else start
-            waiting = self.built.options.in_flight * self.built.model.turns(flow.lives_in.get(name, ()))
-            amount = amount * waiting  # of every microbatch and turn, for its backward
-            yield Holding(node, "activations", start, self._backward(reread) + 1, amount)
-        else:
-            yield Holding(node, "activations", start, end, amount)
-            if start in again.again:
-                last = again.window[start][1]
-                yield Holding(node, "activations", self._backward(last), self._backward(start) + 1, amount)
+        for begin, finish, times in self.spans(name, self._fate(name), self.time):
+            yield Holding(node, "activations", begin, finish, times * amount if times > 1 else amount)
         if name in flow.needs_grad and maker is not None:
             last = min(flow.last_reader(name), self.count - 1)
             gradient = self._of_states(space, space.gradient, "gradient")
-            yield Holding(node, "temporaries", self._backward(last), self._backward(start) + 1, gradient)
+            yield Holding(node, "temporaries", self.time.backward(last), self.time.backward(start) + 1, gradient)
+
+    def _fate(self, name: str) -> Fate:
+        maker, again = self.built.flow.makers.get(name), self.built.recompute
+        if maker is None:
+            return "saved again"
+        if name in again.saved:
+            return "saved again" if maker[0] in again.until else "saved"
+        return again.until.get(maker[0], "passing")
+
+    def spans(self, name: str, fate: Fate, time: Moments) -> list[tuple[int, int, int]]:
+        """When a value is held: (start, end, how many of it), in moments of `time`.
+
+        A saved value is there once for each microbatch and turn of a loop that waits for its backward.
+        """
+        flow = self.built.flow
+        start = flow.makers[name][0] if name in flow.makers else 0
+        end = self.count if name in self.built.model.outputs else flow.last_reader(name) + 1
+        if fate == "passing":
+            return [(start, end, 1)]
+        if fate in ("saved", "saved again"):
+            last = start if fate == "saved" else flow.first_reader(name)
+            waiting = self.built.options.in_flight * self.built.model.turns(flow.lives_in.get(name, ()))
+            return [(start, time.backward(last) + 1, waiting)]
+        assert isinstance(fate, int)
+        if name in self.built.fusion.saved:
+            back = time.backward(start) + 1
+        else:
+            readers = [reader for reader, _ in flow.readers.get(name, ()) if reader <= fate]
+            back = time.again_until(max(readers, default=start), fate)
+        return [(start, end, 1), (time.again(start, fate), back, 1)]
 
     def _served(self, name: str) -> Iterator[Holding]:
         flow, space = self.built.flow, self.built.served[name]
@@ -135,7 +164,12 @@ class Memory:
         amount = self._of_states(space, space.forward, "served")
         yield Holding(("served", name), "temporaries", first, last + 1, amount)
         if self.built.options.training and name in flow.needs_grad:
-            yield Holding(("served", name), "temporaries", self._backward(last), self._backward(first) + 1, amount)
+            back = self.time.backward(last), self.time.backward(first) + 1
+            yield Holding(("served", name), "temporaries", *back, amount)
+
+    def kept_bytes(self, name: str) -> Index:
+        """Bytes on a device per layout in which a tensor may be kept."""
+        return self._kept(self.built.kept[name])
 
     def _kept(self, space: TensorSpace) -> Index:
         return self._of_states(space, space.forward, "kept")
@@ -145,3 +179,11 @@ class Memory:
         if key not in self._amounts:
             self._amounts[key] = space.state_bytes[states]
         return self._amounts[key]
+
+
+def _pieces(until: Mapping[int, int]) -> dict[int, list[int]]:
+    """The operators that run again right before the backward of each operator."""
+    pieces: dict[int, list[int]] = {}
+    for operator, last in sorted(until.items()):
+        pieces.setdefault(last, []).append(operator)
+    return pieces

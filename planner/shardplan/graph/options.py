@@ -9,7 +9,7 @@ from shardplan.constraints.types import Constraint
 from shardplan.cost.named import OURS, CostModel
 
 Mode = Literal["training", "inference"]
-Remat = Literal["none", "selective", "full"]
+Remat = Literal["none", "selective", "full", "auto"]
 
 
 @dataclass(frozen=True, slots=True)

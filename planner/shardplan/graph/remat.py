@@ -1,41 +1,52 @@
-"""Rematerialisation as a flag: which operators run again in backward, and which values are then not saved.
+"""Rematerialisation: which operators run again in backward, and which values are then not saved.
 
-`selective` recomputes the inside of decomposed attention (the scores between two matrix products around a softmax);
-a fused attention operator does that by itself. `full` recomputes every repeated block from its inputs.
+As a flag, `selective` recomputes the inside of decomposed attention (the scores between two matrix products around a
+softmax); a fused attention operator does that by itself. `full` recomputes every repeated block from its inputs.
+Chosen value by value (`shardplan.graph.pieces`), any operator of a piece may run again: a block, the inside of
+an attention, or a stretch of what lies between blocks. All that runs again of a piece does so right before the
+backward of the piece's last operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from shardplan.graph.flow import Flow, needed_operands
+from shardplan.graph.flow import Flow, needed_operands, read_in_backward, storage_of
 from shardplan.graph.fusion import Fusion
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
+
+if TYPE_CHECKING:
+    from shardplan.graph.build import CostGraph
 
 _TRANSPARENT = frozenset({"pointwise", "view", "memory"})
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """`again`: operators that run a second time; `saved`: values saved for backward; `window[i]`: for an operator that
-    runs again, (first, last) operator of the piece it is recomputed with."""
+    """`until[i]`: operator i runs a second time, right before the backward of operator `until[i]`. `saved`: values
+    saved for backward. `needed`: (operator, operand) of what backward reads; `served`: tensors that readers are given
+    again in backward."""
 
-    again: frozenset[int]
+    until: Mapping[int, int]
     saved: frozenset[str]
-    window: dict[int, tuple[int, int]] = field(default_factory=dict)
     needed: frozenset[tuple[int, int]] = frozenset()
     served: frozenset[str] = frozenset()
+    again: frozenset[int] = field(init=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "again", frozenset(self.until))
 
     def forwards(self, operator: int) -> int:
         """How often an operator computes its result per microbatch."""
-        return 2 if operator in self.again else 1
+        return 2 if operator in self.until else 1
 
     def reads(self, operator: int, position: int) -> int:
         """How often an operand is brought to its reader: again when it is recomputed or its backward reads it."""
-        return 2 if operator in self.again or (operator, position) in self.needed else 1
+        return 2 if operator in self.until or (operator, position) in self.needed else 1
 
     def serves(self, name: str) -> int:
         """How often a tensor is gathered for its readers."""
@@ -43,18 +54,25 @@ class Recompute:
 
 
 def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> Recompute:
-    """What runs again under `options.remat`, and what is left to save."""
-    again: set[int] = set()
-    window: dict[int, tuple[int, int]] = {}
-    if options.training and options.remat != "none":
-        for piece in _pieces(model, rules, flow, options):
-            again.update(piece)
-            window.update(dict.fromkeys(piece, (min(piece), max(piece))))
-    saved = {name for name in fusion.saved if flow.makers[name][0] not in again}
+    """What runs again under the flag `options.remat`, and what is left to save; nothing under `auto`, which chooses."""
+    until: dict[int, int] = {}
+    if options.training and options.remat in ("selective", "full"):
+        found = blocks(model) if options.remat == "full" else attention_cores(model, rules, flow)
+        for piece in found:
+            until.update(dict.fromkeys(sorted(piece.operators), piece.last))
+    latest = latest_reads(model, rules, flow, fusion)
+    saved = {name for name, last in latest.items() if until.get(flow.makers[name][0], -1) < last}
     for name, (maker, _) in flow.makers.items():
-        feeds = [reader for reader, _ in flow.readers.get(name, ()) if reader in again]
-        if name in flow.needs_grad and any(window[reader] != window.get(maker) for reader in feeds):
+        ends = {until[reader] for reader, _ in flow.readers.get(name, ()) if reader in until}
+        if ends - {until.get(maker)} and name not in flow.weightlike:
             saved.add(name)
+    return recomputed(model, rules, flow, until, frozenset(saved))
+
+
+def recomputed(
+    model: Model, rules: Sequence[Rule], flow: Flow, until: Mapping[int, int], saved: frozenset[str]
+) -> Recompute:
+    """What follows when the operators `until` run again and the values `saved` are saved."""
     needed = frozenset(
         (index, position)
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
@@ -64,26 +82,99 @@ def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, o
     served = frozenset(
         name
         for name, readers in flow.readers.items()
-        if any(index in again or (index, position) in needed for index, position in readers)
+        if any(index in until or (index, position) in needed for index, position in readers)
     )
-    return Recompute(frozenset(again), frozenset(saved), window, needed, served)
+    return Recompute(until, saved, needed, served)
 
 
-def _pieces(model: Model, rules: Sequence[Rule], flow: Flow, options: PlanOptions) -> list[set[int]]:
-    if options.remat == "full":
-        return [set(copy) for block in model.blocks for copy in block.copies]
+def everything_again(built: CostGraph) -> Recompute:
+    """As if every operator ran again: for prices alone."""
+    last = len(built.model.operators) - 1
+    until = dict.fromkeys(range(len(built.model.operators)), last)
+    return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved)
+
+
+def latest_reads(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion) -> dict[str, int]:
+    """For every value that backward reads, in graph order, the last operator whose backward does: the first to need it.
+
+    What reads a view reads what it is a view of; what reads a value inside of a kernel reads what the kernel does.
+    """
+    storage = storage_of(model, rules)
+    latest: dict[tuple[str, str], int] = {}
+    kernels: dict[int, int] = {}
+
+    def read(name: str, by: int) -> None:
+        if name in fusion.inner:
+            kernel = fusion.groups[flow.makers[name][0]]
+            kernels[kernel] = max(by, kernels.get(kernel, by))
+        else:
+            stored = storage.get(name, (name, ""))
+            latest[stored] = max(by, latest.get(stored, by))
+
+    for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True)):
+        for name in read_in_backward(operator, rule, flow.needs_grad):
+            read(name, index)
+    for index, operator in enumerate(model.operators):
+        if fusion.groups[index] in kernels:
+            for name in filter(None, operator.inputs):
+                if name not in fusion.inner:
+                    read(name, kernels[fusion.groups[index]])
+    made = [name for name in flow.makers if name in fusion.saved]
+    return {name: latest.get(storage.get(name, (name, "")), flow.last_reader(name)) for name in made}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Operators that are recomputed together, right before the backward of operator `last`."""
+
+    operators: frozenset[int]
+    last: int
+
+
+def blocks(model: Model) -> list[Piece]:
+    """The repeated blocks of a model."""
+    return [Piece(frozenset(copy), max(copy)) for block in model.blocks for copy in block.copies]
+
+
+def attention_cores(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Piece]:
+    """The insides of decomposed attention: from the scores to the product with the values, which is not among them."""
     softmaxes = [index for index, operator in enumerate(model.operators) if operator.op_type == "Softmax"]
-    return [piece for index in softmaxes if (piece := _attention_core(index, model, rules, flow))]
+    cores = (_attention_core(index, model, rules, flow) for index in softmaxes)
+    return [Piece(frozenset(core), _last_reader(core, model, flow)) for core in cores if core]
+
+
+def _last_reader(core: set[int], model: Model, flow: Flow) -> int:
+    """The last operator that reads what a core makes."""
+    made = [name for index in core for name in model.operators[index].outputs if name]
+    return max(flow.last_reader(name) for name in made)
 
 
 def _attention_core(softmax: int, model: Model, rules: Sequence[Rule], flow: Flow) -> set[int]:
-    """Operators from the scores' matrix product to just before the product with the values; empty if there is none."""
+    """Operators from the scores' matrix product to just before the product with the values; empty if there is none.
+
+    All their results have as many elements as the scores: what goes on smaller, or joins a residual stream, is no
+    attention but the choice of an expert.
+    """
+    scores = model.tensor(model.operators[softmax].outputs[0]).elements
+
+    def inside(name: str) -> bool:
+        return model.tensor(name).elements == scores
+
+    before, found_product = _before(softmax, model, rules, flow, inside)
+    after, leads_on = _after(softmax, model, rules, flow, inside)
+    return before | after if found_product and leads_on else set()
+
+
+def _before(
+    softmax: int, model: Model, rules: Sequence[Rule], flow: Flow, inside: Callable[[str], bool]
+) -> tuple[set[int], bool]:
+    """What leads to a softmax from the product before it, and whether there is one."""
     piece, front = {softmax}, [softmax]
     found_product = False
     while front:
         for name in model.operators[front.pop()].inputs:
             maker = flow.makers.get(name, (None, 0))[0]
-            if maker is None or maker in piece or name not in flow.needs_grad:
+            if maker is None or maker in piece or name not in flow.needs_grad or not inside(name):
                 continue
             if rules[maker].cost == "gemm":
                 found_product = True
@@ -91,11 +182,20 @@ def _attention_core(softmax: int, model: Model, rules: Sequence[Rule], flow: Flo
             elif rules[maker].cost in _TRANSPARENT:
                 piece.add(maker)
                 front.append(maker)
-    front = [softmax]
+    return piece, found_product
+
+
+def _after(
+    softmax: int, model: Model, rules: Sequence[Rule], flow: Flow, inside: Callable[[str], bool]
+) -> tuple[set[int], bool]:
+    """What a softmax leads to before the next product, and whether there is one."""
+    piece, front, leads_on = {softmax}, [softmax], False
     while front:
-        for name in model.operators[front.pop()].outputs:
+        for name in filter(None, model.operators[front.pop()].outputs):
             for reader, _ in flow.readers.get(name, ()):
-                if reader not in piece and rules[reader].cost in _TRANSPARENT:
+                leads_on |= rules[reader].cost == "gemm"
+                results = [result for result in model.operators[reader].outputs if result]
+                if reader not in piece and rules[reader].cost in _TRANSPARENT and all(map(inside, results)):
                     piece.add(reader)
                     front.append(reader)
-    return piece if found_product else set()
+    return piece, leads_on

@@ -1,0 +1,37 @@
+"""The moments of a step: forward of every operator in order, then backward in reverse, and what runs again on the way.
+
+Operator t of T runs forward at moment t. Its backward comes T-1-t operators after the turn; right before it the
+operators run again that are recomputed for it, in their order, each at a moment of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
+
+
+class Moments:
+    """`again[e]`: operators that (may) run again right before the backward of operator e."""
+
+    def __init__(self, operators: int, *, training: bool, again: Mapping[int, Collection[int]] | None = None) -> None:
+        self._operators = operators
+        self._again: dict[int, Sequence[int]] = {last: sorted(piece) for last, piece in (again or {}).items()}
+        self._lasts = sorted(self._again)
+        sizes = [len(self._again[last]) for last in self._lasts]
+        self._after = [sum(sizes[number:]) for number in range(len(sizes) + 1)]
+        passes = 2 if training else 1
+        self.count = max(passes * operators + sum(sizes), 1)
+
+    def backward(self, operator: int) -> int:
+        """The moment of an operator's backward."""
+        return 2 * self._operators - 1 - operator + self._after[bisect_left(self._lasts, operator)]
+
+    def again(self, operator: int, last: int) -> int:
+        """The moment at which an operator runs again, right before the backward of operator `last`."""
+        piece = self._again[last]
+        return self.backward(last) - len(piece) + bisect_left(piece, operator)
+
+    def again_until(self, operator: int, last: int) -> int:
+        """The end of the moment at which an operator has run again if it does; the end of the one before if not."""
+        piece = self._again[last]
+        return self.backward(last) - len(piece) + bisect_right(piece, operator)

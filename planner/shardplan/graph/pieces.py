@@ -1,0 +1,185 @@
+"""Where rematerialisation may be chosen: which operators may run again and when, and what may become of every value.
+
+Pieces are the repeated blocks, the insides of decomposed attention, and stretches of what lies between blocks. An
+operator that runs again does so with all that runs again of one of its pieces, right before the backward of the piece's
+last operator. What one piece hands to another is saved if it is needed again: pieces do not call each other back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shardplan.graph.flow import Flow
+from shardplan.graph.fusion import Fusion
+from shardplan.graph.memory import Fate
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.remat import Piece, attention_cores, blocks, latest_reads, recompute
+from shardplan.model.types import CONTROL, Model, Operator
+from shardplan.rules.types import Rule
+
+ONCE = -1
+"""The label of an operator that runs once; other labels are the operator before whose backward it runs again."""
+LEAST, MOST = 8, 32
+"""Operators of a stretch between blocks."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """`labels[i]`: when operator i may run again, `ONCE` first. `fates[v]`: what may become of value v; values that are
+    not there are present in backward anyway, or nobody's care (`shardplan.graph.remat`). `required`: values that
+    backward reads."""
+
+    labels: tuple[tuple[int, ...], ...]
+    fates: Mapping[str, tuple[Fate, ...]]
+    required: frozenset[str]
+    readers: Mapping[str, frozenset[int]]
+
+    def serves(self, name: str, fate: Fate) -> frozenset[int]:
+        """The labels of readers that find a value again when it fared so."""
+        wanted = self.readers[name]
+        if fate == "passing":
+            return frozenset()
+        if isinstance(fate, str):
+            return wanted
+        return frozenset(label for label in wanted if label == fate or (label < fate and name in self.required))
+
+    def pieces(self) -> dict[int, list[int]]:
+        """The operators that may run again right before the backward of each operator."""
+        found: dict[int, list[int]] = {}
+        for index, labels in enumerate(self.labels):
+            for label in labels[1:]:
+                found.setdefault(label, []).append(index)
+        return found
+
+
+def scope(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> Scope:
+    """What may be chosen in `model`. Whatever `--remat selective` or `full` does is among it."""
+    return _Scope(model, rules, flow, fusion, options).found()
+
+
+class _Scope:
+    def __init__(self, model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> None:
+        self.model, self.flow, self.fusion = model, flow, fusion
+        self.latest = latest_reads(model, rules, flow, fusion)
+        self.lasting = _lasting(model, rules, flow, fusion, options)
+        self.savable = {name for name in flow.makers if self._tracked(name) and self._worth_saving(name)}
+        self.labels: list[tuple[int, ...]] = [(ONCE,)] * len(model.operators)
+        pieces = (*blocks(model), *attention_cores(model, rules, flow))
+        among: dict[int, set[int]] = {}
+        for piece in (*pieces, *stretches(model, flow)):
+            for index in piece.operators:
+                among.setdefault(index, set()).add(piece.last)
+        for index in reversed(range(len(model.operators))):
+            lasts = among.get(index, set()) if self._eligible(index) else set()
+            self.labels[index] = (ONCE, *sorted(last for last in lasts if self._useful(index, last)))
+
+    def found(self) -> Scope:
+        """The scope, less the labels that some operand cannot be there for."""
+        while True:
+            fates = {name: self._fates(name) for name in self.flow.makers if self._tracked(name)}
+            readers = {name: self._labels_of_readers(name) for name in fates}
+            found = Scope(tuple(self.labels), fates, frozenset(self.latest), readers)
+            there = {name: {label for fate in fates[name] for label in found.serves(name, fate)} for name in fates}
+            labels = [
+                tuple(
+                    label
+                    for label in labels
+                    if label == ONCE or all(label in there[name] for name in operator.inputs if name in there)
+                )
+                for operator, labels in zip(self.model.operators, self.labels, strict=True)
+            ]
+            if labels == self.labels:
+                return found
+            self.labels = labels
+
+    def _tracked(self, name: str) -> bool:
+        """Whether what becomes of a value is a choice: views of weights are there like the weights."""
+        maker = self.model.operators[self.flow.makers[name][0]]
+        return self._plain(maker) and (name in self.latest or name not in self.flow.weightlike)
+
+    @staticmethod
+    def _plain(operator: Operator) -> bool:
+        return not operator.loops and operator.domain != CONTROL
+
+    def _eligible(self, index: int) -> bool:
+        operator = self.model.operators[index]
+        return self._plain(operator) and any(name and self._tracked(name) for name in operator.outputs)
+
+    def _useful(self, index: int, last: int) -> bool:
+        """Whether backward, or something that may run again, reads a result when it comes that late."""
+        for name in filter(None, self.model.operators[index].outputs):
+            latest = self.latest.get(name)
+            if (latest is not None and latest <= last) or name in self.lasting:
+                return True
+            for label in self._labels_of_readers(name):
+                if label == last or (label < last and latest is not None):
+                    return True
+        return False
+
+    def _labels_of_readers(self, name: str) -> frozenset[int]:
+        return frozenset(label for reader, _ in self.flow.readers.get(name, ()) for label in self.labels[reader][1:])
+
+    def _fates(self, name: str) -> tuple[Fate, ...]:
+        maker = self.flow.makers[name][0]
+        latest = self.latest.get(name)
+        fates: list[Fate] = ["passing"] if latest is None else []
+        if name in self.savable:
+            fates.append("saved")
+            several = sum(bool(other) for other in self.model.operators[maker].outputs) > 1
+            if (several or name in self.lasting) and len(self.labels[maker]) > 1:
+                fates.append("saved again")
+        fates += [last for last in self.labels[maker][1:] if latest is None or latest <= last]
+        return tuple(fates)
+
+    def _worth_saving(self, name: str) -> bool:
+        """Whether backward reads the value, or it leads to more bytes than it has, or into another piece."""
+        if name in self.fusion.inner:
+            return False
+        if name in self.latest or name in self.lasting:
+            return True
+        size = self.model.tensor(name).size_bytes
+        readers = {reader for reader, _ in self.flow.readers.get(name, ())}
+        led_to = {made for reader in readers for made in self.model.operators[reader].outputs if made}
+        return sum(self.model.tensor(made).size_bytes for made in led_to) > size
+
+
+def _lasting(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> frozenset[str]:
+    """What the flags save although it is made again: the borders of blocks."""
+    flags = [recompute(model, rules, flow, fusion, replace(options, remat=flag)) for flag in ("selective", "full")]
+    return frozenset(name for again in flags for name in again.saved if flow.makers[name][0] in again.until)
+
+
+def stretches(model: Model, flow: Flow) -> list[Piece]:
+    """What lies between blocks, cut where the fewest bytes cross."""
+    inside = {index for piece in blocks(model) for index in piece.operators}
+    crossing = _crossing_bytes(model, flow)
+    runs: list[list[int]] = []
+    for index in range(len(model.operators)):
+        if index not in inside:
+            if not runs or runs[-1][-1] != index - 1:
+                runs.append([])
+            runs[-1].append(index)
+    pieces = []
+    for run in runs:
+        first, end = run[0], run[-1] + 1
+        while end - first > MOST:
+            cut = min(range(first + LEAST, first + MOST + 1), key=lambda at: (crossing[at], -at))
+            pieces.append(Piece(frozenset(range(first, cut)), cut - 1))
+            first = cut
+        pieces.append(Piece(frozenset(range(first, end)), end - 1))
+    return pieces
+
+
+def _crossing_bytes(model: Model, flow: Flow) -> list[int]:
+    """Bytes of the values that are made before each operator and read by it or later ones."""
+    change = [0] * (len(model.operators) + 2)
+    for name, (maker, _) in flow.makers.items():
+        if name not in flow.weightlike:
+            change[maker + 1] += model.tensor(name).size_bytes
+            change[flow.last_reader(name) + 1] -= model.tensor(name).size_bytes
+    total, crossing = 0, []
+    for step in change[:-1]:
+        total += step
+        crossing.append(total)
+    return crossing

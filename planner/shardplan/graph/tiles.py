@@ -1,0 +1,232 @@
+"""The choice of layouts and the choice of what to recompute as one problem.
+
+Two problems of the same nodes and edges, one as if every operator ran once and one as if every operator ran again, are
+laid side by side: an operator's choices are its strategies run once, then those run again for each of its labels; a
+value's are its layouts for each of its fates. Everything stays pairwise: what runs again finds each operand saved or
+made again in time, and what is made again has a maker that runs again. Bytes are held as the fate has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.memory import Memory
+from shardplan.graph.moments import Moments
+from shardplan.graph.pieces import ONCE, Scope
+from shardplan.graph.problem import node_order
+from shardplan.graph.remat import Recompute, recomputed
+from shardplan.solve.problem import Bytes, Costs, Edge, Problem, Usage
+
+_AGAIN_PICOSECONDS = 1.0
+"""Charged for everything that runs again, so that nothing does without need."""
+State = int | str | frozenset[int] | None
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """`problem` over the nodes of `once`; choice c of node v is choice `local[v][c]` of its state `states[v][...]`."""
+
+    problem: Problem
+    scope: Scope
+    order: tuple[Node, ...]
+    states: tuple[tuple[State, ...], ...]
+    starts: tuple[tuple[int, ...], ...]
+
+    def decode(self, choices: Sequence[int]) -> tuple[list[State], list[int]]:
+        """The state of every node and its choice among the choices of that state."""
+        states: list[State] = []
+        local: list[int] = []
+        for choice, starts, of_node in zip(choices, self.starts, self.states, strict=True):
+            number = int(np.searchsorted(starts, choice, side="right")) - 1
+            states.append(of_node[number])
+            local.append(choice - starts[number])
+        return states, local
+
+    def recompute(self, built: CostGraph, states: Sequence[State]) -> Recompute:
+        """What runs again in an assignment with these states."""
+        state = dict(zip(self.order, states, strict=True))
+        names = [operator.name for operator in built.model.operators]
+        until = {index: label for index, name in enumerate(names) if (label := state["operator", name]) != ONCE}
+        untracked = {name for name in built.fusion.saved if name not in self.scope.fates}
+        saved = {name for name in self.scope.fates if state["kept", name] in ("saved", "saved again")}
+        return recomputed(built.model, built.rules, built.flow, until, frozenset(saved | untracked))  # type: ignore[arg-type]
+
+
+def tile(scope: Scope, once: CostGraph, again: CostGraph, problems: tuple[Problem, Problem]) -> Tiled:
+    """The problem of layouts and recomputation together. `once`, `again`: the graph in which nothing, and in which
+    everything runs again; `problems`: theirs, restricted and charged as asked; memory is added here."""
+    return _Tiler(scope, once, again, *problems).tiled()
+
+
+class _Tiler:
+    def __init__(self, scope: Scope, once: CostGraph, again: CostGraph, first: Problem, second: Problem) -> None:
+        self.scope, self.once, self.again = scope, once, again
+        self.problems = first, second
+        self.order = node_order(once)
+        self.index = {operator.name: index for index, operator in enumerate(once.model.operators)}
+        self.states = [self._states(node) for node in self.order]
+        self._tables: dict[tuple[object, ...], Costs] = {}
+        self._costs: dict[tuple[object, ...], Costs] = {}
+        self._bytes: dict[tuple[object, ...], Bytes] = {}
+
+    def tiled(self) -> Tiled:
+        once, again = self.problems
+        edges = []
+        for edge, other in zip(once.edges, again.edges, strict=True):
+            edges.append(Edge(edge.u, edge.v, self._table(edge, other)))
+        costs = tuple(self._cost(number) for number in range(len(self.order)))
+        starts = tuple(self._starts(number) for number in range(len(self.order)))
+        problem = Problem(costs, tuple(edges), tuple(self._usages()), once.limit)
+        return Tiled(problem, self.scope, self.order, tuple(self.states), starts)
+
+    def _states(self, node: Node) -> tuple[State, ...]:
+        kind, name = node
+        if kind == "operator":
+            return self.scope.labels[self.index[name]]
+        if name not in self.scope.fates or kind == "updated":
+            return (None,)
+        fates = self.scope.fates[name]
+        if kind == "kept":
+            return fates
+        return tuple(dict.fromkeys(self.scope.serves(name, fate) for fate in fates))
+
+    def _starts(self, number: int) -> tuple[int, ...]:
+        sizes = [len(self._own(number, state)) for state in self.states[number]]
+        return tuple(np.cumsum([0, *sizes[:-1]]).tolist())
+
+    def _own(self, number: int, state: State) -> Costs:
+        """Costs of a node's choices in one state."""
+        runs_again = self.order[number][0] == "operator" and state != ONCE
+        return self.problems[runs_again].costs[number]
+
+    def _cost(self, number: int) -> Costs:
+        states = self.states[number]
+        if len(states) == 1:
+            return self._own(number, states[0])
+        ties = [float(state != ONCE) if self.order[number][0] == "operator" else 0.0 for state in states]
+        parts = [self._own(number, state) for state in states]
+        key = (*(id(part) for part in parts), *ties)
+        if key not in self._costs:
+            self._costs[key] = np.concatenate(
+                [part + _AGAIN_PICOSECONDS * tie for part, tie in zip(parts, ties, strict=True)]
+            )
+        return self._costs[key]
+
+    def _table(self, edge: Edge, other: Edge) -> Costs:
+        rows, columns = self.states[edge.u], self.states[edge.v]
+        if len(rows) == len(columns) == 1:
+            return edge.table
+        kinds = self.order[edge.u][0], self.order[edge.v][0]
+        tensor = self.order[edge.u if kinds[0] != "operator" else edge.v][1]
+        allowed = [[self._allowed(kinds, tensor, row, column) for column in columns] for row in rows]
+        # which of the two prices: by the operator's label, or by whether a copy is served again
+        by_row = kinds[0] == "operator"
+        prices = [_runs_again(state) for state in (rows if by_row else columns)]
+        key = (id(edge.table), id(other.table), by_row, tuple(prices), tuple(map(tuple, allowed)))
+        if key not in self._tables:
+            tables = edge.table, other.table
+            self._tables[key] = np.block(
+                [
+                    [
+                        tables[prices[r if by_row else c]]
+                        if allowed[r][c]
+                        else np.full(tables[prices[r if by_row else c]].shape, np.inf)
+                        for c in range(len(columns))
+                    ]
+                    for r in range(len(rows))
+                ]
+            )
+        return self._tables[key]
+
+    def _allowed(self, kinds: tuple[str, str], tensor: str, row: State, column: State) -> bool:
+        if kinds == ("operator", "kept"):
+            return column is None or self._made(row, column, tensor)
+        if kinds == ("kept", "served"):
+            return row is None or self.scope.serves(tensor, row) == column  # type: ignore[arg-type]
+        if kinds[1] == "operator" and row is not None and column != ONCE:
+            served = row if isinstance(row, frozenset) else self.scope.serves(tensor, row)  # type: ignore[arg-type]
+            return column in served
+        return True
+
+    def _made(self, label: State, fate: State, tensor: str) -> bool:
+        """Whether a value may fare so when its maker runs again, or does not."""
+        if label == ONCE:
+            return fate in ("passing", "saved")
+        if fate == "passing":
+            maker = self.once.model.operators[self.once.flow.makers[tensor][0]]
+            return sum(map(bool, maker.outputs)) > 1
+        return fate in ("saved again", label)
+
+    def _usages(self) -> list[Usage]:
+        time = Moments(len(self.once.model.operators), training=True, again=self.scope.pieces())
+        memory = Memory(self.once, time)
+        number = {node: index for index, node in enumerate(self.order)}
+        usages = []
+        for holding in memory.holdings:
+            kind, name = holding.node
+            chosen = kind == "kept" and name in self.scope.fates and holding.category == "activations"
+            if kind != "operator" and not chosen:
+                node = number[holding.node]
+                amount = self._repeated(holding.amount, len(self.states[node]))
+                usages.append(Usage(node, holding.start, holding.end, amount))
+        for index, operator in enumerate(self.once.model.operators):
+            usages += self._of_operator(index, number["operator", operator.name], time)
+        for name in self.scope.fates:
+            if name not in self.once.fusion.inner:
+                usages += self._of_value(name, number["kept", name], memory, time)
+        return usages
+
+    def _repeated(self, amount: Bytes, times: int) -> Bytes:
+        key = ("repeated", id(amount), times)
+        if key not in self._bytes:
+            self._bytes[key] = np.tile(amount, times)
+        return self._bytes[key]
+
+    def _of_operator(self, index: int, node: int, time: Moments) -> list[Usage]:
+        labels = self.scope.labels[index]
+        first, last = self.once.flow.windows.get(index, (index, index))
+        spaces = [(self.once if label == ONCE else self.again).operators[index] for label in labels]
+        key = tuple(id(space) for space in spaces)
+        if ("forward", *key) not in self._bytes:
+            self._bytes["forward", *key] = np.concatenate([space.forward_bytes for space in spaces])
+            self._bytes["backward", *key] = np.concatenate([space.backward_bytes for space in spaces])
+        usages = [
+            Usage(node, first, last + 1, self._bytes["forward", *key]),
+            Usage(node, time.backward(last), time.backward(first) + 1, self._bytes["backward", *key]),
+        ]
+        for number, label in enumerate(labels[1:], start=1):
+            masked = ("again", number, *key)
+            if masked not in self._bytes:
+                parts = [space.forward_bytes * (n == number) for n, space in enumerate(spaces)]
+                self._bytes[masked] = np.concatenate(parts)
+            moment = time.again(index, label)
+            usages.append(Usage(node, moment, moment + 1, self._bytes[masked]))
+        return usages
+
+    def _of_value(self, name: str, node: int, memory: Memory, time: Moments) -> list[Usage]:
+        """What a value's fates hold, in intervals in which nothing changes."""
+        fates = self.scope.fates[name]
+        spans = [memory.spans(name, fate, time) for fate in fates]
+        marks = sorted({mark for of_fate in spans for span in of_fate for mark in span[:2]})
+        amount = memory.kept_bytes(name)
+        usages = []
+        for start, end in pairwise(marks):
+            times = tuple(sum(held for begin, stop, held in of_fate if begin <= start < stop) for of_fate in spans)
+            if any(times):
+                key = ("value", id(amount), times)
+                if key not in self._bytes:
+                    self._bytes[key] = np.concatenate([amount * held for held in times])
+                usages.append(Usage(node, start, end, self._bytes[key]))
+        return usages
+
+
+def _runs_again(state: State) -> bool:
+    """Whether an operator of this state runs again, or a value of it is served again."""
+    if isinstance(state, frozenset):
+        return bool(state)
+    return state is not None and state != ONCE
