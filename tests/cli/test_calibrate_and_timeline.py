@@ -5,7 +5,7 @@ from pathlib import Path
 
 from example_plans import example_plan
 
-from shardplan.plan.file import write_plan
+from shardplan.plan.file import read_plan, write_plan
 
 LOG = """\
 # Using devices
@@ -33,6 +33,28 @@ def test_links_are_fitted_and_the_profile_is_usable(shardplan, folder):
     text = Path("mine.yaml").read_text()
     assert "extends: builtin:a100-dgx" in text
     assert "busbw_gbps: {all_reduce: {2: 200}}" in text
+
+
+def test_a_profile_and_a_trace_replace_their_like_and_nothing_else(shardplan, folder):
+    write_log()
+    write_plan(example_plan(), "two.plan.json")
+    for _ in range(2):
+        assert shardplan("calibrate", "nccl", "all_reduce_perf.log", "-o", "mine.yaml").code == 0
+        assert shardplan("timeline", "two.plan.json", "-o", "trace.json").code == 0
+    for path in ("trace.json", "all_reduce_perf.log"):
+        run = shardplan("calibrate", "nccl", "all_reduce_perf.log", "-o", path)
+        assert run.code == 2
+        assert run.err.splitlines() == [
+            f"{path}: error[output-not-a-profile]: this file exists and is not a profile; it is left as it is",
+            "hint: write elsewhere with --output, or remove the file",
+        ]
+    run = shardplan("timeline", "two.plan.json", "-o", "two.plan.json")
+    assert run.code == 2
+    assert "two.plan.json: error[output-not-a-trace]: this file exists and is not a trace" in run.err
+    assert read_plan("two.plan.json") == example_plan()
+    run = shardplan("calibrate", "step", "two.plan.json", "--measured-ms", "nan")
+    assert run.code == 2
+    assert "Invalid value for '--measured-ms': nan is no time." in run.err
 
 
 def test_a_log_that_says_nothing_is_refused(shardplan, folder):

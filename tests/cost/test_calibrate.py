@@ -107,6 +107,22 @@ def test_logs_that_say_too_little_are_refused_together():
     assert found.ranks == 16
 
 
+def test_times_of_wrong_results_are_refused():
+    wrong = VERSION_2_13.replace("9.59      0", "9.59      3")
+    with pytest.raises(ShardplanError) as caught:
+        read_logs([("all_gather.log", wrong)])
+    assert str(caught.value) == (
+        "all_gather.log:13: error[wrong-results]: the test counted wrong values, so its times mean nothing\n"
+        "hint: find out what is wrong with the machine, and measure again"
+    )
+
+
+def test_a_table_without_a_single_time_is_none():
+    nothing = VERSION_2_0.replace("40.00", "0.00").replace("42.00", "inf").splitlines()[:10]
+    with pytest.raises(ShardplanError, match="there is no table of nccl-tests in it"):
+        read_logs([("all_reduce.log", "\n".join(nothing))])
+
+
 SIZES = [float(2**power) for power in range(9, 31)]
 
 
@@ -200,11 +216,15 @@ def test_matrix_products_give_back_the_constants_that_made_them():
 
 def test_a_table_of_products_with_faults():
     with pytest.raises(ShardplanError) as caught:
-        read_products("m,n,k,dtype,seconds\n1,2,3,bf17,1\n1,2,3,bf16,-1\n", "t.csv")
+        read_products("m,n,k,dtype,seconds\n1,2,3,bf17,1\n1,2,3,bf16,-1\n1,2\n1,2,3,bf16,nan\n", "t.csv")
     assert str(caught.value) == (
         "t.csv:2: error[bad-row]: '1,2,3,bf17,1' is no measurement\n"
         "hint: sizes and seconds are positive numbers, dtype is bf16, fp16, fp32, tf32 or fp8\n"
         "t.csv:3: error[bad-row]: '1,2,3,bf16,-1' is no measurement\n"
+        "hint: sizes and seconds are positive numbers, dtype is bf16, fp16, fp32, tf32 or fp8\n"
+        "t.csv:4: error[bad-row]: '1,2,,,' is no measurement\n"
+        "hint: sizes and seconds are positive numbers, dtype is bf16, fp16, fp32, tf32 or fp8\n"
+        "t.csv:5: error[bad-row]: '1,2,3,bf16,nan' is no measurement\n"
         "hint: sizes and seconds are positive numbers, dtype is bf16, fp16, fp32, tf32 or fp8"
     )
     with pytest.raises(ShardplanError, match=r"t.csv:1: error\[bad-table\]: missing columns k, seconds"):

@@ -13,9 +13,16 @@ from shardplan.plan.decode import loads
 from shardplan.plan.encode import FORMAT_VERSION, MAJOR, dumps
 from shardplan.plan.types import Plan
 
-__all__ = ["check_output", "dumps", "loads", "read_plan", "write_plan", "write_text"]
+__all__ = ["check_output", "dumps", "loads", "read_plan", "write_other", "write_plan", "write_text"]
 
 _HEAD = re.compile(r'\A\s*\{\s*"format_version"\s*:\s*"(?P<version>(?P<major>\d+)[\d.]*)"\s*,\s*"(?P<next>\w+)"')
+
+
+_OTHERS = {
+    "trace": re.compile(r'\A\s*\{\s*"(?:displayTimeUnit|traceEvents)"'),
+    "profile": re.compile(r"\A(?:\s*(?:#[^\n]*)?\n)*schema\s*:"),
+}
+"""How files begin that are no plans and may be replaced by others of their kind."""
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -44,6 +51,25 @@ def write_plan(plan: Plan, path: str | Path) -> bool:
 def write_text(text: str, path: str | Path) -> bool:
     """`write_plan` for a plan that is already text."""
     check_output(path)
+    return _place(text, path)
+
+
+def write_other(text: str, path: str | Path, kind: str) -> bool:
+    """`write_text` for a `trace` or a `profile`, over another one or where nothing is.
+
+    Raises `ShardplanError`: `unwritable-output`, and `output-not-a-trace` or `output-not-a-profile`.
+    """
+    target = Path(path)
+    try:
+        head = _head(target) if target.exists() else _check_folder(target)
+    except OSError as problem:
+        raise ShardplanError(_unwritable(path, problem, kind)) from None
+    if head.strip() and not _OTHERS[kind].match(head):
+        raise ShardplanError(_something_else(path, kind))
+    return _place(text, path, kind)
+
+
+def _place(text: str, path: str | Path, kind: str = "plan") -> bool:
     target = Path(os.path.realpath(path))
     data = text.encode()
     if target.exists() and target.read_bytes() == data:
@@ -54,7 +80,7 @@ def write_text(text: str, path: str | Path) -> bool:
         beside.write_bytes(data)
         beside.replace(target)
     except OSError as problem:
-        raise ShardplanError(_unwritable(path, problem)) from None
+        raise ShardplanError(_unwritable(path, problem, kind)) from None
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -100,9 +126,7 @@ def _check_folder(target: Path) -> str:
 def _check_existing(head: str, path: str | Path) -> None:
     match = _HEAD.match(head)
     if head.strip() and (not match or match["next"] == "command"):
-        summary = "this file exists and is not a plan; it is left as it is"
-        hint = "write elsewhere with --output, or remove the file"
-        raise ShardplanError(error("output-not-a-plan", summary, file=str(path), hint=hint))
+        raise ShardplanError(_something_else(path, "plan"))
     if match and match["major"] != str(MAJOR):
         summary = (
             f"the plan here has format version {match['version']}; this shardplan writes {FORMAT_VERSION} "
@@ -112,8 +136,14 @@ def _check_existing(head: str, path: str | Path) -> None:
         raise ShardplanError(error("unsupported-format", summary, file=str(path), hint=hint))
 
 
-def _unwritable(path: str | Path, problem: OSError) -> Diagnostic:
-    return error("unwritable-output", f"cannot write the plan: {_reason(problem)}", file=str(path))
+def _something_else(path: str | Path, kind: str) -> Diagnostic:
+    summary = f"this file exists and is not a {kind}; it is left as it is"
+    hint = "write elsewhere with --output, or remove the file"
+    return error(f"output-not-a-{kind}", summary, file=str(path), hint=hint)
+
+
+def _unwritable(path: str | Path, problem: OSError, kind: str = "plan") -> Diagnostic:
+    return error("unwritable-output", f"cannot write the {kind}: {_reason(problem)}", file=str(path))
 
 
 def _reason(problem: OSError) -> str:

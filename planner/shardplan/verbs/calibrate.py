@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -112,6 +113,8 @@ def step(session: Session, /, plan: str, measured_ms: float) -> int:
     from shardplan.plan.file import read_plan  # noqa: PLC0415
     from shardplan.plan.timeline import timeline  # noqa: PLC0415
 
+    if not math.isfinite(measured_ms):
+        raise click.BadParameter(f"{measured_ms} is no time.", param_hint="'--measured-ms'")
     loaded = read_plan(plan)
     predicted_ms, scheduled_ms = loaded.summary.step_ns / 1e6, timeline(loaded).seconds * 1e3
     factor = measured_ms / predicted_ms
@@ -146,14 +149,14 @@ def _show_fits(console: Console, fits: list[Fitted]) -> None:
 
 def _deliver(session: Session, text: str, output: str) -> None:
     from shardplan.cluster.profile import profile_from_text  # noqa: PLC0415
-    from shardplan.plan.file import write_text  # noqa: PLC0415
+    from shardplan.plan.file import write_other  # noqa: PLC0415
 
     for diagnostic in profile_from_text(text, "calibrated").warnings:
         session.say(diagnostic)
     if output == "-":
         sys.stdout.write(text)
     else:
-        write_text(text, output)
+        write_other(text, output, "profile")
 
 
 def _finish(session: Session, document: dict[str, object], output: str, show: object) -> int:

@@ -34,7 +34,7 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
     The plan's own step is a sum that takes some communication to hide behind compute; this one hides it only where
     there is something to compute while it runs.
     """
-    from shardplan.plan.file import read_plan, write_text  # noqa: PLC0415
+    from shardplan.plan.file import read_plan, write_other  # noqa: PLC0415
     from shardplan.plan.timeline import chrome_trace, streams_of  # noqa: PLC0415
     from shardplan.plan.timeline import timeline as lay_out  # noqa: PLC0415
 
@@ -48,7 +48,7 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
         sys.stdout.write(trace)
         return 0
     if output:
-        write_text(trace, output)
+        write_other(trace, output, "trace")
     busy = {name: laid_out.busy(stream) for stream, name in enumerate(streams_of(loaded))}
     document = {
         "trace": output,

@@ -8,6 +8,7 @@ all-gather the gathered output, of reduce-scatter, all-reduce and all-to-all wha
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -52,14 +53,13 @@ class _Log:
     hosts: dict[int, tuple[int, str]] = field(default_factory=dict)
     points: dict[tuple[str, int, int, int], dict[float, list[float]]] = field(default_factory=dict)
     problems: list[Diagnostic] = field(default_factory=list)
-    has_rows: bool = False
 
 
 def read_logs(texts: Iterable[tuple[str, str]], group: tuple[int, int] | None = None) -> list[Measurement]:
     """The measurements in logs, given as (file name, text); several runs of one kind are taken together.
 
     `group`: machines and devices per machine, for logs that do not list their ranks. Raises `ShardplanError` for logs
-    without a table, without a known collective or without ranks.
+    without a table, without a known collective or without ranks, and for those in which the test found wrong values.
     """
     points: dict[tuple[str, int, int, int], dict[float, list[float]]] = {}
     problems: list[Diagnostic] = []
@@ -92,7 +92,7 @@ def _read(file: str, text: str, group: tuple[int, int] | None) -> _Log:
             _read_comment(log, stripped)
         elif log.columns:
             _read_row(log, stripped.split(), number)
-    if not log.has_rows and not log.problems:
+    if not log.points and not log.problems:
         hint = "run nccl-tests and keep all it prints, comments included"
         log.problems.append(error("no-measurements", "there is no table of nccl-tests in it", file=file, hint=hint))
     return log
@@ -117,15 +117,27 @@ def _read_row(log: _Log, words: Sequence[str], number: int) -> None:
     times = [place for place, name in enumerate(log.columns) if name == "time"]
     if len(words) < len(log.columns) or not words[0].isdigit():
         return
-    log.has_rows = True
     key = _key(log, number)
     try:
         seconds = [float(words[place]) / 1e6 for place in times]
     except ValueError:
         log.problems.append(error("bad-row", "a time in this row is no number", file=log.file, line=number))
         return
+    if any(_is_wrong(words[place]) for place, name in enumerate(log.columns) if name == "#wrong"):
+        if not any(problem.code == "wrong-results" for problem in log.problems):
+            summary = "the test counted wrong values, so its times mean nothing"
+            hint = "find out what is wrong with the machine, and measure again"
+            log.problems.append(error("wrong-results", summary, file=log.file, line=number, hint=hint))
+        return
     if key and int(words[0]) > 0:
-        log.points.setdefault(key, {}).setdefault(float(words[0]), []).extend(s for s in seconds if s > 0)
+        times_s = [s for s in seconds if 0 < s < math.inf]
+        if times_s:
+            log.points.setdefault(key, {}).setdefault(float(words[0]), []).extend(times_s)
+
+
+def _is_wrong(count: str) -> bool:
+    """Whether a column `#wrong` counts any; `N/A` where nothing was checked."""
+    return count.isdigit() and int(count) > 0
 
 
 def _key(log: _Log, number: int) -> tuple[str, int, int, int] | None:

@@ -62,13 +62,14 @@ def read_products(text: str, file: str) -> list[Product]:
         raise ShardplanError(error("bad-table", summary, file=file, line=1, hint=f"columns: {', '.join(COLUMNS)}"))
     products, problems = [], list[Diagnostic]()
     for row in reader:
-        dtype = _NAMES.get(row["dtype"].strip(), row["dtype"].strip())
+        words = {name: (row[name] or "").strip() for name in COLUMNS}
+        dtype = _NAMES.get(words["dtype"], words["dtype"])
         try:
-            numbers = [float(row[name]) for name in ("m", "n", "k", "seconds")]
-        except (TypeError, ValueError):
+            numbers = [float(words[name]) for name in ("m", "n", "k", "seconds")]
+        except ValueError:
             numbers = []
-        if dtype not in DTYPE_BITS or not numbers or min(numbers) <= 0:
-            summary = f"'{','.join(str(row[name]) for name in COLUMNS)}' is no measurement"
+        if dtype not in DTYPE_BITS or not numbers or not all(0 < number < math.inf for number in numbers):
+            summary = f"'{','.join(words.values())}' is no measurement"
             hint = "sizes and seconds are positive numbers, dtype is bf16, fp16, fp32, tf32 or fp8"
             problems.append(error("bad-row", summary, file=file, line=reader.line_num, hint=hint))
             continue
@@ -85,7 +86,8 @@ def calibrate(products: Sequence[Product], base: Profile, name: str) -> tuple[st
     Raises `ShardplanError` when there are too few products, or when none of the constants fits them.
     """
     if len(products) < _FEWEST:
-        summary = f"{len(products)} matrix products are too few for a fit of six constants"
+        are = "matrix product is" if len(products) == 1 else "matrix products are"
+        summary = f"{len(products)} {are} too few for a fit of six constants"
         raise ShardplanError(error("too-few-measurements", summary, hint=f"measure at least {_FEWEST}"))
     cluster = make_cluster(base)
     seconds = np.array([product.seconds for product in products])
