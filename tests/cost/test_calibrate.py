@@ -112,7 +112,7 @@ def test_times_of_wrong_results_are_refused():
     with pytest.raises(ShardplanError) as caught:
         read_logs([("all_gather.log", wrong)])
     assert str(caught.value) == (
-        "all_gather.log:13: error[wrong-results]: the test counted wrong values, so its times mean nothing\n"
+        "all_gather.log:14: error[wrong-results]: the test counted wrong values, so its times mean nothing\n"
         "hint: find out what is wrong with the machine, and measure again"
     )
 
