@@ -51,6 +51,7 @@ CASES = {
     "gather": Case("Gather", (f(8, 4), index(8, 2, 4) - 4)),
     "gather inner": Case("Gather", (f(4, 8, 4), index(8, 4)), {"axis": 1}),
     "gather elements": Case("GatherElements", (f(8, 4), index(8, 4, 4)), {"axis": 0}),
+    "gather elements of a long dim": Case("GatherElements", (f(4, 40), index(40, 4, 8)), {"axis": 1}),
     "triangle": Case("Trilu", (f(2, 8, 4), np.array(1)), {"upper": 0}, (1,)),
     "attention": Case("Attention", (f(4, 4, 8, 4), f(4, 4, 8, 4), f(4, 4, 8, 4))),
     "grouped attention": Case(

@@ -85,7 +85,13 @@ def _run(operator: Operator, attributes: Mapping[str, AttributeValue], operands:
     feed = {f"i{position}": operand for position, operand in enumerate(operands) if operand is not None}
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [np.asarray(result) for result in runner.run(None, feed)]
+        try:
+            return [np.asarray(result) for result in runner.run(None, feed)]
+        except RuntimeTypeError:
+            raise
+        except Exception as problem:  # the evaluator has gaps and raises anything
+            reason = str(problem).partition("\n")[0]
+            raise _refusal(operator, f"makes the reference evaluator fail: {reason[:200]}") from problem
 
 
 def _dtypes(operands: Sequence[Array | None]) -> Dtypes:

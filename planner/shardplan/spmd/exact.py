@@ -121,6 +121,21 @@ def bit_cast(
     return [data.view(target)]
 
 
+def gather_elements(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """`GatherElements` (the evaluator's fails along long dims, and where other dims of the index are shorter)."""
+    del operator
+    data, index = operands[:2]
+    assert data is not None
+    assert index is not None
+    axis = attributes.get("axis", 0)
+    assert isinstance(axis, int)
+    axis %= data.ndim
+    within = tuple(slice(None) if dim == axis else slice(size) for dim, size in enumerate(index.shape))
+    return [np.take_along_axis(data[within], index, axis)]
+
+
 def _number(attributes: Mapping[str, AttributeValue], name: str, default: float) -> float:
     value = attributes.get(name, default)
     assert isinstance(value, int | float)
@@ -134,4 +149,5 @@ DEFINITIONS: Mapping[str, Definition] = {
     "BatchNormalization": batch_norm,
     "GroupNormalization": group_norm,
     "GlobalLpPool": global_norm,
+    "GatherElements": gather_elements,
 }
