@@ -120,7 +120,7 @@ def _price(relaxation: Relaxation, best: Incumbent, prices: Prices, enough: floa
         ceiling, prices = relaxation.propose()
         history.append(best.bound)
         known = relaxation.known.bound
-        gap = max(min(best.cost, ceiling) - known, best.scale)
+        gap = max((best.cost if np.isfinite(best.cost) else ceiling) - known, best.scale)
         stalled = len(history) > STALL and history[-1] - history[-STALL] <= RISES * gap
         if best.within(enough) or relaxation.budget.expired():
             return
