@@ -26,7 +26,7 @@ def test_calls_that_outlast_the_budget_are_left_to_themselves() -> None:
     budget = Budget(time_limit=0.1)
     started = time.monotonic()
     with pytest.raises(AbandonedError):
-        patiently(lambda: time.sleep(5), budget)
+        patiently(lambda: time.sleep(3), budget)
     assert time.monotonic() - started < 2.5
 
 
@@ -90,3 +90,10 @@ def test_the_command_line_leaves_without_waiting() -> None:
     assert ended.returncode == 2
     assert b"Missing argument" in ended.stderr
     assert time.monotonic() - started < 15
+
+
+def test_calls_may_have_a_limit_of_their_own() -> None:
+    started = time.monotonic()
+    with pytest.raises(AbandonedError):
+        patiently(lambda: time.sleep(3), Budget(), seconds=0.1)
+    assert time.monotonic() - started < 2.5

@@ -31,8 +31,6 @@ ROWS_AT_ONCE = 8
 LP_ROUNDS = 30
 TOLERANCE = 1e-9
 """HiGHS computes in floating point: what it calls optimal may be dearer than the optimum by this share."""
-LONG = 20_000
-"""Columns beyond which HiGHS may work for long without looking up."""
 SIMPLEX_CALL = 1 / 200_000
 MIP_CALL = 1 / 1_750
 """Units of work per column that pass between two calls back from HiGHS, measured: its own clock would not be
@@ -101,13 +99,12 @@ class Program:
         """What a solution costs apart from the program's objective."""
         return self.dual.bound() - sum(price * self._row(moment)[2] for moment, price in self.prices.items())
 
-    def solve(self, start: Indices | None = None) -> Answer:
+    def solve(self) -> Answer:
         """LP with lazy memory rows, then the integer program with lazy memory rows."""
         if self.floor > self.target:
             return Answer("optimal", None, self.floor)
-        core = self.dual.core
         try:
-            self._patiently(self._create, sum(table.size for table in core.tables))
+            patiently(self._create, self.budget)
         except AbandonedError:
             return Answer("limit", None, self.floor)
         verdict, values = self._relax()
@@ -116,9 +113,7 @@ class Program:
         bound = self.floor + (self._objective(values) if verdict == "optimal" else 0.0)
         if verdict != "optimal" or bound > self.target:
             return Answer(verdict, None, bound)
-        if start is not None:
-            self.highs.setSolution(len(core.costs), np.arange(len(core.costs), dtype=np.int32), _weights(core, start))
-        labels = np.arange(len(core.costs), dtype=np.int32)
+        labels = np.arange(len(self.dual.core.costs), dtype=np.int32)
         self.highs.changeColsIntegrality(len(labels), labels, np.ones(len(labels), dtype=np.uint8))
         return self._integral(bound)
 
@@ -181,12 +176,12 @@ class Program:
 
     def _run(self) -> tuple[Verdict, Costs | None]:
         highs = self.highs
-        if np.isfinite(self.budget.seconds_left):
-            left = max(min(self.budget.seconds_left, self.seconds), 0.01)
+        left = max(min(self.budget.seconds_left, self.seconds), 0.01)
+        if np.isfinite(left):
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
         before, self.allowed = self.work, self.work + self.budget.work_left
         try:
-            ended = self._patiently(highs.run, self.columns)
+            ended = patiently(highs.run, self.budget, left)
         except AbandonedError:
             self.abandoned = True
             return "limit", None
@@ -199,10 +194,6 @@ class Program:
             raise HighsError(f"HiGHS stopped with {highs.modelStatusToString(status)}")
         found = info.primal_solution_status == highspy.kSolutionStatusFeasible
         return _VERDICTS[status], np.array(highs.getSolution().col_value) if found else None
-
-    def _patiently(self, call: Callable[[], Any], size: float) -> Any:
-        """Small programs take no time to presolve, and need no thread."""
-        return call() if size < LONG else patiently(call, self.budget)
 
     def _watch(self, event: Any, weight: float, settled: Callable[[Any], bool]) -> None:
         self.work += weight * self.columns
@@ -327,12 +318,6 @@ def _pass(highs: Any, core: Core, costs: Costs, closed: NDArray[np.bool_], table
     lp.a_matrix_.value_ = np.concatenate([np.where(rows[order] < nodes, 1.0, -1.0), np.ones(2 * pairs)])
     if highs.passModel(lp) == highspy.HighsStatus.kError:
         raise HighsError("HiGHS refused the program")
-
-
-def _weights(core: Core, choices: Indices) -> NDArray[np.float64]:
-    weights = np.zeros(len(core.costs))
-    weights[core.offsets[:-1] + choices] = 1.0
-    return weights
 
 
 def _largest(core: Core, values: Costs) -> Indices:

@@ -10,6 +10,7 @@ import numpy as np
 from shardplan.solve.budget import Budget
 from shardplan.solve.exact import Incumbent, offer
 from shardplan.solve.graph import Contradiction, Graph
+from shardplan.solve.highs import TOLERANCE
 from shardplan.solve.integer import Effort, Pressure, integer
 from shardplan.solve.memory import Profiles
 from shardplan.solve.place import place
@@ -59,6 +60,8 @@ def search_large(graph: Graph, limit: int, best: Incumbent, budget: Budget, whol
         search.raise_bound()
         while not (best.closed or budget.expired() or search.spent()):
             search.round()
+            if np.isfinite(best.cost) and search.gap <= TOLERANCE * abs(best.cost):  # as close as HiGHS can tell
+                best.prove(best.cost)
     except Contradiction:
         best.prove(best.cost)
 

@@ -26,8 +26,9 @@ class AbandonedError(Exception):
     """The call went on for too long after the budget had ended."""
 
 
-def patiently(call: Callable[[], Result], budget: Budget) -> Result:
-    """What `call` returns or raises. Raises `AbandonedError` when it does not end soon after the budget."""
+def patiently(call: Callable[[], Result], budget: Budget, seconds: float = float("inf")) -> Result:
+    """What `call` returns or raises. Raises `AbandonedError` when it does not end soon after the budget, or after so
+    many seconds."""
     results: list[Result] = []
     failures: list[BaseException] = []
 
@@ -39,10 +40,11 @@ def patiently(call: Callable[[], Result], budget: Budget) -> Result:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
+    over = time.monotonic() + seconds
     ended: float | None = None
     while thread.is_alive():
         thread.join(TICK_SECONDS)
-        if budget.interrupted or budget.seconds_left <= 0:
+        if budget.interrupted or budget.seconds_left <= 0 or time.monotonic() >= over:
             ended = time.monotonic() if ended is None else ended
             if thread.is_alive() and time.monotonic() - ended > GRACE_SECONDS:
                 _abandoned.append(thread)
