@@ -21,6 +21,7 @@ from shardplan.plan.types import Phase, Plan
 from shardplan.runtime.predicted import Key, Total, predicted_collectives, total
 from shardplan.torch.grid import Grid
 from shardplan.torch.parallelize import applied_to
+from shardplan.torch.running import Pipeline
 
 OTHER = ("other",)
 """The axes of a group that is none of the mesh's."""
@@ -39,9 +40,10 @@ class Sent:
 
 @dataclass
 class Comms:
-    """What was sent while the context was open, in order, and what the plan says of one step."""
+    """What was sent while the context was open, in order, and what the plans (of a pipeline, those of this process's
+    stages) say of one step."""
 
-    plan: Plan
+    plans: tuple[Plan, ...]
     sent: list[Sent] = field(default_factory=list)
 
     @property
@@ -59,7 +61,7 @@ class Comms:
     @property
     def predicted(self) -> Mapping[Key, Total]:
         """The same of one step of the plan."""
-        return total(predicted_collectives(self.plan))
+        return total(row for plan in self.plans for row in predicted_collectives(plan))
 
     @property
     def differences(self) -> Mapping[Key, tuple[Total, Total]]:
@@ -86,14 +88,15 @@ class Comms:
 
 
 @contextlib.contextmanager
-def count_comms(model: nn.Module) -> Iterator[Comms]:
-    """Count what is sent inside the context, by a model that a plan has been applied to and by everything else.
+def count_comms(model: nn.Module | Pipeline) -> Iterator[Comms]:
+    """Count what is sent inside the context, by a model that a plan has been applied to and by everything else; but not
+    what stages of a pipeline hand to each other.
 
     Bytes are those of one device (see `shardplan.runtime.predicted`). Raises `ShardplanError` (`not-parallel`).
     """
-    applied = applied_to(model)
-    found = Comms(applied.plan)
-    with _Counting(applied.grid, found.sent.append):
+    applied = [applied_to(module) for module in (model.modules if isinstance(model, Pipeline) else (model,))]
+    found = Comms(tuple(each.plan for each in applied))
+    with _Counting(applied[0].grid, found.sent.append):
         yield found
 
 

@@ -6,7 +6,7 @@ The graph that comes back works on local tensors with local sizes; nothing is de
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,12 +57,12 @@ def parallelize_exported(
     Raises `ShardplanError` as `parallelize`, and `cannot-export` with what torch says.
     """
     applied = prepare(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
-    program = _export(model, example_inputs, dict(example_kwargs or {}))
+    program = exported(model, example_inputs, dict(example_kwargs or {}))
     attach(model, applied)
-    root = _holder(model)
+    root = holder(model)
     writer = Writer(root, applied.now, applied.grid)
     engine = applied.engine.with_backend(writer)
-    outputs = _Rewriting(program, applied, engine, writer).run()
+    outputs = Rewriting(program, applied, engine, writer).run()
     if strict:
         check_record(engine)
     writer.graph.output(outputs)
@@ -72,21 +72,23 @@ def parallelize_exported(
     return made
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """The model as a graph, by `torch.export`. Raises `ShardplanError` (`cannot-export`)."""
     try:
         return torch.export.export(model, args, kwargs, strict=False)
     except Exception as problem:
         text = str(problem).strip().splitlines()
         summary = f"torch.export cannot write this model as a graph: {text[0] if text else type(problem).__name__}"
-        raise ShardplanError(
-            error("cannot-export", summary, hint="apply the plan with parallelize instead")
-        ) from problem
+        hint = "apply a plan without stages with parallelize: it needs no graph"
+        raise ShardplanError(error("cannot-export", summary, hint=hint)) from problem
 
 
-def _holder(model: nn.Module) -> nn.Module:
-    """A module with the parameters and buffers of `model` under their names, and nothing else."""
+def holder(model: nn.Module, without: Container[str] = ()) -> nn.Module:
+    """A module with the parameters and buffers of `model` under their names, but those in `without`."""
     root = nn.Module()
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        if name in without:
+            continue
         path, _, attribute = name.rpartition(".")
         owner = root
         for part in path.split(".") if path else ():
@@ -132,7 +134,7 @@ class Output(nn.Module):  # type: ignore[misc]
         return output_tensor(self.applied.engine, local, self.layout, self.shape, grad=self.grad)
 
 
-class _Rewriting:
+class Rewriting:
     """The exported graph, node by node, on values whose local parts are places in the new graph."""
 
     def __init__(self, program: ExportedProgram, applied: Applied, engine: Engine, writer: Writer) -> None:
@@ -142,24 +144,31 @@ class _Rewriting:
 
     def run(self) -> list[fx.Node]:
         """Write everything; the nodes of the outputs."""
-        specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs if hasattr(spec.arg, "name")}
-        users = [spec for spec in specs.values() if spec.kind == InputKind.USER_INPUT]
-        names = [spec.arg.name for spec in users if isinstance(spec.arg, TensorArgument)]
-        partner = match_inputs(names, self.applied.inputs)
+        specs = input_specs(self.program)
+        partner = self.partners(argument_names(self.program))
         for node in self.program.graph.nodes:
+            if not self.wants(node):
+                continue
             if node.op == "placeholder":
                 self.values[node] = self._placeholder(node, specs[node.name], partner)
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
-            elif node.op == "output":
-                return [self._output(argument) for argument in self._user_outputs(node)]
-            else:
+            elif node.op != "output":
                 self.values[node] = None
-        return []
+        return [self.output(argument) for argument in self.results()]
 
-    def _user_outputs(self, node: fx.Node) -> Sequence[Any]:
-        kinds = self.program.graph_signature.output_specs
-        return [a for a, spec in zip(node.args[0], kinds, strict=True) if spec.kind.name == "USER_OUTPUT"]
+    def wants(self, node: fx.Node) -> bool:
+        """Whether a node is to be written."""
+        del node
+        return True
+
+    def partners(self, names: Sequence[str]) -> Mapping[str, TensorDecision]:
+        """The plan's inputs by the arguments of the program."""
+        return match_inputs(names, self.applied.inputs)
+
+    def results(self) -> Sequence[Any]:
+        """What the program gives back, as nodes of the exported graph or constants."""
+        return user_outputs(self.program)
 
     def _placeholder(self, node: fx.Node, spec: InputSpec, partner: Mapping[str, TensorDecision]) -> Any:
         if spec.kind == InputKind.USER_INPUT:
@@ -172,15 +181,16 @@ class _Rewriting:
             name = f"constant_{name.replace('.', '_')}"
             self.writer.root.register_buffer(name, tensor, persistent=False)
         else:
-            tensor = self.writer.root.get_parameter(name) if spec.kind == InputKind.PARAMETER else self._buffer(name)
+            tensor = self._held(name)
         meta = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         return self.writer.attribute(name, meta)
 
-    def _buffer(self, name: str) -> Tensor:
-        return self.writer.root.get_buffer(name)
+    def _held(self, name: str) -> Any:
+        path, _, attribute = name.rpartition(".")
+        return getattr(self.writer.root.get_submodule(path), attribute)
 
     def _parameter(self, name: str, named: Named) -> Value:
-        tensor = self.writer.root.get_parameter(name)
+        tensor = self._held(name)
         local = tensor.to_local()
         meta = torch.empty_like(local, device="meta").requires_grad_(tensor.requires_grad)
         held = self.writer.attribute(name, meta)
@@ -189,11 +199,15 @@ class _Rewriting:
 
     def _argument(self, node: fx.Node, partner: Mapping[str, TensorDecision]) -> Any:
         example = node.meta.get("val")
-        place = self.writer.placeholder(node.name, torch.empty(0, device="meta"))
-        if node.name not in partner or not isinstance(example, Tensor):
+        if not isinstance(example, Tensor):
+            self.writer.placeholder(node.name, torch.empty(0, device="meta"))
             return example
+        whole = torch.empty(example.shape, dtype=example.dtype, device="meta")
+        place = self.writer.placeholder(node.name, whole)
+        if node.name not in partner:
+            return self.engine.constant(place, example.shape)
         decision = partner[node.name]
-        value = input_part(self.applied, decision, torch.empty(example.shape, dtype=example.dtype, device="meta"))
+        value = input_part(self.applied, decision, whole)
         meta = value.local
         part = self.writer.module(f"input_{node.name}", InputPart(self.applied, decision), place, meta)
         return Value(part, value.layout, value.shape, value.dtype, value.grad, value.key)
@@ -224,7 +238,8 @@ class _Rewriting:
     def _given(self, argument: Any) -> Any:
         return fx.map_arg(argument, lambda node: self.values[node])
 
-    def _output(self, argument: Any) -> Any:
+    def output(self, argument: Any) -> Any:
+        """The node of a result in the new graph."""
         value = self.values[argument] if isinstance(argument, fx.Node) else argument
         if isinstance(value, Traced):
             return value.node
@@ -234,6 +249,28 @@ class _Rewriting:
         module = Output(self.applied, value.layout, value.shape, grad=value.grad)
         name = f"output_{len([m for m in self.writer.root._modules if m.startswith('output_')])}"  # noqa: SLF001
         return self.writer.module(name, module, value.local, value.local.meta).node
+
+
+def input_specs(program: ExportedProgram) -> dict[str, InputSpec]:
+    """What the placeholders of a program are, by name."""
+    return {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
+
+
+def is_tensor_argument(spec: InputSpec) -> bool:
+    """Whether a placeholder is a tensor that the program is called with."""
+    return spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
+
+
+def argument_names(program: ExportedProgram) -> list[str]:
+    """The tensors that a program is called with, in order."""
+    return [name for name, spec in input_specs(program).items() if is_tensor_argument(spec)]
+
+
+def user_outputs(program: ExportedProgram) -> list[Any]:
+    """What a program gives back, as nodes of its graph or constants."""
+    node = next(node for node in program.graph.nodes if node.op == "output")
+    kinds = program.graph_signature.output_specs
+    return [a for a, spec in zip(node.args[0], kinds, strict=True) if spec.kind.name == "USER_OUTPUT"]
 
 
 def _finish(made: fx.GraphModule, program: ExportedProgram, applied: Applied) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,14 +13,14 @@ from torch.distributed.tensor import DTensor
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
-from shardplan.layout.mesh import Mesh
 from shardplan.plan.types import Plan, TensorDecision
-from shardplan.runtime.names import Named, Rename, match_names, parameters_by_name
+from shardplan.runtime.names import Named, Rename
 from shardplan.torch.eager import Now, Planned
 from shardplan.torch.engine import Engine, Record
 from shardplan.torch.graph import Key, permuted
 from shardplan.torch.grid import Grid
 from shardplan.torch.microbatch import microbatches_of, one_microbatch
+from shardplan.torch.naming import name_parameters
 from shardplan.torch.placements import to_layout, to_placements
 from shardplan.torch.steps import part_of_whole
 from shardplan.torch.strictness import check_record
@@ -94,24 +93,17 @@ def prepare(
         hint = "apply a plan to a fresh model"
         raise ShardplanError(error("already-parallel", "a plan has been applied to this model already", hint=hint))
     if plan.pipeline is not None:
-        summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages, which this adapter does not run"
-        hint = "solve without --stages"
+        summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages"
+        hint = "run it with shardplan.torch.pipeline(model, example_inputs, plan, mesh, loss=...)"
         raise ShardplanError(error("pipeline-plan", summary, hint=hint))
     applied = Applied(model, plan, Grid(plan, mesh), strict=strict)
-    names = _tied_names(model, plan, rename)
-    found = {first: tuple(model.get_parameter(first).shape) for first in names}
-    known = _with_buffers(model, plan, found)
-    matched = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
-    for first, named in matched.items():
-        applied.named |= {name: replace(named, name=name) for name in names.get(first, (first,))}
-    _check_representable(matched.values(), plan.mesh)
-    _check_tied(matched.values())
+    applied.named = name_parameters(model, plan, rename=rename, ignore=ignore, strict=strict)
     return applied
 
 
 def attach(model: nn.Module, applied: Applied) -> None:
     """Make the parameters of `model` DTensors in the layouts in which the plan keeps them."""
-    _distribute(model, applied)
+    distribute(model, applied)
     object.__setattr__(model, _ATTRIBUTE, applied)
 
 
@@ -129,61 +121,7 @@ def is_parallel(model: nn.Module) -> bool:
     return hasattr(model, _ATTRIBUTE)
 
 
-def _with_buffers(model: nn.Module, plan: Plan, parameters: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Parameters, and the buffers that the plan knows as such (running statistics)."""
-    planned = {
-        name for tensor in plan.tensors if tensor.role == "parameter" for name in (tensor.checkpoint, *tensor.aliases)
-    }
-    buffers = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in planned}
-    return {**parameters, **buffers}
-
-
-def _tied_names(model: nn.Module, plan: Plan, rename: Rename | None) -> dict[str, tuple[str, ...]]:
-    """Every parameter under the name that the plan knows it by (else its first) -> all its names."""
-    known = parameters_by_name(plan)
-    by_tensor: dict[int, list[str]] = {}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        by_tensor.setdefault(id(tensor), []).append(name)
-
-    def is_known(name: str) -> bool:
-        called = rename(name) if rename is not None else name
-        return (called if isinstance(called, str) else called[0] if called else "") in known
-
-    return {next(filter(is_known, names), names[0]): tuple(names) for names in by_tensor.values()}
-
-
-def _check_representable(matched: Iterable[Named], mesh: Mesh) -> None:
-    faults: list[Diagnostic] = []
-    hint = "forbid it with a constraint (parameters: ...), or keep the parts as parameters of their own"
-    for named in matched:
-        try:
-            to_placements(named.layout, mesh)
-        except ValueError as problem:
-            summary = f"torch has no placement for '{named.name}': {problem}"
-            faults.append(error("no-placement", summary, hint=hint))
-    if faults:
-        raise ShardplanError(*faults)
-
-
-def _check_tied(matched: Iterable[Named]) -> None:
-    """What is one weight to the plan must be one parameter of the model."""
-    names: dict[str, list[str]] = {}
-    for named in matched:
-        names.setdefault(named.decision.checkpoint, []).append(named.name)
-    faults = [
-        error(
-            "not-tied",
-            f"{' and '.join(several)} are one weight in the plan, but {len(several)} parameters of the model",
-            hint=f"tie them: model.{several[1]} = model.{several[0]}",
-        )
-        for several in names.values()
-        if len(several) > 1
-    ]
-    if faults:
-        raise ShardplanError(*faults)
-
-
-def _distribute(model: nn.Module, applied: Applied) -> None:
+def distribute(model: nn.Module, applied: Applied) -> None:
     """Every parameter becomes a DTensor of the part that this process keeps; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for name, named in applied.named.items():

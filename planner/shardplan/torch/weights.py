@@ -22,6 +22,7 @@ from shardplan.runtime.names import Named, Rename
 from shardplan.runtime.shards import runs_of
 from shardplan.torch.grid import Grid
 from shardplan.torch.parallelize import Applied, applied_to, is_parallel, parallelize
+from shardplan.torch.running import Pipeline
 
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -32,7 +33,7 @@ _DTYPES = {
 
 
 def load_(
-    model: nn.Module,
+    model: nn.Module | Pipeline,
     plan: Plan,
     mesh: DeviceMesh,
     path: str | Path,
@@ -40,25 +41,26 @@ def load_(
     rename: Rename | None = None,
     ignore: Iterable[str] = (),
     strict: bool = True,
-) -> nn.Module:
+) -> nn.Module | Pipeline:
     """Fill `model` from the safetensors at `path` (a file, an index, a folder, or what `shardplan split` wrote).
 
     A model that no plan has been applied to is given `plan` first, with `rename`, `ignore` and `strict` as in
-    `parallelize`; build it on the meta device, so that nothing is ever held whole. Every process reads what it keeps;
-    values are cast to the dtype of the parameter. Tensors that are none of the plan's are read whole by their own
-    names.
+    `parallelize`; build it on the meta device, so that nothing is ever held whole. (A pipeline has been made before.)
+    Every process reads what it keeps; values are cast to the dtype of the parameter. Tensors that are none of the
+    plan's are read whole by their own names.
 
     Raises `ShardplanError` as `parallelize` and `open_checkpoint`, and `missing-weight`, `wrong-weight-shape`,
     `not-loaded` (a tensor on the meta device that the checkpoint does not have).
     """
-    if not is_parallel(model):
+    if isinstance(model, nn.Module) and not is_parallel(model):
         parallelize(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
-    applied = applied_to(model)
-    if (Path(path) / MANIFEST).exists():
-        _fill_presharded(model, applied, Path(path))
-    else:
-        _fill(model, applied, open_checkpoint(path))
-    left = [name for name, tensor in _tensors(model) if _local(tensor).is_meta]
+    modules = model.modules if isinstance(model, Pipeline) else (model,)
+    for module in modules:
+        if (Path(path) / MANIFEST).exists():
+            _fill_presharded(module, applied_to(module), Path(path))
+        else:
+            _fill(module, applied_to(module), open_checkpoint(path))
+    left = [name for module in modules for name, tensor in _tensors(module) if _local(tensor).is_meta]
     if left:
         summary = f"{len(left)} tensors are still on the meta device: {', '.join(sorted(left)[:8])}"
         hint = "make buffers that are computed and not stored on a real device, or put them into the checkpoint"
@@ -66,11 +68,18 @@ def load_(
     return model
 
 
+def _present(model: nn.Module, applied: Applied) -> dict[str, Named]:
+    """What the plan names of the tensors that `model` has; a graph has tied ones under one name."""
+    own = {name for name, _ in _tensors(model)}
+    return {name: named for name, named in applied.named.items() if name in own}
+
+
 def _fill(model: nn.Module, applied: Applied, checkpoint: Checkpoint) -> None:
-    sources = _sources(checkpoint, applied.named.values())
+    present = _present(model, applied)
+    sources = _sources(checkpoint, present.values())
     grid = applied.grid
     with Reader() as reader, torch.no_grad():
-        for name, named in applied.named.items():
+        for name, named in present.items():
             entry, decision = sources[named.decision.checkpoint], named.decision
             layout = checkpoint_layout(decision.layout, decision.perm)
             runs = runs_of(layout, grid.mesh, entry.shape, grid.coordinates)
@@ -83,9 +92,10 @@ def _fill(model: nn.Module, applied: Applied, checkpoint: Checkpoint) -> None:
 
 def _fill_presharded(model: nn.Module, applied: Applied, folder: Path) -> None:
     grid = applied.grid
+    present = _present(model, applied)
     by_name = {
         stored: name
-        for name, named in applied.named.items()
+        for name, named in present.items()
         for stored in (named.decision.checkpoint, *named.decision.aliases)
     }
     filled = set()
@@ -97,7 +107,7 @@ def _fill_presharded(model: nn.Module, applied: Applied, folder: Path) -> None:
             named = applied.named[name]
             _put(model, name, _as_tensor(part.array, part.dtype, named), grid)
             filled.add(named.decision.checkpoint)
-    missing = sorted({named.decision.checkpoint for named in applied.named.values()} - filled)
+    missing = sorted({named.decision.checkpoint for named in present.values()} - filled)
     if missing:
         raise ShardplanError(error("missing-weight", f"the split has no tensor '{missing[0]}'", file=str(folder)))
 

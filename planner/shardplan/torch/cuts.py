@@ -1,0 +1,159 @@
+"""An exported program cut into the stages of a pipeline.
+
+A stage runs the operations that read its weights, and what comes between them. Which weights it has the plan says; so a
+cut lies behind the last operation that reads a weight of the stages before, in front of the first that reads one of the
+stages after, where one value alone that depends on weights goes on. What depends on no weight (masks, positions) is
+computed by every stage that reads it, as the plan has it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.torch.exported import input_specs, is_tensor_argument, user_outputs
+
+
+@dataclass(frozen=True)
+class Border:
+    """What one stage hands to the next: the plan's value, and its shape in one microbatch."""
+
+    tensor: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StageNodes:
+    """The part of a program that a stage runs. `nodes`: in order, arguments and weights among them; `fed`: the value
+    that the stage before hands over; `handed`: the value for the stage after; `arguments`: of the program, as read."""
+
+    nodes: frozenset[fx.Node]
+    fed: fx.Node | None
+    handed: fx.Node | None
+    arguments: tuple[str, ...]
+
+
+def cut(
+    program: ExportedProgram, weights: Mapping[str, Sequence[int]], borders: Sequence[Border]
+) -> tuple[StageNodes, ...]:
+    """The stages of `program`, one more than `borders`. `weights`: name of a parameter -> the stages that have it.
+
+    Raises `ShardplanError` (`cannot-cut`) with every border at which not one value alone goes on.
+    """
+    chain = _Chain(program, weights)
+    places, faults = [0], list[Diagnostic]()
+    for number, border in enumerate(borders):
+        place = chain.place(number, border, places[-1])
+        if place is None:
+            faults.append(chain.fault(number, border))
+        else:
+            places.append(place)
+    if faults:
+        raise ShardplanError(*faults)
+    places.append(len(chain.order))
+    handed = [chain.crossing(place)[0] for place in places[1:-1]]
+    return tuple(
+        chain.stage(low, high, fed, out)
+        for (low, high), fed, out in zip(itertools.pairwise(places), [None, *handed], [*handed, None], strict=True)
+    )
+
+
+class _Chain:
+    """Operations that depend on weights, in order. `stages`: of those that read a weight, (first, last) that has it."""
+
+    def __init__(self, program: ExportedProgram, weights: Mapping[str, Sequence[int]]) -> None:
+        self.program = program
+        self.specs = input_specs(program)
+        self.outputs = [node for node in user_outputs(program) if isinstance(node, fx.Node)]
+        held = {
+            node: weights[str(self.specs[node.name].target)]
+            for node in program.graph.nodes
+            if node.op == "placeholder" and str(self.specs[node.name].target) in weights
+        }
+        bound = set(held)
+        self.order: list[fx.Node] = []
+        self.stages: list[tuple[int, int] | None] = []
+        for node in program.graph.nodes:
+            if node.op == "call_function" and any(source in bound for source in node.all_input_nodes):
+                bound.add(node)
+                self.order.append(node)
+                read = [held[source] for source in node.all_input_nodes if source in held]
+                self.stages.append((max(map(min, read)), min(map(max, read))) if read else None)
+        self.index = {node: place for place, node in enumerate(self.order)}
+        self.last = {node: self._last(node) for node in self.order}
+
+    def _last(self, node: fx.Node) -> int:
+        """The place of the last operation that reads a value."""
+        if node in self.outputs:
+            return len(self.order)
+        return max((self.index[user] for user in node.users if user in self.index), default=-1)
+
+    def bounds(self, border: int) -> tuple[int, int]:
+        """The places between which the cut lies: none of an earlier stage's weights is read after, none of a later
+        one's before."""
+        low = max((place + 1 for place, had in enumerate(self.stages) if had and had[1] <= border), default=0)
+        high = min((place for place, had in enumerate(self.stages) if had and had[0] > border), default=len(self.order))
+        return low, high
+
+    def crossing(self, place: int) -> list[fx.Node]:
+        """The values that go on at a place."""
+        return [node for node in self.order[:place] if self.last[node] >= place]
+
+    def place(self, border: int, wanted: Border, after: int) -> int | None:
+        """The first place for a cut at which one value of the right shape alone goes on."""
+        low, high = self.bounds(border)
+        for place in range(max(low, after + 1), high + 1):
+            values = self.crossing(place)
+            if len(values) == 1 and _shape(values[0]) == wanted.shape:
+                return place
+        return None
+
+    def fault(self, border: int, wanted: Border) -> Diagnostic:
+        """Why there is no such place."""
+        low, high = self.bounds(border)
+        summary = f"the model has no place where stage {border} can end as the plan says, with '{wanted.tensor}'"
+        if low > high:
+            detail = f"{self._said(low - 1)} needs a weight of stage {border} or before, {self._said(high)} one after"
+        else:
+            values = self.crossing(low)
+            named = ", ".join(f"{node.name} {list(_shape(node) or ())}" for node in values[:4])
+            detail = f"behind {self._said(low - 1)} {len(values)} values go on: {named}"
+        hint = "is the model the one that was planned? solve again for it, with --stages or stages: by hand"
+        return error("cannot-cut", summary, detail=detail, hint=hint)
+
+    def _said(self, place: int) -> str:
+        return self.order[place].name if 0 <= place < len(self.order) else "the end"
+
+    def stage(self, low: int, high: int, fed: fx.Node | None, handed: fx.Node | None) -> StageNodes:
+        """The operations from `low` to `high` with all that they read."""
+        own = set(self.order[low:high])
+        wanted = _needed([*own, *(self.outputs if handed is None else ())], stop=fed) | own
+        arguments = [
+            node.name
+            for node in self.program.graph.nodes
+            if node in wanted and node.op == "placeholder" and is_tensor_argument(self.specs[node.name])
+        ]
+        return StageNodes(frozenset(wanted), fed, handed, tuple(arguments))
+
+
+def _needed(nodes: Iterable[fx.Node], stop: fx.Node | None) -> set[fx.Node]:
+    """Everything that leads to `nodes`, but not what leads to `stop`."""
+    found: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node is not stop:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def _shape(node: fx.Node) -> tuple[int, ...] | None:
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,185 @@
+"""A model under a plan of pipeline stages: cut, every piece under the plan of its stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.export import ExportedProgram
+
+from shardplan.errors import ShardplanError, error
+from shardplan.plan.types import Pipeline as PlannedPipeline
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.names import Named, Rename
+from shardplan.torch.cuts import Border, StageNodes, cut
+from shardplan.torch.exported import argument_names, exported, holder
+from shardplan.torch.grid import Grid
+from shardplan.torch.microbatch import batch_dims, microbatches_of, one_microbatch
+from shardplan.torch.naming import name_parameters
+from shardplan.torch.parallelize import Applied, distribute, is_parallel, match_inputs
+from shardplan.torch.places import Places, places_of
+from shardplan.torch.running import Loss, Pipeline
+from shardplan.torch.stages import Part, wire, write_stage
+from shardplan.torch.tied import tied_weights
+
+
+def pipeline(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...],
+    plan: Plan,
+    mesh: DeviceMesh,
+    *,
+    loss: Loss | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    rename: Rename | None = None,
+    ignore: Iterable[str] = (),
+    strict: bool = True,
+) -> Pipeline:
+    """The pieces of `model` that this process runs under a plan with stages.
+
+    `torch.export` writes the model as a graph, with the shapes of `example_inputs`, which are those of one microbatch.
+    It is cut where the plan ends its stages. `loss`: called on the last stage with what the model returns (DTensors)
+    and a target, for each microbatch; the mean over its samples. `mesh`, `rename`, `ignore`, `strict`: as in
+    `parallelize_exported`. The model itself stays as it is; build it on the meta device where it does not fit.
+
+    Raises `ShardplanError` as `parallelize_exported`, on all processes, and `no-pipeline`, `unequal-stages`,
+    `cannot-cut`, `uneven-rounds`.
+    """
+    stages = _check(model, plan)
+    Grid(plan, mesh)
+    build = _Build(model, stages, places_of(stages, mesh.device_type), strict=strict)
+    build.program = exported(model, example_inputs, dict(example_kwargs or {}))
+    every = name_parameters(model, _union(plan, stages), rename=rename, ignore=ignore, strict=strict)
+    build.named = [
+        name_parameters(model, stage.plan, rename=_only(every, rename), ignore=("*",), strict=False)
+        for stage in stages.stages
+    ]
+    made = Pipeline(plan, build.program, build.parts(), build.places)
+    made.run_under(loss, tied_weights(stages, build.named, made.parts, build.places))
+    return made
+
+
+@dataclass
+class _Build:
+    """A pipeline in the making. `named`: by stage, the parameters of the model that it has."""
+
+    model: nn.Module
+    stages: PlannedPipeline
+    places: Places
+    strict: bool
+    program: ExportedProgram = field(init=False)
+    named: list[dict[str, Named]] = field(init=False)
+
+    def parts(self) -> list[Part]:
+        """The pieces of this process. What is wrong with any is told by all processes, so that none waits."""
+        fed = _fed(self.stages)
+        nodes = cut(self.program, _stages_by_weight(self.named), _borders(self.stages, fed))
+        parts, faults = [], None
+        try:
+            parts = [self._part(number, fed[number], nodes[number]) for number in self.places.numbers]
+        except ShardplanError as problem:
+            faults = problem.diagnostics
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, faults)
+        for theirs in filter(None, found):
+            raise ShardplanError(*theirs)
+        return parts
+
+    def _part(self, number: int, fed: Mapping[str, int], nodes: StageNodes) -> Part:
+        stages, handed = self.stages.stages, self.stages.handed
+        stage, named = stages[number], self.named[number]
+        applied = Applied(self.model, stage.plan, self.places.grid(stage), strict=self.strict, fed=fed)
+        applied.named = named
+        root = holder(self.model, without={name for names in self.named for name in names} - set(named))
+        distribute(root, applied)
+        part = Part(number, nodes, applied)
+        wires = [wire(t, stages[t.sender].plan.mesh, stages[t.receiver].plan.mesh) for t in handed]
+        entering = (handed[number - 1].tensor, wires[number - 1]) if number else None
+        leaving = wires[number] if number < len(handed) else None
+        write_stage(part, self.program, root, self._partners(), entering, leaving)
+        return part
+
+    def _partners(self) -> dict[str, TensorDecision]:
+        """The arguments of the program and the model's inputs that they are."""
+        handed = {transfer.tensor for transfer in self.stages.handed}
+        tensors = [tensor for stage in self.stages.stages for tensor in stage.plan.tensors if tensor.role == "input"]
+        inputs = {tensor.name: tensor for tensor in tensors if tensor.name not in handed}
+        return match_inputs(argument_names(self.program), list(inputs.values()))
+
+
+def _check(model: nn.Module, plan: Plan) -> PlannedPipeline:
+    if is_parallel(model):
+        hint = "apply a plan to a fresh model"
+        raise ShardplanError(error("already-parallel", "a plan has been applied to this model already", hint=hint))
+    found = plan.pipeline
+    if found is None:
+        hint = "use shardplan.torch.parallelize, or solve with --stages"
+        raise ShardplanError(error("no-pipeline", "the plan has no stages", hint=hint))
+    sizes = [stage.plan.mesh.size for stage in found.stages]
+    if len(set(sizes)) > 1:
+        summary = f"the stages have {', '.join(map(str, sizes))} devices; torch's pipelining needs as many in each"
+        hint = "fix stages of equal size by hand (stages: in the constraints file, each with its mesh:)"
+        raise ShardplanError(error("unequal-stages", summary, hint=hint))
+    micro, count = microbatches_of(plan), len({stage.first_device for stage in found.stages})
+    rounds = max(1, micro // count)
+    if found.schedule.startswith("interleaved") and micro % rounds:
+        summary = f"torch runs interleaved stages in {rounds} rounds, into which {micro} microbatches do not go"
+        raise ShardplanError(error("uneven-rounds", summary, hint=f"solve with --microbatches {count * rounds}"))
+    return found
+
+
+def _union(plan: Plan, stages: PlannedPipeline) -> Plan:
+    """A plan that names the parameters of all stages."""
+    found: dict[str, TensorDecision] = {}
+    for stage in stages.stages:
+        for tensor in stage.plan.tensors:
+            if tensor.role == "parameter":
+                found.setdefault(tensor.checkpoint, tensor)
+    return replace(stages.stages[0].plan, tensors=tuple(found.values()), model=plan.model)
+
+
+def _only(every: Mapping[str, Named], rename: Rename | None) -> Rename:
+    """The renaming, of parameters that some stage has; of a weight with several names, any will do."""
+
+    def renamed(name: str) -> Any:
+        if name not in every:
+            return None
+        return rename(name) if rename is not None else name
+
+    return renamed
+
+
+def _fed(stages: PlannedPipeline) -> list[dict[str, int]]:
+    """For every stage, the value it is fed and its dim that is the batch."""
+    found: list[dict[str, int]] = [{}]
+    for stage, handed in zip(stages.stages, stages.handed, strict=False):
+        dims = batch_dims(stage.plan, found[-1])
+        found.append({handed.tensor: dims.get(handed.tensor, 0)})
+    return found
+
+
+def _borders(stages: PlannedPipeline, fed: list[dict[str, int]]) -> list[Border]:
+    shapes = [
+        {tensor.name: tensor.shape for tensor in one_microbatch(stage.plan, given).tensors}
+        for stage, given in zip(stages.stages, fed, strict=True)
+    ]
+    return [Border(handed.tensor, shapes[handed.sender][handed.tensor]) for handed in stages.handed]
+
+
+def _stages_by_weight(named: list[dict[str, Named]]) -> dict[str, list[int]]:
+    """The stages that have a weight, by all its names; buffers that nobody trains are everyone's."""
+    found: dict[str, list[int]] = {}
+    for number, names in enumerate(named):
+        for name, entry in names.items():
+            if entry.decision.trainable or math.prod(entry.shape) > _BUFFER_ELEMENTS:
+                found.setdefault(name, []).append(number)
+    return found
+
+
+_BUFFER_ELEMENTS = 1 << 16
+"""As in `shardplan.stages.cut`: a buffer of more is a weight."""

@@ -1,0 +1,170 @@
+"""A pipeline at run time: torch's schedule over the pieces of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.tensor import DTensor, Replicate
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from shardplan.errors import ShardplanError, error
+from shardplan.plan.types import Plan
+from shardplan.torch.exported import argument_names
+from shardplan.torch.microbatch import microbatches_of
+from shardplan.torch.places import Places
+from shardplan.torch.stages import Part
+from shardplan.torch.tied import Tied
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+class Pipeline:
+    """The pieces of a model that this process runs, and the schedule over all. Made by `pipeline`.
+
+    `modules`: a graph for each piece, its parameters DTensors on the stage's part of the devices; `schedule`: torch's.
+    """
+
+    def __init__(self, plan: Plan, program: ExportedProgram, parts: list[Part], places: Places) -> None:
+        self.plan, self.parts = plan, parts
+        self._program, self._places = program, places
+        self._tied: Sequence[Tied] = ()
+        self._outputs: list[Any] = []
+        self._loss: Loss | None = None
+        self.schedule: Any = None
+
+    @property
+    def modules(self) -> tuple[fx.GraphModule, ...]:
+        return tuple(part.module for part in self.parts)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this process is one of those that compute the loss."""
+        return self.parts[-1].nodes.handed is None
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of this process's pieces under the model's names; tied ones once."""
+        seen: set[int] = set()
+        for module in self.modules:
+            for name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield name, parameter
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The same without names: what the optimizer of this process updates."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers of this process's pieces, as DTensors on their stages."""
+        return {name: tensor for module in self.modules for name, tensor in module.state_dict().items()}
+
+    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> Tensor | None:
+        """One step forward and backward over the whole batch, cut into the plan's microbatches along dim 0.
+
+        `args`, `kwargs`: what the model is called with, and `target`, what the loss is given beside the model's
+        result: whole on every process. Gradients are the mean over microbatches. Gives the loss, the mean over
+        microbatches, to the processes of the last stage, None to others.
+        """
+        if self._loss is None:
+            hint = "give the loss to shardplan.torch.pipeline(..., loss=...)"
+            raise ShardplanError(error("no-loss", "a pipeline without a loss cannot take a training step", hint=hint))
+        losses: list[Tensor] = []
+        self._begin()
+        given = {"target": target, "losses": losses} if self.is_last else {}
+        first, rest = self._given(args, kwargs)
+        self.schedule.step(*first, **rest, **given, return_outputs=False)
+        for weight in self._tied:
+            weight.reduce()
+        return _mean(losses) if self.is_last else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Run without gradients: what the model returns for each microbatch, on the last stage; elsewhere nothing."""
+        self._begin()
+        first, rest = self._given(args, kwargs)
+        with torch.no_grad():
+            self.schedule.eval(*first, **rest, return_outputs=False)
+        found, self._outputs = self._outputs, []
+        return found
+
+    def _begin(self) -> None:
+        self._outputs = []
+        for part in self.parts:
+            part.begin()
+
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the model is called with, as this process's pieces take it: for the first stage by place."""
+        names = argument_names(self._program)
+        tensors = [value for value in pytree.tree_leaves(args) if isinstance(value, Tensor)]
+        given = dict(zip(names, tensors, strict=False)) | dict(kwargs)
+        missing = [name for name in names if name not in given]
+        if missing:
+            summary = f"the model was exported with {', '.join(names)}; {', '.join(missing)} is not given"
+            raise ShardplanError(error("missing-input", summary))
+        mine = {name: given[name].to(self._places.device) for part in self.parts for name in part.nodes.arguments}
+        if self.parts[0].nodes.fed is not None:
+            return (), mine
+        first = self.parts[0].nodes.arguments
+        return tuple(mine[name] for name in first), mine if len(self.parts) > 1 else {}
+
+    def computed(self, outputs: Any) -> Any:
+        """What the model returns, of the local results of the last stage."""
+        flat = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        return pytree.tree_unflatten(self.parts[-1].whole(flat), self._program.call_spec.out_spec)
+
+    def run_under(self, loss: Loss | None, tied: Sequence[Tied]) -> None:
+        """Make torch's stages and schedule."""
+        self._loss, self._tied = loss, tied
+        last = self.parts[-1]
+        if self.is_last:
+            last.module.register_forward_hook(self._note)
+        count = len(self._places.firsts)
+        stages = [_stage(part, count, self._places) for part in self.parts]
+        micro = microbatches_of(self.plan)
+        found = self.plan.pipeline
+        assert found is not None
+        compute = self._computed_loss if loss is not None else None
+        if found.schedule.startswith("interleaved"):
+            self.schedule = ScheduleInterleaved1F1B(stages, micro, compute)
+        elif found.schedule == "gpipe" or micro < count:
+            self.schedule = ScheduleGPipe(stages[0], micro, compute)
+        else:
+            self.schedule = Schedule1F1B(stages[0], micro, compute)
+
+    def _note(self, module: nn.Module, args: Any, output: Any) -> None:
+        del module, args
+        if not torch.is_grad_enabled():
+            self._outputs.append(self.computed(output))
+
+    def _computed_loss(self, outputs: Any, target: Any) -> Tensor:
+        assert self._loss is not None
+        mesh = self._places.own
+
+        def placed(value: Any) -> Any:
+            if not isinstance(value, Tensor) or isinstance(value, DTensor):
+                return value
+            return DTensor.from_local(value.to(self._places.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+        return self._loss(self.computed(outputs), pytree.tree_map(placed, target))
+
+
+def _stage(part: Part, count: int, places: Places) -> PipelineStage:
+    if part.received is not None:
+        inputs = (part.received,)
+    else:
+        metas = {node.name: node.meta["val"] for node in part.nodes.nodes if node.op == "placeholder"}
+        inputs = tuple(
+            torch.empty(metas[name].shape, dtype=metas[name].dtype, device="meta") for name in part.nodes.arguments
+        )
+    return PipelineStage(
+        part.module, part.number, count, places.device, input_args=inputs, output_args=part.results, group=places.group
+    )
+
+
+def _mean(losses: list[Tensor]) -> Tensor:
+    whole = [loss.full_tensor() if isinstance(loss, DTensor) else loss for loss in losses]
+    return torch.stack([loss.detach() for loss in whole]).mean()
