@@ -7,6 +7,8 @@ last operator. What one piece hands to another is saved if it is needed again: p
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,8 +22,8 @@ from shardplan.rules.types import Rule
 
 ONCE = -1
 """The label of an operator that runs once; other labels are the operator before whose backward it runs again."""
-LEAST, MOST = 8, 32
-"""Operators of a stretch between blocks."""
+SHORTEST, LENGTH = 4, 1.25
+"""Operators of a stretch: at most so many, or so many times the square root of all."""
 
 
 @dataclass(frozen=True)
@@ -151,20 +153,19 @@ def _lasting(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, op
 
 
 def stretches(model: Model, flow: Flow) -> list[Piece]:
-    """What lies between blocks, cut where the fewest bytes cross."""
-    inside = {index for piece in blocks(model) for index in piece.operators}
+    """The operators in order, cut into pieces of about the square root of their number: at the borders of blocks, and
+    where the fewest bytes cross."""
+    most = max(SHORTEST, round(LENGTH * math.sqrt(len(model.operators))))
+    of_block = {
+        index: (number, copy[0]) for number, block in enumerate(model.blocks) for copy in block.copies for index in copy
+    }
     crossing = _crossing_bytes(model, flow)
-    runs: list[list[int]] = []
-    for index in range(len(model.operators)):
-        if index not in inside:
-            if not runs or runs[-1][-1] != index - 1:
-                runs.append([])
-            runs[-1].append(index)
     pieces = []
-    for run in runs:
-        first, end = run[0], run[-1] + 1
-        while end - first > MOST:
-            cut = min(range(first + LEAST, first + MOST + 1), key=lambda at: (crossing[at], -at))
+    for _, run in itertools.groupby(range(len(model.operators)), key=of_block.get):
+        operators = list(run)
+        first, end = operators[0], operators[-1] + 1
+        while end - first > most:
+            cut = min(range(first + most // 4, first + most + 1), key=lambda at: (crossing[at], -at))
             pieces.append(Piece(frozenset(range(first, cut)), cut - 1))
             first = cut
         pieces.append(Piece(frozenset(range(first, end)), end - 1))
