@@ -8,10 +8,10 @@ import numpy as np
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
-from shardplan.graph.build import build_cost_graph
+from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.problem import to_problem
+from shardplan.graph.problem import node_order, to_problem
 from shardplan.graph.recipes import RECIPES, restrict
 from shardplan.model.types import Model
 from shardplan.plan.assemble import assemble, price
@@ -19,6 +19,7 @@ from shardplan.plan.types import Plan
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 from shardplan.solve.evaluate import evaluate
+from shardplan.solve.problem import Costs, Problem
 
 TRAINING, INFERENCE = PlanOptions(), PlanOptions(mode="inference")
 
@@ -43,12 +44,34 @@ def forced_plan(
     problem = to_problem(built, memory, limit_bytes)
     wanted = restrict(problem, built, RECIPES[recipe](built)) if recipe else problem
     if seed is not None:
-        generator = np.random.default_rng(seed)
-        drawn = [
-            np.where(np.isfinite(cost), generator.integers(1 << 30, size=len(cost)), np.inf) for cost in wanted.costs
-        ]
-        wanted = replace(wanted, costs=tuple(drawn))
+        wanted = replace(wanted, costs=_drawn(wanted, built, np.random.default_rng(seed)))
     solution = solve(wanted)
     assert solution.choices is not None
     priced = price(built, replace(solution, cost=evaluate(problem, solution.choices).cost, bound=0.0))
     return assemble(priced, memory, limit_bytes or cluster.device.usable_bytes, 0.0)
+
+
+def _drawn(problem: Problem, built: CostGraph, generator: np.random.Generator) -> tuple[Costs, ...]:
+    """A cost at random for every choice that there is; the copies of a repeated block between its first and its last
+    have those of the second, so that what they have in common is worked out once."""
+    costs, like = {}, _copied(built.model)
+    for (kind, name), cost in zip(node_order(built), problem.costs, strict=True):
+        drawn = np.where(np.isfinite(cost), generator.integers(1 << 30, size=len(cost)), np.inf)
+        other = costs.get((kind, like.get(name, name)))
+        same = other is not None and np.array_equal(np.isfinite(other), np.isfinite(cost))
+        costs[kind, name] = other if same else drawn
+    return tuple(costs.values())
+
+
+def _copied(model: Model) -> dict[str, str]:
+    """Operators and tensors of further copies of repeated blocks -> those of the second copy that they stand beside."""
+    found: dict[str, str] = {}
+    for block in model.blocks:
+        for copy in block.copies[2:-1]:
+            for index, second in zip(copy, block.copies[1], strict=True):
+                one, other = model.operators[index], model.operators[second]
+                found[one.name] = other.name
+                found |= dict(zip(one.outputs, other.outputs, strict=True))
+                for name, beside in zip(one.inputs, other.inputs, strict=True):
+                    found.setdefault(name, beside)
+    return found

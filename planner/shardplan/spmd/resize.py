@@ -65,9 +65,9 @@ class Sizes:
         return tuple(self.places[name, dim] for dim in range(rank))
 
 
-def smaller_sizes(model: Model, plan: Plan, rules: Sequence[Rule], room: int = 2) -> Sizes:
+def smaller_sizes(model: Model, plan: Plan, rules: Sequence[Rule], room: int = 2, least: int = LEAST) -> Sizes:
     """Sizes that fit together, as small as they may be. `room`: how many elements of a dim every device keeps at
-    least, where it had as many."""
+    least, where it had as many; `least`: how many a dim keeps that is bound to others."""
     classes = _relate(model, rules)
     sizes = {(name, dim): size for name, tensor in model.tensors.items() for dim, size in enumerate(tensor.shape)}
     factors = {(i, name): size for i, rule in enumerate(rules) for name, size in rule.sizes.items()}
@@ -76,7 +76,7 @@ def smaller_sizes(model: Model, plan: Plan, rules: Sequence[Rule], room: int = 2
     free = _free_sizes(classes, sizes, needs, room)
     current: dict[_Node, int] = dict(itertools.chain[tuple[_Node, int]](sizes.items(), factors.items()))
     for prime in PRIMES:
-        exponents = _exponents(classes, current, needs, pieces, free, prime, room)
+        exponents = _exponents(classes, current, needs, pieces, free, prime, room, least)
         for node in current:
             current[node] //= prime ** exponents.get(classes.find(node), 0)
         for place, lengths in pieces.items():
@@ -225,12 +225,14 @@ def _exponents(
     free: Mapping[_Node, int],
     prime: int,
     room: int,
+    least: int,
 ) -> dict[_Node, int]:
     """How often each class is divided by `prime`: as often as possible in all."""
     limits: dict[_Node, int] = {}
     for node, size in current.items():
         root = classes.find(node)
-        limit = 0 if root in classes.fixed else _times(size, needs.get(node, 1), prime, _least(node), room)
+        shortest = least if isinstance(node[0], str) else 2
+        limit = 0 if root in classes.fixed else _times(size, needs.get(node, 1), prime, shortest, room)
         limits[root] = min(limit, limits.get(root, limit))
     for place, lengths in pieces.items():
         root = classes.find(place)
@@ -249,10 +251,6 @@ def _exponents(
     solver.maximize(sum(variables.values()))
     found = {root: round(solver.val(variable)) for root, variable in variables.items()}
     return {**simple, **found}
-
-
-def _least(node: _Node) -> int:
-    return LEAST if isinstance(node[0], str) else 2
 
 
 def _times(size: int, need: int, prime: int, least: int, room: int) -> int:

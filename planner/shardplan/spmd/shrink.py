@@ -30,10 +30,12 @@ from shardplan.spmd.localise import LOCALISERS
 from shardplan.spmd.lower import check_fresh, lower_program
 from shardplan.spmd.machine import MOST_BYTES, needed_bytes
 from shardplan.spmd.program import Array, Local, Site
-from shardplan.spmd.resize import Sizes, smaller_sizes
+from shardplan.spmd.resize import LEAST, Sizes, smaller_sizes
 from shardplan.spmd.steps import retrace
 from shardplan.spmd.weights import index_limits
 
+QUICK_BYTES = 256 << 20
+"""What needs more than this takes long to run, and may have shorter dims."""
 COPIES = 3
 """Of every repeated block so many copies stay: the first, the last, and what lies between two of a kind."""
 
@@ -48,18 +50,25 @@ def shrink(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tup
     kept, renamed = _thinned(model)
     thin = _thin_model(model, kept, renamed)
     thin_rules = [rules[index] for index in kept]
-    twin, small, twin_rules = _twin(plan, thin, thin_rules, renamed, room=2)
-    if needed_bytes(lower_program(twin, small, twin_rules)) > MOST_BYTES:
-        with contextlib.suppress(ShardplanError):
-            twin, small, _ = _twin(plan, thin, thin_rules, renamed, room=1)
+    twin, small, twin_rules = _twin(plan, thin, thin_rules, renamed)
+    for room, least, tolerated_bytes in ((2, 2, QUICK_BYTES), (1, 2, MOST_BYTES)):
+        if needed_bytes(lower_program(twin, small, twin_rules)) > tolerated_bytes:
+            with contextlib.suppress(ShardplanError):
+                twin, small, twin_rules = _twin(plan, thin, thin_rules, renamed, room, least)
     return twin, small
 
 
 def _twin(
-    plan: Plan, thin: Model, thin_rules: Sequence[Rule], renamed: Mapping[tuple[int, str], str], room: int
+    plan: Plan,
+    thin: Model,
+    thin_rules: Sequence[Rule],
+    renamed: Mapping[tuple[int, str], str],
+    room: int = 2,
+    least: int = LEAST,
 ) -> tuple[Model, Plan, tuple[Rule, ...]]:
-    """The twin, its plan and rules. `room`: elements of a dim on a device, two so that their order shows, or one."""
-    twin = _resized(thin, thin_rules, smaller_sizes(thin, plan, thin_rules, room))
+    """The twin, its plan and rules. `room`: elements of a dim on a device, two so that their order shows, or one;
+    `least`: of a dim as a whole."""
+    twin = _resized(thin, thin_rules, smaller_sizes(thin, plan, thin_rules, room, least))
     try:
         twin_rules = model_rules(twin)
     except ShardplanError as problem:
