@@ -1,5 +1,6 @@
 """Stages fixed by hand behave as Alpa's tests of manual sharding ask (alpa-projects/alpa, PR 816)."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -11,12 +12,16 @@ from shardplan.cluster.profile import load_profile
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.legal import local_shape
+from shardplan.layout.text import to_text
 from shardplan.model.read import read_model
+from shardplan.models.named import described
 from shardplan.plan.encode import dumps
+from shardplan.plan.file import read_plan, write_plan
 from shardplan.spmd.machine import verify_plan
-from shardplan.stages.manual import read_stages, stages_of
+from shardplan.stages.manual import ManualStages, StageWish, read_stages, stages_of
 from shardplan.stages.plan import plan_stages
 from shardplan.stages.schedule import parse_schedule
+from shardplan.yaml_source import Mark
 
 MICROBATCHES = 2
 MLP = """
@@ -42,6 +47,11 @@ stages:
     mesh_axis_names: [dummy, data]
     parameters: {"*": replicate}
     outputs: {y: [data, null]}
+"""
+BARE = """
+stages:
+  - {runs: [Gemm_0, Relu_1, Gemm_2], mesh: 1x2}
+  - {runs: ["*"], mesh: 1x2}
 """
 SCHEDULE = parse_schedule("1f1b")
 
@@ -133,6 +143,58 @@ def test_the_verb(tmp_path, shardplan, folder):
     again = shardplan(*given, "--stages", "p.json")
     assert again.code == 0, again.err
     assert shardplan(*given, "--constraints", "fixed.yaml", "--stages", "2").code == 2
+
+
+def test_constraints_outside_of_stages_hold_in_every_stage(tmp_path, shardplan, folder):
+    mlp(Path(), 64)
+    Path("fixed.yaml").write_text('parameters: {"w[14]": replicate, w3: [gpu]}\n' + BARE)
+    given = ("solve", "mlp64.onnx", "-c", "h100-dgx", "--mesh", "1x4", "--microbatches", "2", "-o", "p.json")
+    run = shardplan(*given, "--constraints", "fixed.yaml")
+    assert run.code == 0, run.err
+    plan = read_plan("p.json")
+    layouts = {
+        tensor.name: to_text(tensor.layout, stage.plan.mesh)
+        for stage in plan.pipeline.stages
+        for tensor in stage.plan.tensors
+        if tensor.role == "parameter"
+    }
+    assert [layouts[name] for name in ("w1", "w4", "w3")] == ["R", "R", "S(0)@gpu"]
+    Path("other.yaml").write_text("parameters: {w9: replicate}\n" + BARE)
+    run = shardplan(*given, "--constraints", "other.yaml")
+    assert run.code == 2
+    assert "other.yaml:1:18: error[no-match]: no parameter matches 'w9'" in run.err
+
+
+def test_stages_by_hand_are_solved_again_as_they_were_asked_for(tmp_path, shardplan, folder):
+    mlp(Path(), 64)
+    Path("fixed.yaml").write_text(STAGES.replace("{w1: [null, model], b1: [model]", "{w1: replicate, b1: replicate"))
+    given = ("solve", "mlp64.onnx", "-c", "h100-dgx", "--mesh", "1x4", "--microbatches", "2", "-o", "p.json")
+    assert shardplan(*given, "--constraints", "fixed.yaml").code == 0
+    resolve = ("check", "p.json", "--model", "mlp64.onnx", "--resolve")
+    assert shardplan(*resolve).code == 0
+    plan = read_plan("p.json")
+    stages = plan.pipeline.stages
+    free = replace(stages[0].plan, model={**stages[0].plan.model, "constraints": []})
+    worse = replace(plan.summary, step_ns=plan.summary.step_ns + 1000)
+    changed = replace(plan.pipeline, stages=(replace(stages[0], plan=free), *stages[1:]))
+    write_plan(replace(plan, summary=worse, pipeline=changed), "p.json")
+    run = shardplan(*resolve)
+    assert run.code == 1
+    assert "p.json: error[not-optimal-plan]: not optimal: a step of" in run.err
+    assert "--constraints FILE --output p.json" in run.err
+    assert "--stages" not in run.err
+
+
+def test_a_stage_is_called_by_the_blocks_that_it_runs():
+    model = described("transformer:layers=4,hidden=64,heads=4,vocab=128,seq=8,batch=8")
+    wishes = tuple(StageWish(runs, "1x2", (), (), Mark("", 1, 1)) for runs in (("*.layers.[01]",), ("*",)))
+    plan = plan_stages(
+        model, make_cluster(load_profile("h100-dgx"), "1x4"), PlanOptions(), SCHEDULE, ManualStages(wishes, {})
+    )
+    assert [stage.units for stage in plan.pipeline.stages] == [
+        ("model.layers.0 … model.layers.1",),
+        ("model.layers.2 … model.layers.3",),
+    ]
 
 
 def test_equal_requests_give_equal_bytes(tmp_path, cluster):

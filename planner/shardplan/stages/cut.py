@@ -24,7 +24,7 @@ _BUFFER_ELEMENTS = 1 << 16
 @dataclass(frozen=True)
 class Chain:
     """`units[u]`: operators of unit u; `borders[u]`: the value that unit u hands to unit u + 1. `free`: operators that
-    depend on no weight. `names[u]`: the block that the unit is, or `units`' position."""
+    depend on no weight. `names[u]`: the block that the unit is or the first and last that it has, or its place."""
 
     model: Model
     units: tuple[tuple[int, ...], ...]
@@ -187,9 +187,10 @@ def _names(model: Model, places: Sequence[int]) -> tuple[str, ...]:
     found = []
     for number, (low, high) in enumerate(itertools.pairwise(places)):
         named = [starts[index] for index in range(low, high) if index in starts]
-        found.append(
-            named[0] if named else "head" if not number else "tail" if high == places[-1] else f"unit {number}"
-        )
+        if named:
+            found.append(named[0] if len(named) == 1 else f"{named[0]} … {named[-1]}")
+        else:
+            found.append("head" if not number else "tail" if high == places[-1] else f"unit {number}")
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import glob
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.parse import constraints_of
+from shardplan.constraints.resolve import resolve
 from shardplan.constraints.types import Constraint, Dims
 from shardplan.errors import ShardplanError, error
 from shardplan.graph.options import PlanOptions
@@ -37,14 +38,16 @@ from shardplan.layout.text import to_text
 from shardplan.model.types import Model
 from shardplan.patterns import matches
 from shardplan.plan.orientation import checkpoint_layout, dim_axes
-from shardplan.plan.types import Plan, TensorDecision
+from shardplan.plan.types import Plan, Stage, TensorDecision
 from shardplan.planning import Planner
 from shardplan.stages.cut import Chain, chain_at, part_of
+from shardplan.stages.parts import concerning
 from shardplan.stages.pipeline import StagedPlans
 from shardplan.stages.schedule import Schedule
 from shardplan.stages.search import Cut
 from shardplan.stages.submeshes import Submesh
 from shardplan.stages.transfer import Transfers, exposed_ns, tied_transfers, waited_ns
+from shardplan.study.request import options_of
 from shardplan.yaml_source import Mark, compose, mark_of
 
 _OWN = ("runs", "mesh")
@@ -130,6 +133,18 @@ def stages_of(plan: Plan, file: str) -> ManualStages:
 
     Raises `ShardplanError` (`bad-stages`) for a plan without stages.
     """
+    return _stages_as(plan, file, lambda stage: _kept_there(stage.plan, file))
+
+
+def stages_asked_for(plan: Plan, file: str) -> ManualStages:
+    """The stages of a plan, with the constraints that each was planned under and nothing else fixed.
+
+    Raises `ShardplanError` as `stages_of`, and (`damaged-plan`) where a stage does not say what it was asked for.
+    """
+    return _stages_as(plan, file, lambda stage: options_of(stage.plan, file).constraints)
+
+
+def _stages_as(plan: Plan, file: str, fixed: Callable[[Stage], tuple[Constraint, ...]]) -> ManualStages:
     if plan.pipeline is None:
         raise ShardplanError(error("bad-stages", "this plan has no stages", file=file))
     mark = Mark(file, 1, 1)
@@ -139,20 +154,24 @@ def stages_of(plan: Plan, file: str) -> ManualStages:
         mesh = stage.plan.mesh
         own = [operator.name for operator in stage.plan.operators if operator.name not in taken]
         taken.update(own)
-        fixed = [tensor for tensor in stage.plan.tensors if tensor.role in ("input", "parameter")]
-        constraints = tuple(
-            Constraint(
-                "inputs" if tensor.role == "input" else "parameters",
-                glob.escape(tensor.checkpoint or tensor.name),
-                Dims(tuple(tuple(axes) for axes in _dims(tensor, mesh))),
-                to_text(tensor.layout, mesh),
-                mark,
-            )
-            for tensor in fixed
-        )
         text = ",".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
-        found.append(StageWish(tuple(glob.escape(name) for name in own), text, constraints, mesh.names, mark))
+        found.append(StageWish(tuple(glob.escape(name) for name in own), text, fixed(stage), mesh.names, mark))
     return ManualStages(tuple(found), {})
+
+
+def _kept_there(plan: Plan, file: str) -> tuple[Constraint, ...]:
+    """Inputs and weights as `plan` keeps them."""
+    return tuple(
+        Constraint(
+            "inputs" if tensor.role == "input" else "parameters",
+            glob.escape(tensor.checkpoint or tensor.name),
+            Dims(tuple(tuple(axes) for axes in _dims(tensor, plan.mesh))),
+            to_text(tensor.layout, plan.mesh),
+            Mark(file, 1, 1),
+        )
+        for tensor in plan.tensors
+        if tensor.role in ("input", "parameter")
+    )
 
 
 def _dims(tensor: TensorDecision, mesh: Mesh) -> list[list[str]]:
@@ -168,6 +187,7 @@ def plan_by_hand(
 
     Raises `ShardplanError` (`bad-stages`, `no-cut`, or as planning does), `InfeasibleError` where one does not fit.
     """
+    _refuse_unmatched(options.constraints, model, cluster.mesh)
     chain = chain_at(model, _places(model, manual))
     parts = tuple(_part(cluster, wish) for wish in manual.stages)
     used = sum(part.size for part in parts)
@@ -178,17 +198,28 @@ def plan_by_hand(
     for place, (wish, part) in enumerate(zip(manual.stages, parts, strict=True)):
         held = schedule.in_flight(len(parts) - 1 - place, len(parts), options.microbatches)
         waiting.append(held if options.training else 1)
-        constraints = (*wish.constraints, *_handed(chain, place, wish, part, manual.intermediate))
-        asked = replace(options, in_flight=waiting[-1], constraints=constraints)
-        plans.append(
-            Planner(part_of(chain, place, place + 1, f"{model.name}.stage{place}"), part.cluster, asked).plan()
-        )
+        own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
+        everywhere = concerning(options.constraints, own, part.mesh)
+        handed = _handed(chain, place, wish, part, manual.intermediate)
+        asked = replace(options, in_flight=waiting[-1], constraints=(*everywhere, *wish.constraints, *handed))
+        plans.append(Planner(own, part.cluster, asked).plan())
     return _staged(chain, parts, tuple(plans), tuple(waiting), cluster, options, schedule)
 
 
+def _refuse_unmatched(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> None:
+    """Constraints for all stages must be about something; whether they can be met, the mesh of every stage tells."""
+    try:
+        resolve(constraints, model, mesh)
+    except ShardplanError as problem:
+        if unmatched := [diagnostic for diagnostic in problem.diagnostics if diagnostic.code == "no-match"]:
+            raise ShardplanError(*unmatched) from None
+
+
 def _places(model: Model, manual: ManualStages) -> list[int]:
-    """Where every stage but the first begins: at the first operator that it has and no stage before."""
+    """Where every stage but the first begins: at the first operator that it has and no stage before. What comes before
+    all that the first stage names is the first stage's."""
     places: list[int] = []
+    begun = 0
     taken = [False] * len(model.operators)
     blocks = {
         index: name
@@ -213,12 +244,15 @@ def _places(model: Model, manual: ManualStages) -> list[int]:
                 f"stage {number} runs nothing: no module, block or operator is left that matches {list(wish.runs)}"
             )
             raise ShardplanError(error("bad-stages", summary, **wish.mark.where))
-        if number:
-            first = next((index for index in own if not places or index > places[-1]), own[0])
-            if places and first <= places[-1]:
+        if not number:
+            begun = own[0]
+        else:
+            first = next((index for index in own if index > begun), own[0])
+            if first <= begun:
                 summary = f"stage {number} begins before stage {number - 1} does"
                 raise ShardplanError(error("bad-stages", summary, **wish.mark.where))
             places.append(first)
+            begun = first
         for index in own:
             taken[index] = True
     return places

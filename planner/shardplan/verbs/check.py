@@ -73,7 +73,9 @@ def _verdict(session: Session, file: str, models: tuple[str, ...], *, resolve: b
         plan = read_plan(file)
         given = _model_of(plan, models)
         model = load_model(given, dims_of(plan)) if given is not None else None
-        verdict = check_plan(plan, file, model, resolve=resolve, **({"solve": again(plan)} if plan.pipeline else {}))
+        verdict = check_plan(
+            plan, file, model, resolve=resolve, **({"solve": again(plan, file)} if plan.pipeline else {})
+        )
     except ShardplanError as problem:
         session.say_all(problem.diagnostics)
         return unreadable(problem), ""
@@ -94,7 +96,7 @@ def _repair(plan: Plan, given: str | None, file: str) -> str:
     words = ["shardplan", "solve", given or "MODEL", "--mesh", sizes, "--cluster", str(plan.cluster.get("name"))]
     for key, default in _ASKED.items():
         value = plan.model.get(key, default)
-        if value != default and (key, value) != ("optimizer", "none"):
+        if value != default and (key, value) not in (("optimizer", "none"), ("stages", "manual")):
             words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
     if tokens := plan.model.get("kv_cache_tokens"):
         words += ["--kv-cache", f"tokens={tokens}"]
@@ -106,9 +108,12 @@ def _repair(plan: Plan, given: str | None, file: str) -> str:
 
 
 def _fixed(plan: Plan) -> list[str]:
-    """The options that fix what the plan's constraints do; those that no pin can say are in a file we do not know."""
+    """The options that fix what the plan's constraints do; those that no pin can say are in a file we do not know, and
+    so are stages by hand."""
     from shardplan.constraints.types import SECTIONS  # noqa: PLC0415
 
+    if plan.model.get("stages") == "manual":
+        return ["--constraints", "FILE"]
     texts = plan.model.get("constraints")
     words: list[str] = []
     for text in texts if isinstance(texts, list | tuple) else ():

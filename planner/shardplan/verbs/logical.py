@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -131,14 +131,19 @@ def search_meshes(session: Session, model: Model, cluster: Cluster, options: Pla
     return trials
 
 
-def again(plan: Plan) -> Callable[[Model, Cluster, PlanOptions], Plan]:
-    """Solves a plan with stages anew, as it was asked for."""
+def again(plan: Plan, file: str) -> Callable[[Model, Cluster, PlanOptions], Plan]:
+    """Solves a plan with stages, read from `file`, anew, as it was asked for."""
     from shardplan.stages.plan import plan_stages  # noqa: PLC0415
     from shardplan.stages.schedule import parse_schedule  # noqa: PLC0415
 
     asked = plan.model.get("stages")
-    if asked in ("manual", "plan"):
-        return lambda *_: plan  # nothing was left open where to cut, and the plan does not say all that was fixed
-    count = asked if isinstance(asked, int) else None
     schedule = parse_schedule(str(plan.model.get("schedule")))
+    if asked == "manual":
+        from shardplan.stages.manual import stages_asked_for  # noqa: PLC0415
+
+        by_hand = stages_asked_for(plan, file)  # what held for all stages is among what each was planned under
+        return lambda model, cluster, options: plan_stages(
+            model, cluster, replace(options, constraints=()), schedule, by_hand
+        )
+    count = asked if isinstance(asked, int) else None
     return lambda model, cluster, options: plan_stages(model, cluster, options, schedule, count)
