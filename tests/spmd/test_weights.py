@@ -9,8 +9,10 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from small_models import GPT_BLOCK, MODELS, proto_of, small_model
 
+from shardplan.errors import ShardplanError
 from shardplan.model.read import read_model
-from shardplan.spmd.evaluate import evaluate, widen
+from shardplan.model.types import Operator
+from shardplan.spmd.evaluate import evaluate, reference, widen
 from shardplan.spmd.weights import index_limits, random_values, stored_values
 
 
@@ -88,3 +90,16 @@ def test_absent_weights_are_absent(gpt, tmp_path):
     path = tmp_path / "gpt.onnx"
     onnx.save(proto_of(GPT_BLOCK), path)
     assert set(stored_values(path, gpt)) == {"mask"}, "which the graph itself holds"
+
+
+def test_what_the_evaluator_cannot_run_is_said_of_the_operator_and_not_of_the_plan():
+    operator = Operator("views", "Reshape", ("x", "shape"), ("y",), version=21)
+    operands = [np.ones((2, 3)), np.array([4, 2])]
+    with pytest.raises(ValueError, match="reshape"):
+        evaluate(operator, {}, operands)
+    with pytest.raises(ShardplanError) as raised:
+        reference(operator, {}, operands)
+    assert str(raised.value) == (
+        "error[cannot-execute]: cannot run operator 'views' (Reshape): it makes the reference evaluator fail: "
+        "ValueError: cannot reshape array of size 6 into shape (4,2)"
+    )

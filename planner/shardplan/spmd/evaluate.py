@@ -62,6 +62,19 @@ def evaluate(
     return _by_evaluator(*modern(operator, attributes, operands))
 
 
+def reference(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """`evaluate` of an operator of the whole model. What fails here is no fault of a plan: `ShardplanError`."""
+    try:
+        return evaluate(operator, attributes, operands)
+    except ShardplanError:
+        raise
+    except Exception as problem:  # the evaluator has gaps and raises anything
+        reason = f"{type(problem).__name__}: {problem}".partition("\n")[0]
+        raise _refusal(operator, f"makes the reference evaluator fail: {reason[:200]}") from problem
+
+
 def _by_evaluator(
     operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
 ) -> list[Array]:
@@ -85,13 +98,7 @@ def _run(operator: Operator, attributes: Mapping[str, AttributeValue], operands:
     feed = {f"i{position}": operand for position, operand in enumerate(operands) if operand is not None}
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return [np.asarray(result) for result in runner.run(None, feed)]
-        except RuntimeTypeError:
-            raise
-        except Exception as problem:  # the evaluator has gaps and raises anything
-            reason = str(problem).partition("\n")[0]
-            raise _refusal(operator, f"makes the reference evaluator fail: {reason[:200]}") from problem
+        return [np.asarray(result) for result in runner.run(None, feed)]
 
 
 def _dtypes(operands: Sequence[Array | None]) -> Dtypes:

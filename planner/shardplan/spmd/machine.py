@@ -25,7 +25,7 @@ from shardplan.model.types import DTYPE_BITS, Model, Operator
 from shardplan.plan.types import Plan
 from shardplan.rules import family_of, model_rules
 from shardplan.spmd import collectives
-from shardplan.spmd.evaluate import evaluate, widen
+from shardplan.spmd.evaluate import reference, widen
 from shardplan.spmd.kernels import kernel_for
 from shardplan.spmd.lower import lower_program
 from shardplan.spmd.program import Array, Compute, Instruction, Program, Site, Transfer, Value, flat, values_read
@@ -218,16 +218,8 @@ class Machine:
     def _compute(self, compute: Compute) -> None:
         compute = self.turns.of_turn(compute)
         operator = compute.site.operator
-        whole = [self.whole[name] if name else None for name in operator.inputs]
         before = self.turns.before(operator)
-        if is_border(operator):
-            last = self.whole[before.site.operator.outputs[0]] if before else None
-            expected = [self.turns.result(operator, whole, last)]
-        else:
-            expected = evaluate(operator, operator.attributes, whole)
-        for name, array in zip(operator.outputs, expected, strict=True):
-            if name:
-                self.whole[name] = array
+        self._whole_results(operator, before)
         operands = [
             [None if value is None else self.held[value][rank] for value in compute.reads]
             for rank in range(self.mesh.size)
@@ -238,7 +230,9 @@ class Machine:
                 rank_operands[position] = array
         try:
             results = self._on_all_devices(compute, operands, before)
-        except (ValueError, IndexError, AssertionError, TypeError, RuntimeError) as problem:
+        except ShardplanError:
+            raise
+        except Exception as problem:  # noqa: BLE001 - anything that the evaluator raises on shards
             self._differs(compute, f"a device cannot run it: {type(problem).__name__}: {problem}", math.nan)
             return
         self.report.operators += 1
@@ -247,6 +241,16 @@ class Machine:
                 self.held[value] = [made[position] for made in results]
                 if self.turns.is_complete(operator):
                     self._check(compute, value, self.held[value])
+
+    def _whole_results(self, operator: Operator, before: Compute | None) -> None:
+        """Run the operator on whole values."""
+        whole = [self.whole[name] if name else None for name in operator.inputs]
+        if is_border(operator):
+            last = self.whole[before.site.operator.outputs[0]] if before else None
+            expected = [self.turns.result(operator, whole, last)]
+        else:
+            expected = reference(operator, operator.attributes, whole)
+        self.whole |= {name: array for name, array in zip(operator.outputs, expected, strict=True) if name}
 
     def _on_all_devices(
         self, compute: Compute, operands: Sequence[list[Array | None]], before: Compute | None
