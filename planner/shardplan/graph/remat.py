@@ -60,6 +60,13 @@ def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, o
         found = blocks(model) if options.remat == "full" else attention_cores(model, rules, flow)
         for piece in found:
             until.update(dict.fromkeys(sorted(piece.operators), piece.last))
+    return running_again(model, rules, flow, fusion, until)
+
+
+def running_again(
+    model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, until: Mapping[int, int]
+) -> Recompute:
+    """What follows when the operators `until` run again and as little as possible is saved."""
     latest = latest_reads(model, rules, flow, fusion)
     saved = {name for name, last in latest.items() if until.get(flow.makers[name][0], -1) < last}
     for name, (maker, _) in flow.makers.items():

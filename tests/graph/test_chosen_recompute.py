@@ -1,0 +1,96 @@
+"""What to recompute, chosen with the layouts: held against every choice tried one by one, and against the flags."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import onnx
+import pytest
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.graph.build import build_cost_graph
+from shardplan.graph.flow import trace
+from shardplan.graph.fusion import fuse
+from shardplan.graph.memory import Memory
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.pieces import ONCE, scope
+from shardplan.graph.problem import to_problem
+from shardplan.graph.remat import running_again
+from shardplan.model.read import read_model
+from shardplan.planning import Planner
+from shardplan.rules import model_rules
+from shardplan.solve import evaluate, solve
+from shardplan.solve.budget import Budget
+from shardplan.solve.shortfall import least_limit
+from small_models import proto_of
+
+CHAIN = """
+chain (float[2048,64] x) => (float[2048,8] y)
+<float[64,64] w1, float[64,64] w2, float[64,64] w3, float[64,8] w4> {
+  a = MatMul (x, w1)
+  b = Gelu (a)
+  c = MatMul (b, w2)
+  d = Gelu (c)
+  e = MatMul (d, w3)
+  f, g = Split <axis = 1, num_outputs = 2> (e)
+  h = Mul (f, g)
+  i = Concat <axis = 1> (h, h)
+  r = Add (i, d)
+  y = MatMul (r, w4)
+}"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("chain") / "chain.onnx"
+    onnx.save(proto_of(CHAIN), path)
+    return read_model(path)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return make_cluster(load_profile("generic"), "2")
+
+
+def assignments(model, cluster):
+    """The problem of every set of operators that may run again, each with what else follows from it."""
+    rules, options = model_rules(model), PlanOptions()
+    flow = trace(model, rules, training=True)
+    fusion = fuse(model, rules, flow)
+    labels = scope(model, rules, flow, fusion, options).labels
+    for chosen in itertools.product(*labels):
+        until = {index: label for index, label in enumerate(chosen) if label != ONCE}
+        again = running_again(model, rules, flow, fusion, until)
+        built = build_cost_graph(model, rules, cluster, options, again=again)
+        yield until, to_problem(built, Memory(built), None)
+
+
+def best_of(tried, limit):
+    """The least cost of any choice within a limit: those that cost more even without one are not looked at."""
+    best = math.inf
+    for free, least, problem in sorted(tried, key=lambda one: one[:2]):
+        if free >= best:
+            break
+        if least <= limit:
+            best = min(best, solve(replace(problem, limit=limit)).cost)
+    return best
+
+
+def test_the_best_of_every_choice_tried_one_by_one(model, cluster):
+    problems = list(assignments(model, cluster))
+    tried = [(solve(problem).cost, least_limit(problem, Budget()), problem) for _, problem in problems]
+    assert len(tried) == 128
+    plain = next(problem for until, problem in problems if not until)
+    most = evaluate(plain, solve(plain).choices).peak_bytes
+    least = min(least for _, least, _ in tried)
+    assert least < 0.8 * least_limit(plain, Budget())
+    found = set()
+    for share in (0.0, 0.2, 0.5, 0.9):
+        limit = least + round(share * (most - least))
+        planner = Planner(model, cluster, PlanOptions(remat="auto", memory_limit_bytes=limit, gap=0.0))
+        solved = planner.solve_at(1.0)
+        assert solved.solution.outcome == "optimal"
+        assert solved.solution.cost == pytest.approx(best_of(tried, limit), abs=len(model.operators))
+        found.add(frozenset(solved.built.recompute.until))
+    assert len(found) > 2
