@@ -105,9 +105,17 @@ class Engine:
         if end is None or value.key == end:
             return value
         if "kept" not in value.forms:
-            planned = self.graph.values[end]
-            value.forms["kept"] = replace(self._move(value, planned.layout, planned.name, ""), key=end)
+            value.forms["kept"] = self._to_end(value, end)
         return value.forms["kept"]
+
+    def _to_end(self, value: Value, end: Key) -> Value:
+        """Through the moves of the links of a chain that the program does not have."""
+        while value.key in self.graph.steps:
+            read, after = self.graph.steps[value.key]
+            value = replace(self._move(self.served(value), read.layout, read.tensor, read.reader), key=after, forms={})
+            value = self._move(value, self.graph.values[after].layout, self.graph.values[after].name, "")
+        planned = self.graph.values[end]
+        return replace(self._move(value, planned.layout, planned.name, ""), key=end)
 
     def served(self, value: Value) -> Value:
         """A value as the plan serves it to its readers: brought there for the first, let go with the last."""

@@ -54,7 +54,10 @@ class Read:
 @dataclass
 class PlanGraph:
     """`values`: the plan's tensors by key, `keys`: the other way round; `ends`: the last key of every chain; `reads`:
-    by key of the value and of what is made of it; `readers`: how many there are of each value."""
+    by key of the value and of what is made of it; `readers`: how many there are of each value; `steps`: how the next
+    link of a chain reads a value, and its key; `alike`: (tensor, reader) that has the key of an earlier one and is
+    moved as that, which stands for both.
+    """
 
     signatures: Signatures
     values: dict[Key, TensorDecision] = field(default_factory=dict)
@@ -62,6 +65,8 @@ class PlanGraph:
     reads: dict[tuple[Key, Key], Read] = field(default_factory=dict)
     readers: Counter[Key] = field(default_factory=Counter)
     keys: dict[str, Key] = field(default_factory=dict)
+    steps: dict[Key, tuple[Read, Key]] = field(default_factory=dict)
+    alike: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
 
 def permuted(perm: tuple[int, ...], by: Sequence[int]) -> tuple[int, ...]:
@@ -90,19 +95,39 @@ def plan_graph(plan: Plan) -> PlanGraph:
 
 def _enter(graph: PlanGraph, key: Key, tensor: TensorDecision) -> None:
     graph.keys[tensor.name] = key
-    graph.values.setdefault(key, tensor)
+    first = graph.values.setdefault(key, tensor)
+    if (first.layout, first.served) == (tensor.layout, tensor.served):
+        graph.alike[tensor.name, ""] = first.name, ""
     graph.ends[key[:3]] = max(graph.ends.get(key[:3], key), key)
 
 
 def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence[Key]) -> None:
-    for name, layout in zip(operator.inputs, operator.reads, strict=True):
+    for position, (name, layout) in enumerate(zip(operator.inputs, operator.reads, strict=True)):
         key = graph.keys.get(name)
         if key is None or layout is None:
             continue
-        for result in results:
+        is_factor = operator.op_type == "Gemm" and position < 2
+        for result in _made_of_factor(graph, operator, position, results) if is_factor else results:
             if (key, result) not in graph.reads:
-                graph.reads[key, result] = Read(name, operator.name, layout)
+                graph.reads[key, result] = read = Read(name, operator.name, layout)
                 graph.readers[key] += 1
+                if key[:3] == result[:3]:
+                    graph.steps.setdefault(key, (read, result))
+            first = graph.reads[key, result]
+            if first.layout == layout:
+                graph.alike[name, operator.name] = first.tensor, first.reader
+
+
+def _made_of_factor(
+    graph: PlanGraph, operator: OperatorDecision, position: int, results: Sequence[Key]
+) -> list[Key]:
+    """What a program, in which there is only a product and then a sum, makes of a factor of `Gemm`: the product, or the
+    factor's transpose first."""
+    key = graph.keys[operator.inputs[position]]
+    if operator.equation.split("->")[0].split(",")[position].split()[1 - position] != "k":
+        return [Key(key.signature, key.shape[::-1], permuted(key.perm, (1, 0)))]
+    known = [graph.keys[name].signature if name in graph.keys else CONSTANT for name in operator.inputs[:2]]
+    return [Key(product(graph.signatures, known), result.shape) for result in results]
 
 
 def _results(

@@ -37,7 +37,7 @@ def _faults(engine: Engine) -> Iterator[Diagnostic]:
         for move in engine.plan.moves
         if move.phase == "forward"
         and any(not step.collective.is_free for step in move.steps)
-        and (move.tensor, move.reader) not in record.done
+        and engine.graph.alike.get((move.tensor, move.reader), (move.tensor, move.reader)) not in record.done
     ]
     if missing:
         lines = [
