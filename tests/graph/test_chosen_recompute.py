@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import onnx
 import pytest
+from small_models import proto_of
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
@@ -23,7 +24,6 @@ from shardplan.rules import model_rules
 from shardplan.solve import evaluate, solve
 from shardplan.solve.budget import Budget
 from shardplan.solve.shortfall import least_limit
-from small_models import proto_of
 
 CHAIN = """
 chain (float[2048,64] x) => (float[2048,8] y)
