@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from shardplan.errors import warning
-from shardplan.export.specs import Spec, cannot_say, segmented, specs
+from shardplan.export.specs import Spec, cannot_say, plain, segmented, specs
 from shardplan.export.types import Exported
 from shardplan.plan.types import Plan
 
@@ -50,7 +50,7 @@ def export_jax(plan: Plan) -> Exported:
         summary = f"{', '.join(partial)}: left as partial sums by the plan; a PartitionSpec asks for the sum"
         refused.append(warning("not-said", summary))
     sizes = "{" + ", ".join(f"{json.dumps(axis.name)}: {axis.size}" for axis in plan.mesh.axes) + "}"
-    head = _HEAD.format(model=plan.model.get("name", "a model"), mesh=plan.mesh, sizes=sizes)
+    head = _HEAD.format(model=plain(plan.model.get("name", "a model")), mesh=plain(plan.mesh), sizes=sizes)
     aliases = {alias: tensor.checkpoint for tensor in plan.tensors for alias in tensor.aliases}
     sections = [
         _section(

@@ -43,6 +43,11 @@ def segmented(plan: Plan) -> Iterator[str]:
                     yield f"{tensor.checkpoint or tensor.name}: dim {dim} in segments of {list(segments)}"
 
 
+def plain(text: object) -> str:
+    """A name out of a file as it may stand in the text of a program: without what could end a string or a line."""
+    return re.sub(r"[^\w .,:;=@/+*()\[\]<>-]", "_", str(text))
+
+
 def cannot_say(form: str, what: str, lines: Iterable[str], hint: str = "") -> list[Diagnostic]:
     """One error that lists what `form` has no words for; empty if there is nothing. Of lines that differ only in
     numbers (the same in every layer) the first is shown."""

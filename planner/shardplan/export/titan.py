@@ -1,75 +1,60 @@
 """A plan in the four-sided form of torchtitan's `ShardingConfig`: for every module that has parameters, how they are
 kept, how its inputs arrive and are wanted, and how its result is made and handed on.
 
-Source: pytorch/torchtitan, `protocols/sharding.py`: placements by mesh axis name, shards in mesh order. What moves
-between two operators that are both outside of such modules has no place to be written, and is refused.
+Source: pytorch/torchtitan 0.3.0, `protocols/sharding.py` and `distributed/parallel_dims.py`: a `SpmdLayout` has a type
+of spmd_types for every axis. These are pairs of value and gradient, as the plan's placements are: `R` is the plan's
+`R/P` (the gradient is partial), `I` the plan's `R`. What moves between two operators that are both outside of modules
+with parameters has no place to be written, and is refused.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardplan.errors import warning
+from shardplan.errors import Diagnostic, warning
 from shardplan.export.specs import cannot_say
+from shardplan.export.titan_axes import titan_axes
+from shardplan.export.titan_text import Sides, module_text
 from shardplan.export.types import Exported
 from shardplan.layout.layout import Layout
-from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import Placement, R
 from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
 
-Sides = dict[str, object]
-_HEAD = '''"""Shardings of {model} on {mesh}, made by shardplan from a plan: the fields of torchtitan's ShardingConfig.
-
-Inputs are called `input`, `input_1` ... in the order in which the module takes them; rename them to the arguments of
-`forward`. Axes have the names of the plan's mesh.
-"""
-
-from torch.distributed.tensor import Partial, Replicate, Shard
-
-MESH = {sizes}
-
-MODULES = {{
-'''
-_TAIL = '''}
-
-
-def sharding_configs(config, axis=str):
-    """Module -> `config(...)`, such as torchtitan's ShardingConfig; `axis`: from names of axes to MeshAxisName."""
-
-    def renamed(value):
-        if isinstance(value, tuple):
-            return tuple(map(renamed, value))
-        if not isinstance(value, dict):
-            return value
-        return {axis(name) if name in MESH else name: renamed(inner) for name, inner in value.items()}
-
-    return {name: config(**{side: renamed(value) for side, value in sides.items()}) for name, sides in MODULES.items()}
-'''
-
 
 def export_titan(plan: Plan) -> Exported:
-    """A Python module with one entry per module of the model, copies in different layers under one pattern."""
+    """A Python module with one entry per module of the model, copies in different layers under one pattern, and the
+    function that gives the modules of a model their `ShardingConfig`s."""
     walk = _Boundaries(plan)
     configs = {name: walk.sides(name) for name in walk.modules}
-    reasons = [*walk.unsaid(), *walk.refused]
-    refused = cannot_say("a ShardingConfig", "what this plan does", reasons)
+    reasons = [*walk.axes.disordered(), *walk.unsaid(), *walk.refused]
+    refused = cannot_say("a ShardingConfig", "what this plan does", dict.fromkeys(reasons))
+    refused += _warnings(walk, configs)
+    return Exported(module_text(plan, walk.axes, _folded(configs), sharded_weights=walk.sharded), tuple(refused))
+
+
+def _warnings(walk: _Boundaries, configs: Mapping[str, Sides]) -> Iterator[Diagnostic]:
+    """What is said, but not quite as the plan has it."""
     if walk.repeated:
-        names = ", ".join(sorted(walk.repeated)[:4]) + (" ..." if len(walk.repeated) > 4 else "")
-        summary = f"{names}: moved once for all readers by the plan, once for each by ShardingConfigs"
-        refused.append(warning("not-said", summary))
-    sizes = json.dumps({axis.name: axis.size for axis in plan.mesh.axes})
-    head = _HEAD.format(model=plan.model.get("name", "a model"), mesh=plan.mesh, sizes=sizes)
-    body = "".join(f"    {json.dumps(name)}: {_written(sides, 4)},\n" for name, sides in _folded(configs).items())
-    return Exported(head + body + _TAIL, tuple(refused))
+        summary = f"{_some(walk.repeated)}: moved once for all readers by the plan, once for each by ShardingConfigs"
+        yield warning("not-said", summary)
+    several = [name for name, sides in configs.items() if len(sides.get("in_src_shardings", ())) > 1]
+    if several:
+        summary = f"{_some(several)}: several inputs, in the order of their use: let forward take them so"
+        yield warning("not-said", summary)
+    if walk.sharded and walk.unsharded:
+        summary = f"{_some(walk.unsharded)}: whole on every replica in the plan; torchtitan's FSDP cuts all weights"
+        yield warning("not-said", summary)
 
 
 class _Boundaries:
-    """Modules with parameters, what enters and what leaves them."""
+    """Modules with parameters, what enters and what leaves them. `sharded`, `unsharded`: weights that the plan keeps in
+    pieces over the axis `dp` and gathers for use (ZeRO-3), and that it does not."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.axes = titan_axes(plan)
         self.tensors = {tensor.name: tensor for tensor in plan.tensors}
         self.modules: dict[str, list[OperatorDecision]] = {}
         self.module_of: dict[str, str] = {}
@@ -81,13 +66,20 @@ class _Boundaries:
         for operator in plan.operators:
             for name in dict.fromkeys(operator.inputs):
                 self.readers.setdefault(name, []).append(operator)
+        parameters = [tensor for tensor in plan.tensors if tensor.role == "parameter"]
+        self.sharded = {tensor.checkpoint for tensor in parameters if self._gathered(tensor)}
+        self.unsharded = {tensor.checkpoint for tensor in parameters} - self.sharded
 
     def _group(self) -> None:
         """Operators by the module whose parameter they read, or whose path they have beside such operators."""
-        owners = {}
+        owners = set()
         for tensor in self.plan.tensors:
             for name in (tensor.checkpoint, *tensor.aliases) if tensor.role == "parameter" else ():
-                owners[name.rpartition(".")[0] or name] = tensor
+                owners.add(name.rpartition(".")[0] or name)
+        for operator in self.plan.operators:  # a tied weight is read in a module that it is not named after
+            owner = self._owner(operator)
+            if owner and not f"{owner}.".startswith(f"{operator.module}." if operator.module else ""):
+                owners.add(operator.module)
         for operator in self.plan.operators:
             self.maker |= dict.fromkeys(operator.outputs, operator)
             module = operator.module if operator.module in owners else self._owner(operator)
@@ -106,39 +98,39 @@ class _Boundaries:
         """The fields of one module's config."""
         operators = self.modules[module]
         inside = {operator.name for operator in operators}
-        state = {
-            self._short(tensor, module): self._placements(tensor.checkpoint, self._kept(tensor))
-            for tensor in self._parameters(operators)
-        }
+        state = {self._short(t, module): self._said(t, self._state(t)) for t in self._parameters(operators)}
         entering = list(self._entering(operators, inside))
         leaving = list(self._leaving(operators, inside))
-        names = ["input", *(f"input_{place}" for place in range(1, len(entering)))]
         sides: Sides = {"state_shardings": state}
         if entering:
-            sides["in_src_shardings"] = {
-                n: self._placements(v, src) for n, (v, src, _) in zip(names, entering, strict=True)
-            }
-            sides["in_dst_shardings"] = {
-                n: self._placements(v, dst) for n, (v, _, dst) in zip(names, entering, strict=True)
-            }
-        made = tuple(self._placements(value, layout) for value, layout, _ in leaving)
-        handed = tuple(self._placements(value, layout) for value, _, layout in leaving)
-        if leaving:
-            sides["out_src_shardings"] = made[0] if len(made) == 1 else made
-            sides["out_dst_shardings"] = handed[0] if len(handed) == 1 else handed
+            sides["in_src_shardings"] = tuple(self._said(value, source) for value, source, _ in entering)
+            sides["in_dst_shardings"] = tuple(self._said(value, target) for value, _, target in entering)
+        made = [self._said(value, source) for value, source, _ in leaving]
+        handed = [self._said(value, target) for value, _, target in leaving]
+        if len(made) == 1:
+            sides["out_src_shardings"], sides["out_dst_shardings"] = made[0], handed[0]
+            if any(_looks_up_in_part(operator) for operator in operators):
+                sides["local_map"] = "LocalMapConfig(in_grad_placements=None)"  # as torchtitan's Embedding wants it
+        elif made:
+            sides["out_src_shardings"] = tuple(made)
+            moved = [
+                value.name for (value, _, _), one, other in zip(leaving, made, handed, strict=True) if one != other
+            ]
+            self.refused += [f"'{name}' is moved, and is one of {len(made)} results of '{module}'" for name in moved]
         return sides
 
     def unsaid(self) -> Iterator[str]:
-        """Moves that no module's boundary can carry out, and weights that are gathered for use."""
+        """Moves that no module's boundary can carry out, and weights that are gathered where FSDP does not."""
         for operator in self.plan.operators:
             for name, read in zip(operator.inputs, operator.reads, strict=True):
                 tensor = self.tensors.get(name)
                 if read is None or tensor is None or tensor.role == "constant":
                     continue
                 if tensor.role == "parameter":
-                    if tensor.layout.forward != read.forward and not _only_slices(tensor.layout, read):
-                        yield f"'{tensor.checkpoint}' is kept in shards and gathered for use (ZeRO-3), which is FSDP's"
-                elif operator.name not in self.module_of and self._handed(name) != read.forward:
+                    whole = self._unsharded(tensor)
+                    if whole != read.forward and not _only_slices(whole, read):
+                        yield f"'{tensor.checkpoint}' is gathered for use over an axis on which the batch is not split"
+                elif operator.name not in self.module_of and self._handed(tensor).forward != read.forward:
                     yield f"'{name}' is moved between operators that are in no module with parameters"
             for name, made in zip(operator.outputs, operator.makes, strict=True):
                 tensor = self.tensors.get(name)
@@ -158,19 +150,56 @@ class _Boundaries:
         )
         return own.rpartition(".")[2]
 
-    @staticmethod
-    def _kept(tensor: TensorDecision) -> Layout:
-        return checkpoint_layout(tensor.layout, tensor.perm)
+    def _gathered(self, tensor: TensorDecision) -> bool:
+        return self._unsharded(tensor) != tensor.layout.forward
 
-    def _handed(self, name: str) -> Layout:
-        """How a value travels: as it is served where a module makes it, else as it is kept."""
-        tensor = self.tensors[name]
-        maker = self.maker.get(name)
-        return (tensor.served if maker is not None and maker.name in self.module_of else tensor.layout).forward
+    def _unsharded(self, tensor: TensorDecision) -> Layout:
+        """A parameter as it is kept, but whole on the axis `dp` where it is read so: there FSDP cuts it."""
+        reads = [read.forward for read in self._reads(tensor.name)]
+        placements = list(tensor.layout.forward.placements)
+        for axis in self.axes.members["dp"]:
+            if placements[axis].is_shard and reads and all(read.placements[axis] == R for read in reads):
+                placements[axis] = R
+        return Layout.of(*placements, order=tensor.layout.order)
+
+    def _state(self, tensor: TensorDecision) -> Layout:
+        """A parameter with what its gradient is when backward has made it: partial where it is read so, and on the axes
+        that split the batch, over which FSDP or data parallelism sums."""
+        placements = list(self._unsharded(tensor).placements)
+        batch = (*self.axes.members["dp"], *self.axes.members["cp"])
+        reads = list(self._reads(tensor.name))
+        for axis, placement in enumerate(placements):
+            partial = axis in batch or any(read.placements[axis].kind == "R/P" for read in reads)
+            placements[axis] = Placement("R/P") if partial and placement == R else placement
+        return checkpoint_layout(Layout.of(*placements, order=tensor.layout.order), tensor.perm)
+
+    def _reads(self, name: str) -> Iterator[Layout]:
+        """How a parameter is read, through a transposition too."""
+        for operator in self.readers.get(name, ()):
+            place = operator.inputs.index(name)
+            if operator.op_type == "Transpose":
+                yield from self._reads(operator.outputs[0])
+            if (read := operator.reads[place]) is not None:
+                yield read
+
+    def _handed(self, tensor: TensorDecision) -> Layout:
+        """How a value travels: as it is kept, or, where a module makes it, as it is served, or as all readers outside
+        of modules take it, for whom nothing else can move it."""
+        maker = self.maker.get(tensor.name)
+        if maker is None or maker.name not in self.module_of:
+            return tensor.layout
+        outside = {
+            read
+            for operator in self.readers.get(tensor.name, ())
+            for name, read in zip(operator.inputs, operator.reads, strict=True)
+            if name == tensor.name and read is not None and operator.name not in self.module_of
+        }
+        moved = {read.forward for read in outside} != {tensor.served.forward}
+        return min(outside, key=str) if len(outside) == 1 and moved else tensor.served
 
     def _entering(
         self, operators: Sequence[OperatorDecision], inside: set[str]
-    ) -> Iterator[tuple[str, Layout, Layout]]:
+    ) -> Iterator[tuple[TensorDecision, Layout, Layout]]:
         """(value, as it arrives, as it is read), once for each value that others make."""
         seen = set()
         for operator in operators:
@@ -181,33 +210,35 @@ class _Boundaries:
                     continue
                 if maker is None or maker.name not in inside:
                     seen.add(name)
-                    handed = self._handed(name)
-                    if handed != tensor.served.forward and len(self.readers[name]) > 1:
+                    handed = self._handed(tensor)
+                    if handed.forward != tensor.served.forward and len(self.readers[name]) > 1:
                         self.repeated.add(name)
-                    yield name, handed, read.forward
+                    yield tensor, handed, read
 
-    def _leaving(self, operators: Sequence[OperatorDecision], inside: set[str]) -> Iterator[tuple[str, Layout, Layout]]:
+    def _leaving(
+        self, operators: Sequence[OperatorDecision], inside: set[str]
+    ) -> Iterator[tuple[TensorDecision, Layout, Layout]]:
         """(value, as it is made, as it is handed on), for values that others read or that the model returns."""
         for operator in operators:
             for name, made in zip(operator.outputs, operator.makes, strict=True):
                 tensor = self.tensors.get(name)
                 outside = [reader for reader in self.readers.get(name, ()) if reader.name not in inside]
                 if tensor is not None and made is not None and (outside or tensor.role == "output"):
-                    yield name, made.forward, self._handed(name)
+                    yield tensor, made, self._handed(tensor)
 
-    def _placements(self, name: str, layout: Layout) -> dict[str, str]:
-        """Axis -> the text of its placement."""
-        mesh: Mesh = self.plan.mesh
-        if any(placement.segments for placement in layout.placements):
-            self.refused.append(f"'{name}' is cut by segments (a fused dim)")
-        if layout.order != tuple(range(len(mesh))):
-            self.refused.append(f"'{name}' is sharded by axes in another order than the mesh's")
-        written = {"S": "Shard({})", "R": "Replicate()", "R/P": "Replicate()", "P": "Partial({})"}
-        found = {}
-        for axis, placement in zip(mesh.names, layout.placements, strict=True):
-            reduction = "" if placement.reduction == "sum" else json.dumps(placement.reduction)
-            found[axis] = written[placement.kind].format(placement.dim if placement.is_shard else reduction)
-        return found
+    def _said(self, tensor: TensorDecision, layout: Layout) -> str:
+        """The text of a layout; what it cannot say is kept in `refused`."""
+        self.refused += self.axes.unlike(tensor.checkpoint or tensor.name, layout)
+        return self.axes.text(layout, len(tensor.shape), gradients=self.plan.model.get("mode") == "training")
+
+
+def _looks_up_in_part(operator: OperatorDecision) -> bool:
+    """Whether an embedding has a part of its rows on each device and gives zeros for the others."""
+    return operator.op_type == "Gather" and any(made is not None and _partial(made) for made in operator.makes)
+
+
+def _partial(layout: Layout) -> bool:
+    return any(placement.kind == "P" for placement in layout.placements)
 
 
 def _only_slices(kept: Layout, read: Layout) -> bool:
@@ -230,14 +261,5 @@ def _folded(configs: Mapping[str, Sides]) -> dict[str, Sides]:
     return found
 
 
-def _written(value: object, indent: int) -> str:
-    """Dictionaries and tuples of Python text; the innermost on one line."""
-    if isinstance(value, tuple):
-        return "(" + ", ".join(_written(inner, indent) for inner in value) + ")"
-    if not isinstance(value, dict):
-        return str(value)
-    if not any(isinstance(inner, dict) for inner in value.values()):
-        return "{" + ", ".join(f"{json.dumps(key)}: {inner}" for key, inner in value.items()) + "}"
-    pad = " " * (indent + 4)
-    rows = "".join(f"{pad}{json.dumps(key)}: {_written(inner, indent + 4)},\n" for key, inner in value.items())
-    return "{\n" + rows + " " * indent + "}"
+def _some(names: set[str] | list[str]) -> str:
+    return ", ".join(sorted(names)[:4]) + (" ..." if len(names) > 4 else "")
