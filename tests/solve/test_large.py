@@ -70,6 +70,13 @@ def test_large_engine_finds_the_optimum_of_small_problems(seed: int, nodes: int)
         assert solution.cost == best
 
 
+def test_cores_without_edges_do_not_shrink_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "HUBS", -1)
+    problem = random_problem(595749, 8)  # its core soon has no edges, and a gap
+    solution = solve(problem, work_limit=3000, seed=595749)
+    assert (solution.outcome, solution.cost) == ("optimal", optimum(problem))
+
+
 def scene(problem: Problem) -> tuple[Space, Multipliers, float]:
     graph = build(problem, Tables())
     assert problem.limit is not None

@@ -37,11 +37,11 @@ def test_calls_that_end_soon_after_are_heard() -> None:
 
 def test_ctrl_c_is_heard_while_the_whole_program_is_presolved() -> None:
     problem = random_problem(1, 500, choices=24)
-    timer = threading.Timer(0.8, signal.raise_signal, [signal.SIGINT])
+    timer = threading.Timer(1.5, signal.raise_signal, [signal.SIGINT])
     timer.start()
     started = time.monotonic()
     solution = solve(problem, presolve=False)
-    assert time.monotonic() - started < 6  # alone it takes minutes
+    assert time.monotonic() - started < 12  # alone it takes minutes
     assert solution.outcome == "interrupted"
     assert not solution.reproducible
 

@@ -60,10 +60,10 @@ class Scene:
         Raises `Contradiction` when nothing is.
         """
         target = ceiling + self.settle()
-        if surviving(self.duals.dual, target) > SHRINKS * self.core.pairs:
+        if surviving(self.duals.dual, target) >= SHRINKS * self.core.pairs:
             return None
         graph = self.pruned(target)
-        if graph.pairs > SHRUNK * self.core.pairs:
+        if graph.pairs >= SHRUNK * self.core.pairs:
             return None
         scene = Scene(graph, self.limit)
         scene._inherit(self)
