@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -57,3 +58,77 @@ def train(tiny: Tiny, plan: Plan, fused: bool = False, steps: int = 3, strict: b
 
 def _far(ours: Any, other: Any) -> float:
     return float((ours.full_tensor() - other.detach()).abs().max())
+
+
+class Mlp(torch.nn.Module):
+    """Four layers, written as exporters' graphs have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = (6, 8, 10, 12, 14)
+        for number, (inner, outer) in enumerate(itertools.pairwise(sizes), 1):
+            self.register_parameter(f"w{number}", torch.nn.Parameter(torch.randn(inner, outer) / inner**0.5))
+            self.register_parameter(f"b{number}", torch.nn.Parameter(torch.randn(outer) * 0.1))
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's result."""
+        hidden = torch.relu(x @ self.w1 + self.b1) @ self.w2 + self.b2
+        return torch.relu(hidden @ self.w3 + self.b3) @ self.w4 + self.b4
+
+
+def train_mlp(plan: Plan, strict: bool = True) -> Seen:
+    """The same of `Mlp` on random rows, with a quadratic loss."""
+    model, reference = Mlp(), Mlp()
+    shape = next(t.shape for t in plan.pipeline.stages[0].plan.tensors if t.role == "input")
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    example = (x[: len(x) // int(plan.model["microbatches"])],)
+    pipe = shardplan.torch.pipeline(
+        model, example, plan, mesh_of(plan), loss=lambda y, _: (y * y).mean(), strict=strict
+    )
+    with shardplan.torch.count_comms(pipe) as comms:
+        got = pipe.step(x, target=x)
+    expected = (reference(x) ** 2).mean()
+    expected.backward()
+    others = dict(reference.named_parameters())
+    gradients = [_far(p.grad, others[name].grad) for name, p in pipe.named_parameters()]
+    off = 0.0 if got is None else abs(got.item() - expected.item())
+    return Seen(off, max(gradients), 0.0, len(gradients), dict(comms.differences))
+
+
+class Skipping(Mlp):
+    """One that needs its first value again in the end."""
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's result, and of the first."""
+        first = torch.relu(x @ self.w1 + self.b1)
+        last = torch.relu((first @ self.w2 + self.b2) @ self.w3 + self.b3) @ self.w4 + self.b4
+        return last + first.sum(-1, keepdim=True)
+
+
+def refused(plan: Plan, what: str) -> str:
+    """What is said of a model or a call that does not fit a pipeline."""
+    from shardplan.errors import ShardplanError
+
+    model = Skipping() if what == "skips" else Mlp()
+    try:
+        if what == "parallelize":
+            shardplan.torch.parallelize(model, plan, mesh_of(plan))
+        pipe = shardplan.torch.pipeline(model, (torch.zeros(32, 6),), plan, mesh_of(plan))
+        pipe.step(*() if what == "missing" else (torch.zeros(64, 6),))
+    except ShardplanError as problem:
+        return str(problem)
+    return "nothing"
+
+
+def load(tiny: Tiny, plan: Plan, path: str) -> tuple[float, list[float]]:
+    """Fill a pipeline made on the meta device: the largest error of a weight, and of every microbatch's logits."""
+    model, reference = torch_twins.twin(tiny, device="meta"), torch_twins.twin(tiny)
+    model.transformer.mask = reference.transformer.mask
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    micro = int(plan.model["microbatches"])
+    pipe = shardplan.torch.pipeline(model, (ids[: len(ids) // micro],), plan, mesh_of(plan))
+    shardplan.torch.load_(pipe, plan, mesh_of(plan), path)
+    wrong = [_far(p.detach(), torch.tensor(tiny.weights[name])) for name, p in pipe.named_parameters()]
+    found = pipe.forward(ids)
+    return max(wrong), [_far(ours, other) for ours, other in zip(found, reference(ids).chunk(micro), strict=False)]

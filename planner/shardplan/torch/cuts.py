@@ -9,7 +9,7 @@ computed by every stage that reads it, as the plan has it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,25 +39,36 @@ class StageNodes:
     arguments: tuple[str, ...]
 
 
+Choose = Callable[[int, StageNodes, Sequence[fx.Node]], fx.Node]
+"""Which of several values stage n hands on, given what it runs up to the last of them."""
+
+
 def cut(
-    program: ExportedProgram, weights: Mapping[str, Sequence[int]], borders: Sequence[Border]
+    program: ExportedProgram, weights: Mapping[str, Sequence[int]], borders: Sequence[Border], choose: Choose
 ) -> tuple[StageNodes, ...]:
     """The stages of `program`, one more than `borders`. `weights`: name of a parameter -> the stages that have it.
+
+    `choose` is asked where a stage could end at several places.
 
     Raises `ShardplanError` (`cannot-cut`) with every border at which not one value alone goes on.
     """
     chain = _Chain(program, weights)
-    places, faults = [0], list[Diagnostic]()
+    places, handed = [0], list[fx.Node]()
+    faults: list[Diagnostic] = []
     for number, border in enumerate(borders):
-        place = chain.place(number, border, places[-1])
-        if place is None:
+        found = chain.places(number, border, places[-1])
+        if not found:
             faults.append(chain.fault(number, border))
-        else:
-            places.append(place)
+            continue
+        value, values = next(iter(found)), list(found)
+        if len(found) > 1:
+            nodes = chain.stage(places[-1], max(found.values()), handed[-1] if handed else None, values[-1])
+            value = choose(number, nodes, values)
+        places.append(found[value])
+        handed.append(value)
     if faults:
         raise ShardplanError(*faults)
     places.append(len(chain.order))
-    handed = [chain.crossing(place)[0] for place in places[1:-1]]
     return tuple(
         chain.stage(low, high, fed, out)
         for (low, high), fed, out in zip(itertools.pairwise(places), [None, *handed], [*handed, None], strict=True)
@@ -105,14 +116,15 @@ class _Chain:
         """The values that go on at a place."""
         return [node for node in self.order[:place] if self.last[node] >= place]
 
-    def place(self, border: int, wanted: Border, after: int) -> int | None:
-        """The first place for a cut at which one value of the right shape alone goes on."""
+    def places(self, border: int, wanted: Border, after: int) -> dict[fx.Node, int]:
+        """Values of the right shape that go on alone, each with the first place where it does."""
         low, high = self.bounds(border)
+        found: dict[fx.Node, int] = {}
         for place in range(max(low, after + 1), high + 1):
             values = self.crossing(place)
             if len(values) == 1 and _shape(values[0]) == wanted.shape:
-                return place
-        return None
+                found.setdefault(values[0], place)
+        return found
 
     def fault(self, border: int, wanted: Border) -> Diagnostic:
         """Why there is no such place."""

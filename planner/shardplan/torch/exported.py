@@ -5,12 +5,14 @@ The graph that comes back works on local tensors with local sizes; nothing is de
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.export import ExportedProgram
@@ -27,6 +29,7 @@ from shardplan.torch.parallelize import (
     Applied,
     attach,
     input_part,
+    local_part,
     match_inputs,
     output_tensor,
     parameter_value,
@@ -75,12 +78,48 @@ def parallelize_exported(
 def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """The model as a graph, by `torch.export`. Raises `ShardplanError` (`cannot-export`)."""
     try:
-        return torch.export.export(model, args, kwargs, strict=False)
+        with _filled(model, args, kwargs) as given:
+            return torch.export.export(model, *given, strict=False)
     except Exception as problem:
         text = str(problem).strip().splitlines()
         summary = f"torch.export cannot write this model as a graph: {text[0] if text else type(problem).__name__}"
         hint = "apply a plan without stages with parallelize: it needs no graph"
         raise ShardplanError(error("cannot-export", summary, hint=hint)) from problem
+
+
+@contextlib.contextmanager
+def _filled(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """The arguments to export a model with. While that happens, a model on the meta device looks as if it were where
+    its arguments are."""
+    owned = [
+        (store, name, tensor)
+        for module in model.modules()
+        for store in (module._parameters, module._buffers)  # noqa: SLF001 - put back below
+        for name, tensor in store.items()
+        if tensor is not None
+    ]
+    if not any(tensor.is_meta for _, _, tensor in owned):
+        yield args, kwargs
+        return
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    given = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
+    device = next((leaf.device for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)), torch.device("cpu"))
+    looks = {id(tensor): _alike(tensor, mode, device) for _, _, tensor in owned}
+    try:
+        for store, name, tensor in owned:
+            store[name] = looks[id(tensor)]
+        yield given
+    finally:
+        for store, name, tensor in owned:
+            store[name] = tensor
+
+
+def _alike(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:
+    if not tensor.is_meta:
+        return mode.from_tensor(tensor)
+    with mode:
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
 def holder(model: nn.Module, without: Container[str] = ()) -> nn.Module:
@@ -103,11 +142,15 @@ def holder(model: nn.Module, without: Container[str] = ()) -> nn.Module:
 
 
 class LocalPart(nn.Module):  # type: ignore[misc]
-    """The part of a DTensor that this process holds; its gradient is a DTensor again."""
+    """The part of a DTensor that this process holds."""
+
+    def __init__(self, applied: Applied) -> None:
+        super().__init__()
+        self.applied = applied
 
     def forward(self, tensor: DTensor) -> Tensor:
         """The local tensor."""
-        return tensor.to_local(grad_placements=tensor.placements) if tensor.requires_grad else tensor.to_local()
+        return local_part(self.applied, tensor)
 
 
 class InputPart(nn.Module):  # type: ignore[misc]
@@ -140,7 +183,7 @@ class Rewriting:
     def __init__(self, program: ExportedProgram, applied: Applied, engine: Engine, writer: Writer) -> None:
         self.program, self.applied, self.engine, self.writer = program, applied, engine, writer
         self.values: dict[fx.Node, Any] = {}
-        self.parts = LocalPart()
+        self.parts = LocalPart(applied)
 
     def run(self) -> list[fx.Node]:
         """Write everything; the nodes of the outputs."""
@@ -192,7 +235,7 @@ class Rewriting:
     def _parameter(self, name: str, named: Named) -> Value:
         tensor = self._held(name)
         local = tensor.to_local()
-        meta = torch.empty_like(local, device="meta").requires_grad_(tensor.requires_grad)
+        meta = torch.empty_like(local, device="meta").requires_grad_(tensor.requires_grad and self.applied.trains)
         held = self.writer.attribute(name, meta)
         part = self.writer.module("local_part", self.parts, held, meta)
         return parameter_value(self.engine, named, part)

@@ -24,7 +24,9 @@ _SAME_DIMS = frozenset(("Identity", "Cast", "CastLike", "Dropout")) | _GUARDS
 _SUMS = frozenset(("Add", "Sub", "Sum", "Mean", "Neg", "Where", "Concat", "ReduceSum", "ReduceMean", "Trilu", "Pad"))
 _SCALES = frozenset(("Mul", "Div"))
 _PIECES = frozenset(("Split", "Slice"))
-_PRODUCTS = frozenset(("MatMul", "Einsum", "Conv", "ConvTranspose"))
+_PRODUCTS = frozenset(("MatMul", "Einsum", "ConvTranspose"))
+_BIASED = frozenset(("Gemm", "Conv"))
+"""A product, to which something is added."""
 
 
 class Key(NamedTuple):
@@ -106,7 +108,7 @@ def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence
         key = graph.keys.get(name)
         if key is None or layout is None:
             continue
-        is_factor = operator.op_type == "Gemm" and position < 2
+        is_factor = operator.op_type in _BIASED and position < 2
         for result in _made_of_factor(graph, operator, position, results) if is_factor else results:
             if (key, result) not in graph.reads:
                 graph.reads[key, result] = read = Read(name, operator.name, layout)
@@ -118,13 +120,14 @@ def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence
                 graph.alike[name, operator.name] = first.tensor, first.reader
 
 
-def _made_of_factor(
-    graph: PlanGraph, operator: OperatorDecision, position: int, results: Sequence[Key]
-) -> list[Key]:
-    """What a program, in which there is only a product and then a sum, makes of a factor of `Gemm`: the product, or the
-    factor's transpose first."""
+def _made_of_factor(graph: PlanGraph, operator: OperatorDecision, position: int, results: Sequence[Key]) -> list[Key]:
+    """What a program, in which there is only a product and then a sum, makes of a factor: the product, or the factor's
+    transpose first."""
     key = graph.keys[operator.inputs[position]]
-    if operator.equation.split("->")[0].split(",")[position].split()[1 - position] != "k":
+    if (
+        operator.op_type == "Gemm"
+        and operator.equation.split("->")[0].split(",")[position].split()[1 - position] != "k"
+    ):
         return [Key(key.signature, key.shape[::-1], permuted(key.perm, (1, 0)))]
     known = [graph.keys[name].signature if name in graph.keys else CONSTANT for name in operator.inputs[:2]]
     return [Key(product(graph.signatures, known), result.shape) for result in results]
@@ -179,8 +182,21 @@ def _signature(
         return inputs[0] if whole else terms.part(inputs[0], shape, (operator.name, position), "plan")
     if kind in _PRODUCTS:
         return product(terms, inputs)
+    if kind == "Gather" and _is_piece(graph, operator, inputs, shape):
+        return terms.part(inputs[0], shape, (operator.name, position), "plan")
     special = _SPECIAL.get(kind)
     return special(terms, inputs) if special else terms.nonlinear(inputs)
+
+
+def _is_piece(graph: PlanGraph, operator: OperatorDecision, inputs: list[int], shape: tuple[int, ...]) -> bool:
+    """Whether a lookup takes one index of a dim, as a program does that selects it; tables of weights are looked up."""
+    source = graph.values.get(graph.keys[operator.inputs[0]]) if operator.inputs[0] in graph.keys else None
+    if source is None or source.role == "parameter" or inputs[1] != CONSTANT:
+        return False
+    return any(
+        shape in {(*source.shape[:dim], *source.shape[dim + 1 :]), (*source.shape[:dim], 1, *source.shape[dim + 1 :])}
+        for dim in range(len(source.shape))
+    )
 
 
 def product(terms: Signatures, factors: Sequence[int]) -> int:
@@ -210,7 +226,7 @@ def attention(terms: Signatures, inputs: Sequence[int]) -> int:
 
 
 _SPECIAL: Mapping[str, Callable[[Signatures, Sequence[int]], int]] = {
-    "Gemm": affine,
+    **dict.fromkeys(_BIASED, affine),
     "Gather": lookup,
     "Softmax": softmax,
     "LogSoftmax": softmax,

@@ -111,6 +111,15 @@ class Grid:
         self.coordinates = coordinates_of(plan.mesh, self.rank)
         self._groups: dict[tuple[int, ...], tuple[ProcessGroup, tuple[int, ...]]] = {}
 
+    @classmethod
+    def elsewhere(cls, plan: Plan, device_mesh: DeviceMesh) -> Grid:
+        """The first place of a mesh that this process need not be in: to work out what is done there, not to do it.
+        `device_mesh`: any on the same kind of devices."""
+        made = object.__new__(cls)
+        made.mesh, made.device_mesh, made.first, made.rank = plan.mesh, device_mesh, 0, 0
+        made.coordinates, made._groups = coordinates_of(plan.mesh, 0), {}
+        return made
+
     @property
     def device(self) -> torch.device:
         """Where this process keeps its tensors."""

@@ -47,6 +47,11 @@ class Applied:
         self.checked = False
         self._saving: torch.autograd.graph.saved_tensors_hooks | None = None
 
+    @property
+    def trains(self) -> bool:
+        """Whether the plan has gradients; in one for inference nothing takes any."""
+        return self.plan.model["mode"] == "training"
+
     def start_saving(self) -> None:
         """From here on autograd keeps what the plan keeps."""
         self._saving = torch.autograd.graph.saved_tensors_hooks(self.now.pack, self.now.unpack)
@@ -200,11 +205,17 @@ def _planned_parameter(applied: Applied, name: str, tensor: Any) -> Any:
     decision = named.decision
     if applied.depth and decision.name in applied.parameters:
         return applied.parameters[decision.name]
-    local = tensor.to_local(grad_placements=tensor.placements) if tensor.requires_grad else tensor.to_local()
-    planned = Planned.of(parameter_value(applied.engine, named, local), applied.engine)
+    planned = Planned.of(parameter_value(applied.engine, named, local_part(applied, tensor)), applied.engine)
     if applied.depth:
         applied.parameters[decision.name] = planned
     return planned
+
+
+def local_part(applied: Applied, tensor: DTensor) -> Tensor:
+    """What this process holds of a parameter; where the plan trains, its gradient is a DTensor again."""
+    if not applied.trains or not tensor.requires_grad:
+        return tensor.detach().to_local()
+    return tensor.to_local(grad_placements=tensor.placements)
 
 
 def parameter_value(engine: Engine, named: Named, local: Any) -> Value:

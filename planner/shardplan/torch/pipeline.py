@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
 from shardplan.errors import ShardplanError, error
+from shardplan.layout.layout import Layout
 from shardplan.plan.types import Pipeline as PlannedPipeline
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename
@@ -24,7 +25,7 @@ from shardplan.torch.naming import name_parameters
 from shardplan.torch.parallelize import Applied, distribute, is_parallel, match_inputs
 from shardplan.torch.places import Places, places_of
 from shardplan.torch.running import Loss, Pipeline
-from shardplan.torch.stages import Part, wire, write_stage
+from shardplan.torch.stages import Part, most_alike, wire, write_stage
 from shardplan.torch.tied import tied_weights
 
 
@@ -78,7 +79,14 @@ class _Build:
     def parts(self) -> list[Part]:
         """The pieces of this process. What is wrong with any is told by all processes, so that none waits."""
         fed = _fed(self.stages)
-        nodes = cut(self.program, _stages_by_weight(self.named), _borders(self.stages, fed))
+
+        def choose(number: int, nodes: StageNodes, values: Sequence[fx.Node]) -> fx.Node:
+            anywhere = Grid.elsewhere(self.stages.stages[number].plan, self.places.own)
+            part, root = self._begun(number, fed[number], nodes, anywhere), holder(self.model)
+            wanted = self.stages.handed[number].tensor
+            return most_alike(values, wanted, part, self.program, root, self._partners(), self._entering(number))
+
+        nodes = cut(self.program, self._stages_by_weight(), _borders(self.stages, fed), choose)
         parts, faults = [], None
         try:
             parts = [self._part(number, fed[number], nodes[number]) for number in self.places.numbers]
@@ -90,19 +98,37 @@ class _Build:
             raise ShardplanError(*theirs)
         return parts
 
+    def _stages_by_weight(self) -> dict[str, list[int]]:
+        """The stages that have a weight, by all its names; small buffers are everyone's."""
+        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        found: dict[str, list[int]] = {}
+        for number, names in enumerate(self.named):
+            for name, entry in names.items():
+                if name in parameters or math.prod(entry.shape) > _BUFFER_ELEMENTS:
+                    found.setdefault(name, []).append(number)
+        return found
+
     def _part(self, number: int, fed: Mapping[str, int], nodes: StageNodes) -> Part:
-        stages, handed = self.stages.stages, self.stages.handed
-        stage, named = stages[number], self.named[number]
-        applied = Applied(self.model, stage.plan, self.places.grid(stage), strict=self.strict, fed=fed)
-        applied.named = named
-        root = holder(self.model, without={name for names in self.named for name in names} - set(named))
-        distribute(root, applied)
-        part = Part(number, nodes, applied)
-        wires = [wire(t, stages[t.sender].plan.mesh, stages[t.receiver].plan.mesh) for t in handed]
-        entering = (handed[number - 1].tensor, wires[number - 1]) if number else None
-        leaving = wires[number] if number < len(handed) else None
-        write_stage(part, self.program, root, self._partners(), entering, leaving)
+        part = self._begun(number, fed, nodes, self.places.grid(self.stages.stages[number]))
+        root = holder(self.model, without={name for names in self.named for name in names} - set(self.named[number]))
+        distribute(root, part.applied)
+        leaving = self._wire(number) if number < len(self.stages.handed) else None
+        write_stage(part, self.program, root, self._partners(), self._entering(number), leaving)
         return part
+
+    def _begun(self, number: int, fed: Mapping[str, int], nodes: StageNodes, grid: Grid) -> Part:
+        applied = Applied(self.model, self.stages.stages[number].plan, grid, strict=self.strict, fed=fed)
+        applied.named = self.named[number]
+        return Part(number, nodes, applied)
+
+    def _entering(self, number: int) -> tuple[str, Layout] | None:
+        """What a stage is fed, and how that travels."""
+        return (self.stages.handed[number - 1].tensor, self._wire(number - 1)) if number else None
+
+    def _wire(self, number: int) -> Layout:
+        """How what stage `number` hands on travels."""
+        transfer, stages = self.stages.handed[number], self.stages.stages
+        return wire(transfer, stages[transfer.sender].plan.mesh, stages[transfer.receiver].plan.mesh)
 
     def _partners(self) -> dict[str, TensorDecision]:
         """The arguments of the program and the model's inputs that they are."""
@@ -169,16 +195,6 @@ def _borders(stages: PlannedPipeline, fed: list[dict[str, int]]) -> list[Border]
         for stage, given in zip(stages.stages, fed, strict=True)
     ]
     return [Border(handed.tensor, shapes[handed.sender][handed.tensor]) for handed in stages.handed]
-
-
-def _stages_by_weight(named: list[dict[str, Named]]) -> dict[str, list[int]]:
-    """The stages that have a weight, by all its names; buffers that nobody trains are everyone's."""
-    found: dict[str, list[int]] = {}
-    for number, names in enumerate(named):
-        for name, entry in names.items():
-            if entry.decision.trainable or math.prod(entry.shape) > _BUFFER_ELEMENTS:
-                found.setdefault(name, []).append(number)
-    return found
 
 
 _BUFFER_ELEMENTS = 1 << 16
