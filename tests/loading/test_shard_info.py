@@ -1,5 +1,6 @@
 """Steps of loaders: TVM's own cases, our functions against each other, user functions, and everything refused."""
 
+import contextlib
 import json
 import math
 
@@ -164,6 +165,9 @@ def test_results_are_what_is_declared(tmp_path):
         "shard_segments_0 [2, 4, 4] float32 2 4 2": "failed: the segments [4, 2] do not sum to the size of the dim",
         "shard_mesh [2, 4, 4] float32 1 2 1 0 1 0": "failed: the numbers [1, 2, 1, 0, 1, 0] do not describe a mesh",
     }
+    assert "step 'shard_mesh' failed: the mesh has 1 devices, and there is a rank 1" in refusal(
+        lambda: loader(tmp_path, {"s": np.float32(1)}, {"s": [["shard_mesh", [[2], "float32"], 0]]}).load("s", 1)
+    )
     for text, expected in cases.items():
         head, _, rest = text.partition(" [")
         shape, _, rest = rest.partition("] ")
@@ -194,6 +198,26 @@ def test_files_that_say_something_else(text, expected):
         lambda: parse_shard_info(text)
     )
     assert expected in refusal(lambda: parse_shard_info(text))
+
+
+NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 8, -1, 1000, 10**12, -(10**30)])
+FUNCTIONS = st.one_of(
+    st.builds("{}_{}".format, st.sampled_from(["shard_dim", "reorganise_dim", "shard_segments"]), st.integers(0, 3)),
+    st.sampled_from(["shard_mesh", "once", "reshape", "shard_qkv_0", "shard_qkv_1", "os.system", "shard_dim_-1", ""]),
+)
+STEPS = st.tuples(
+    FUNCTIONS, st.tuples(st.lists(NUMBERS.filter(lambda n: n >= 0), max_size=4), st.just("float32")), st.lists(NUMBERS)
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(STEPS, max_size=3), st.sampled_from([(), (8,), (8, 4)]), st.sampled_from([1, 2, 4]))
+def test_whatever_the_steps_are_they_load_what_they_declare_or_are_refused(tmp_path_factory, steps, shape, ranks):
+    rows = [[function, declared, *numbers] for function, declared, numbers in steps]
+    arrays = {"w": np.arange(math.prod(shape), dtype=np.float32).reshape(shape)}
+    with contextlib.suppress(ShardplanError):
+        found = loader(tmp_path_factory.mktemp("steps"), arrays, {"w": rows}, ranks).load("w", ranks - 1)
+        assert found.array.shape == (tuple(rows[-1][1][0][1:]) if rows else shape)
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -17,6 +17,7 @@ said of the stored tensor (`runs_after`) and read without the rest. Others are t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,9 @@ def runs_after(steps: Sequence[Step], shape: Sequence[int], rank: int) -> Runs |
                 dims[dim] = _cut(dims[dim], rank, ways)
         elif step.function == "shard_mesh" and is_last:
             mesh, axes = _mesh_numbers(step.numbers, len(dims))
-            at = next(c for number, c in enumerate(mesh.coordinates()) if number == rank)
+            if rank >= mesh.size:
+                raise ValueError(f"the mesh has {mesh.size} devices, and there is a rank {rank}")
+            at = next(itertools.islice(mesh.coordinates(), rank, None))
             dims = [_cut(dim, mesh.number(by, at), mesh.ways(by)) for dim, by in zip(dims, axes, strict=True)]
         else:
             return None
