@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from shardplan.torch import rules_convolution as convolutions
 from shardplan.torch import rules_elementwise as elementwise
 from shardplan.torch import rules_norms as norms
 from shardplan.torch import rules_products as products
 from shardplan.torch import rules_views as views
 from shardplan.torch.engine import Engine, Op, Rule
+from shardplan.torch.functions import name_of
 from shardplan.torch.values import Value
 
 RULES: Mapping[str, Rule] = {
@@ -36,33 +37,13 @@ RULES: Mapping[str, Rule] = {
     "getitem": views.getitem,
     **dict.fromkeys(("cat", "concat", "concatenate"), views.cat),
     "linear": products.linear,
-    "addmm": products.addmm,
+    **dict.fromkeys(("addmm", "baddbmm"), products.addmm),
+    **dict.fromkeys((*convolutions.CONVOLUTIONS, "convolution"), convolutions.convolution),
     **dict.fromkeys(("matmul", "mm", "bmm", "rmatmul"), products.matmul),
     "einsum": products.einsum,
     "embedding": products.embedding,
     "scaled_dot_product_attention": products.attention,
 }  # fmt: skip
-
-
-def name_of(func: Any) -> str:
-    """`add` for `torch.add`, `Tensor.__add__`, `Tensor.add_`, `aten.add.Tensor` and `operator.add`."""
-    schema = func._schema.name if isinstance(func, OpOverload) else ""  # noqa: SLF001 - there is no public name
-    name = str(schema.split("::")[-1] or getattr(func, "__name__", func))
-    name = name.removeprefix("__").removesuffix("__") if name.startswith("__") else name
-    return name if name == "_" else name.rstrip("_") or name
-
-
-def in_place(func: Any) -> bool:
-    """Whether an operation changes its first operand."""
-    if isinstance(func, OpOverload):
-        return bool(func._schema.is_mutable)  # noqa: SLF001 - as above
-    name = str(getattr(func, "__name__", ""))
-    if name.startswith("__"):
-        return name in _IN_PLACE
-    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
-
-
-_IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__"))
 
 
 _NAMED = ("condition", "input", "self", "mask", "other", "exponent", "value", "min", "max")

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from shardplan.torch.dispatch import apply, in_place
+from shardplan.errors import ShardplanError, error
+from shardplan.torch.dispatch import apply
 from shardplan.torch.engine import Engine
+from shardplan.torch.functions import in_place
 from shardplan.torch.grid import Grid
 from shardplan.torch.moves import Held, Regathered, Route, move
 from shardplan.torch.steps import run_steps
@@ -32,9 +34,11 @@ class Planned(Tensor):  # type: ignore[misc]
 
     @staticmethod
     def of(value: Value, engine: Engine) -> Planned:
-        """A planned tensor around a value."""
+        """A planned tensor around a value. To autograd it is a leaf, so that what goes past us leaves a trace."""
         make = Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents no other way
-        made: Planned = make(Planned, value.shape, dtype=value.dtype, device=value.local.device)
+        made: Planned = make(
+            Planned, value.shape, dtype=value.dtype, device=value.local.device, requires_grad=value.grad
+        )
         made.value, made.engine = value, engine
         return made
 
@@ -96,9 +100,21 @@ def _planned(argument: Any) -> Iterator[Planned]:
         yield from _planned(list(argument.values()))
 
 
+def value_of(planned: Planned) -> Value:
+    """The value of a planned tensor. Raises `ShardplanError` (`lost-gradient`) for what an `autograd.Function` of the
+    program has returned: it ran on planned tensors with gradients off, and its `backward` would never be called."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
+        made_by = planned.grad_fn
+    if made_by is not None:
+        summary = f"'{made_by.name().removesuffix('Backward')}' is an autograd.Function, whose backward would be lost"
+        hint = "compute it with torch's own functions; torch.utils.checkpoint takes use_reentrant=False"
+        raise ShardplanError(error("lost-gradient", summary, hint=hint))
+    return planned.value
+
+
 def _value(argument: Any) -> Any:
     if isinstance(argument, Planned):
-        return argument.value
+        return value_of(argument)
     if isinstance(argument, (tuple, list)) and not isinstance(argument, torch.Size):
         return type(argument)(_value(item) for item in argument)
     return argument

@@ -176,14 +176,12 @@ def _signature(
         return inputs[0]
     if kind in _SUMS or (kind in _SCALES and sum(signature != CONSTANT for signature in inputs) == 1):
         return terms.linear(inputs)
-    if kind in _PIECES:
+    if kind in _PIECES or (kind == "Gather" and _is_piece(graph, operator, inputs, shape)):
         source = graph.keys.get(operator.inputs[0])
         whole = source is not None and source.shape == shape
         return inputs[0] if whole else terms.part(inputs[0], shape, (operator.name, position), "plan")
     if kind in _PRODUCTS:
         return product(terms, inputs)
-    if kind == "Gather" and _is_piece(graph, operator, inputs, shape):
-        return terms.part(inputs[0], shape, (operator.name, position), "plan")
     special = _SPECIAL.get(kind)
     return special(terms, inputs) if special else terms.nonlinear(inputs)
 

@@ -19,7 +19,7 @@ from shardplan.layout.legal import legal_for
 from shardplan.layout.lower import Step, by_bytes, lower
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import P, S
-from shardplan.plan.types import Move, Plan
+from shardplan.plan.types import Move, Plan, TensorDecision
 from shardplan.spmd.steps import retrace
 from shardplan.torch.grid import Grid
 from shardplan.torch.microbatch import microbatches_of
@@ -29,7 +29,8 @@ from shardplan.torch.steps import run_steps
 @dataclass(frozen=True)
 class Route:
     """A move worked out. `again`: the value is not saved for backward but brought again by these steps. `planned`: it
-    is the plan's. `once`: the gradients of all microbatches come back together, with the last of them."""
+    is the plan's. `once`: the gradients of all microbatches come back together, with the last of them. `update`: the
+    new weight comes from where the optimizer made it, once for all microbatches."""
 
     source: Layout
     target: Layout
@@ -39,6 +40,7 @@ class Route:
     again: tuple[Step, ...] | None
     planned: bool
     once: bool = False
+    update: bool = False
 
     @property
     def sends(self) -> bool:
@@ -85,6 +87,26 @@ class Router:
         once = bool(backward) and self._is_once(tensor, reader, target, source)
         return Route(source, target, shape, forward, backward, again if repeated and forward else None, planned, once)
 
+    def update(self, source: Layout, target: Layout, shape: tuple[int, ...], decision: TensorDecision) -> Route:
+        """A weight from where the optimizer makes it, `source`, to where it is kept, `target`, and its gradient back.
+
+        `decision` has the same two layouts in the dims of the plan.
+        """
+        key = ("update", source, target, shape, decision.name)
+        if key not in self._routes:
+            self._routes[key] = self._update(source, target, shape, decision)
+        return self._routes[key]
+
+    def _update(self, source: Layout, target: Layout, shape: tuple[int, ...], decision: TensorDecision) -> Route:
+        assert decision.optimizer is not None
+        ends = decision.optimizer.forward, decision.layout.forward
+        gradients = decision.layout.gradient, decision.optimizer.gradient
+        forward, _ = self._retraced(source.forward, target.forward, shape, (decision.name, "", "update", False, *ends))
+        back = (decision.name, "", "backward", False, *gradients)
+        backward, _ = self._retraced(target.gradient, source.gradient, shape, back)
+        once = bool(backward) and self._micro > 1
+        return Route(source, target, shape, forward, backward, None, planned=True, once=once, update=True)
+
     def _is_once(self, tensor: str, reader: str, start: Layout, goal: Layout) -> bool:
         """Whether the plan moves this gradient, a weight's, once for all microbatches."""
         found = self._moves.get((tensor, reader, "backward", False, start.gradient, goal.gradient))
@@ -94,9 +116,15 @@ class Router:
         self, start: Layout, goal: Layout, shape: tuple[int, ...], of: tuple[str, str, str, bool]
     ) -> tuple[tuple[Step, ...], bool]:
         """The steps between two plain layouts, and whether they are those of the plan."""
+        return self._retraced(start, goal, shape, (*of, start, goal))
+
+    def _retraced(
+        self, start: Layout, goal: Layout, shape: tuple[int, ...], of: tuple[str, str, str, bool, Layout, Layout]
+    ) -> tuple[tuple[Step, ...], bool]:
+        """As the plan's move `of` takes them, which may be written in other dims."""
         if start == goal:
             return (), True
-        move = self._moves.get((*of, start, goal))
+        move = self._moves.get(of)
         if move is not None:
             collectives = tuple(step.collective for step in move.steps)
             found = retrace(self.mesh, shape, start, goal, collectives, [S(dim) for dim in range(len(shape))])
@@ -131,12 +159,25 @@ class Regathered:
 
 
 class Held:
-    """Gradients of weights that wait for the last microbatch. `is_last`: the forward pass now under way is that of the
-    last one."""
+    """What outlives a microbatch: gradients of weights that wait for the last one, new weights that were brought for
+    the first. `is_first`, `is_last`: which one the forward pass now under way is."""
 
     def __init__(self) -> None:
-        self.is_last = True
+        self.is_first = self.is_last = True
         self._sums: dict[int, Tensor] = {}
+        self._weights: dict[int, Tensor] = {}
+
+    def turn(self, number: int, count: int) -> None:
+        """Microbatch `number` of `count` runs forward."""
+        self.is_first, self.is_last = number == 0, number == count - 1
+
+    def brought(self, route: Route, bring: Callable[[], Tensor]) -> Tensor:
+        """A weight from where the optimizer made it, brought for the first microbatch, let go with the last."""
+        found = self._weights.pop(id(route), None)
+        made = bring() if found is None or self.is_first else found
+        if not self.is_last:
+            self._weights[id(route)] = made
+        return made
 
     def added(self, route: Route, gradient: Tensor, *, is_last: bool) -> Tensor | None:
         """The sum over the microbatches with the last of them, None before."""
@@ -150,6 +191,12 @@ class Held:
     def drop(self) -> None:
         """Forget what was held: a step begins."""
         self._sums.clear()
+        self._weights.clear()
+
+
+def _updated(local: Tensor, route: Route, grid: Grid) -> Tensor:
+    with grid.updating():
+        return run_steps(local, route.source, route.forward, route.shape, grid)
 
 
 class _Moved(torch.autograd.Function):  # type: ignore[misc]
@@ -158,6 +205,8 @@ class _Moved(torch.autograd.Function):  # type: ignore[misc]
         ctx.route, ctx.grid, ctx.held, ctx.is_last = route, grid, held, held.is_last
         if not route.forward:
             return local.view_as(local)
+        if route.update:
+            return held.brought(route, lambda: _updated(local, route, grid)).detach()
         made = run_steps(local, route.source, route.forward, route.shape, grid)
         return made if made is not local else local.view_as(local)
 
@@ -176,3 +225,9 @@ def move(local: Tensor, route: Route, grid: Grid, held: Held) -> Tensor:
     if route.is_identity:
         return local
     return _Moved.apply(local, route, grid, held)
+
+
+def own(local: Tensor) -> Tensor:
+    """`local` in memory of its own if a move has handed it on as it was: autograd forbids to change that in place."""
+    is_handed_on = local._is_view() and isinstance(local.grad_fn, _Moved._backward_cls)  # noqa: SLF001 - no public name
+    return local.clone() if is_handed_on else local

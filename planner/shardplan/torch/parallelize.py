@@ -15,12 +15,12 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename
-from shardplan.torch.eager import Now, Planned
+from shardplan.torch.eager import Now, Planned, value_of
 from shardplan.torch.engine import Engine, Record
 from shardplan.torch.graph import Key, permuted
 from shardplan.torch.grid import Grid
 from shardplan.torch.microbatch import microbatches_of, one_microbatch
-from shardplan.torch.naming import name_parameters
+from shardplan.torch.naming import kept_layout, name_parameters
 from shardplan.torch.placements import to_layout, to_placements
 from shardplan.torch.steps import part_of_whole
 from shardplan.torch.strictness import check_record
@@ -222,9 +222,11 @@ def parameter_value(engine: Engine, named: Named, local: Any) -> Value:
     """A parameter as the module sees it; what the plan calls by its name may be its transpose."""
     dtype, grad = engine.backend.describe(local)
     signature = engine.graph.signatures.leaf("weight", named.decision.checkpoint)
-    return Value(
-        local, named.layout.forward, named.shape, dtype, grad, Key(signature, named.shape, permuted((), named.perm))
-    )
+    key = Key(signature, named.shape, permuted((), named.perm))
+    value = Value(local, named.layout.forward, named.shape, dtype, grad, key)
+    if named.decision.optimizer is None:
+        return value
+    return engine.updated(value, kept_layout(named), named.decision)
 
 
 def _enter(applied: Applied) -> Callable[..., Any]:
@@ -335,7 +337,7 @@ def _wrong_shape(decision: TensorDecision, shape: tuple[int, ...], micro: int) -
 def _left(applied: Applied, output: Any) -> Any:
     """What the model returns, planned tensors as DTensors."""
     if isinstance(output, Planned):
-        value = applied.engine.kept(output.value)
+        value = applied.engine.kept(value_of(output))
         return output_tensor(applied.engine, value.local, value.layout, value.shape, grad=value.grad)
     if isinstance(output, dict):
         made = {key: _left(applied, item) for key, item in output.items()}

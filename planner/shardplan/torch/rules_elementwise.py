@@ -9,7 +9,9 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from shardplan.torch.engine import Engine, Op
+from shardplan.torch.functions import in_place
 from shardplan.torch.graph import Key
+from shardplan.torch.moves import own
 from shardplan.torch.signature import CONSTANT
 from shardplan.torch.values import Call, Dims, Site, Value
 
@@ -51,6 +53,8 @@ def elementwise(engine: Engine, op: Op) -> Value:
         given = list(op.args)
         for place, local in zip(places, locals_, strict=True):
             given[place] = local
+        if in_place(op.func):
+            given[0] = own(given[0])
         return op.func(*given, **op.kwargs)
 
     call = Call(

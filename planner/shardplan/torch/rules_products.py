@@ -31,10 +31,15 @@ def linear(engine: Engine, op: Op) -> Value:
 
 
 def addmm(engine: Engine, op: Op) -> Value:
-    """`bias + x @ weight`, with factors of 1."""
-    if op.kwargs.get("alpha", 1) != 1 or op.kwargs.get("beta", 1) != 1:
-        raise TypeError("addmm with alpha or beta has no rule")
-    return _plus(engine, matmul(engine, Op("matmul", torch.matmul, op.args[1:3])), op.args[0])
+    """`addmm`, `baddbmm`: `beta * bias + alpha * (x @ weight)`."""
+    given = {**dict(zip(("input", "mat1", "mat2"), op.args, strict=False)), **op.kwargs}
+    pair = [given.get(name, given.get(other)) for name, other in (("mat1", "batch1"), ("mat2", "batch2"))]
+    made = _times(engine, matmul(engine, Op("matmul", torch.matmul, pair)), given.get("alpha", 1))
+    return _plus(engine, made, _times(engine, lift(engine, given["input"]), given.get("beta", 1)))
+
+
+def _times(engine: Engine, value: Value, factor: float) -> Value:
+    return value if factor == 1 else elementwise(engine, Op("mul", torch.mul, [value, factor]))
 
 
 def _plus(engine: Engine, value: Value, bias: Any) -> Value:

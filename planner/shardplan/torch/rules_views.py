@@ -258,10 +258,11 @@ def _strided(engine: Engine, value: Value, dim: int, picked: slice) -> Value:
 
 
 def getitem(engine: Engine, op: Op) -> Value:
-    """Basic indexing: integers, slices, `None`, `...`; with tensors every process does all of it."""
+    """Basic indexing: integers, slices, `None`, `...`, `[n]`; with tensors every process does all of it."""
     from shardplan.torch.rules_elementwise import whole  # noqa: PLC0415
 
     value, index = op.args[0], op.args[1] if isinstance(op.args[1], tuple) else (op.args[1],)
+    index = tuple(_as_slice(item) for item in index)
     if any(not isinstance(item, (int, slice, type(None), type(Ellipsis))) or isinstance(item, bool) for item in index):
         return whole(engine, op)  # type: ignore[no-any-return]
     explicit = sum(item is not None and item is not Ellipsis for item in index)
@@ -279,6 +280,13 @@ def getitem(engine: Engine, op: Op) -> Value:
             result = _slice(engine, result, dim, item)
             dim += 1
     return result  # type: ignore[no-any-return]
+
+
+def _as_slice(item: Any) -> Any:
+    """A list of one index as a slice."""
+    if isinstance(item, list) and len(item) == 1 and type(item[0]) is int:
+        return slice(item[0], item[0] + 1 or None)
+    return item
 
 
 def cat(engine: Engine, op: Op) -> Value:

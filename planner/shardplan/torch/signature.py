@@ -60,8 +60,9 @@ class Signatures:
         """A piece of a value: of several pieces of one shape the first, second ... that `side` has met.
 
         `offset`: anything that tells pieces of one shape apart. Plans do not say where a slice begins, so the order
-        counts; a side that meets the same offset again means the same piece.
+        counts; a side that meets the same offset again means the same piece. Dims of size 1 may come and go.
         """
+        shape = tuple(size for size in shape if size != 1)
         met = self._pieces.setdefault((side, whole, shape), {})
         return self.leaf("part", whole, shape, met.setdefault(offset, len(met)))
 
