@@ -12,7 +12,7 @@ from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order, to_problem
-from shardplan.graph.recipes import RECIPES, restrict
+from shardplan.graph.recipes import recipes_for, restrict
 from shardplan.model.types import Model
 from shardplan.plan.assemble import assemble, price
 from shardplan.plan.types import Plan
@@ -42,7 +42,7 @@ def forced_plan(
     built = build_cost_graph(model, model_rules(model), cluster, options)
     memory = Memory(built)
     problem = to_problem(built, memory, limit_bytes)
-    wanted = restrict(problem, built, RECIPES[recipe](built)) if recipe else problem
+    wanted = restrict(problem, built, recipes_for(options)[recipe](built)) if recipe else problem
     if seed is not None:
         wanted = replace(wanted, costs=_drawn(wanted, built, np.random.default_rng(seed)))
     solution = solve(wanted)

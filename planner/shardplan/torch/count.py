@@ -125,6 +125,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
         if kind == "all_to_all" and _is_permute(args):
             kind = "permute"
         phase: Phase = "backward" if torch._C._current_graph_task_id() != -1 else "forward"  # noqa: SLF001 - no other way
+        phase = "update" if self.grid.is_updating else phase
         names = OTHER if axes is None else tuple(self.grid.mesh.names[axis] for axis in axes)
         ways = len(ranks)
         rounds = 2 if kind == "all_reduce" else 1

@@ -18,7 +18,7 @@ import torch
 
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import to_text
-from shardplan.plan.types import Plan
+from shardplan.plan.types import Plan, TensorDecision
 from shardplan.torch.graph import Key, PlanGraph, plan_graph
 from shardplan.torch.grid import Grid
 from shardplan.torch.moves import Route, Router
@@ -61,6 +61,13 @@ class Engine:
         other = object.__new__(Engine)
         other.__dict__.update(self.__dict__, backend=backend, record=Record())
         return other
+
+    def updated(self, value: Value, kept: Layout, decision: TensorDecision) -> Value:
+        """A weight whose optimizer state is sharded apart from it, as the plan keeps it, `kept` in the value's dims."""
+        target = kept if value.grad else kept.forward
+        source = value.layout if value.grad else value.layout.forward
+        route = self.router.update(source, target, value.shape, decision)
+        return replace(value, local=self.backend.move(value.local, route, decision.name), layout=target, forms={})
 
     def constant(self, tensor: Any, shape: Sequence[int]) -> Value:
         """A tensor that every process has whole."""

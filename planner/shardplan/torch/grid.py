@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -109,6 +111,7 @@ class Grid:
         self.device_mesh = device_mesh
         self.first, self.rank = first, dist.get_rank() - first
         self.coordinates = coordinates_of(plan.mesh, self.rank)
+        self.is_updating = False
         self._groups: dict[tuple[int, ...], tuple[ProcessGroup, tuple[int, ...]]] = {}
 
     @classmethod
@@ -117,7 +120,7 @@ class Grid:
         `device_mesh`: any on the same kind of devices."""
         made = object.__new__(cls)
         made.mesh, made.device_mesh, made.first, made.rank = plan.mesh, device_mesh, 0, 0
-        made.coordinates, made._groups = coordinates_of(plan.mesh, 0), {}
+        made.coordinates, made._groups, made.is_updating = coordinates_of(plan.mesh, 0), {}, False
         return made
 
     @property
@@ -127,6 +130,15 @@ class Grid:
         if kind == "cpu":
             return torch.device("cpu")
         return torch.device(kind, torch.accelerator.current_device_index())
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """While new weights are brought from where the optimizer made them: `is_updating`."""
+        self.is_updating = True
+        try:
+            yield
+        finally:
+            self.is_updating = False
 
     def group(self, axes: tuple[int, ...]) -> tuple[ProcessGroup, tuple[int, ...]]:
         """The group of this process along `axes` and its ranks, in the mesh, in the group's order.

@@ -8,8 +8,10 @@ from dataclasses import replace
 from torch import nn
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
-from shardplan.plan.types import Plan
+from shardplan.plan.orientation import checkpoint_layout, graph_layout
+from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename, match_names, parameters_by_name
 from shardplan.torch.placements import to_placements
 
@@ -25,9 +27,29 @@ def name_parameters(
     found = {first: tuple(model.get_parameter(first).shape) for first in names}
     known = _with_buffers(model, plan, found)
     matched = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
+    matched = {name: _stored(named) for name, named in matched.items()}
     _check_representable(matched.values(), plan.mesh)
     _check_tied(matched.values())
     return {name: replace(named, name=name) for first, named in matched.items() for name in names.get(first, (first,))}
+
+
+def kept_layout(named: Named) -> Layout:
+    """The layout in which the model reads a parameter, in the module's dims: what the plan calls kept."""
+    return _in_module(named.decision.layout, named)
+
+
+def stored_layout(decision: TensorDecision) -> Layout:
+    """The layout in which a process holds a parameter, in the plan's dims: where the optimizer's state is, from where
+    a step brings it to where it is kept."""
+    return decision.optimizer if decision.optimizer is not None else decision.layout
+
+
+def _stored(named: Named) -> Named:
+    return replace(named, layout=_in_module(stored_layout(named.decision), named))
+
+
+def _in_module(layout: Layout, named: Named) -> Layout:
+    return graph_layout(checkpoint_layout(layout, named.decision.perm), named.perm)
 
 
 def _with_buffers(model: nn.Module, plan: Plan, parameters: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -59,8 +59,8 @@ class Part:
 
     def next_turn(self) -> None:
         """A microbatch runs forward; in training the last one brings the gradients home."""
+        self.applied.now.held.turn(self.turn, microbatches_of(self.applied.plan))
         self.turn += 1
-        self.applied.now.held.is_last = self.turn >= microbatches_of(self.applied.plan)
 
     def whole(self, outputs: Sequence[Any]) -> list[Any]:
         """Local results of the last stage as DTensors."""

@@ -35,10 +35,10 @@ class Microbatches:
         held.drop()
         try:
             for number in range(count):
-                held.is_last = number == count - 1
+                held.turn(number, count)
                 yield {name: _rows(tensor, number, count) for name, tensor in self._batch.items()}
         finally:
-            held.is_last = True
+            held.turn(0, 1)
 
 
 def microbatches(model: nn.Module, batch: Mapping[str, Tensor]) -> Microbatches:

@@ -21,8 +21,10 @@ from shardplan.plan.types import Plan
 from shardplan.runtime.names import Named, Rename
 from shardplan.runtime.shards import runs_of
 from shardplan.torch.grid import Grid
+from shardplan.torch.naming import kept_layout, stored_layout
 from shardplan.torch.parallelize import Applied, applied_to, is_parallel, parallelize
 from shardplan.torch.running import Pipeline
+from shardplan.torch.steps import run_steps
 
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -81,7 +83,7 @@ def _fill(model: nn.Module, applied: Applied, checkpoint: Checkpoint) -> None:
     with Reader() as reader, torch.no_grad():
         for name, named in present.items():
             entry, decision = sources[named.decision.checkpoint], named.decision
-            layout = checkpoint_layout(decision.layout, decision.perm)
+            layout = checkpoint_layout(stored_layout(decision), decision.perm)
             runs = runs_of(layout, grid.mesh, entry.shape, grid.coordinates)
             _put(model, name, _as_tensor(reader.part(entry, runs), entry.dtype, named), grid)
         for name, tensor in _tensors(model):
@@ -105,11 +107,18 @@ def _fill_presharded(model: nn.Module, applied: Applied, folder: Path) -> None:
             if name is None:
                 continue
             named = applied.named[name]
-            _put(model, name, _as_tensor(part.array, part.dtype, named), grid)
+            _put(model, name, _to_stored(_as_tensor(part.array, part.dtype, named), named, applied), grid)
             filled.add(named.decision.checkpoint)
     missing = sorted({named.decision.checkpoint for named in present.values()} - filled)
     if missing:
         raise ShardplanError(error("missing-weight", f"the split has no tensor '{missing[0]}'", file=str(folder)))
+
+
+def _to_stored(part: Tensor, named: Named, applied: Applied) -> Tensor:
+    """What was split as the plan keeps it, as a process holds it."""
+    kept = kept_layout(named).forward
+    route = applied.engine.router.route(kept, named.layout.forward, named.shape, has_gradient=False)
+    return run_steps(part.to(applied.grid.device), kept, route.forward, named.shape, applied.grid)
 
 
 def _sources(checkpoint: Checkpoint, wanted: Iterable[Named]) -> dict[str, Entry]:
