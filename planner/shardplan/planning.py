@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import resolve
 from shardplan.constraints.reuse import adapted
 from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError
-from shardplan.graph.build import CostGraph, Node, build_cost_graph
+from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.overlap import MOST_SOLVES, Trial, shortest_step
 from shardplan.graph.peers import as_known
-from shardplan.graph.pieces import scope
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import node_order, to_problem
 from shardplan.graph.recipes import Allowed, restrict
-from shardplan.graph.remat import Recompute, everything_again
+from shardplan.graph.remat import Recompute
 from shardplan.graph.tensors import PICOSECONDS
-from shardplan.graph.tiles import tile
 from shardplan.graph.wishes import Bearing, Without, allowed, bearings, charged, charges_of
 from shardplan.model.types import DTYPE_BITS, Model
-from shardplan.plan.assemble import Priced, assemble, peak_memory, price
+from shardplan.plan.assemble import Priced, assemble, peak_memory, price, recompute_of
 from shardplan.plan.need import Need, need_of
 from shardplan.plan.refusals import infeasible, irreconcilable, many_axes, out_of_time, without_rule
 from shardplan.plan.types import Plan
+from shardplan.recomputing import UNSOLVED, Solved, choose, opened, read
 from shardplan.rules import model_rules
-from shardplan.solve import Progress, evaluate, solve
-from shardplan.solve.problem import Costs, Problem, Solution
+from shardplan.solve import Progress, solve
+from shardplan.solve.problem import Problem, Solution
 
-__all__ = ["PlanOptions", "Planner", "plan_model"]
+__all__ = ["PlanOptions", "Planner", "Solved", "plan_model"]
 
-NOTHING = Solution("interrupted", None, math.inf, -math.inf)
 Restrict = Callable[[CostGraph], Allowed]
 """What is to be allowed in a cost graph; nodes that are not named are free."""
 
@@ -57,18 +55,6 @@ def plan_model(
     `KeyboardInterrupt` when the user does.
     """
     return Planner(model, cluster, options, on_progress, on_warning).plan()
-
-
-@dataclass(frozen=True)
-class Solved:
-    """One solve at one weight: the graph, its memory rows, the arrays and what came of them."""
-
-    built: CostGraph
-    memory: Memory
-    problem: Problem
-    solution: Solution
-    charges: Mapping[Node, Costs]
-    asked: Sequence[Bearing]
 
 
 def _element_bytes(model: Model) -> int:
@@ -100,9 +86,11 @@ class Planner:
         *,
         reasons: bool = True,
         complete: bool = False,
+        decided: Plan | None = None,
     ) -> None:
         """`reasons`: where nothing fits, find out what fills the memory and which constraints conflict. `complete`: all
         strategies are there, and the cost model of another planner brings its prices alone, not what it knows.
+        `decided`: under `remat` `auto`, the plan that says what is recomputed.
 
         Raises `ShardplanError` for a model that cannot be planned as asked.
         """
@@ -123,7 +111,7 @@ class Planner:
         given = options.memory_limit_bytes
         self.limit_bytes = given if given is not None else cluster.device.usable_bytes
         self._on_progress, self._on_warning = on_progress, on_warning
-        self._reasons, self._complete = reasons, complete
+        self._reasons, self._complete, self._decided = reasons, complete, decided
         self.wishes = resolve(options.constraints, model, cluster.mesh)
         pricing = Pricing.named(options.cost_model, cluster, _element_bytes(model))
         if self.wishes.forbidden:
@@ -174,6 +162,8 @@ class Planner:
         """The cost graph at an overlap weight and its memory rows; the last one is kept."""
         if self._last is None or self._last[0] != weight:
             built = self._build(weight)
+            if self._decided is not None and self.options.remat == "auto":
+                built = self._build(weight, recompute_of(self._decided, built))
             self._last = (weight, built, Memory(built))
         return self._last[1:]
 
@@ -190,51 +180,49 @@ class Planner:
         `within_s`: seconds that the search may take. `roomy_first`: it is sought without regard to memory first, which
         is quick; where that fits it is the answer, and exact.
         """
-        built, memory = self.built_at(weight)
-        asked = bearings(built, self.wishes)
-        charges = charges_of(asked)
-        problem = self._problem(built, memory, asked, restriction)
-        if self.options.training and self.options.remat == "auto":
-            once = Solved(built, memory, problem, NOTHING, charges, asked)
-            return self._recomputing(weight, once, restriction, within_s)
-        solution = self._roomy(problem, built, memory) if roomy_first else None
-        return Solved(built, memory, problem, solution or self._solve(problem, within_s), charges, asked)
+        posed = self._posed(weight, restriction)
+        ends = time.monotonic() + within_s
+        if roomy_first or self._chooses_again:
+            roomy = self._solve(replace(posed.problem, limit=None), within_s)
+            if self._fits(posed, roomy):
+                return replace(posed, solution=roomy)
+        if not self._chooses_again:
+            return replace(posed, solution=self._solve(posed.problem, within_s))
+        return choose(
+            posed,
+            roomy,
+            lambda again: self._posed(weight, restriction, again=again),
+            lambda problem, known: self._solve(problem, ends - time.monotonic(), known),
+        )
 
-    def _problem(
-        self, built: CostGraph, memory: Memory, asked: Sequence[Bearing], restriction: Restrict | None
-    ) -> Problem:
-        """The arrays of a cost graph with all that is asked of it."""
-        problem = charged(to_problem(built, memory, self.limit_bytes), built, charges_of(asked))
+    @property
+    def _chooses_again(self) -> bool:
+        """Whether what is recomputed is to be chosen."""
+        return self.options.training and self.options.remat == "auto" and self._decided is None
+
+    def _posed(
+        self,
+        weight: float,
+        restriction: Restrict | None = None,
+        without: Sequence[Constraint] = (),
+        again: Recompute | None = None,
+    ) -> Solved:
+        """What is to be solved, less the constraints `without`. `again`: what is recomputed, if that is decided."""
+        if again is None:
+            built, memory = self.built_at(weight)
+        else:
+            built = self._build(weight, again)
+            memory = Memory(built)
+        asked = bearings(built, self.wishes)
+        charges = charges_of(bearing for bearing in asked if bearing.constraint not in without)
+        problem = charged(to_problem(built, memory, self.limit_bytes), built, charges)
         if asked:
-            problem = restrict(problem, built, allowed(asked))
+            problem = restrict(problem, built, allowed(asked, without=without))
         if restriction is not None:
             problem = restrict(problem, built, restriction(built))
         if not self._complete:
             problem = as_known(problem, built, self.options.cost_model)
-        return problem
-
-    def _recomputing(self, weight: float, once: Solved, restriction: Restrict | None, within_s: float) -> Solved:
-        """Layouts and what to recompute, chosen together; where everything fits as it is, nothing runs again."""
-        solution = self._roomy(once.problem, once.built, once.memory)
-        if solution is not None:
-            return replace(once, solution=solution)
-        again = self._build(weight, everything_again(once.built))
-        problem = self._problem(again, once.memory, bearings(again, self.wishes), restriction)
-        built = once.built
-        options = scope(built.model, built.rules, built.flow, built.fusion, built.options)
-        tiled = tile(options, built, again, (once.problem, problem))
-        found = self._solve(tiled.problem, within_s)
-        if found.choices is None:
-            return replace(once, problem=tiled.problem, solution=found)
-        states, choices = tiled.decode(found.choices)
-        decided = self._build(weight, tiled.recompute(built, states))
-        memory = Memory(decided)
-        asked = bearings(decided, self.wishes)
-        problem = self._problem(decided, memory, asked, restriction)
-        priced = evaluate(problem, choices)
-        cost = priced.cost
-        solution = replace(found, choices=tuple(choices), cost=cost, bound=min(found.bound, cost))
-        return Solved(decided, memory, problem, solution, charges_of(asked), asked)
+        return Solved(built, memory, problem, UNSOLVED, charges, asked)
 
     def _build(self, weight: float, again: Recompute | None = None) -> CostGraph:
         return build_cost_graph(
@@ -242,23 +230,23 @@ class Planner:
             wishes=self.wishes, complete=self._complete or not self.options.cost_model.is_ours, again=again,
         )  # fmt: skip
 
-    def _roomy(self, problem: Problem, built: CostGraph, memory: Memory) -> Solution | None:
-        """The optimum without a limit on memory, if it keeps the limit all the same."""
-        solution = self._solve(replace(problem, limit=None))
+    def _fits(self, posed: Solved, solution: Solution) -> bool:
+        """Whether the optimum without a limit on memory keeps the limit all the same."""
         if solution.choices is None or solution.outcome != "optimal":
-            return None
-        choice = dict(zip(node_order(built), solution.choices, strict=True))
-        return solution if peak_memory(memory.holdings, memory.moments, choice).total <= self.limit_bytes else None
+            return False
+        choice = dict(zip(node_order(posed.built), solution.choices, strict=True))
+        return peak_memory(posed.memory.holdings, posed.memory.moments, choice).total <= self.limit_bytes
 
-    def _solve(self, problem: Problem, within_s: float = math.inf) -> Solution:
+    def _solve(self, problem: Problem, within_s: float = math.inf, roomy: Solution | None = None) -> Solution:
         options = self.options
         return solve(
             problem,
-            time_limit=None if options.time_limit is None else min(options.time_limit, within_s),
+            time_limit=None if options.time_limit is None else max(0.0, min(options.time_limit, within_s)),
             gap=options.gap,
             seed=options.seed,
             presolve=options.presolve,
             on_progress=self._on_progress,
+            roomy=roomy,
         )
 
     def refusal(self, solved: Solved) -> ShardplanError | KeyboardInterrupt:
@@ -281,11 +269,11 @@ class Planner:
 
     def _solve_without(self, solved: Solved, without: Sequence[Constraint]) -> Solution:
         """As `solved`, but for some of the constraints."""
-        problem = to_problem(solved.built, solved.memory, self.limit_bytes)
-        problem = restrict(problem, solved.built, allowed(solved.asked, without=without))
-        if not self._complete:
-            problem = as_known(problem, solved.built, self.options.cost_model)
-        return self._solve(problem)
+        weight = solved.built.prices.weight
+        posed = self._posed(weight, without=without)
+        if solved.tiled is not None:
+            posed = opened(posed, lambda again: self._posed(weight, without=without, again=again))
+        return self._solve(posed.problem)
 
     def _conflict(self, solved: Solved) -> list[Constraint]:
         """Constraints that leave no plan together while any of them may go; empty when it is not they that do.
@@ -307,7 +295,10 @@ class Planner:
         nearest = self._solve(replace(solved.problem, limit=limit))
         if nearest.choices is None:
             return None
-        return need_of(solved.memory, dict(zip(node_order(solved.built), nearest.choices, strict=True)))
+        weight = solved.built.prices.weight
+        found = read(solved, nearest, lambda again: self._posed(weight, again=again))
+        assert found.solution.choices is not None
+        return need_of(found.memory, dict(zip(node_order(found.built), found.solution.choices, strict=True)))
 
 
 def _hard(asked: Sequence[Bearing]) -> list[Constraint]:

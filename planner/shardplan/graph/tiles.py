@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import Fate, Memory
 from shardplan.graph.moments import Moments
 from shardplan.graph.pieces import ONCE, Scope
 from shardplan.graph.problem import node_order
@@ -37,8 +37,23 @@ class Tiled:
     states: tuple[tuple[State, ...], ...]
     starts: tuple[tuple[int, ...], ...]
 
-    def decode(self, choices: Sequence[int]) -> tuple[list[State], list[int]]:
-        """The state of every node and its choice among the choices of that state."""
+    def once(self, choices: Sequence[int]) -> tuple[int, ...]:
+        """The assignment in which nothing runs again and every node takes its choice of `choices`."""
+        found = []
+        for (kind, name), choice, starts, states in zip(self.order, choices, self.starts, self.states, strict=True):
+            state: State = states[0]
+            if kind != "operator" and state is not None:
+                fate: Fate = "saved" if name in self.scope.required else "passing"
+                state = fate if kind == "kept" else self.scope.serves(name, fate)
+            found.append(starts[states.index(state)] + choice)
+        return tuple(found)
+
+    def read(self, built: CostGraph, choices: Sequence[int]) -> tuple[Recompute, tuple[int, ...]]:
+        """What an assignment recomputes, and its choices in the graph in which just that runs again."""
+        states, local = self._decode(choices)
+        return self._recompute(built, states), tuple(local)
+
+    def _decode(self, choices: Sequence[int]) -> tuple[list[State], list[int]]:
         states: list[State] = []
         local: list[int] = []
         for choice, starts, of_node in zip(choices, self.starts, self.states, strict=True):
@@ -47,8 +62,7 @@ class Tiled:
             local.append(choice - starts[number])
         return states, local
 
-    def recompute(self, built: CostGraph, states: Sequence[State]) -> Recompute:
-        """What runs again in an assignment with these states."""
+    def _recompute(self, built: CostGraph, states: Sequence[State]) -> Recompute:
         state = dict(zip(self.order, states, strict=True))
         names = [operator.name for operator in built.model.operators]
         until = {index: label for index, name in enumerate(names) if (label := state["operator", name]) != ONCE}

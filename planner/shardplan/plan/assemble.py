@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.cluster.mesh import cluster_digest
+from shardplan.errors import ShardplanError, error
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Category, Holding
 from shardplan.graph.memory import Memory as MemoryRows
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order
+from shardplan.graph.remat import Recompute, recomputed
 from shardplan.graph.tensors import PICOSECONDS
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model, Parameter
@@ -177,12 +179,39 @@ def _tensor(
         aliases=parameter.aliases if parameter else (),
         trainable=parameter is not None and name in built.flow.needs_grad,
         optimizer=emitter.updated_layout(name),
+        recomputed=_chosen(built) and _comes_again(built, name),
     )
+
+
+def _chosen(built: CostGraph) -> bool:
+    """Whether what is recomputed was chosen, and no flag says it."""
+    return built.options.remat == "auto"
+
+
+def _comes_again(built: CostGraph, name: str) -> bool:
+    maker, again = built.flow.makers.get(name, (None, 0))[0], built.recompute
+    return maker in again.until and name in built.fusion.saved and name not in again.saved
+
+
+def recompute_of(plan: Plan, built: CostGraph) -> Recompute:
+    """What a plan says of what is recomputed, for a graph of the same model.
+
+    Raises `ShardplanError` (`damaged-plan`) when it names an operator that the model does not have.
+    """
+    number = {operator.name: index for index, operator in enumerate(built.model.operators)}
+    wanted = {operator.name: operator.again for operator in plan.operators if operator.again}
+    unknown = sorted({name for pair in wanted.items() for name in pair} - number.keys())
+    if unknown:
+        summary = f"'{unknown[0]}' is to be computed again or before that, and is no operator of '{built.model.name}'"
+        raise ShardplanError(error("damaged-plan", summary, hint="solve again"))
+    until = {number[name]: number[before] for name, before in wanted.items()}
+    saved = frozenset(tensor.name for tensor in plan.tensors if tensor.saved)
+    return recomputed(built.model, built.rules, built.flow, until, saved)
 
 
 def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> OperatorDecision:
     operator, space = built.model.operators[index], built.operators[index]
-    strategy = choice["operator", operator.name]
+    strategy, again = choice["operator", operator.name], built.recompute.until.get(index)
     return OperatorDecision(
         name=operator.name,
         op_type=operator.kind,
@@ -196,6 +225,7 @@ def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> Opera
         inner_ns=round(float(space.inner_s[strategy]) * _NANOSECONDS),
         inputs=operator.inputs,
         outputs=operator.outputs,
+        again=built.model.operators[again].name if _chosen(built) and again is not None else "",
     )
 
 

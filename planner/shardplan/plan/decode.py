@@ -255,6 +255,7 @@ class _Decoder:
             served=self._served(row, len(shape), layout),
             bytes_per_device=row.integer("bytes_per_device"),
             saved=row.flag("saved", default=False),
+            recomputed=row.flag("recomputed", default=False),
         )
 
     def _served(self, row: Record, rank: int, layout: Layout) -> Layout:
@@ -281,6 +282,7 @@ class _Decoder:
             compute_ns=row.integer("compute_ns"),
             backward_ns=row.integer("backward_ns", default=0),
             inner_ns=row.integer("inner_ns", default=0),
+            again=row.text("again", default=""),
             inputs=row.texts("inputs"),
             outputs=row.texts("outputs"),
         )

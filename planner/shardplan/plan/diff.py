@@ -176,6 +176,7 @@ def _tensor_item(plan: Plan, tensor: TensorDecision, module: str, moved_ns: int)
     )
     text = kept if served == kept else f"{kept}, served {served}"
     text = text if optimizer == kept else f"{text}, optimizer {optimizer}"
+    text = f"{text}, recomputed" if tensor.recomputed else text
     name = tensor.checkpoint or tensor.name
     shown = f"output of {module}" if module and tensor.role == "activation" else name
     return _Item(tensor.role, name, shown, text, tensor.bytes_per_device, moved_ns)
@@ -183,7 +184,7 @@ def _tensor_item(plan: Plan, tensor: TensorDecision, module: str, moved_ns: int)
 
 def _operator_item(plan: Plan, operator: OperatorDecision) -> _Item:
     splits = (f"{part}@{axis}" for part, axis in zip(operator.split, plan.mesh.names, strict=True) if part != "-")
-    text = ", ".join(splits) or "replicated"
+    text = (", ".join(splits) or "replicated") + (", run again" if operator.again else "")
     shown = f"{operator.module} ({operator.op_type})" if operator.module else operator.name
     return _Item("operator", operator.name, shown, text, 0, operator.compute_ns)
 

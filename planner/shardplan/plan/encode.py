@@ -31,6 +31,8 @@ from shardplan.plan.types import (
 FORMAT_VERSION = "1.0"
 PIPELINE_VERSION = "1.1"
 """Of a plan with stages."""
+RECOMPUTING_VERSION = "1.2"
+"""Of a plan that says for single operators that they run again in backward."""
 MAJOR = 1
 LINE_WIDTH = 110
 Record = dict[str, object]
@@ -49,7 +51,7 @@ def dumps(plan: Plan) -> str:
         "warnings": list(plan.warnings),
     }
     sections = [
-        _section("format_version", FORMAT_VERSION),
+        _section("format_version", _version(plan)),
         _section("model", plan.model),
         _section("cluster", plan.cluster),
         _section("mesh", _mesh_record(plan)),
@@ -64,9 +66,16 @@ def dumps(plan: Plan) -> str:
         _rows("blocks", [row for number, block in enumerate(plan.blocks) for row in _block_rows(number, block)]),
     ]
     if plan.pipeline is not None:
-        sections[0] = _section("format_version", PIPELINE_VERSION)
         sections.append(_pipeline(plan.pipeline))
     return "{\n" + ",\n".join(sections) + "\n}\n"
+
+
+def _version(plan: Plan) -> str:
+    """The least version whose readers understand all that the plan says."""
+    parts = [stage.plan for stage in plan.pipeline.stages] if plan.pipeline else [plan]
+    if any(operator.again for part in parts for operator in part.operators):
+        return RECOMPUTING_VERSION
+    return PIPELINE_VERSION if plan.pipeline else FORMAT_VERSION
 
 
 def _pipeline(pipeline: Pipeline) -> str:
@@ -208,6 +217,8 @@ class _Encoder:
         row["bytes_per_device"] = tensor.bytes_per_device
         if tensor.saved:
             row["saved"] = True
+        if tensor.recomputed:
+            row["recomputed"] = True
         return row
 
     def operator(self, operator: OperatorDecision) -> Record:
@@ -224,6 +235,7 @@ class _Encoder:
             "compute_ns": operator.compute_ns,
             **({"backward_ns": operator.backward_ns} if operator.backward_ns else {}),
             **({"inner_ns": operator.inner_ns} if operator.inner_ns else {}),
+            **({"again": operator.again} if operator.again else {}),
         }
 
     def move(self, move: Move) -> Record:

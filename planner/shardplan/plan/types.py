@@ -21,8 +21,8 @@ class TensorDecision:
 
     `perm` etc. are set for parameters only: checkpoint dims in graph order as in `model.Parameter`; `layout` and
     `shape` here are in graph orientation, the file writes parameters in checkpoint orientation. `optimizer`: layout of
-    its optimizer state where that is sharded apart from it. `saved`: kept for backward. `bytes_per_device`: of the kept
-    layout.
+    its optimizer state where that is sharded apart from it. `saved`: kept for backward; `recomputed`: made again for
+    backward instead, where that was chosen value by value. `bytes_per_device`: of the kept layout.
     """
 
     name: str
@@ -39,6 +39,7 @@ class TensorDecision:
     aliases: tuple[str, ...] = ()
     trainable: bool = False
     optimizer: Layout | None = None
+    recomputed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class OperatorDecision:
     `"+0"` (partial sums of operands 0 ... pass through). `reads`, `makes`: layouts of operands and results, whose names
     are `inputs` and `outputs` (`""` where an optional operand is absent). `compute_ns`: per step, of which
     `backward_ns` after the forward pass (recomputation included); `inner_ns`: collectives inside the operator, which
-    `compute_ns` leaves out."""
+    `compute_ns` leaves out. `again`: the operator right before whose backward this one runs a second time; `""` where
+    it does not, or `remat` says for the whole model what does."""
 
     name: str
     op_type: str
@@ -61,6 +63,12 @@ class OperatorDecision:
     outputs: tuple[str, ...] = ()
     backward_ns: int = 0
     inner_ns: int = 0
+    again: str = ""
+
+    @property
+    def again_ns(self) -> int:
+        """Of `backward_ns`, what running again takes: as long as the forward run."""
+        return self.compute_ns - self.backward_ns if self.again else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from rich.text import Text
 from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
 from shardplan.plan.types import Pipeline, Plan
+from shardplan.render.again import again_groups, again_record, show_again
 from shardplan.render.console import emit, table
 from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups
 from shardplan.render.pipeline import pipeline_record, runs_text, show_stages
@@ -40,6 +41,7 @@ def show_plan(console: Console, plan: Plan, *, everything: bool = False) -> None
     emit(console, _axes(plan), "")
     _show_parameters(console, parameter_groups(plan), plan, everything=everything)
     _show_moves(console, move_groups(plan), plan, everything=everything)
+    show_again(console, plan, everything=everything)
     emit(console, _memory(plan))
     for warning in plan.warnings:
         emit(console, Text(warning, style="yellow"))
@@ -57,6 +59,7 @@ def show_document(plan: Plan) -> dict[str, object]:
             for group in parameter_groups(plan)
         ],
         "moves": [_move_record(group) for group in move_groups(plan)],
+        **({"again": again_record(again_groups(plan))} if plan.model.get("remat") == "auto" else {}),
         **({"pipeline": _stage_records(plan.pipeline)} if plan.pipeline else {}),
     }
 

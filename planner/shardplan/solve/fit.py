@@ -19,6 +19,7 @@ from shardplan.solve.marginals import Marginals
 from shardplan.solve.memory import Profiles, reduce
 from shardplan.solve.presolve import presolve
 from shardplan.solve.prices import Prices
+from shardplan.solve.problem import Solution
 from shardplan.solve.prune import prune
 from shardplan.solve.tables import open_rows
 
@@ -41,8 +42,17 @@ FUSION_EFFORT = 1000.0
 FUSION_GAP = 0.02
 
 
-def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget, gap: float = 0.0, seed: int = 0) -> None:
-    """Solve a graph as it was built, with memory, to optimality or a relative `gap`, unless the budget ends."""
+def fit(
+    graph: Graph,
+    limit: int,
+    best: Incumbent,
+    budget: Budget,
+    gap: float = 0.0,
+    seed: int = 0,
+    roomy: Solution | None = None,
+) -> None:
+    """Solve a graph as it was built, with memory, to optimality or a relative `gap`, unless the budget ends. `roomy`:
+    its solution without the limit, where that is known."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     try:
         reduce(graph, limit)
@@ -51,7 +61,7 @@ def fit(graph: Graph, limit: int, best: Incumbent, budget: Budget, gap: float = 
             search_large(graph, limit, best, budget, whole, seed)
             return
         relaxation = Relaxation(graph, limit, budget, whole)
-        _free(relaxation, best)
+        _free(relaxation, best, roomy)
         if best.closed:
             return
         frugal(graph, best)
@@ -73,13 +83,16 @@ def _pressure(relaxation: Relaxation) -> Pressure:
     return Pressure(relaxation.graph.moments, relaxation.limit, relaxation.budget, relaxation.whole, moments, prices)
 
 
-def _free(relaxation: Relaxation, best: Incumbent) -> None:
+def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> None:
     """The optimum without a limit: a bound, and the optimum with it if it fits."""
     trial = Incumbent(best.scale)
-    free = relaxation.graph.copy()
-    for node in free.alive:
-        free.uses[node] = ()
-    close(free, trial, relaxation.budget)
+    if roomy is not None:
+        trial.choices, trial.cost, trial.bound = roomy.choices, best.scale * roomy.cost, best.scale * roomy.bound
+    else:
+        free = relaxation.graph.copy()
+        for node in free.alive:
+            free.uses[node] = ()
+        close(free, trial, relaxation.budget)
     best.prove(trial.bound)
     if trial.choices is not None and _pressure(relaxation).excess(trial.choices).max(initial=0) <= 0:
         best.take(trial)

@@ -74,8 +74,10 @@ def _try(
         return Alternative(text, False, None, None, why_not=why if solution.outcome == "infeasible" else "not decided")
     before, after = _choice_of(best), _choice_of(solved)
     cost_ns = round((solution.cost - best.solution.cost) / PICOSECONDS * _NANOSECONDS)
-    rows = best.memory
-    memory = [peak_memory(rows.holdings, rows.moments, choice).total for choice in (before, after)]
+    memory = [
+        peak_memory(rows.holdings, rows.moments, choice).total
+        for rows, choice in ((best.memory, before), (solved.memory, after))
+    ]
     return Alternative(text, False, max(cost_ns, 0), memory[1] - memory[0], _changes(best.built, nodes, before, after))
 
 

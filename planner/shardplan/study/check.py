@@ -69,7 +69,10 @@ def _faults(plan: Plan) -> Iterator[str]:
     for move in plan.moves:
         if move.tensor not in known:
             yield f"a move of '{move.tensor}', which is no tensor of the plan"
-    for operator in plan.operators:
+    position = {operator.name: number for number, operator in enumerate(plan.operators)}
+    for number, operator in enumerate(plan.operators):
+        if operator.again and position.get(operator.again, -1) < number:
+            yield f"'{operator.name}' runs again before '{operator.again}', which is no operator after it"
         for name, layout in zip((*operator.inputs, *operator.outputs), (*operator.reads, *operator.makes), strict=True):
             if layout is not None and name not in known:
                 yield f"'{operator.name}' uses '{name}', which is no tensor of the plan"

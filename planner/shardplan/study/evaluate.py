@@ -43,7 +43,7 @@ def evaluate_plan(model: Model, cluster: Cluster, options: PlanOptions, decided:
     """
     if not is_of(decided, model):
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
-    planner = Planner(model, cluster, _roomy(options), reasons=False, complete=True)
+    planner = Planner(model, cluster, _roomy(options), reasons=False, complete=True, decided=decided)
     everything = len(decided.operators) + len(decided.tensors)
     return _evaluation(planner.plan(decisions_of(decided, file)), _limit(cluster, options), everything)
 

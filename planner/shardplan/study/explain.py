@@ -55,13 +55,19 @@ def explain(plan: Plan, file: str, model: Model, name: str) -> Explanation:
     if operators:
         decision = next(op for op in plan.operators if op.name == nodes[0][1])
         shares = shares_of(plan, operators=[decision.name])
-        return Explanation(decision.name, f"{decision.op_type}  {decision.equation}", 1, shares, found)
+        again = f", run again before the backward of '{decision.again}'" if decision.again else ""
+        return Explanation(decision.name, f"{decision.op_type}  {decision.equation}{again}", 1, shares, found)
     first = tensors[0]
-    about = f"{list(checkpoint_shape(first.shape, first.perm))} {first.dtype}"
+    about = f"{list(checkpoint_shape(first.shape, first.perm))} {first.dtype}{_recomputed(tensors)}"
     subject = folded([t.checkpoint or t.name for t in tensors], [t.checkpoint or t.name for t in plan.tensors])
     shares = shares_of(plan, tensors=[tensor.name for tensor in tensors])
     held = sum(tensor.bytes_per_device for tensor in tensors)
     return Explanation(subject, about, len(tensors), shares, found, held)
+
+
+def _recomputed(tensors: list[TensorDecision]) -> str:
+    again = sum(tensor.recomputed for tensor in tensors)
+    return f", {'' if again == len(tensors) else f'{again} of them '}made again for backward" if again else ""
 
 
 def _find(plan: Plan, model: Model, name: str) -> tuple[list[TensorDecision], tuple[int, ...]]:

@@ -9,12 +9,13 @@ from shardplan.folding import folded, pattern
 from shardplan.plan.types import Move, OperatorDecision, Pipeline, Plan
 
 _INSIDE = "collectives inside"
+_AGAIN = "computed again"
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`what`: `compute`, `collectives inside`, or the collectives of a move with their phase. `time_ns`: what stays
-    exposed, all together."""
+    """`what`: `compute`, `computed again` (in backward), `collectives inside`, or the collectives of a move with their
+    phase. `time_ns`: what stays exposed, all together."""
 
     name: str
     what: str
@@ -39,7 +40,8 @@ def shares_of(
     for operator in plan.operators:
         if everything or operator.name in operators or any(name in tensors for name in operator.inputs):
             name = _operator_name(operator)
-            items.setdefault((pattern(name), "compute"), []).append((name, operator.compute_ns))
+            items.setdefault((pattern(name), "compute"), []).append((name, operator.compute_ns - operator.again_ns))
+            items.setdefault((pattern(name), _AGAIN), []).append((name, operator.again_ns))
             items.setdefault((pattern(name), _INSIDE), []).append((name, operator.inner_ns))
     exposed = _exposed(plan)
     for move in plan.moves:

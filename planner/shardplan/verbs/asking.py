@@ -55,10 +55,10 @@ _OPTIONS = (
     ),
     option(
         "--remat",
-        type=click.Choice(["none", "selective", "full"]),
+        type=click.Choice(["none", "selective", "full", "auto"]),
         default="none",
         show_default=True,
-        help="Which activations are computed again in backward instead of kept.",
+        help="Which activations are computed again in backward instead of kept; auto chooses with the layouts.",
     ),
     option(
         "--kv-cache",

@@ -1,0 +1,94 @@
+"""What a plan computes again in backward instead of keeping it: operators of identical layers together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from shardplan.cost.named import measure_of
+from shardplan.folding import folded, pattern
+from shardplan.plan.types import OperatorDecision, Plan
+from shardplan.render.console import emit, table
+from shardplan.units import percent, size
+
+MOST_ROWS = 8
+"""Rows that `--all` completes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgainGroup:
+    """Operators of one kind in identical layers that run a second time. `time_ns`: of those second runs;
+    `bytes_per_device`: what they make of what backward reads, which is not kept."""
+
+    name: str
+    count: int
+    time_ns: int
+    bytes_per_device: int
+
+
+def again_groups(plan: Plan) -> list[AgainGroup]:
+    """What runs again, what is spared most first."""
+    freed = {tensor.name: tensor.bytes_per_device for tensor in plan.tensors if tensor.recomputed}
+    groups: dict[str, list[OperatorDecision]] = {}
+    for operator in plan.operators:
+        if operator.again:
+            groups.setdefault(pattern(_name(operator)), []).append(operator)
+    everything = [_name(operator) for operator in plan.operators]
+    found = [
+        AgainGroup(
+            folded(list(dict.fromkeys(_name(operator) for operator in group)), everything),
+            len(group),
+            sum(operator.again_ns for operator in group),
+            sum(freed.get(name, 0) for operator in group for name in operator.outputs),
+        )
+        for group in groups.values()
+    ]
+    return sorted(found, key=lambda group: (-group.bytes_per_device, -group.time_ns))
+
+
+def show_again(console: Console, plan: Plan, *, everything: bool = False) -> None:
+    """A table of what runs again; nothing where nothing does."""
+    groups = again_groups(plan)
+    if not groups:
+        return
+    measure, step_ns = measure_of(plan.model.get("cost_model")), max(plan.summary.step_ns, 1)
+    many, time_ns, freed = _totals(groups)
+    summary = f"{many:,} of {len(plan.operators):,} operators run again in backward"
+    emit(console, Text.assemble((summary, "bold"), (f"  {size(freed)} per device are not kept", "dim")))
+    shown = [group for group in groups if group.time_ns or group.bytes_per_device]
+    shown = shown if everything else shown[:MOST_ROWS]
+    rows = table(">of step", ">time", ">not kept", ">", "*again")
+    for group in shown:
+        count = f"×{group.count}" if group.count > 1 else ""
+        kept = size(group.bytes_per_device) if group.bytes_per_device else ""
+        rows.add_row(percent(group.time_ns / step_ns), measure.text(group.time_ns), kept, count, group.name)
+    rows.add_row(percent(time_ns / step_ns), measure.text(time_ns), size(freed), "", "all of them", style="bold")
+    emit(console, rows, "")
+
+
+def again_record(groups: Sequence[AgainGroup]) -> list[dict[str, object]]:
+    """The same as plain data: microseconds and bytes."""
+    return [
+        {
+            "name": group.name,
+            "count": group.count,
+            "time_us": group.time_ns / 1000,
+            "bytes_per_device": group.bytes_per_device,
+        }
+        for group in groups
+    ]
+
+
+def _totals(groups: Sequence[AgainGroup]) -> tuple[int, int, int]:
+    return (
+        sum(group.count for group in groups),
+        sum(group.time_ns for group in groups),
+        sum(group.bytes_per_device for group in groups),
+    )
+
+
+def _name(operator: OperatorDecision) -> str:
+    return f"{operator.module} ({operator.op_type})" if operator.module else operator.name
