@@ -34,7 +34,8 @@ GIB = 2**30
 @dataclass(frozen=True)
 class Run:
     """One published run. `microbatch`: sequences per device group and microbatch; `batch`: sequences per step;
-    `overlapped`: whether gradients are reduced while the backward pass still computes."""
+    `overlapped`: whether gradients are reduced while the backward pass still computes; `mesh`: where the usual one of
+    machines and GPUs does not do."""
 
     spec: TransformerSpec
     profile: str
@@ -50,6 +51,7 @@ class Run:
     sharded: bool = False
     tp_hidden: float = 0.0
     overlapped: bool = True
+    mesh: str = ""
 
     @property
     def data(self) -> int:
@@ -91,7 +93,7 @@ def cluster_of(run: Run) -> Cluster:
         text = f"machine0={ranks},machine1={run.tensor // per_machine},gpu={per_machine}"
     elif inside == 1 or run.tensor == 1:
         text = f"machine={ranks // inside},gpu={inside * run.tensor}"
-    cluster = make_cluster(load_profile(run.profile), text)
+    cluster = make_cluster(load_profile(run.profile), run.mesh or text)
     hidden = replace(cluster.overlap, tp=run.tp_hidden)
     return replace(cluster, overlap=hidden if run.overlapped else replace(hidden, weight_gather=0.0, grad_reduce=0.0))
 
