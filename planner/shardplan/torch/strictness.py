@@ -36,6 +36,7 @@ def _faults(engine: Engine) -> Iterator[Diagnostic]:
         move
         for move in engine.plan.moves
         if move.phase == "forward"
+        and move.tensor in engine.graph.keys  # constants are whole in every program
         and any(not step.collective.is_free for step in move.steps)
         and engine.graph.alike.get((move.tensor, move.reader), (move.tensor, move.reader)) not in record.done
     ]
