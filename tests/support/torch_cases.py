@@ -40,7 +40,7 @@ def mesh_of(plan: Plan) -> Any:
 
 
 def train(
-    tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool = False, steps: int = 3, strict: bool = True
+    tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool | str = False, steps: int = 3, strict: bool = True
 ) -> Seen:
     """Train a twin under `plan` and beside it the same in one process; what is sent in the last step is counted."""
     model, reference = torch_twins.twin(tiny, fused=fused), torch_twins.twin(tiny)
@@ -279,3 +279,25 @@ def accumulate(tiny: Tiny, plan: Plan, mode: str = "eager", steps: int = 2) -> S
         max(losses), max(errors), _weight_error(model, reference), comms.wire_bytes("forward"), dict(comms.actual),
         dict(comms.differences), (dict(record.extra), dict(record.unknown)),
     )  # fmt: skip
+
+
+def dropping(tiny: Tiny, plan: Plan, mode: str) -> tuple[Tensor, list[float]]:
+    """Train two steps with shares of attention dropped: the first logits and the losses, which all ranks see alike."""
+    model = torch_twins.twin(tiny, fused="dropping")
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    torch.manual_seed(3)
+    if mode == "exported":
+        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh_of(plan))
+    else:
+        shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    logits, losses = [], []
+    torch.manual_seed(3)
+    for _ in range(2):
+        logits.append(model(ids).full_tensor())
+        loss = _loss(logits[-1], ids)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return logits[0].detach(), losses

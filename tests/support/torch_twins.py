@@ -23,8 +23,20 @@ class Norm(nn.Module):
         return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
 
 
+attend = functional.scaled_dot_product_attention
+FORMS = {
+    "causal": lambda q, k, v, mask: attend(q, k, v, is_causal=True),
+    "by place": lambda q, k, v, mask: attend(q, k, v, None, 0.0, True),
+    "scaled": lambda q, k, v, mask: attend(2 * q, k, v, is_causal=True, scale=0.5 * q.shape[-1] ** -0.5),
+    "added mask": lambda q, k, v, mask: attend(q, k, v, attn_mask=mask, dropout_p=0.0),
+    "allowing mask": lambda q, k, v, mask: attend(q, k, v, attn_mask=mask == 0),
+    "dropping": lambda q, k, v, mask: attend(q, k, v, dropout_p=0.5, is_causal=True),
+}
+"""Ways in which people call the kernel, `dropping` with chance, the others all the same."""
+
+
 class GptAttention(nn.Module):
-    def __init__(self, sizes: Sizes, *, packed: bool, fused: bool) -> None:
+    def __init__(self, sizes: Sizes, *, packed: bool, fused: bool | str) -> None:
         super().__init__()
         self.sizes, self.packed, self.fused = sizes, packed, fused
         if packed:
@@ -38,7 +50,7 @@ class GptAttention(nn.Module):
         parts = self.c_attn(x).chunk(3, -1) if self.packed else (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         q, k, v = (part.view(batch, seq, self.sizes.heads, -1).transpose(1, 2) for part in parts)
         if self.fused:
-            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            mixed = FORMS["causal" if self.fused is True else self.fused](q, k, v, mask)
         else:
             scores = q @ k.transpose(-2, -1) * self.sizes.width**-0.5 + mask
             mixed = functional.softmax(scores, dim=-1) @ v
@@ -56,7 +68,7 @@ class GptMlp(nn.Module):
 
 
 class GptBlock(nn.Module):
-    def __init__(self, sizes: Sizes, *, packed: bool, fused: bool) -> None:
+    def __init__(self, sizes: Sizes, *, packed: bool, fused: bool | str) -> None:
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(sizes.hidden), nn.LayerNorm(sizes.hidden)
         self.attn, self.mlp = GptAttention(sizes, packed=packed, fused=fused), GptMlp(sizes)
@@ -67,7 +79,7 @@ class GptBlock(nn.Module):
 
 
 class GptBody(nn.Module):
-    def __init__(self, sizes: Sizes, *, packed: bool, fused: bool) -> None:
+    def __init__(self, sizes: Sizes, *, packed: bool, fused: bool | str) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(sizes.vocab, sizes.hidden), nn.Embedding(sizes.seq, sizes.hidden)
         self.h = nn.ModuleList(GptBlock(sizes, packed=packed, fused=fused) for _ in range(sizes.layers))
@@ -213,7 +225,7 @@ class Llama(nn.Module):
         return self.lm_head(self.model(input_ids))
 
 
-def twin(tiny: Tiny, *, fused: bool = False, device: str = "cpu") -> nn.Module:
+def twin(tiny: Tiny, *, fused: bool | str = False, device: str = "cpu") -> nn.Module:
     """The torch model of a tiny graph, with the weights of its checkpoint (none on the meta device)."""
     name, tied = tiny.name, tiny.name.endswith("_tied")
     with torch.device(device):

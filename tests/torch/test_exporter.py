@@ -26,3 +26,12 @@ def test_exported_graphs_plan_their_own_models(four, name, recipe):
         for (phase, kind, _), (told, sent) in seen.differences.items():  # what autograd does not keep
             assert (phase, kind) == ("backward", "all_gather")
             assert told.wire_bytes - sent.wire_bytes <= 1024
+
+
+@pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron", "Megatron + sequence"])
+def test_idioms_of_programs(four, recipe):
+    plan = forced_plan(read_model(FOLDER / "vision.onnx"), "2x2", recipe=recipe)
+    for error, gradient_error, differences in four.run("torch_idioms", "step", plan):
+        assert error < 1e-5
+        assert gradient_error < 1e-5
+        assert not differences

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shardplan.torch import rules_attention as attentions
 from shardplan.torch import rules_convolution as convolutions
 from shardplan.torch import rules_elementwise as elementwise
 from shardplan.torch import rules_norms as norms
@@ -42,7 +43,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("matmul", "mm", "bmm", "rmatmul"), products.matmul),
     "einsum": products.einsum,
     "embedding": products.embedding,
-    "scaled_dot_product_attention": products.attention,
+    "scaled_dot_product_attention": attentions.attention,
 }  # fmt: skip
 
 

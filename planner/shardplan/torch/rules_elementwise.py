@@ -114,22 +114,31 @@ def dropout(engine: Engine, op: Op) -> Value:
         return value  # type: ignore[no-any-return]
 
     def run(locals_: list[Any], site: Site) -> Any:
-        part = 0
-        for factor, axes in sorted(site.splits.items()):
-            part = part * site.mesh.ways(axes) + site.number(factor)
-        return drop(locals_[0], rate, part)
+        return drop(locals_[0], rate, part_of(site))
 
     call = unary(value, value.key, run)
     call.chains, call.linear = False, (frozenset({0}),)
     return engine.run(call)[0]
 
 
+def part_of(site: Site) -> int:
+    """A number that processes share that have the same part of a call's result."""
+    part = 0
+    for factor, axes in sorted(site.splits.items()):
+        part = part * site.mesh.ways(axes) + site.number(factor)
+    return part
+
+
+def drawn_seed(part: int) -> int:
+    """A seed of its own for every part, drawn from the CPU generator, which all processes keep in the same state."""
+    return int(torch.randint(0, 1 << 30, ()).item()) * 65537 + part
+
+
 def drop(local: torch.Tensor, rate: float, part: int) -> torch.Tensor:
     """Zeros at `rate` in place of elements, the others scaled up; processes with the same `part` draw alike."""
     if has_torch_function_unary(local):
         return handle_torch_function(drop, (local,), local, rate, part)
-    seed = int(torch.randint(0, 1 << 30, ()).item())
-    generator = torch.Generator(local.device).manual_seed(seed * 65537 + part)
+    generator = torch.Generator(local.device).manual_seed(drawn_seed(part))
     drawn = torch.rand(local.shape, generator=generator, device=local.device)
     return local * (drawn >= rate).to(local.dtype) / (1 - rate)
 

@@ -8,13 +8,17 @@ from pathlib import Path
 import onnx
 import torch
 from tiny_models import tiny_gpt, tiny_llama
+from torch_idioms import seeded
 from torch_twins import twin
 
 
-def export(tiny, path):
-    ids = torch.tensor(tiny.inputs["input_ids"])
+def export_twin(tiny, path):
+    export(twin(tiny), torch.tensor(tiny.inputs["input_ids"]), "input_ids", path)
+
+
+def export(module, given, name, path):
     program = torch.onnx.export(
-        twin(tiny).eval(), (ids,), dynamo=True, optimize=False, input_names=["input_ids"], opset_version=20
+        module.eval(), (given,), dynamo=True, optimize=False, input_names=[name], opset_version=20
     )
     program.save(path)
     model = onnx.load(path)
@@ -25,7 +29,7 @@ def export(tiny, path):
         for key, value in entries:
             node.metadata_props.add(key=key, value=value)
     for tensor in model.graph.initializer:
-        if tensor.name in tiny.weights:
+        if tensor.name in module.state_dict():
             tensor.ClearField("raw_data")
             tensor.data_location = onnx.TensorProto.EXTERNAL
             tensor.external_data.add(key="location", value="absent.bin")
@@ -34,5 +38,6 @@ def export(tiny, path):
 
 if __name__ == "__main__":
     folder = Path(__file__).parent
-    export(tiny_gpt(), folder / "gpt.onnx")
-    export(tiny_llama(tied=True), folder / "llama_tied.onnx")
+    export_twin(tiny_gpt(), folder / "gpt.onnx")
+    export_twin(tiny_llama(tied=True), folder / "llama_tied.onnx")
+    export(*seeded(), "pixels", folder / "vision.onnx")

@@ -1,0 +1,188 @@
+"""Attention: by torch's kernel where every process has whole heads, else as the product of products that it is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function
+
+from shardplan.layout.layout import Layout
+from shardplan.torch.engine import Engine, Op
+from shardplan.torch.graph import Key, product, softmax
+from shardplan.torch.rules_elementwise import drawn_seed, dropout, elementwise, lift, part_of
+from shardplan.torch.rules_norms import normalised
+from shardplan.torch.rules_products import matmul
+from shardplan.torch.rules_views import permute_by, repeat_interleave
+from shardplan.torch.values import Call, Dims, Site, Value
+
+
+@dataclass
+class _Heads:
+    """What `scaled_dot_product_attention` was given. `rate`: of shares that are dropped."""
+
+    query: Value
+    key: Value
+    value: Value
+    mask: Value | None
+    scale: float
+    causal: bool
+    rate: float
+
+
+def attention(engine: Engine, op: Op) -> Value:
+    """`scaled_dot_product_attention`, in all forms that it may be called in."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = {**dict(zip(names, op.args, strict=False)), **op.kwargs}
+    query, key, value = (lift(engine, given[part]) for part in names[:3])
+    if given.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = (
+            repeat_interleave(engine, Op("repeat_interleave", None, [part, times, part.rank - 3]))
+            for part in (key, value)
+        )
+    mask, scale = given.get("attn_mask"), given.get("scale")
+    heads = _Heads(
+        query, key, value, None if mask is None else lift(engine, mask),
+        1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
+        bool(given.get("is_causal")), float(given.get("dropout_p") or 0.0),
+    )  # fmt: skip
+    return _step_by_step(engine, heads) if _splits_inside(engine, heads) else _fused(engine, heads)
+
+
+def _inner_keys(engine: Engine, heads: _Heads) -> list[Key]:
+    """Keys of the scores, the masked scores, the probabilities and the result."""
+    query, key, value, mask = heads.query, heads.key, heads.value, heads.mask
+    terms = engine.graph.signatures
+    scores = (*query.shape[:-1], key.shape[-2])
+    first = product(terms, [query.key.signature, key.key.signature])
+    masked = terms.linear([first, *([mask.key.signature] if mask else [])])
+    last = softmax(terms, [masked])
+    result = product(terms, [last, value.key.signature])
+    return [
+        Key(first, scores),
+        Key(masked, scores),
+        Key(last, scores),
+        Key(result, (*query.shape[:-1], value.shape[-1])),
+    ]
+
+
+def _splits_inside(engine: Engine, heads: _Heads) -> bool:
+    """Whether the plan splits anything else than whole heads and samples inside attention, or moves anything there."""
+    query, key, value = heads.query, heads.key, heads.value
+    scores, masked, shares, result = _inner_keys(engine, heads)
+    graph = engine.graph
+    layouts = []
+    turned = Key(key.key.signature, (*key.shape[:-2], key.shape[-1], key.shape[-2]), _swapped(key))
+    for source, target in ((query.key, scores), (key.key, scores), (turned, scores), (value.key, result)):
+        read = graph.reads.get((source, target))
+        layouts += [read.layout] if read else []
+    for inner in (scores, masked, shares):
+        planned = graph.values.get(inner)
+        layouts += [planned.layout, planned.served] if planned else []
+    layouts += [
+        graph.reads[pair].layout for pair in itertools.pairwise((scores, masked, shares)) if pair in graph.reads
+    ]
+    layouts += [part.layout for part in (query, key, value)] if not layouts else []
+    outer = query.rank - 2
+    first = layouts[0]
+    return any(
+        (p.is_shard and (p.dim >= outer or p.segments)) or p.kind == "P" or p.forward != q.forward
+        for layout in layouts
+        for p, q in zip(layout.placements, first.placements, strict=True)
+    )
+
+
+def _swapped(value: Value) -> tuple[int, ...]:
+    order = (*range(value.rank - 2), value.rank - 1, value.rank - 2)
+    found = tuple(value.key.perm[dim] if value.key.perm else dim for dim in order)
+    return () if found == tuple(range(value.rank)) else found
+
+
+def _fused(engine: Engine, heads: _Heads) -> Value:
+    keys = _inner_keys(engine, heads)
+    query, key, value, mask = heads.query, heads.key, heads.value, heads.mask
+    order = (*range(key.rank - 2), key.rank - 1, key.rank - 2)
+    query, key = engine.read(query, keys[:1]), _read_turned(engine, key, order, keys[0])
+    batch = tuple((f"b{dim}",) for dim in range(query.rank - 2))
+    sizes = {f"b{dim}": size for dim, size in enumerate(query.shape[:-2])}
+    sizes |= {"s": query.shape[-2], "t": key.shape[-2], "d": query.shape[-1], "e": value.shape[-1]}
+    dims: list[Dims] = [(*batch, ("s",), ("d",)), (*batch, ("t",), ("d",)), (*batch, ("t",), ("e",))]
+    operands = [query, key, value]
+    if mask is not None:
+        operands.append(mask)
+        whole = (*query.shape[:-2], query.shape[-2], key.shape[-2])
+        names = (*(f"b{dim}" for dim in range(query.rank - 2)), "s", "t")
+        offset = len(whole) - mask.rank
+        dims.append(
+            tuple((names[d + offset],) if size == whole[d + offset] else () for d, size in enumerate(mask.shape))
+        )
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        bias = locals_[3] if len(locals_) > 3 else None
+        return attend(locals_[0], locals_[1], locals_[2], bias, heads.causal, heads.scale, heads.rate, part_of(site))
+
+    shape = (*query.shape[:-1], value.shape[-1])
+    call = Call(
+        operands, dims, [(*batch, ("s",), ("e",))], [shape], [keys[3]], sizes, run, frozenset({"s", "t", "d", "e"}),
+        (frozenset({2}),),
+    )  # fmt: skip
+    return engine.run(call)[0]
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float, rate: float, part: int
+) -> Tensor:
+    """Torch's kernel. Shares are dropped at `rate`; processes with the same `part` draw alike, others independently."""
+    if has_torch_function((query, key, value)):
+        given = (query, key, value, bias, causal, scale, rate, part)
+        return handle_torch_function(attend, (query, key, value), *given)
+    if not rate:
+        return functional.scaled_dot_product_attention(query, key, value, bias, is_causal=causal, scale=scale)
+    seed = drawn_seed(part)
+    devices = [query.device] if query.device.type != "cpu" else []
+    with torch.random.fork_rng(devices, device_type=query.device.type if devices else "cuda"):
+        torch.manual_seed(seed)
+        return functional.scaled_dot_product_attention(query, key, value, bias, rate, causal, scale=scale)
+
+
+def _read_turned(engine: Engine, value: Value, order: Sequence[int], result: Key) -> Value:
+    """A value as its transpose is read by the plan's product, in its own dims."""
+    read = engine.read(permute_by(engine, value, order), [result])
+    placements = (replace(p, dim=order[p.dim]) if p.is_shard else p for p in read.layout.placements)
+    layout = Layout.of(*placements, order=read.layout.order)
+    return Value(read.local.permute(*order), layout, value.shape, value.dtype, value.grad, Key(_NOTHING, value.shape))
+
+
+_NOTHING = -1
+"""The signature of a value that no plan knows."""
+
+
+def _step_by_step(engine: Engine, heads: _Heads) -> Value:
+    query, key, value, mask = heads.query, heads.key, heads.value, heads.mask
+    order = (*range(key.rank - 2), key.rank - 1, key.rank - 2)
+    scores = matmul(engine, Op("matmul", torch.matmul, [query, permute_by(engine, key, order)]))
+    scores = elementwise(engine, Op("mul", torch.mul, [scores, heads.scale]))
+    if heads.causal:
+        rows, columns = query.shape[-2], key.shape[-2]
+        device = engine.grid.device
+        allowed = engine.constant(torch.ones(rows, columns, dtype=torch.bool, device=device).tril(), (rows, columns))
+        scores = elementwise(engine, Op("where", _masked, [allowed, scores]))
+    elif mask is not None and mask.dtype == torch.bool:
+        scores = elementwise(engine, Op("where", _masked, [mask, scores]))
+    elif mask is not None:
+        scores = elementwise(engine, Op("add", torch.add, [scores, mask]))
+    shares = normalised(engine, Op("softmax", torch.softmax, [scores, -1]))
+    if heads.rate:
+        shares = dropout(engine, Op("dropout", functional.dropout, [shares, heads.rate, True]))
+    return matmul(engine, Op("matmul", torch.matmul, [shares, value]))
+
+
+def _masked(allowed: Any, scores: Any) -> Any:
+    return scores.masked_fill(allowed.logical_not(), float("-inf"))
