@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -34,6 +35,7 @@ from shardplan.layout.placement import R, S
 from shardplan.layout.text import to_text
 from shardplan.model.read import read_model
 from shardplan.plan.orientation import checkpoint_shape
+from shardplan.plan.types import Pipeline, Stage
 from shardplan.planning import PlanOptions, plan_model
 from shardplan.runtime.shards import runs_of, shard_of
 
@@ -72,6 +74,41 @@ def test_the_mesh_has_the_axes_of_the_plan_in_rank_order(zero, devices):
     assert [device.id for device in mesh.devices.flat] == list(range(16))
     reverse = shardplan.jax.mesh(zero, devices=devices[::-1])
     assert [device.id for device in reverse.devices.flat] == list(range(16))[::-1]
+
+
+def test_optimizer_state_has_shardings_of_its_own(llama, devices):
+    """ZeRO-1: the state is cut where the plan cuts it, which leaves the weight as it is."""
+    plan = forced_plan(llama[1], "2x2", recipe="data parallel")
+    cut = Layout.of(S(0), S(0))
+    tensors = [
+        dataclasses.replace(t, optimizer=cut) if t.checkpoint == "model.norm.weight" else t for t in plan.tensors
+    ]
+    changed = dataclasses.replace(plan, tensors=tuple(tensors))
+    mesh = shardplan.jax.mesh(changed, devices=devices[:4])
+    shapes = shapes_of(llama[0].weights)
+    kept, state = (shardplan.jax.shardings(changed, mesh, shapes, form=form) for form in ("kept", "optimizer"))
+    assert kept["model.norm.weight"].spec == PartitionSpec()
+    assert state.pop("model.norm.weight").spec == PartitionSpec(("machine", "gpu"))
+    assert all(state[name] == kept[name] for name in state)
+    assert shardplan.jax.sharding(changed, mesh, "model.norm.weight", form="optimizer").spec[0] == ("machine", "gpu")
+
+
+def test_a_pipeline_has_no_mesh(llama, zero, devices):
+    """Each stage has one, over its own devices."""
+    stages = tuple(Stage(f"stage {n}", 2 * n, (), 1, forced_plan(llama[1], "1x2")) for n in range(2))
+    whole = dataclasses.replace(zero, pipeline=Pipeline("1f1b", stages, (), 0.0), tensors=(), operators=(), moves=())
+    message = (
+        "error[pipeline-plan]: the plan is a pipeline of 2 stages, of which each has a mesh and a plan of its own\n"
+        "hint: take one of them: plan.pipeline.stages[0].plan, or --stage 0 of split and export (to 1)"
+    )
+    mesh = shardplan.jax.mesh(zero)
+    assert refusal(lambda: shardplan.jax.mesh(whole)) == message
+    assert refusal(lambda: shardplan.jax.shardings(whole, mesh, {})) == message
+    assert refusal(lambda: shardplan.jax.constrain(whole, mesh, "add_1", jnp.zeros(4))) == message
+    assert refusal(lambda: shardplan.jax.check(lambda x: x, (jnp.zeros(4),), whole)) == message
+    for stage in stages:
+        found = shardplan.jax.mesh(stage.plan, devices=devices[stage.first_device : stage.first_device + 2])
+        assert [device.id for device in found.devices.flat] == [stage.first_device, stage.first_device + 1]
 
 
 def test_other_numbers_of_devices_are_refused(llama, zero, devices):

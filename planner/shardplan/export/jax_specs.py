@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 from shardplan.errors import warning
 from shardplan.export.specs import Spec, cannot_say, plain, segmented, specs
@@ -52,15 +53,24 @@ def export_jax(plan: Plan) -> Exported:
     sizes = "{" + ", ".join(f"{json.dumps(axis.name)}: {axis.size}" for axis in plan.mesh.axes) + "}"
     head = _HEAD.format(model=plain(plan.model.get("name", "a model")), mesh=plain(plan.mesh), sizes=sizes)
     aliases = {alias: tensor.checkpoint for tensor in plan.tensors for alias in tensor.aliases}
+    states = _states(plan)
     sections = [
         _section(
             "PARAMETERS", [f"{json.dumps(spec.name)}: {_partition_spec(spec)}" for spec in specs(plan, "parameter")]
         ),
+        *([_section("OPTIMIZER", states)] if states else []),
         _section("ALIASES", [f"{json.dumps(name)}: {json.dumps(owner)}" for name, owner in aliases.items()]),
         _section("INPUTS", [f"{json.dumps(spec.name)}: {_partition_spec(spec)}" for spec in specs(plan, "input")]),
         _section("OUTPUTS", [f"{json.dumps(spec.name)}: {_partition_spec(spec)}" for spec in outputs]),
     ]
     return Exported(head + "".join(sections) + _TAIL, tuple(refused))
+
+
+def _states(plan: Plan) -> list[str]:
+    """Specs of optimizer state, of the parameters whose state is sharded apart from them."""
+    apart = [replace(tensor, layout=tensor.optimizer) for tensor in plan.tensors if tensor.optimizer is not None]
+    found = specs(replace(plan, tensors=tuple(apart)), "parameter")
+    return [f"{json.dumps(spec.name)}: {_partition_spec(spec)}" for spec in found]
 
 
 def _section(name: str, rows: Iterable[str]) -> str:

@@ -28,6 +28,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.types import FLOAT_DTYPES
 from shardplan.plan.types import Phase, Plan
 from shardplan.runtime.predicted import Predicted, inner_operators, predicted_collectives
+from shardplan.runtime.stages import one_mesh
 
 Key = tuple[Phase, CollectiveKind, tuple[str, ...]]
 Sized = tuple[Phase, CollectiveKind, tuple[str, ...], int]
@@ -152,8 +153,9 @@ def _platform(args: Sequence[Any]) -> str:
 def check_text(text: str, plan: Plan, *, phases: Sequence[Phase] | None = None, widened: bool = False) -> Check:
     """`check` for HLO text that was compiled elsewhere (`compiled.as_text()`, or a dump of XLA).
 
-    `ValueError` if it is not the text of an HLO module.
+    `ValueError` if it is not the text of an HLO module. Raises `ShardplanError` (`pipeline-plan`).
     """
+    one_mesh(plan)
     module = parse_module(text)
     emitted = emitted_collectives(module, plan.mesh, widened=widened)
     if phases is None:

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan
+from shardplan.runtime.stages import one_mesh
 
 
 def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -18,8 +19,10 @@ def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
     By default all devices there are, ordered by process and then by number, so that neighbours on the last axis are in
     one host. Axes are `Auto`: XLA fills in what is not pinned.
 
-    Raises `ShardplanError` (`wrong-device-count`) when there are more or fewer devices than the plan is for.
+    Raises `ShardplanError`: `wrong-device-count` when there are more or fewer devices than the plan is for,
+    `pipeline-plan` for a plan of stages, of which each has a mesh of its own.
     """
+    one_mesh(plan)
     given = devices is not None
     chosen = list(devices) if devices is not None else sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
     wanted = plan.mesh.size
@@ -38,7 +41,8 @@ def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
 
 
 def check_mesh(plan: Plan, given: Mesh) -> None:
-    """Raise `ShardplanError` (`wrong-mesh`) unless `given` has the axes of the plan, in their order."""
+    """Raise `ShardplanError` unless `given` has the axes of the plan, in their order: `wrong-mesh`, `pipeline-plan`."""
+    one_mesh(plan)
     wanted = tuple((axis.name, axis.size) for axis in plan.mesh.axes)
     found = tuple(zip(given.axis_names, given.devices.shape, strict=True))
     if wanted != found:

@@ -37,7 +37,7 @@ def shardings(
     partner; such leaves are replicated. `strict`: refuse leaves and parameters without a partner.
 
     `form`: how the parameters are `kept`; `served`, after the gather that the plan makes once for all readers (ZeRO-3);
-    or `read`, as the operators take them.
+    or `read`, as the operators take them; `optimizer`: their optimizer state, where the plan shards it apart (ZeRO-1).
 
     Raises `ShardplanError` with everything that does not fit: as `runtime.names.match_names`, `wrong-mesh`,
     `wrong-stack`, `wrong-part`, `split-part`, `layers-differ`, `segmented-dim`, `indivisible-dim`.

@@ -171,15 +171,16 @@ def _wrong_stack(path: str, shape: tuple[int, ...], targets: Sequence[Target]) -
 
 def _differing(mesh: Mesh, leaf: Leaf) -> list[Diagnostic]:
     """A leaf has one sharding, so the layers it stacks must have one layout."""
-    groups: dict[tuple[Layout, Layout], list[Named]] = {}
+    groups: dict[tuple[Layout, Layout, Layout | None], list[Named]] = {}
     for named in leaf.parameters:
-        groups.setdefault((named.layout, named.served), []).append(named)
+        groups.setdefault((named.layout, named.served, named.decision.optimizer), []).append(named)
     if len(groups) < 2:
         return []
     lines = [
-        f"{to_text(kept, mesh)}, served {to_text(served, mesh)}: "
+        f"{to_text(kept, mesh)}, served {to_text(served, mesh)}"
+        f"{f', optimizer {to_text(state, mesh)}' if state else ''}: "
         f"{listed([named.decision.checkpoint for named in members], 4)}"
-        for (kept, served), members in groups.items()
+        for (kept, served, state), members in groups.items()
     ]
     decision = max(groups.values(), key=len)[0].decision
     pattern = re.sub(r"\.\d+\.", ".*.", decision.checkpoint)

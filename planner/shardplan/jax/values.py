@@ -13,7 +13,7 @@ from shardplan.layout.placement import R
 from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
 from shardplan.runtime.lookup import tensors_by_name
 
-Form = Literal["kept", "served", "read"]
+Form = Literal["kept", "served", "read", "optimizer"]
 _known: dict[int, Values] = {}
 
 
@@ -49,9 +49,11 @@ class Values:
 
     def form(self, decision: TensorDecision, form: Form) -> Layout:
         """A tensor in one of its forms. `read`: as all its readers take it; `served` where they do not agree, or take
-        partial sums."""
+        partial sums. `optimizer`: the state of its optimizer, and the gradient that this takes."""
         if form == "kept":
             return decision.layout.forward
+        if form == "optimizer":
+            return (decision.optimizer or decision.layout).forward
         read = {layout for _, layout in self.readers.get(decision.name, ())}
         if form == "read" and len(read) == 1 and not is_partial(layout := read.pop()):
             return layout

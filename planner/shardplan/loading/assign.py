@@ -7,7 +7,7 @@ the plan does not name is copied to every rank, with a warning.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
@@ -90,14 +90,22 @@ class Assignment:
             raise ShardplanError(*faults[:_SHOWN])
 
 
-def assign(plan: Plan, checkpoint: Checkpoint, rename: Mapping[str, str] | None = None) -> Assignment:
-    """Match a checkpoint with a plan.
+def assign(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    rename: Mapping[str, str] | None = None,
+    *,
+    others: Collection[str] = (),
+) -> Assignment:
+    """Match a checkpoint with a plan. `others`: the plan's names of weights that are other stages' (see
+    `runtime.stages.weights_of_others`); they, and what is stored beside them, are left out.
 
     `rename`: prefixes of names in the checkpoint -> what the plan has in their place (`{"": "transformer."}`); the
     first that fits counts. Raises `ShardplanError` with every fault: `wrong-shape`, and `missing-parameter` for weights
     that the checkpoint does not have (buffers are only warned of).
     """
     known = parameters_by_name(plan)
+    checkpoint = _without(checkpoint, others, known, rename or {})
     layouts, taken, faults = _named(checkpoint, known, rename or {})
     units: dict[str, Unit] = {}
     stored = {_called(name, rename or {}): name for name in checkpoint.entries}
@@ -116,10 +124,41 @@ def assign(plan: Plan, checkpoint: Checkpoint, rename: Mapping[str, str] | None 
             layouts[member.name] = checkpoint_layout(decision.layout, decision.perm)
     extra = [name for name in checkpoint.entries if name not in layouts]
     warnings = [*_missing(missing, stored, faults), *_extra(extra, checkpoint, known)]
+    warnings += _other_types(checkpoint, known, rename or {})
     if faults:
         raise ShardplanError(*faults)
     layouts |= {name: Layout.replicated(len(plan.mesh)) for name in extra}
     return Assignment(plan, checkpoint, layouts, units, tuple(warnings))
+
+
+def _without(
+    checkpoint: Checkpoint, others: Collection[str], known: Collection[str], rename: Mapping[str, str]
+) -> Checkpoint:
+    """The checkpoint without the weights `others`, and without what modules have that hold nothing else."""
+    modules = {name.rpartition(".")[0] for name in others} - {name.rpartition(".")[0] for name in known}
+    called = {name: _called(name, rename) for name in checkpoint.entries}
+    left = {
+        name: entry
+        for name, entry in checkpoint.entries.items()
+        if called[name] not in others and called[name].rpartition(".")[0] not in modules
+    }
+    return replace(checkpoint, entries=left) if others else checkpoint
+
+
+def _other_types(
+    checkpoint: Checkpoint, known: Mapping[str, TensorDecision], rename: Mapping[str, str]
+) -> Iterator[Diagnostic]:
+    """A warning of floats that are stored as whole numbers, or the other way round."""
+    found = [
+        f"{entry.name}: {entry.dtype}, {decision.dtype} in the plan"
+        for entry in checkpoint
+        if (decision := known.get(_called(entry.name, rename))) is not None
+        and (entry.dtype.startswith(("F", "BF"))) != (decision.dtype in FLOAT_DTYPES)
+    ]
+    if found:
+        what = "a weight" if len(found) == 1 else f"{len(found)} weights"
+        summary = f"the checkpoint has {what} of another kind of type than the plan; the bits are taken as they are"
+        yield warning("other-type", summary, detail=_lines(found[:_SHOWN], len(found)))
 
 
 def _called(name: str, rename: Mapping[str, str]) -> str:

@@ -126,7 +126,7 @@ class ShardInfoLoader:
                 _check_result(name, recipe.steps[-1], (self.ranks, *shard.shape), shard)
                 return LocalTensor(name, dtype, shard)
             shards = _run(name, recipe, source.whole(entry))
-            return LocalTensor(name, dtype, np.ascontiguousarray(shards[rank]))
+            return LocalTensor(name, dtype, np.asarray(shards[rank], order="C"))
 
     def load_all(self, rank: int) -> Iterator[LocalTensor]:
         """Every tensor of the checkpoint for one rank, one after the other."""

@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.layout.mesh import Mesh
 from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.stages import one_mesh
 
 _known: dict[int, Mapping[str, TensorDecision]] = {}
 
 
 def tensors_by_name(plan: Plan) -> Mapping[str, TensorDecision]:
-    """Every name that the plan knows -> the tensor. Made once for each plan."""
+    """Every name that the plan knows -> the tensor. Made once for each plan. Raises `ShardplanError`
+    (`pipeline-plan`)."""
     found = _known.get(id(plan))
     if found is None:
         found = _known[id(plan)] = _index(plan)
@@ -27,7 +29,7 @@ def tensors_by_name(plan: Plan) -> Mapping[str, TensorDecision]:
 
 
 def find_tensor(plan: Plan, name: str) -> TensorDecision:
-    """The tensor called `name`. Raises `ShardplanError` (`unknown-tensor`) with the nearest name."""
+    """The tensor called `name`. Raises `ShardplanError` (`unknown-tensor`, with the nearest name; `pipeline-plan`)."""
     index = tensors_by_name(plan)
     if name not in index:
         near = did_you_mean(name, index)
@@ -49,7 +51,7 @@ def coordinates_of(mesh: Mesh, rank: int) -> tuple[int, ...]:
 
 
 def _index(plan: Plan) -> Mapping[str, TensorDecision]:
-    parameters = [tensor for tensor in plan.tensors if tensor.role == "parameter"]
+    parameters = [tensor for tensor in one_mesh(plan).tensors if tensor.role == "parameter"]
     index: dict[str, TensorDecision] = {}
     for tensor in parameters:
         index.setdefault(tensor.checkpoint, tensor)

@@ -32,31 +32,42 @@ def _formats() -> str:
 @click.argument("model", type=click.Path(path_type=str), required=False)
 @click.option("--to", "name", metavar="FORMAT", required=True, help="One of the formats below.")
 @click.option("-o", "--output", metavar="PATH", help="The file or folder to write; text goes to standard output else.")
+@click.option("--stage", type=int, metavar="N", help="Of a plan with stages: the stage to export (text formats only).")
 @dim_option
 @verb
 def export(
-    session: Session, /, plan: str, model: str | None, name: str, output: str | None, dims: tuple[str, ...]
+    session: Session,
+    /,
+    plan: str,
+    model: str | None,
+    name: str,
+    output: str | None,
+    stage: int | None,
+    dims: tuple[str, ...],
 ) -> int:
     """Write the plan file PLAN in the format of another program. MODEL is what the plan was made for, where the format
     needs it.
 
     Exits with 1, and writes nothing, when the format cannot say what the plan decides.
     """
+    from shardplan.export.notes import left_to_programs  # noqa: PLC0415
     from shardplan.plan.file import read_plan  # noqa: PLC0415
+    from shardplan.runtime.stages import stage_plan  # noqa: PLC0415
 
     if session.as_json and output == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
     attempt = Attempts()
     target = attempt(lambda: find_target(name))
     if target is not None:
-        attempt(lambda: _check_arguments(target, plan, model, output))
-    planned = attempt(lambda: read_plan(plan))
+        attempt(lambda: _check_arguments(target, plan, model, output, stage))
+    whole = attempt(lambda: read_plan(plan))
+    planned = attempt(lambda: stage_plan(whole, stage)) if whole is not None else None
     source = attempt(lambda: _source(model, dims, planned)) if model is not None else None
     attempt.finish()
     assert target is not None
     assert planned is not None
     exported = _run(target, planned, source, output)
-    session.say_all(exported.refused)
+    session.say_all((*exported.refused, *left_to_programs(planned, target.name)))
     if any(diagnostic.severity == "error" for diagnostic in exported.refused):
         if session.as_json:
             session.write_document(None)
@@ -64,7 +75,7 @@ def export(
     return _deliver(session, target, exported, output)
 
 
-def _check_arguments(target: Target, plan: str, model: str | None, output: str | None) -> None:
+def _check_arguments(target: Target, plan: str, model: str | None, output: str | None, stage: int | None) -> None:
     from shardplan.export.files import refuse_inputs  # noqa: PLC0415
 
     problems = []
@@ -73,6 +84,9 @@ def _check_arguments(target: Target, plan: str, model: str | None, output: str |
         problems.append(
             error("no-model", f"the format '{target.name}' needs the model that the plan is for", hint=hint)
         )
+    if target.needs_model and stage is not None:
+        summary = f"the format '{target.name}' is made from a whole model, not from a stage of it"
+        problems.append(error("whole-model", summary, hint="leave --stage out, with a plan without stages"))
     if target.writes != "text" and output in (None, STANDARD_OUTPUT):
         hint = "name it with --output"
         problems.append(error("no-output", f"the format '{target.name}' is a {target.writes}", hint=hint))

@@ -34,9 +34,20 @@ _MUCH = 1.5
     multiple=True,
     help="The plan's NEW is the checkpoint's OLD at the beginning of names; may be repeated.",
 )
+@click.option("--stage", type=int, metavar="N", help="Of a plan with stages: the stage whose ranks to write.")
 @click.option("--once", is_flag=True, help="Write every shard into one file only; ranks then read several.")
 @verb
-def split(session: Session, /, checkpoint: str, plan: str, output: str, renames: tuple[str, ...], *, once: bool) -> int:
+def split(
+    session: Session,
+    /,
+    checkpoint: str,
+    plan: str,
+    output: str,
+    renames: tuple[str, ...],
+    stage: int | None,
+    *,
+    once: bool,
+) -> int:
     """Write what every rank of PLAN holds of CHECKPOINT into a file of its own: safetensors, with the names of the
     checkpoint.
 
@@ -48,15 +59,18 @@ def split(session: Session, /, checkpoint: str, plan: str, output: str, renames:
     from shardplan.loading.checkpoint import open_checkpoint  # noqa: PLC0415
     from shardplan.loading.split import split as write_files  # noqa: PLC0415
     from shardplan.plan.file import read_plan  # noqa: PLC0415
+    from shardplan.runtime.stages import stage_plan, weights_of_others  # noqa: PLC0415
 
     attempt = Attempts()
     renamed = attempt(lambda: dict(map(_rename, renames)))
-    planned = attempt(lambda: read_plan(plan))
+    whole = attempt(lambda: read_plan(plan))
+    planned = attempt(lambda: stage_plan(whole, stage)) if whole is not None else None
     opened = attempt(lambda: open_checkpoint(checkpoint))
     attempt.finish()
+    assert whole is not None
     assert planned is not None
     assert opened is not None
-    assignment = assign(planned, opened, renamed)
+    assignment = assign(planned, opened, renamed, others=weights_of_others(whole, stage))
     session.say_all(assignment.warnings)
     try:
         with _bar(session) as progress:

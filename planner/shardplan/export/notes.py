@@ -1,0 +1,26 @@
+"""What a plan says of a training step that no format of shardings has a word for."""
+
+from __future__ import annotations
+
+from shardplan.errors import Diagnostic, warning
+from shardplan.plan.types import Plan
+
+_SAY_STATES = frozenset({"jax"})
+"""Formats that say where optimizer state is."""
+
+
+def left_to_programs(plan: Plan, format_name: str) -> list[Diagnostic]:
+    """Warnings of what the program that reads the format must do by itself to be as fast, and as small, as planned."""
+    found = []
+    apart = [tensor.checkpoint for tensor in plan.tensors if tensor.optimizer is not None]
+    if apart and format_name not in _SAY_STATES:
+        some = ", ".join(apart[:3]) + (" ..." if len(apart) > 3 else "")
+        summary = (
+            f"the optimizer state of {some} is sharded apart from the weights (ZeRO-1); '{format_name}' says weights"
+        )
+        found.append(warning("not-said", summary))
+    number = plan.model.get("microbatches", 1)
+    if isinstance(number, int) and number > 1:
+        summary = f"the plan is for a step of {number} microbatches, which the program that runs it has to make"
+        found.append(warning("not-said", summary))
+    return found
