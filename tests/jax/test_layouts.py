@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 from small_models import proto_of
+from small_plans import plan_of
 from tiny_models import megatron, tiny_gpt, tiny_llama
 
 import shardplan
@@ -91,6 +92,18 @@ def test_optimizer_state_has_shardings_of_its_own(llama, devices):
     assert state.pop("model.norm.weight").spec == PartitionSpec(("machine", "gpu"))
     assert all(state[name] == kept[name] for name in state)
     assert shardplan.jax.sharding(changed, mesh, "model.norm.weight", form="optimizer").spec[0] == ("machine", "gpu")
+
+
+def test_scalars_are_loaded(tmp_path, devices):
+    """A temperature, as CLIP has one."""
+    whole, scalar = np.arange(4, dtype=np.float32), np.array(3.5, np.float32)
+    save_file({"scale": scalar, "w": whole}, tmp_path / "m.safetensors")
+    plan = plan_of(PlanMesh.of(tp=2), {"scale": ((), Layout.of(R)), "w": ((4,), Layout.of(S(0)))})
+    mesh = shardplan.jax.mesh(plan, devices=devices[:2])
+    found = shardplan.jax.load(plan, mesh, shapes_of({"scale": scalar, "w": whole}), tmp_path)
+    assert found["scale"].shape == ()
+    assert found["scale"] == 3.5
+    assert found["w"].sharding.spec == PartitionSpec("tp")
 
 
 def test_a_pipeline_has_no_mesh(llama, zero, devices):

@@ -121,7 +121,9 @@ def _reader(views: Sequence[Array], dtype: Any, *, stacked: bool) -> Callable[[I
         if key not in kept:
             inner = index[1:] if stacked else index
             parts = [np.asarray(view[inner]) for view in (views[index[0]] if stacked else views)]
-            kept[key] = np.ascontiguousarray(np.stack(parts) if stacked else parts[0]).astype(dtype, copy=False)
+            part = np.stack(parts) if stacked else parts[0]
+            # numpy gives a scalar a dim when it makes it contiguous
+            kept[key] = np.ascontiguousarray(part).astype(dtype, copy=False).reshape(part.shape)
         return kept[key]
 
     return read

@@ -45,7 +45,7 @@ def assemble(locals_: Sequence[Array], shards: Sequence[Shard]) -> Array:
             expected = f"the plan says {shard.local_shape}"
             raise ValueError(f"rank {shard.rank} holds '{shard.tensor}' with shape {local.shape}, {expected}")
         for piece in shard.pieces:
-            part = np.ascontiguousarray(local[piece.target])
+            part = np.asarray(local[piece.target], order="C")
             known = seen[piece.source]
             if known.any() and not _equal_bits(part[known], whole[piece.source][known]):
                 raise ValueError(f"rank {shard.rank} holds other values of '{shard.tensor}' than its copies")
