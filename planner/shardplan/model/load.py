@@ -9,6 +9,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.model.sequences import without_sequences
 from shardplan.model.wire import WireError, without_payloads
 
 _LFS_POINTER = b"version https://git-lfs"
@@ -16,7 +17,8 @@ _IR_VERSION_KEY = 0x08  # field 1, varint: what every exporter writes first
 
 
 def load_proto(path: Path) -> onnx.ModelProto:
-    """The model in `path`, tensor payloads above 1 MiB left out, local functions inlined.
+    """The model in `path`, tensor payloads above 1 MiB left out, local functions inlined, tensors cut into sequences
+    split.
 
     Raises `ShardplanError` when the file cannot be read or is not an ONNX model.
     """
@@ -25,7 +27,7 @@ def load_proto(path: Path) -> onnx.ModelProto:
         raise ShardplanError(_not_onnx("it holds no graph"))
     if proto.functions:
         proto = _inlined(proto)
-    return proto
+    return without_sequences(proto)
 
 
 def _read(path: Path) -> bytes:
