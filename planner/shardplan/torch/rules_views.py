@@ -239,6 +239,9 @@ def _slice(engine: Engine, value: Value, dim: int, picked: slice) -> Value:
         return value
     if step != 1:
         return _strided(engine, value, dim, picked)
+    if start >= stop:
+        nothing = (*value.shape[:dim], 0, *value.shape[dim + 1 :])
+        return lift(engine, torch.empty(nothing, dtype=value.dtype, device=engine.grid.device))
     bounds = [0, start, stop, value.shape[dim]]
     sizes = [bounds[i + 1] - bounds[i] for i in range(3)]
     present = [size for size in sizes if size]
@@ -293,6 +296,7 @@ def cat(engine: Engine, op: Op) -> Value:
     """Values one after the other along a dim; a dim that is sharded in all becomes one of segments."""
     values = [lift(engine, item) for item in op.args[0]]
     dim = int(op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)) % values[0].rank
+    values = [value for value in values if value.shape[dim]] or values[:1]
     if len(values) == 1:
         return values[0]
     sizes = tuple(value.shape[dim] for value in values)
