@@ -56,12 +56,12 @@ from shardplan.solve.highs import quiet_highs
 
 def work():
     highs, rng = quiet_highs(), np.random.default_rng(0)
-    for _ in range(60):
+    for _ in range(200):
         highs.addCol(-float(rng.integers(1, 50)), 0.0, 1.0, 0, np.zeros(0, np.int32), np.zeros(0))
     for _ in range(30):
-        weights = rng.integers(1, 60, 60).astype(float)
-        highs.addRow(-highspy.kHighsInf, 600.0, 60, np.arange(60, dtype=np.int32), weights)
-    highs.changeColsIntegrality(60, np.arange(60, dtype=np.int32), np.ones(60, dtype=np.uint8))
+        weights = rng.integers(1, 60, 200).astype(float)
+        highs.addRow(-highspy.kHighsInf, 2000.0, 200, np.arange(200, dtype=np.int32), weights)
+    highs.changeColsIntegrality(200, np.arange(200, dtype=np.int32), np.ones(200, dtype=np.uint8))
     highs.setOptionValue("time_limit", 1.5)
     highs.cbMipInterrupt.subscribe(lambda _: None)
     highs.run()

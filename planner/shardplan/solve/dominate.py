@@ -2,12 +2,15 @@
 
 Choice b makes a superfluous when it never uses more memory and
     c(b) - c(a) + sum over neighbours w of max_j [M_w(b, j) - M_w(a, j)]  <=  0.
-Of choices that beat each other the first is kept. Nodes that look alike are looked at once.
+Of choices that beat each other the first is kept. Nodes that look alike are judged once, those
+of one size together.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,42 +22,72 @@ LARGEST, MOST_WORK = 1e8, 2e9
 """Table entries that the comparison of one node's choices, and of all nodes', may look at."""
 BLOCK = 1 << 15
 """Differences that are held at once."""
+TOGETHER = 1 << 18
+"""Pairs of choices that are compared at once."""
+
+
+Look = tuple[str, int, int, tuple[int, ...], tuple[int, ...]]
+"""What decides which choices of a node are dominated: its size, costs, matrices and amounts."""
 
 
 def dominate(graph: Graph) -> bool:
-    """Remove dominated choices of every node; whether there were any. Uses must be disjoint in time (`flatten`)."""
-    changed, left = False, float(MOST_WORK)
-    for node in list(graph.alive):
-        work = graph.sizes[node] ** 2 * sum(graph.sizes[other] for other in graph.neighbours[node])
-        if graph.sizes[node] > 1 and work <= min(LARGEST, left):
+    """Remove dominated choices of every node; whether there were any. Uses must be disjoint in time (`flatten`).
+
+    All nodes are judged before any changes: what beats a choice does so whatever its neighbours take.
+    """
+    tables, left = graph.tables, float(MOST_WORK)
+    looks: dict[int, Look] = {}
+    fresh: dict[int, dict[Look, None]] = {}
+    for node in graph.alive:
+        size = graph.sizes[node]
+        work = size**2 * sum(graph.sizes[other] for other in graph.neighbours[node])
+        if size > 1 and work <= min(LARGEST, left):
             matrices = tuple(sorted(graph.neighbours[node].values()))
             amounts = tuple(sorted({use.amount for use in graph.uses[node]}))
-            key = ("kept", graph.sizes[node], graph.costs[node], matrices, amounts)
-            kept = graph.tables.known(key)
-            if kept is None:
+            looks[node] = look = ("kept", size, graph.costs[node], matrices, amounts)
+            if tables.known(look) is None and look not in fresh.setdefault(size, {}):
                 left -= work
-                kept = graph.tables.memo(key, functools.partial(_kept, graph.tables, *key[1:]))
-            if len(kept) < graph.sizes[node]:
-                graph.keep(node, kept)
-                changed = True
+                fresh[size][look] = None
+    for size, group in fresh.items():
+        step = max(1, TOGETHER // size**2)
+        for some in batched(group, step):
+            for look, kept in zip(some, _kept(tables, size, some), strict=True):
+                tables.memo(look, functools.partial(tuple, kept))
+    changed = False
+    for node, look in looks.items():
+        kept = tables.known(look)
+        if len(kept) < graph.sizes[node]:
+            graph.keep(node, kept)
+            changed = True
     return changed
 
 
-def _kept(
-    tables: Tables, size: int, costs: int, matrices: tuple[int, ...], amounts: tuple[int, ...]
-) -> tuple[int, ...]:
-    own = np.zeros(size) if costs == NONE else tables.arrays[costs]
-    loss = own[:, None] - own[None, :]  # [b, a]
-    for matrix in matrices:
-        loss = loss + excess(tables, matrix)
+def batched(items: Iterable[Look], size: int) -> Iterator[tuple[Look, ...]]:
+    """Groups of so many; the last one may have fewer."""
+    rest = iter(items)
+    while group := tuple(islice(rest, size)):
+        yield group
+
+
+def _kept(tables: Tables, size: int, looks: tuple[Look, ...]) -> list[tuple[int, ...]]:
+    """The choices to keep for each look, all of one size."""
+    arrays = tables.arrays
+    own = np.stack([np.zeros(size) if look[2] == NONE else arrays[look[2]] for look in looks])
+    loss = own[:, :, None] - own[:, None, :]  # [look, b, a]
+    for index, look in enumerate(looks):
+        for matrix in look[3]:
+            loss[index] += excess(tables, matrix)
     beats = loss <= 0
-    for amount in amounts:
-        used = tables.arrays[amount]
-        beats &= used[:, None] <= used[None, :]
+    owners = [index for index, look in enumerate(looks) for _ in look[4]]
+    if owners:
+        used = np.stack([arrays[amount] for look in looks for amount in look[4]])
+        first = np.flatnonzero(np.diff(owners, prepend=-1))
+        more = np.logical_or.reduceat(used[:, :, None] > used[:, None, :], first)
+        beats[np.array(owners)[first]] &= ~more
     order = np.arange(size)
-    killed = (beats & ~(beats.T & (order[:, None] > order[None, :]))).copy()
-    np.fill_diagonal(killed, val=False)
-    return open_rows(np.asarray(~killed.any(axis=0)))
+    killed = beats & ~(beats.transpose(0, 2, 1) & (order[:, None] > order[None, :]))
+    killed[:, order, order] = False
+    return [open_rows(row) for row in np.atleast_2d(~killed.any(axis=1))]
 
 
 def excess(tables: Tables, matrix: int) -> NDArray[np.float64]:
