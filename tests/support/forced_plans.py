@@ -12,7 +12,7 @@ from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order, to_problem
-from shardplan.graph.recipes import recipes_for, restrict
+from shardplan.graph.recipes import alpa_products, recipes_for, restrict
 from shardplan.model.types import Model
 from shardplan.plan.assemble import assemble, price
 from shardplan.plan.types import Plan
@@ -37,12 +37,14 @@ def forced_plan(
     seed: int | None = None,
     limit_bytes: int | None = None,
 ) -> Plan:
-    """The plan of a recipe, or, with a seed, one whose every choice is drawn at random among those that fit."""
+    """The plan of a recipe (`2-D`: every axis splits every matrix product, each in its own way), or, with a seed, one
+    whose every choice is drawn at random among those that fit."""
     cluster = cluster_of(mesh)
     built = build_cost_graph(model, model_rules(model), cluster, options)
     memory = Memory(built)
     problem = to_problem(built, memory, limit_bytes)
-    wanted = restrict(problem, built, recipes_for(options)[recipe](built)) if recipe else problem
+    recipes = {**recipes_for(options), "2-D": alpa_products}
+    wanted = restrict(problem, built, recipes[recipe](built)) if recipe else problem
     if seed is not None:
         wanted = replace(wanted, costs=_drawn(wanted, built, np.random.default_rng(seed)))
     solution = solve(wanted)
