@@ -143,8 +143,6 @@ def expand(engine: Engine, op: Op) -> Value:
     value = op.args[0]
     rest = [torch.empty(a.shape, device="meta") if isinstance(a, Value) else a for a in op.args[1:]]
     shape = tuple(op.func(torch.empty(value.shape, device="meta"), *rest, **op.kwargs).shape)
-    if op.name == "repeat" and shape != tuple(torch.empty(value.shape, device="meta").expand(shape).shape):
-        raise TypeError("repeat of dims larger than 1 has no layout")
     offset = len(shape) - value.rank
     before: Dims = tuple(
         (f"x{dim + offset}",) if size == shape[dim + offset] else () for dim, size in enumerate(value.shape)
@@ -154,6 +152,23 @@ def expand(engine: Engine, op: Op) -> Value:
         [value], [before], [after], [shape], [Key(value.key.signature, shape)],
         {f"x{dim}": size for dim, size in enumerate(shape)},
         lambda locals_, site: locals_[0].expand(site.local_result()), linear=(frozenset({0}),),
+    )  # fmt: skip
+    return engine.run(call)[0]
+
+
+def repeat(engine: Engine, op: Op) -> Value:
+    """A value several times along each dim."""
+    value = op.args[0]
+    given = op.kwargs.get("repeats", op.args[1] if len(op.args) == 2 else op.args[1:])
+    times = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    sizes = (*[1] * (len(times) - value.rank), *value.shape)
+    before: Dims = tuple((f"x{dim}",) for dim in range(len(times) - value.rank, len(times)))
+    after: Dims = tuple((f"t{dim}", f"x{dim}") for dim in range(len(times)))
+    shape = tuple(count * size for count, size in zip(times, sizes, strict=True))
+    call = Call(
+        [value], [before], [after], [shape], [Key(value.key.signature, shape)],
+        {f"{letter}{dim}": size for letter, row in (("t", times), ("x", sizes)) for dim, size in enumerate(row)},
+        lambda locals_, _: locals_[0].repeat(times), linear=(frozenset({0}),),
     )  # fmt: skip
     return engine.run(call)[0]
 
