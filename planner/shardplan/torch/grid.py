@@ -62,7 +62,8 @@ def _check_world(plan: Plan) -> list[Diagnostic]:
         return [error("no-world", summary, hint=hint)]
     if found != size:
         summary = f"the plan is for {size} devices ({plan.mesh}), this job has {found} process{'es' * (found != 1)}"
-        return [error("wrong-world", summary, hint=f"start {size} processes, or solve again for {found} devices")]
+        hint = f"start {size} processes, or solve again for {found} device{'s' * (found != 1)}"
+        return [error("wrong-world", summary, hint=hint)]
     return _check_host(plan, found)
 
 
@@ -71,7 +72,8 @@ def _check_host(plan: Plan, world: int) -> list[Diagnostic]:
     planned, found = devices_per_host(plan), _environment("LOCAL_WORLD_SIZE")
     if planned is None or found is None or found in {planned, world} or planned == world:
         return []
-    summary = f"the plan places {planned} devices on a machine, this job runs {found} processes on one"
+    processes = f"{found} process{'es' * (found != 1)}"
+    summary = f"the plan places {planned} devices on a machine, this job runs {processes} on one"
     detail = ", ".join(
         f"axis {axis.name}={axis.size} over {link}" for axis, link in zip(plan.mesh.axes, plan.axis_links, strict=True)
     )

@@ -290,10 +290,8 @@ def match_inputs(names: Sequence[str], inputs: Sequence[TensorDecision]) -> dict
     others = [name for name in names if name not in partner]
     if len(others) > len(rest):
         listed = ", ".join(by_name) or "none"
-        summary = (
-            f"the model is called with {len(names)} tensors ({', '.join(names)}), the plan has {len(inputs)} inputs"
-        )
-        hint = did_you_mean(others[0], by_name) or f"the plan's inputs: {listed}"
+        summary = f"the model is called with the tensors {', '.join(names)}; the plan's inputs are {listed}"
+        hint = did_you_mean(others[0], by_name) or "solve again for a model with these inputs"
         raise ShardplanError(error("wrong-inputs", summary, hint=hint))
     return partner | dict(zip(others, rest, strict=False))
 

@@ -64,7 +64,8 @@ def load_(
             _fill(module, applied_to(module), open_checkpoint(path))
     left = [name for module in modules for name, tensor in _tensors(module) if _local(tensor).is_meta]
     if left:
-        summary = f"{len(left)} tensors are still on the meta device: {', '.join(sorted(left)[:8])}"
+        more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+        summary = f"still on the meta device: {', '.join(sorted(left)[:8])}{more}"
         hint = "make buffers that are computed and not stored on a real device, or put them into the checkpoint"
         raise ShardplanError(error("not-loaded", summary, hint=hint))
     return model
