@@ -24,6 +24,7 @@ from shardplan.layout.text import to_text
 from shardplan.model.types import DTYPE_BITS, Model, Operator
 from shardplan.plan.types import Plan
 from shardplan.rules import family_of, model_rules
+from shardplan.rules.types import Rule
 from shardplan.spmd import collectives
 from shardplan.spmd.evaluate import reference, widen
 from shardplan.spmd.kernels import kernel_for
@@ -99,21 +100,31 @@ def verify_plan(
     if plan.pipeline is not None:
         from shardplan.spmd.pipeline import verify_pipeline  # noqa: PLC0415 - which runs stages on machines
 
-        return verify_pipeline(model, plan, given, rtol=rtol or RTOL, seed=seed)
+        return verify_pipeline(model, plan, given, rtol=rtol, seed=seed)
+    rules = model_rules(model)
+    program = runnable_program(model, plan, rules)
+    microbatches = plan.model.get("microbatches", 1)
+    assert isinstance(microbatches, int)
+    values = random_values(model, seed, rules, given)
+    return Machine(program, values, rtol or usual_rtol(model), microbatches).run()
+
+
+def runnable_program(model: Model, plan: Plan, rules: Sequence[Rule]) -> Program:
+    """The program of a plan without stages that is small enough to run. Raises `ShardplanError` as `verify_plan`."""
     if plan.mesh.size > MOST_DEVICES:
         summary = f"the plan is for {plan.mesh.size} devices; at most {MOST_DEVICES} are simulated"
         raise ShardplanError(error("too-many-devices", summary, hint="solve for a smaller mesh of the same axes"))
-    rules = model_rules(model)
     program = lower_program(model, plan, rules)
     needed = needed_bytes(program)
     if needed > MOST_BYTES:
         summary = f"'{model.name}' on {plan.mesh.size} simulated devices needs about {needed / 2**30:.0f} GiB"
         raise ShardplanError(error("too-large", summary, hint="verify a small twin of it: --shrink"))
-    microbatches = plan.model.get("microbatches", 1)
-    assert isinstance(microbatches, int)
-    if rtol is None:
-        rtol = SINGLE_RTOL if any(map(_in_single, model.operators)) else RTOL
-    return Machine(program, random_values(model, seed, rules, given), rtol, microbatches).run()
+    return program
+
+
+def usual_rtol(model: Model) -> float:
+    """The tolerance where none is asked for."""
+    return SINGLE_RTOL if any(map(_in_single, model.operators)) else RTOL
 
 
 def needed_bytes(program: Program) -> int:

@@ -16,8 +16,7 @@ from shardplan.patterns import matches
 from shardplan.plan.types import Plan
 from shardplan.rules import model_rules
 from shardplan.spmd import collectives
-from shardplan.spmd.lower import lower_program
-from shardplan.spmd.machine import RTOL, Machine, Report
+from shardplan.spmd.machine import Machine, Report, runnable_program, usual_rtol
 from shardplan.spmd.program import Array, Compute, Program, Transfer, Value
 from shardplan.spmd.weights import random_values
 from shardplan.stages.cut import begins, chain_at, part_of
@@ -66,18 +65,22 @@ class _Stage(Machine):
 
 
 def verify_pipeline(
-    model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float = RTOL, seed: int = 0
+    model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float | None = None, seed: int = 0
 ) -> Report:
     """As `verify_plan`, for a plan with stages: one report on all of them, up to the first value that differs."""
     assert plan.pipeline is not None
+    rtol = rtol or usual_rtol(model)
+    programs = [
+        runnable_program(part, stage.plan, model_rules(part))
+        for part, stage in zip(stage_models(model, plan), plan.pipeline.stages, strict=True)
+    ]
     values = random_values(model, seed, None, given)
     micro = cast("int", plan.model.get("microbatches", 1))
     total = Report(plan.mesh.size, rtol)
     handed = {transfer.sender: transfer.tensor for transfer in plan.pipeline.handed}
-    for number, (part, stage) in enumerate(zip(stage_models(model, plan), plan.pipeline.stages, strict=True)):
-        program = lower_program(part, stage.plan, model_rules(part))
-        made = {name for operator in part.operators for name in operator.outputs}
-        own = {name: values[name] for name in part.tensors if name not in made}
+    for number, program in enumerate(programs):
+        made = {name for operator in program.model.operators for name in operator.outputs}
+        own = {name: values[name] for name in program.model.tensors if name not in made}
         machine = _Stage(program, own, rtol, micro, handed.get(number, ""))
         _add(total, machine.run())
         if total.mismatch is not None:

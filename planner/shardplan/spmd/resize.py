@@ -11,11 +11,12 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import highspy
 
+from shardplan.layout.layout import Layout
 from shardplan.model.types import Model, Operator
 from shardplan.plan.types import Plan
 from shardplan.rules.equation import Dim, Equation, parse, spread
@@ -165,36 +166,48 @@ def _spread(model: Model, operator: Operator, rule: Rule) -> Equation | None:
     return spread(parse(rule.equation), ranks[0], ranks[1])
 
 
+def _plans(plan: Plan) -> list[Plan]:
+    """The plan, or those of its stages."""
+    return [plan] if plan.pipeline is None else [stage.plan for stage in plan.pipeline.stages]
+
+
 def _needs(model: Model, plan: Plan) -> dict[_Node, int]:
-    """By what the plan divides each place and each factor: the sizes of the axes that shard it in any layout."""
-    axes: dict[_Node, set[int]] = defaultdict(set)
+    """By what the plan divides each place and each factor: the sizes of the axes that shard it in any layout; where
+    several stages do, each on a mesh of its own, what all of them divide."""
     number = {operator.name: index for index, operator in enumerate(model.operators)}
-    around = [(tensor.name, layout) for tensor in plan.tensors for layout in (tensor.layout, tensor.served)]
+    needs: dict[_Node, int] = {}
+    for single in _plans(plan):
+        axes: dict[_Node, set[int]] = defaultdict(set)
+        for decision in single.operators:
+            for axis, label in enumerate(decision.split if decision.name in number else ()):
+                axes[number[decision.name], label.partition(";")[0]].add(axis)
+        for name, layout in _layouts(single, number):
+            for axis, placement in enumerate(layout.placements):
+                if placement.is_shard:
+                    axes[name, placement.dim].add(axis)
+        for node, split in axes.items():
+            needs[node] = math.lcm(needs.get(node, 1), single.mesh.ways(sorted(split)))
+    return needs
+
+
+def _layouts(plan: Plan, operators: Container[str]) -> Iterator[tuple[str, Layout]]:
+    """Every layout in which the plan has a tensor, those around `operators` among them."""
+    for tensor in plan.tensors:
+        yield from ((tensor.name, layout) for layout in (tensor.layout, tensor.served))
     for decision in plan.operators:
-        if decision.name not in number:
-            continue
-        around += [(n, x) for n, x in zip(decision.inputs, decision.reads, strict=True) if x is not None]
-        around += [(n, x) for n, x in zip(decision.outputs, decision.makes, strict=True) if x is not None]
-        for axis, label in enumerate(decision.split):
-            axes[number[decision.name], label.partition(";")[0]].add(axis)
-    for name, layout in around:
-        for axis, placement in enumerate(layout.placements):
-            if placement.is_shard:
-                axes[name, placement.dim].add(axis)
-    return {node: plan.mesh.ways(sorted(split)) for node, split in axes.items()}
+        if decision.name in operators:
+            names, layouts = (*decision.inputs, *decision.outputs), (*decision.reads, *decision.makes)
+            yield from ((name, layout) for name, layout in zip(names, layouts, strict=True) if layout is not None)
 
 
 def _pieces(plan: Plan, sizes: Mapping[Place, int]) -> dict[Place, set[int]]:
     """The lengths of the segments in which the plan cuts dims; each must remain a multiple of what cuts it."""
     pieces: dict[Place, set[int]] = defaultdict(set)
-    around = [(tensor.name, layout) for tensor in plan.tensors for layout in (tensor.layout, tensor.served)]
-    for decision in plan.operators:
-        names, layouts = (*decision.inputs, *decision.outputs), (*decision.reads, *decision.makes)
-        around += [(name, layout) for name, layout in zip(names, layouts, strict=True) if layout is not None]
-    for name, layout in around:
-        for placement in layout.placements:
-            if placement.segments and (name, placement.dim) in sizes:
-                pieces[name, placement.dim].update(placement.segments)
+    for single in _plans(plan):
+        for name, layout in _layouts(single, {decision.name for decision in single.operators}):
+            for placement in layout.placements:
+                if placement.segments and (name, placement.dim) in sizes:
+                    pieces[name, placement.dim].update(placement.segments)
     return dict(pieces)
 
 

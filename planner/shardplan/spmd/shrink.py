@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from shardplan.spmd.resize import LEAST, Sizes, smaller_sizes
 from shardplan.spmd.steps import retrace
 from shardplan.spmd.weights import index_limits
 
+_T = TypeVar("_T")
 QUICK_BYTES = 256 << 20
 """What needs more than this takes long to run, and may have shorter dims."""
 COPIES = 3
@@ -45,45 +47,53 @@ def shrink(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tup
 
     Raises `ShardplanError` (`cannot-shrink`) where the twin does not have the same strategies.
     """
+    if plan.pipeline is not None:
+        from shardplan.spmd.shrink_stages import shrink_stages  # noqa: PLC0415 - which shrinks stage by stage
+
+        return shrink_stages(model, plan)
     check_fresh(model, plan)
     rules = model_rules(model) if rules is None else rules
-    kept, renamed = _thinned(model)
-    thin = _thin_model(model, kept, renamed)
+    kept, renamed = thinned(model)
+    thin = thin_model(model, kept, renamed)
     thin_rules = [rules[index] for index in kept]
-    twin, small, twin_rules = _twin(plan, thin, thin_rules, renamed)
+
+    def twin(room: int, least: int) -> tuple[Model, Plan, tuple[Rule, ...]]:
+        small = resized(thin, thin_rules, smaller_sizes(thin, plan, thin_rules, room, least))
+        small_rules = rules_of_twin(small)
+        return small, PlanOfTwin(plan, thin, thin_rules, small, small_rules).plan(), small_rules
+
+    found, planned, _ = tried(twin, lambda made: needed_bytes(lower_program(*made)))
+    return found, planned
+
+
+def tried(twin: Callable[[int, int], _T], needed: Callable[[_T], int]) -> _T:
+    """The first of several attempts that is small enough, or the last that succeeds. `twin(room, least)`: `room`
+    elements of a dim on a device, two so that their order shows, or one; `least` of a dim as a whole."""
+    made = twin(2, LEAST)
     for room, least, tolerated_bytes in ((2, 2, QUICK_BYTES), (1, 2, MOST_BYTES)):
-        if needed_bytes(lower_program(twin, small, twin_rules)) > tolerated_bytes:
+        if needed(made) > tolerated_bytes:
             with contextlib.suppress(ShardplanError):
-                twin, small, twin_rules = _twin(plan, thin, thin_rules, renamed, room, least)
-    return twin, small
+                made = twin(room, least)
+    return made
 
 
-def _twin(
-    plan: Plan,
-    thin: Model,
-    thin_rules: Sequence[Rule],
-    renamed: Mapping[tuple[int, str], str],
-    room: int = 2,
-    least: int = LEAST,
-) -> tuple[Model, Plan, tuple[Rule, ...]]:
-    """The twin, its plan and rules. `room`: elements of a dim on a device, two so that their order shows, or one;
-    `least`: of a dim as a whole."""
-    twin = _resized(thin, thin_rules, smaller_sizes(thin, plan, thin_rules, room, least))
+def rules_of_twin(twin: Model) -> tuple[Rule, ...]:
+    """The rules of a twin. Raises `ShardplanError` (`cannot-shrink`) where its sizes do not fit together."""
     try:
-        twin_rules = model_rules(twin)
+        return model_rules(twin)
     except ShardplanError as problem:
-        raise _refusal(str(problem)) from None
-    return twin, _Transfer(plan, thin, thin_rules, twin, twin_rules, renamed).plan(), twin_rules
+        raise refusal(str(problem)) from None
 
 
-def _refusal(detail: str) -> ShardplanError:
+def refusal(detail: str) -> ShardplanError:
+    """`cannot-shrink`, and why."""
     hint = "verify a smaller model of the same kind, or this one whole"
     return ShardplanError(
         error("cannot-shrink", "no small twin of the model has the same strategies", detail=detail, hint=hint)
     )
 
 
-def _thinned(model: Model) -> tuple[list[int], dict[tuple[int, str], str]]:
+def thinned(model: Model) -> tuple[list[int], dict[tuple[int, str], str]]:
     """Operators that stay, and (operator, value it reads) -> the value it reads in the twin.
 
     A value that a dropped copy of a block makes is replaced by that of the last copy before it that stays."""
@@ -110,7 +120,7 @@ def _thinned(model: Model) -> tuple[list[int], dict[tuple[int, str], str]]:
     return kept, renamed
 
 
-def _thin_model(model: Model, kept: Sequence[int], renamed: Mapping[tuple[int, str], str]) -> Model:
+def thin_model(model: Model, kept: Sequence[int], renamed: Mapping[tuple[int, str], str]) -> Model:
     """The model of these operators, at full size."""
     operators = tuple(
         replace(o, inputs=tuple(renamed.get((index, name), name) for name in o.inputs))
@@ -146,7 +156,7 @@ class _Scaling(Site):
         return math.prod(self.ratios.get(factor, 1) for factor in factors)
 
 
-def _resized(model: Model, rules: Sequence[Rule], sizes: Sizes) -> Model:
+def resized(model: Model, rules: Sequence[Rule], sizes: Sizes) -> Model:
     """The model with these sizes: shapes, attributes and constants that carry sizes, and the beginnings of other
     constants.
     """
@@ -203,17 +213,15 @@ def _form(option: Option) -> tuple[tuple[str, int, bool], ...]:
     return tuple((p.kind, p.dim, bool(p.segments)) for p in option.operands + option.results)
 
 
-class _Transfer:
+class PlanOfTwin:
     """The plan of the model, for its twin: `old` is the thinned model at full size, `new` the twin."""
 
     def __init__(
-        self, plan: Plan, old: Model, old_rules: Sequence[Rule], new: Model, new_rules: Sequence[Rule],
-        renamed: Mapping[tuple[int, str], str],
-    ) -> None:  # fmt: skip
+        self, plan: Plan, old: Model, old_rules: Sequence[Rule], new: Model, new_rules: Sequence[Rule]
+    ) -> None:
         self.given, self.old, self.new, self.mesh = plan, old, new, plan.mesh
         self.options = [self._matched(one, other) for one, other in zip(old_rules, new_rules, strict=True)]
         self.placements = self._placements()
-        self.read_before = {new_name: old_name for (_, old_name), new_name in renamed.items()}
         self.tensors = {d.name: self._tensor(d) for d in plan.tensors if d.name in new.tensors}
         self.collectives: dict[tuple[str, str, Layout, Layout], tuple[Collective, ...]] = {}
         for move in plan.moves:
@@ -256,12 +264,12 @@ class _Transfer:
         placements = []
         for placement in layout.placements:
             if placement.segments and (name, placement) not in self.placements:
-                raise _refusal(f"no operator beside '{name}' splits it as {placement}")
+                raise refusal(f"no operator beside '{name}' splits it as {placement}")
             placements.append(self.placements[name, placement] if placement.segments else placement)
         made = Layout.of(*placements, order=layout.order)
         reasons = check(made, self.mesh, self.new.tensors[name].shape)
         if reasons:
-            raise _refusal(f"'{name}': {'; '.join(reasons)}")
+            raise refusal(f"'{name}': {'; '.join(reasons)}")
         return made
 
     def plan(self) -> Plan:
@@ -294,7 +302,7 @@ class _Transfer:
 
         for label in given.split:
             if label not in options and label not in {"-", "~"} and not label.startswith("+"):
-                raise _refusal(f"operator '{old.name}' ({old.kind}) cannot be split by {label} any more")
+                raise refusal(f"operator '{old.name}' ({old.kind}) cannot be split by {label} any more")
         reads = layouts(old.inputs, given.reads)
         return replace(
             given,

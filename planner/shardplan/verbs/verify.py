@@ -41,9 +41,6 @@ def verify(
 
     loaded, planned = _read(model, plan, dims)
     values = {}
-    if shrink and planned.pipeline is not None:
-        hint = "solve and verify a pipeline of a smaller model, such as transformer:layers=4,hidden=64"
-        raise ShardplanError(error("no-twin", "a plan with stages has no small twin", file=plan, hint=hint))
     if shrink:
         from shardplan.spmd.shrink import shrink as make_twin  # noqa: PLC0415
 
