@@ -1,8 +1,10 @@
 """`--to jax`: a module of PartitionSpecs, evaluated with jax where it is installed."""
 
+import ast
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from example_plans import example_plan
 from small_plans import plan_of, weight
 
 from shardplan.export.jax_specs import export_jax
+from shardplan.export.titan import export_titan
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import R, S
@@ -90,3 +93,13 @@ def test_names_are_quoted():
     text = export_jax(plan).text
     exec(text[text.index("PARAMETERS") : text.index("ALIASES")], {"P": lambda *entries: entries}, module)
     assert module["PARAMETERS"] == {'a"\\b': ("machine",)}
+
+
+def test_a_name_is_no_program():
+    """What a file calls its model ends neither the text that it stands in nor a line."""
+    plan = plan_of(MESH, {})
+    hostile = replace(plan, model={**plan.model, "name": 'x"""\nraise SystemExit\n"""\\'})
+    for text in (export_jax(hostile).text, export_titan(hostile).text):
+        tree = ast.parse(text)
+        assert "of x____raise SystemExit_____ on machine=2 x gpu=2" in ast.get_docstring(tree)
+        assert not any(isinstance(node, ast.Raise) for node in tree.body)

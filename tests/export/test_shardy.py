@@ -55,6 +55,21 @@ def test_mlir_reads_it(plan):
         assert '@mesh = <["machine"=' in str(module)
 
 
+def test_any_name_is_a_string():
+    """Of MLIR, which has no escapes but bytes."""
+    name = 'a"b\\c\nd é'
+    plan = small()
+    tensors = (dataclasses.replace(plan.tensors[0], checkpoint=name), *plan.tensors[1:])
+    text = export_shardy(dataclasses.replace(plan, tensors=tensors, model={**plan.model, "name": name})).text
+    assert text.startswith('module @"a\\22b\\5Cc\\0Ad é" {\n')
+    pytest.importorskip("jax")
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    with mlir.make_ir_context():
+        assert ir.Module.parse(text).operation.verify()
+
+
 def test_what_cannot_be_said():
     assert "error[cannot-say]: shardy cannot say that a dim is cut by segments" in str(
         export_shardy(example_plan()).refused[0]

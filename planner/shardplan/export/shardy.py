@@ -6,7 +6,6 @@ dim is closed: Shardy may not shard further what the plan has decided.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from shardplan.export.specs import Spec, cannot_say, segmented, specs
@@ -37,10 +36,10 @@ def export_shardy(plan: Plan) -> Exported:
     refused += cannot_say("shardy", "these types", unknown)
     if refused:
         return Exported(refused=tuple(refused))
-    axes = ", ".join(f"{json.dumps(axis.name)}={axis.size}" for axis in plan.mesh.axes)
+    axes = ", ".join(f"{_quoted(axis.name)}={axis.size}" for axis in plan.mesh.axes)
     given = ",\n".join(f"      {_typed(spec)}" for spec in arguments)
     made = ",\n".join(f"      {_typed(spec)}" for spec in results)
-    name = json.dumps(str(plan.model.get("name", "main")))
+    name = _quoted(str(plan.model.get("name", "main")))
     lines = [
         f"module @{name} {{",
         f"  sdy.mesh @mesh = <[{axes}]>",
@@ -59,12 +58,17 @@ def _typed(spec: Spec) -> str:
     shape = "".join(f"{size}x" for size in spec.shape)
     dims = ", ".join("{" + _listed(axes) + "}" for axes in spec.axes)
     unreduced = f", unreduced={{{_listed(spec.partial)}}}" if spec.partial else ""
-    attributes = f"shardplan.name = {json.dumps(spec.name)}, sdy.sharding = #sdy.sharding<@mesh, [{dims}]{unreduced}>"
+    attributes = f"shardplan.name = {_quoted(spec.name)}, sdy.sharding = #sdy.sharding<@mesh, [{dims}]{unreduced}>"
     return f"tensor<{shape}{_TYPES[spec.dtype]}> {{{attributes}}}"
 
 
 def _listed(axes: tuple[str, ...]) -> str:
-    return ", ".join(json.dumps(axis) for axis in axes)
+    return ", ".join(_quoted(axis) for axis in axes)
+
+
+def _quoted(text: str) -> str:
+    """A string of MLIR, which knows no escape but that of a byte as two hexadecimal digits."""
+    return '"' + "".join(f"\\{ord(c):02X}" if c in '"\\' or ord(c) < 32 or c == "\x7f" else c for c in text) + '"'
 
 
 def _other_reductions(plan: Plan) -> Iterator[str]:
