@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import onnx
 import pytest
+from control_models import COUNTED
 from forced_plans import INFERENCE, TRAINING, forced_plan
 from onnx import TensorProto, helper
-from small_models import small_model
+from small_models import proto_of, small_model
 
 from shardplan.errors import ShardplanError
 from shardplan.export.onnx_annotations import export_annotations, sharding_spec
@@ -125,6 +126,25 @@ def test_every_node_says_what_the_plan_says(name, options, tmp_path):
             assert_says(specs[tensor], plain, plan.mesh, model.tensors[tensor].shape)
             stated += 1
     assert stated > len(plan.operators) / 2
+
+
+def test_a_loop_says_how_its_results_are_split_and_nothing_of_what_it_reads(tmp_path):
+    """Its operands are read by operators of the body: the number of turns is not what the first of them reads."""
+    text = COUNTED.replace("(float[8,16] x)", "(int64 n, float[8,16] x)").replace(
+        "n = Constant <value = int64 {5}> ()", ""
+    )
+    onnx.save(proto_of(text), tmp_path / "loop.onnx")
+    model = read_model(tmp_path / "loop.onnx", {"trip:Loop_1": 5})
+    plan = forced_plan(model, "2x2", INFERENCE)
+    export_annotations(plan, Source(model, tmp_path / "loop.onnx"), tmp_path / "annotated.onnx")
+    proto = onnx.load(tmp_path / "annotated.onnx", load_external_data=False)
+    assert validate_annotations(proto) == []
+    (entry,) = next(node for node in proto.graph.node if node.op_type == "Loop").device_configurations
+    specs = {spec.tensor_name: spec for spec in entry.sharding_spec}
+    assert sorted(specs) == ["all", "y"]
+    made = {name: layout for o in plan.operators for name, layout in zip(o.outputs, o.makes, strict=True)}
+    for name, spec in specs.items():
+        assert_says(spec, made[name].forward, plan.mesh, model.tensors[name].shape)
 
 
 def test_partial_sums_are_stated_as_added_up(tmp_path):

@@ -71,12 +71,19 @@ def _annotate(proto: onnx.ModelProto, plan: Plan) -> list[Diagnostic]:
     annotated = set()
     for node in proto.graph.node:
         del node.device_configurations[:]
-        decision = next((made_by[output] for output in node.output if output in made_by), None)
-        if decision is not None:
-            writer.annotate(node, decision)
-            annotated.add(decision.name)
+        decisions = [made_by[output] for output in node.output if output in made_by]
+        if decisions and _is_control_flow(node):
+            writer.annotate_results(node, made_by)
+        elif decisions:
+            writer.annotate(node, decisions[0])
+            annotated.add(decisions[0].name)
     inside = [decision.name for decision in plan.operators if decision.name not in annotated]
     return [*writer.refused(), *_said_of("operators that are not nodes of the main graph are not annotated", inside)]
+
+
+def _is_control_flow(node: onnx.NodeProto) -> bool:
+    """Whether the plan has operators of the bodies of `node` in its place."""
+    return any(a.type in {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS} for a in node.attribute)
 
 
 class _Annotation:
@@ -96,9 +103,26 @@ class _Annotation:
         for name, planned, layout in zip(node.input, decision.inputs, decision.reads, strict=False):
             if layout is not None and name:
                 self._state(entry, stated, name, planned, layout)
-        for name, planned, layout in zip(node.output, decision.outputs, decision.makes, strict=False):
-            if layout is not None and name:
-                self._state(entry, stated, name, planned, self._delivered(planned, layout))
+        self._annotate_results(entry, stated, decision, dict(zip(decision.outputs, node.output, strict=False)))
+
+    def annotate_results(self, node: onnx.NodeProto, made_by: Mapping[str, OperatorDecision]) -> None:
+        """The shardings of what `node` makes, where each result comes out of an operator of its body."""
+        entry = node.device_configurations.add(configuration_id=self.name)
+        for name in node.output:
+            if name in made_by:
+                self._annotate_results(entry, {}, made_by[name], {name: name})
+
+    def _annotate_results(
+        self,
+        entry: onnx.NodeDeviceConfigurationProto,
+        stated: dict[str, Layout],
+        decision: OperatorDecision,
+        names: Mapping[str, str],
+    ) -> None:
+        """`names`: what the node calls results of the plan."""
+        for planned, layout in zip(decision.outputs, decision.makes, strict=True):
+            if layout is not None and names.get(planned):
+                self._state(entry, stated, names[planned], planned, self._delivered(planned, layout))
 
     def _delivered(self, name: str, made: Layout) -> Layout:
         """Where the sums of a result are known: as it is made, kept, or served."""
