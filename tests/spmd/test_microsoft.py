@@ -16,6 +16,7 @@ from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.lower import lower_program
 from shardplan.spmd.machine import SINGLE_RTOL, Machine
 from shardplan.spmd.microsoft import DEFINITIONS
+from shardplan.spmd.weights import random_values
 
 WRITTEN = {name: case for name, (case, _) in CASES.items() if case.kind.removeprefix(MS) in DEFINITIONS}
 
@@ -85,3 +86,10 @@ def test_a_sparse_mixer_is_refused():
     assert str(caught.value) == (
         "error[cannot-execute]: cannot run operator 'node' (com.microsoft.MoE): its sparse mixer is not known"
     )
+
+
+def test_sequences_are_drawn_as_long_as_there_is_room():
+    case = CASES["GroupQueryAttention"][0]
+    values = random_values(case.model())
+    assert (values["i5"].tolist(), int(values["i6"])) == ([5, 5], 6)
+    assert values["i5"].dtype == values["i6"].dtype == np.int32

@@ -28,11 +28,16 @@ def causal(queries, keys):
     return np.where(np.arange(keys) <= np.arange(queries)[:, None] + keys - queries, 0, -1e9)
 
 
-def group_query(query, key, value, past_key, past_value, lengths, total, *, num_heads, kv_num_heads):
+def group_query(
+    query, key, value, past_key, past_value, lengths, total, cos=None, sin=None, *, num_heads, kv_num_heads, **turned
+):
     if key is None:
         width = query.shape[-1] // (num_heads + 2 * kv_num_heads)
         query, key, value = np.split(query, [num_heads * width, (num_heads + kv_num_heads) * width], axis=-1)
     q, k, v = split_heads(query, num_heads), split_heads(key, kv_num_heads), split_heads(value, kv_num_heads)
+    if turned.get("do_rotary"):
+        places = np.arange(past_key.shape[2], past_key.shape[2] + q.shape[2])[None].repeat(len(q), axis=0)
+        q, k = (rotary(x, places, cos, sin)[0] for x in (q, k))
     k, v = np.concatenate([past_key, k], axis=2), np.concatenate([past_value, v], axis=2)
     assert len(lengths) == len(q)
     return [attend(q, k, v, causal(q.shape[2], k.shape[2])), k, v]
@@ -176,6 +181,16 @@ CASES = {
         Case(
             MS + "GroupQueryAttention", (f(2, 2, 48), f(2, 2, 24), f(2, 2, 24), *CACHE, *LENGTHS), HEADS,
             outputs=3, oracle=group_query,
+        ),
+        "b h g",
+    ),
+    "GroupQueryAttention that turns": (
+        Case(
+            MS + "GroupQueryAttention",
+            (f(2, 2, 48), f(2, 2, 24), f(2, 2, 24), *CACHE, *LENGTHS, f(8, 2), f(8, 2)),
+            {**HEADS, "do_rotary": 1, "local_window_size": -1, "softcap": 0.0},
+            outputs=3,
+            oracle=group_query,
         ),
         "b h g",
     ),

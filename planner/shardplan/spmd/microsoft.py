@@ -19,6 +19,8 @@ from shardplan.spmd.experts import experts, numbers
 Array = NDArray[Any]
 _Attributes = Mapping[str, AttributeValue]
 _Operands = Sequence[Array | None]
+_NEUTRAL: _Attributes = {"local_window_size": -1, "softcap": 0.0, "smooth_softmax": 0}
+"""Settings of attention that change nothing."""
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -152,17 +154,24 @@ def packed_attention(operator: Operator, attributes: _Attributes, operands: _Ope
 
 
 def group_query(operator: Operator, attributes: _Attributes, operands: _Operands) -> list[Array]:
-    """`GroupQueryAttention` whose sequences are all of the same length, the caches growing by concatenation."""
-    query, key, value, past_key, past_value, lengths, total = _given(operands, 7)
-    _only(attributes, "num_heads", "kv_num_heads", "scale", "do_rotary")
-    if attributes.get("do_rotary", 0):
-        raise UnwrittenError
+    """`GroupQueryAttention` whose sequences are all of the same length, the caches growing by concatenation; queries
+    and keys are turned by their places (`do_rotary`) before that."""
+    query, key, value, past_key, past_value, lengths, total, cos, sin = _given(operands, 9)
+    told = {name: value for name, value in attributes.items() if _NEUTRAL.get(name) != value}
+    _only(told, "num_heads", "kv_num_heads", "scale", "do_rotary", "rotary_interleaved")
     count, kv_count = (_integer(attributes, name, 1) for name in ("num_heads", "kv_num_heads"))
     query = _needed(query)
     if key is None or value is None:
         width = query.shape[-1] // (count + 2 * kv_count)
         query, key, value = np.split(query, [count * width, (count + kv_count) * width], axis=-1)
     query, key, value = _heads(query, count), _heads(key, kv_count), _heads(value, kv_count)
+    if attributes.get("do_rotary", 0):
+        before = 0 if past_key is None else past_key.shape[2]
+        both = [_needed(table)[before : before + query.shape[2]] for table in (cos, sin)]
+        if 2 * both[0].shape[-1] != query.shape[-1]:
+            raise UnwrittenError  # a part of each head is turned
+        interleaved = bool(attributes.get("rotary_interleaved", 0))
+        query, key = (_turned(heads, *both, interleaved=interleaved) for heads in (query, key))
     if past_key is not None:
         key, value = (np.concatenate(pair, axis=2) for pair in ((past_key, key), (_needed(past_value), value)))
     if int(_needed(total)) != key.shape[2] or (_needed(lengths) + 1 != key.shape[2]).any():

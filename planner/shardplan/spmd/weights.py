@@ -45,7 +45,7 @@ def random_values(
     rules = model_rules(model) if rules is None else rules
     given = given or {}
     made = {name for operator in model.operators for name in operator.outputs}
-    spread, limits = _spreads(model, rules), index_limits(model)
+    spread, limits, lengths = _spreads(model, rules), index_limits(model), _lengths(model)
     values: dict[str, Array] = {}
     for name, tensor in model.tensors.items():
         if name in made:
@@ -54,6 +54,8 @@ def random_values(
             values[name] = given[name]
         elif name in model.constants:
             values[name] = np.asarray(model.constants[name])
+        elif name in lengths:
+            values[name] = np.full(tensor.shape, lengths[name], _INTEGERS[tensor.dtype])
         else:
             key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
             generator = np.random.default_rng(int.from_bytes(key[:8], "little"))
@@ -138,6 +140,17 @@ def _spreads(model: Model, rules: Sequence[Rule]) -> dict[str, float]:
         for name in operator.inputs[1:]:
             if name and model.tensors[name].role == "parameter" and len(model.tensors[name].shape) > 1:
                 found[name] = 1.0 / math.sqrt(max(1, summed))
+    return found
+
+
+def _lengths(model: Model) -> dict[str, int]:
+    """Integers that say how long sequences are: as long as there is room, cache and all."""
+    found: dict[str, int] = {}
+    for operator in model.operators:
+        if operator.kind == "com.microsoft.GroupQueryAttention":
+            data, past, last, total = (operator.inputs[position] for position in (0, 3, 5, 6))
+            room = model.tensors[data].shape[1] + (model.tensors[past].shape[2] if past else 0)
+            found |= {last: room - 1, total: room}  # the first counts from 0
     return found
 
 
