@@ -170,7 +170,7 @@ def _signature(
     graph: PlanGraph, operator: OperatorDecision, inputs: list[int], position: int, shape: tuple[int, ...]
 ) -> int:
     terms, kind = graph.signatures, operator.op_type
-    if all(signature == CONSTANT for signature in inputs):
+    if all(signature == CONSTANT for signature in inputs) or 0 in shape:
         return CONSTANT
     if kind in VIEWS or kind in _GUARDS:
         return inputs[0]
