@@ -30,7 +30,8 @@ from shardplan.model.types import Model
 from shardplan.models.named import described
 from shardplan.plan.types import Plan
 from shardplan.render.recipes import Recognizer
-from shardplan.stages.pipeline import StagedPlans, Stager
+from shardplan.stages.found import StagedPlans
+from shardplan.stages.pipeline import Stager
 from shardplan.stages.schedule import Schedule
 from shardplan.units import duration
 
@@ -113,15 +114,20 @@ def rows() -> dict[str, Row]:
 
 
 def planned(name: str, row: Row, *, as_published: bool) -> StagedPlans | None:
-    """The best stages, or the best with as many stages of as many devices as were published; None where none fits."""
+    """The best stages, or the best with as many stages of as many devices as were published; None where none fits. The
+    schedule is 1F1B, or interleaved with as many pieces per stage as were published."""
     cluster = make_cluster(load_profile(row.profile), row.mesh)
     options = PlanOptions(microbatches=row.microbatches, remat=row.remat, time_limit=_SECONDS_A_STAGE)
     stages = len(row.published) if as_published else None
     sizes = frozenset(row.published) if as_published else None
-    try:
-        return Stager(row.built(name), cluster, options, Schedule("1f1b"), stages, sizes).solve()
-    except (InfeasibleError, LimitError):
-        return None
+    pieces = row.run.interleave if row.run else 1
+    found = []
+    for schedule in (Schedule("1f1b"), Schedule("interleaved", pieces))[: 2 if pieces > 1 else 1]:
+        try:
+            found.append(Stager(row.built(name), cluster, options, schedule, stages, sizes).solve())
+        except (InfeasibleError, LimitError):
+            continue
+    return min(found, key=lambda staged: staged.step_ns, default=None)
 
 
 def shape(found: StagedPlans) -> str:
@@ -159,7 +165,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*table, []], help="rows; all when none is named")
     for name in parser.parse_args().names or list(table):
         row, started = table[name], time.monotonic()
-        ours, theirs = planned(name, row, as_published=False), planned(name, row, as_published=True)
+        ours = planned(name, row, as_published=False)
+        alike = ours is not None and tuple(part.size for part in ours.parts) == row.published
+        theirs = ours if alike else planned(name, row, as_published=True)
         steps = [duration(found.step_ns) if found else "does not fit" for found in (ours, theirs)]
         exact = duration(predict(row.run).step_s * _NANOSECONDS) if row.run else "-"
         published = (

@@ -25,11 +25,19 @@ def random_choices(seed: int, units: int, sizes: tuple[int, ...], devices: int, 
         costs.append(cost)
     handing = [[rng.integers(0, 20, (units + 1, layouts, layouts)).astype(float) for _ in sizes] for _ in sizes]
     behind = [rng.integers(-1, 6, (units + 1, units + 1)) for _ in sizes]
-    return Choices(costs, sizes, handing, behind, devices, 1 / int(rng.integers(1, 6)), stages)
+    dearer = {
+        (number, mesh): costs[mesh] * rng.uniform(1, 2, (units + 1, units + 1, 1, 1))
+        for number, mesh in itertools.product(range(units), range(len(sizes)))
+        if rng.random() < 0.3
+    }
+    return Choices(costs, sizes, handing, behind, devices, 1 / int(rng.integers(1, 6)), stages, dearer)
 
 
 def price(choices: Choices, cuts: tuple[Cut, ...]) -> float:
-    each = [float(choices.costs[c.submesh][c.first, c.last, c.enters, c.leaves]) for c in cuts]
+    each = [
+        float(choices.cost(cut.submesh, len(cuts) - 1 - place)[cut.first, cut.last, cut.enters, cut.leaves])
+        for place, cut in enumerate(cuts)
+    ]
     sent = sum(
         float(choices.handing[a.submesh][b.submesh][b.first, a.leaves, b.enters]) for a, b in itertools.pairwise(cuts)
     )

@@ -48,11 +48,13 @@ class _Piece:
 class RunCosts:
     """Costs, in picoseconds per step, of all runs of units of a chain on the submesh of a cost graph.
 
-    `layouts[b]`: the layouts that border b may be handed over in, none of them partial.
+    `charges`: what choices of some nodes cost besides. `layouts[b]`: the layouts that border b may be handed over in,
+    none of them partial.
     """
 
     built: CostGraph
     chain: Chain
+    charges: Mapping[Node, Costs] = field(default_factory=dict)
     layouts: tuple[tuple[Layout, ...], ...] = field(init=False)
     _matrices: list[Costs] = field(init=False)
     _kinds: list[int] = field(init=False)
@@ -70,7 +72,7 @@ class RunCosts:
         self._own = _work_for_itself(self.built, self.chain)
         seen: dict[tuple[object, ...], int] = {}
         self._matrices, self._kinds = [], []
-        for piece in _pieces(self.built, self.chain):
+        for piece in _pieces(self.built, self.chain, self.charges):
             if piece.key not in seen:
                 seen[piece.key] = len(self._matrices)
                 self._matrices.append(_matrix(piece))
@@ -126,7 +128,7 @@ def _whole(built: CostGraph, border: str) -> NDArray[np.int64]:
     return chosen
 
 
-def _pieces(built: CostGraph, chain: Chain) -> list[_Piece]:
+def _pieces(built: CostGraph, chain: Chain, charges: Mapping[Node, Costs]) -> list[_Piece]:
     """The units as problems; the cost of a border counts to the unit that makes it."""
     home = _homes(built, chain)
     nodes: list[list[Node]] = [[] for _ in chain.units]
@@ -135,7 +137,7 @@ def _pieces(built: CostGraph, chain: Chain) -> list[_Piece]:
         if unit is not None:
             nodes[unit].append(node)
     edges: list[list[tuple[Node, Node, Costs]]] = [[] for _ in chain.units]
-    alone: dict[Node, list[Costs]] = {}
+    alone: dict[Node, list[Costs]] = {node: [charge] for node, charge in charges.items() if node in home}
     shared: dict[tuple[int, int], Costs] = {}
     borders = {("kept", border): unit for unit, border in enumerate(chain.borders)}
     for _, _, data in built.graph.edges(data=True):

@@ -41,8 +41,8 @@ from shardplan.plan.orientation import checkpoint_layout, dim_axes
 from shardplan.plan.types import Plan, Stage, TensorDecision
 from shardplan.planning import Planner
 from shardplan.stages.cut import Chain, chain_at, part_of
+from shardplan.stages.found import StagedPlans
 from shardplan.stages.parts import concerning
-from shardplan.stages.pipeline import StagedPlans
 from shardplan.stages.schedule import Schedule
 from shardplan.stages.search import Cut
 from shardplan.stages.submeshes import Submesh

@@ -1,14 +1,21 @@
-"""What is known of a part of a model before it is planned: the least it holds, and the constraints about it."""
+"""What is known of a part of a model before it is planned: the least it holds, and what is asked of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardplan.constraints.resolve import resolve
 from shardplan.constraints.types import Constraint
 from shardplan.cost.recipes import state_bytes
 from shardplan.errors import ShardplanError
+from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.recipes import Allowed
+from shardplan.graph.tensors import TensorSpace
+from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 
@@ -39,3 +46,12 @@ def concerning(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> t
                 continue
         found.append(constraint)
     return tuple(found)
+
+
+def kept_so(built: CostGraph, ends: Mapping[str, Layout]) -> Allowed:
+    """The restriction to these tensors being kept in these layouts and no others."""
+    return {("kept", name): _is(built.kept[name], layout) for name, layout in ends.items()}
+
+
+def _is(space: TensorSpace, layout: Layout) -> NDArray[np.bool_]:
+    return np.array([space.layout(choice) == layout for choice in range(len(space))])

@@ -9,28 +9,27 @@ does not fit, the cut is excluded and the search goes on.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import resolve
 from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, error
 from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.recipes import Allowed
-from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
-from shardplan.plan.types import Plan, Transfer
+from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.rules import model_rules
 from shardplan.solve.problem import Costs
 from shardplan.stages.chain import RunCosts
 from shardplan.stages.cut import Chain, chain_of, part_of
-from shardplan.stages.parts import concerning, weight_bytes
+from shardplan.stages.floors import Floors
+from shardplan.stages.found import StagedPlans
+from shardplan.stages.parts import concerning, kept_so, weight_bytes
 from shardplan.stages.schedule import Schedule
 from shardplan.stages.search import Choices, Counts, Cut, Found, balanced, search
 from shardplan.stages.submeshes import Submesh, submeshes
@@ -44,26 +43,9 @@ _TOLERANCE = 1e-3
 """Relative, of the search over cuts of larger models."""
 _EXPLORED = 2
 """Further cuts that are tried of larger models."""
+_TIGHTENED = 3
+"""Searches with bounds that know of memory."""
 _CLOSE = 1e-6
-
-
-@dataclass(frozen=True)
-class StagedPlans:
-    """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `borders`, `sizes`: the
-    layouts of what each hands on, at either end, and the bytes of it and of its gradient in one microbatch. `tied`:
-    transfers for weights that several stages hold. `step_ns`, transfers included; `bound_ns`: no pipeline of this model
-    takes less."""
-
-    chain: Chain
-    cuts: tuple[Cut, ...]
-    parts: tuple[Submesh, ...]
-    plans: tuple[Plan, ...]
-    in_flight: tuple[int, ...]
-    borders: tuple[tuple[Layout, Layout], ...]
-    sizes: tuple[tuple[int, int], ...]
-    tied: tuple[Transfer, ...]
-    step_ns: float
-    bound_ns: float
 
 
 @dataclass
@@ -86,6 +68,7 @@ class Stager:
     _exact: bool = field(init=False, default=True)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
     _strain: dict[int, float] = field(init=False, default_factory=dict)
+    _floors: dict[int, Floors] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         resolve(self.options.constraints, self.model, self.cluster.mesh)
@@ -134,7 +117,7 @@ class Stager:
             staged = self._staged(cuts, plans)
             best = staged if best is None or staged.step_ns < best.step_ns else best
             if not self._small:
-                return self._explored(best), bound
+                return self._tightened(self._explored(best), bound, found)
             if not self._learn(cuts, plans):
                 break
         return best, bound
@@ -200,6 +183,27 @@ class Stager:
                 best = last if last.step_ns < best.step_ns else best
         return best
 
+    def _tightened(self, best: StagedPlans, bound: float, found: Found) -> tuple[StagedPlans, float]:
+        """Better bounds, and perhaps a better pipeline: memory is brought into the bounds of the runs that are best
+        without it, and the search goes on with these (`shardplan.stages.floors`)."""
+        for _ in range(_TIGHTENED):
+            if found.cuts is None or bound >= best.step_ns * (1.0 - _TOLERANCE):
+                break
+            raised = [self._floored(cut, self.in_flight(at, len(found.cuts))) for at, cut in enumerate(found.cuts)]
+            if True not in raised:
+                break
+            found = self._search()
+            bound = max(bound, found.bound / _PICOSECONDS_PER_NS if self._exact else 0.0)
+            if found.cuts is not None and (plans := self._plans(cuts := self._with_layouts(found.cuts))) is not None:
+                best = min(best, self._staged(cuts, plans), key=lambda staged: staged.step_ns)
+        return best, bound
+
+    def _floored(self, cut: Cut, waiting: int) -> bool:
+        """Whether memory makes a run dearer than it was known to be."""
+        runs = self._runs[cut.submesh]
+        floors = self._floors.setdefault(cut.submesh, Floors(runs.built, self.chain, self._limit_bytes))
+        return floors.raise_for(cut.first, cut.last, waiting, runs.least(cut.first, cut.last))
+
     def _learn(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
         """Take what planning tells of these stages for the next search; whether there was anything to learn.
 
@@ -240,17 +244,24 @@ class Stager:
     def _search(self, *, strained: bool = False, stages: int | None = None) -> Found:
         layouts = max((len(row) for runs in self._runs for row in runs.layouts), default=1) if self._small else 1
         units = len(self.chain)
+        costs = [
+            self._table(number, layouts) * (self._strain.get(number, 1.0) if strained else 1.0)
+            for number in range(len(self._runs))
+        ]
         choices = Choices(
-            costs=[
-                self._table(number, layouts) * (self._strain.get(number, 1.0) if strained else 1.0)
-                for number in range(len(self._runs))
-            ],
+            costs=costs,
             sizes=[part.size for part in self.parts],
             handing=[[self._handing(s, t, layouts) for t in range(len(self.parts))] for s in range(len(self.parts))],
             most_behind=[behind[: units + 1, : units + 1] for behind in self._behind],
             devices=self.cluster.mesh.size,
             share=1.0 / (self.options.microbatches * self.schedule.pieces),
             stages=stages or self.stages,
+            costs_behind={
+                (behind, submesh): np.maximum(costs[submesh], table[:, :, None, None])
+                for submesh, floors in self._floors.items()
+                for behind in range(min(units, self.cluster.mesh.size))
+                if (table := floors.table(self.in_flight(0, behind + 1))) is not None
+            },
         )
         return search(choices, 0.0 if self._small else _TOLERANCE)
 
@@ -389,7 +400,7 @@ class Stager:
         if cut.last < len(self.chain):
             ends[self.chain.borders[cut.last - 1]] = self.layout_of(cut.submesh, cut.last - 1, cut.leaves)
         try:
-            return planner.plan(None if free else lambda built: _kept_so(built, ends))
+            return planner.plan(None if free else lambda built: kept_so(built, ends))
         except InfeasibleError:
             return None
 
@@ -433,12 +444,3 @@ class Stager:
 
 def _places(cuts: Sequence[Cut]) -> tuple[tuple[int, int, int], ...]:
     return tuple((cut.first, cut.last, cut.submesh) for cut in cuts)
-
-
-def _kept_so(built: CostGraph, ends: Mapping[str, Layout]) -> Allowed:
-    """The borders kept in these layouts and no others."""
-    return {("kept", name): _is(built.kept[name], layout) for name, layout in ends.items()}
-
-
-def _is(space: TensorSpace, layout: Layout) -> NDArray[np.bool_]:
-    return np.array([space.layout(choice) == layout for choice in range(len(space))])

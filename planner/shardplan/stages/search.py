@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,10 +57,16 @@ class Choices:
     share: float
     """1 / (M V)."""
     stages: int | None = None
+    costs_behind: Mapping[tuple[int, int], Costs] = field(default_factory=dict)
+    """By how many stages come behind and submesh: the costs there, where they are not those of `costs`."""
 
     @property
     def units(self) -> int:
         return int(self.costs[0].shape[1]) - 1
+
+    def cost(self, submesh: int, behind: int) -> Costs:
+        """Costs of a stage on a submesh with so many stages behind it."""
+        return self.costs_behind.get((behind, submesh), self.costs[submesh])
 
     @property
     def most_stages(self) -> int:
@@ -69,7 +75,8 @@ class Choices:
 
 def search(choices: Choices, tolerance: float = 0.0) -> Found:
     """The cheapest cut, within a relative `tolerance`."""
-    values = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in choices.costs]))
+    tables = (*choices.costs, *choices.costs_behind.values())
+    values = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in tables]))
     if not len(values):
         return Found(None, math.inf, math.inf)
     slow = 1.0 - choices.share
@@ -101,7 +108,11 @@ def search(choices: Choices, tolerance: float = 0.0) -> Found:
 
 def _slowest(choices: Choices, found: Found) -> float:
     assert found.cuts is not None
-    return max(float(choices.costs[c.submesh][c.first, c.last, c.enters, c.leaves]) for c in found.cuts)
+    last = len(found.cuts) - 1
+    return max(
+        float(choices.cost(cut.submesh, last - place)[cut.first, cut.last, cut.enters, cut.leaves])
+        for place, cut in enumerate(found.cuts)
+    )
 
 
 def _total(choices: Choices, found: Found) -> float:
@@ -114,8 +125,7 @@ def _place(choices: Choices, values: Costs, found: Found) -> int:
 
 def _limited(choices: Choices, limit: float) -> Found:
     """The least sum of shares and transfers when no stage costs more than `limit`; `cost` is that sum."""
-    costs = [np.where(cost <= limit, choices.share * cost, np.inf) for cost in choices.costs]
-    run = _Run(choices, costs)
+    run = _Run(choices, limit)
     run.fill()
     return run.best()
 
@@ -124,11 +134,19 @@ class _Run:
     """Tables of one limit. `rest[k][d][s]`: least cost of units a .. end in k stages on d devices when the first of
     them runs on submesh s, shape (a, layouts in); absent where impossible."""
 
-    def __init__(self, choices: Choices, costs: Sequence[Costs]) -> None:
+    def __init__(self, choices: Choices, limit: float) -> None:
         self.choices = choices
-        self.costs = costs
+        self.limit = limit
+        self.limited: dict[int, Costs] = {}
         self.rest: list[dict[int, dict[int, Costs]]] = [{}]
         self.behind: dict[tuple[int, int, int], Costs] = {}
+
+    def costs(self, number: int, behind: int) -> Costs:
+        """A stage's share of the sum, `inf` where it costs more than the limit."""
+        cost = self.choices.cost(number, behind)
+        if id(cost) not in self.limited:
+            self.limited[id(cost)] = np.where(cost <= self.limit, self.choices.share * cost, np.inf)
+        return self.limited[id(cost)]
 
     def fill(self) -> None:
         choices = self.choices
@@ -136,7 +154,7 @@ class _Run:
             level: dict[int, dict[int, Costs]] = {}
             for number, size in enumerate(choices.sizes):
                 allowed = (choices.most_behind[number] >= count - 1)[:, :, None, None]
-                cost = np.where(allowed, self.costs[number], np.inf)
+                cost = np.where(allowed, self.costs(number, count - 1), np.inf)
                 if count == 1:
                     self._put(level, size, number, cost[:, -1, :, 0])
                     continue
@@ -187,7 +205,7 @@ class _Run:
         found = []
         while True:
             allowed = (choices.most_behind[number][first] >= count - 1)[:, None]
-            cost = np.where(allowed, self.costs[number][first, :, enters, :], np.inf)
+            cost = np.where(allowed, self.costs(number, count - 1)[first, :, enters, :], np.inf)
             devices -= choices.sizes[number]
             if count == 1:
                 found.append(Cut(first, choices.units, number, enters, 0))
