@@ -34,12 +34,8 @@ NEAR = 4
 CROSSINGS = 20
 SWEEPS = 10
 SHARES = (0.02, 0.1, 0.4, 1.0)
-SMALL_GAP = 1e-3
-"""Share of the cost below which a gap is worth little more work, when no limit is given."""
 CLOSE = 1e-2
 """Share of the cost below which a gap is left to the proof."""
-FUSION_EFFORT = 1000.0
-FUSION_GAP = 0.02
 
 
 def fit(
@@ -245,14 +241,16 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     for share in SHARES:
         if best.within(enough) or relaxation.budget.expired() or not np.isfinite(best.cost):
             return
-        bound = relaxation.known.bound
-        ceiling = bound + share * (best.cost - bound)
+        bound, cost = relaxation.known.bound, best.cost
+        ceiling = bound + share * (cost - bound)
         trial = graph.copy()
         _forbid(trial, Marginals(*relaxation.reduction, ceiling - bound))
         try:
             integer(trial, _pressure(relaxation), best, ceiling)
         except Contradiction:
             best.prove(ceiling)
+        if best.bound < ceiling and best.cost == cost:
+            return  # a proof for more would take even longer
 
 
 def _forbid(graph: Graph, known: Marginals) -> None:

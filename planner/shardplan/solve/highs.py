@@ -176,8 +176,9 @@ class Program:
 
     def _run(self) -> tuple[Verdict, Costs | None]:
         highs = self.highs
-        left = max(min(self.budget.seconds_left, self.seconds), 0.01)
-        if np.isfinite(left):
+        left = self.budget.seconds_left
+        if np.isfinite(left):  # without a time limit, no clock decides anything
+            left = max(min(left, self.seconds), 0.01)
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
         before, self.allowed = self.work, self.work + self.budget.work_left
         try:

@@ -21,7 +21,7 @@ SWEEPS = 10
 FRESH = 3
 SMALL_GAP = 1e-3
 """Share of the cost below which a gap is worth little more work, when no limit is given."""
-FUSION = (1e3, 0.02, 10.0)
+FUSION = (1e3, 0.05, 10.0)
 Effort = tuple[float, float, float]
 """Work, gap as a share of the range, and seconds (where there is a time limit) after which a heuristic program ends."""
 
