@@ -5,13 +5,18 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import onnx
 import pytest
 from jsonschema import Draft202012Validator
+from small_models import proto_of
 
 from shardplan.plan.file import read_plan, write_plan
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
 VALIDATOR = Draft202012Validator(SCHEMA)
+CONV = """conv (float[1,2,8,8] x) => (float[1,2,8,8] y) <float[2,2,3,3] w> {
+  y = Conv <pads = [1, 1, 1, 1]> (x, w)
+}"""
 PLAN = "plans/mlp.2x2.plan.json"
 
 
@@ -90,3 +95,19 @@ def test_all_that_is_wrong_is_said_at_once(shardplan, folder):
         "error[bad-dim",
         "absent.plan.json: error[unreadable-plan",
     ]
+
+
+def test_what_operators_move_inside_is_told(shardplan, folder):
+    """One row of two channels of eight numbers goes each way."""
+    onnx.save(proto_of(CONV), "conv.onnx")
+    pins = ("--pin", "Conv={gpu: y0}")
+    run = shardplan("solve", "conv.onnx", "--mesh", "gpu=2", "--mode", "inference", *pins, "-o", "conv.json")
+    assert run.code == 0, run.err
+    run = shardplan("verify", "conv.onnx", "conv.json")
+    assert run.out.splitlines()[2:] == [
+        "nothing was moved between operators",
+        "moved inside operators, in double precision: permute 256 bytes",
+    ]
+    document = json.loads(shardplan("verify", "conv.onnx", "conv.json", "--json").out)
+    VALIDATOR.validate(document)
+    assert document["result"]["inner_bytes"] == {"permute": 256}

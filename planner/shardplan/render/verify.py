@@ -20,6 +20,7 @@ def show_verification(console: Console, report: Report, model: Model, *, shrunk:
     if report.mismatch is None:
         lines.append(f"largest relative difference {report.worst:.1e}")
         lines.append(_moved(report))
+        lines += _moved_inside(report)
     else:
         lines += _first_difference(report)
     lines += [f"bytes: {text}" for text in report.mispriced]
@@ -30,7 +31,13 @@ def _moved(report: Report) -> str:
     """What collectives moved, in bytes received by all devices together."""
     parts = [f"{kind} {count}" for kind, count in sorted(report.moved_bytes.items())]
     match = "as the plan says" if not report.mispriced else "not as the plan says"
-    return f"moved {', '.join(parts)} bytes, {match}" if parts else "nothing was moved"
+    return f"moved {', '.join(parts)} bytes, {match}" if parts else "nothing was moved between operators"
+
+
+def _moved_inside(report: Report) -> list[str]:
+    """What operators that are split along their own dims ask each other for."""
+    parts = [f"{kind} {count}" for kind, count in sorted(report.inner_bytes.items())]
+    return [f"moved inside operators, in double precision: {', '.join(parts)} bytes"] if parts else []
 
 
 def _first_difference(report: Report) -> list[str]:
@@ -63,6 +70,7 @@ def verification_document(report: Report, model: Model, *, shrunk: bool) -> dict
         "largest_difference": report.worst if math.isfinite(report.worst) else None,
         "moved_bytes": _sorted(report.moved_bytes),
         "priced_bytes": _sorted(report.priced_bytes),
+        "inner_bytes": _sorted(report.inner_bytes),
         "mispriced": list(report.mispriced),
         "first_difference": None
         if found is None
