@@ -301,3 +301,23 @@ def dropping(tiny: Tiny, plan: Plan, mode: str) -> tuple[Tensor, list[float]]:
         optimizer.zero_grad()
         losses.append(loss.item())
     return logits[0].detach(), losses
+
+
+def compiled(tiny: Tiny, plan: Plan, what: str) -> tuple[float, float]:
+    """Train one step with the model, its blocks or its graph compiled: errors of the loss and of the gradients."""
+    model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    if what == "graph":
+        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh_of(plan))
+    else:
+        shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    run = model
+    if what == "blocks":
+        for block in model.transformer.h:
+            block.compile(backend="aot_eager")
+    else:
+        run = torch.compile(model, backend="aot_eager")
+    ours, theirs = _loss(run(ids).full_tensor(), ids), _loss(reference(ids), ids)
+    ours.backward()
+    theirs.backward()
+    return abs(ours.item() - theirs.item()), _gradient_error(model, reference)

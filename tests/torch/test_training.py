@@ -115,3 +115,11 @@ def test_plans_for_inference(four, recipe):
     for error, differences in four.run("torch_cases", "infer", tiny_of("gpt"), plan):
         assert error < 1e-5
         assert differences == {}
+
+
+@pytest.mark.parametrize("what", ["model", "blocks", "graph"])
+def test_compilation_changes_nothing(four, what):
+    plan = plan_of("gpt", "Megatron + sequence")
+    for loss_error, gradient_error in four.run("torch_cases", "compiled", tiny_of("gpt"), plan, what):
+        assert loss_error < 1e-5
+        assert gradient_error < 1e-5

@@ -33,11 +33,11 @@ class Planned(Tensor):  # type: ignore[misc]
     engine: Engine
 
     @staticmethod
-    def of(value: Value, engine: Engine) -> Planned:
+    def of(value: Value, engine: Engine, *, is_leaf: bool = True) -> Planned:
         """A planned tensor around a value. To autograd it is a leaf, so that what goes past us leaves a trace."""
         make = Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents no other way
         made: Planned = make(
-            Planned, value.shape, dtype=value.dtype, device=value.local.device, requires_grad=value.grad
+            Planned, value.shape, dtype=value.dtype, device=value.local.device, requires_grad=value.grad and is_leaf
         )
         made.value, made.engine = value, engine
         return made
@@ -64,6 +64,8 @@ class Planned(Tensor):  # type: ignore[misc]
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every function is taken at `__torch_function__`; what comes here has gone past it."""
+        if func is torch.ops.aten.detach.default:  # autograd gives back what it has saved, for a block to be recomputed
+            return Planned.of(args[0].value, args[0].engine, is_leaf=False)
         raise RuntimeError(f"{func} met a planned tensor below torch's functions; it has no layout there")
 
     def __repr__(self, *, tensor_contents: object = None) -> str:

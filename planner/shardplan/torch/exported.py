@@ -34,6 +34,7 @@ from shardplan.torch.parallelize import (
     output_tensor,
     parameter_value,
     prepare,
+    run_eagerly,
 )
 from shardplan.torch.strictness import check_record
 from shardplan.torch.values import Value
@@ -330,6 +331,5 @@ def _finish(made: fx.GraphModule, program: ExportedProgram, applied: Applied) ->
         applied.stop_saving()
         return None if output is None else pytree.tree_unflatten(output, spec_out)
 
-    made.register_forward_pre_hook(enter, with_kwargs=True)
-    made.register_forward_hook(leave, always_call=True)
+    run_eagerly(made, enter, leave)
     object.__setattr__(made, "_shardplan", applied)

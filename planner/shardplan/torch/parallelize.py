@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -45,7 +46,7 @@ class Applied:
         self.depth = 0
         self.parameters: dict[str, Planned] = {}
         self.checked = False
-        self._saving: torch.autograd.graph.saved_tensors_hooks | None = None
+        self._saving: contextlib.ExitStack | None = None
 
     @property
     def trains(self) -> bool:
@@ -53,14 +54,15 @@ class Applied:
         return self.plan.model["mode"] == "training"
 
     def start_saving(self) -> None:
-        """From here on autograd keeps what the plan keeps."""
-        self._saving = torch.autograd.graph.saved_tensors_hooks(self.now.pack, self.now.unpack)
-        self._saving.__enter__()
+        """From here on autograd keeps what the plan keeps, and nothing is compiled."""
+        self._saving = contextlib.ExitStack()
+        self._saving.enter_context(torch.autograd.graph.saved_tensors_hooks(self.now.pack, self.now.unpack))
+        self._saving.enter_context(torch.compiler.set_stance("force_eager"))  # blocks may have been compiled
 
     def stop_saving(self) -> None:
         """The forward pass has ended."""
         if self._saving is not None:
-            self._saving.__exit__(None, None, None)
+            self._saving.close()
         self._saving = None
         self.now.end()
 
@@ -167,8 +169,15 @@ def _hook(model: nn.Module, applied: Applied) -> None:
     for module, parameters in owners.items():
         module.register_forward_pre_hook(_enter_module(applied, parameters))
         module.register_forward_hook(_leave_module(applied, parameters), always_call=True)
-    model.register_forward_pre_hook(_enter(applied), with_kwargs=True, prepend=True)
-    model.register_forward_hook(_leave(applied), always_call=True)
+    run_eagerly(model, _enter(applied), _leave(applied))
+
+
+def run_eagerly(model: nn.Module, enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
+    """Call `enter` before and `leave` after `model` runs, which `torch.compile` is made to leave alone: it cannot look
+    into collectives, and planned tensors are not what they seem."""
+    model.forward = torch.compiler.disable(model.forward)
+    model.register_forward_pre_hook(torch.compiler.disable(enter), with_kwargs=True, prepend=True)
+    model.register_forward_hook(torch.compiler.disable(leave), always_call=True)
 
 
 def _enter_module(applied: Applied, parameters: Sequence[tuple[str, str]]) -> Callable[..., None]:

@@ -24,7 +24,7 @@ from shardplan.torch.engine import Engine
 from shardplan.torch.exported import Rewriting
 from shardplan.torch.graph import Key
 from shardplan.torch.microbatch import microbatches_of
-from shardplan.torch.parallelize import Applied, output_tensor, parameter_value
+from shardplan.torch.parallelize import Applied, output_tensor, parameter_value, run_eagerly
 from shardplan.torch.strictness import check_record
 from shardplan.torch.values import Value
 from shardplan.torch.writing import Writer
@@ -218,6 +218,5 @@ def _finish(part: Part) -> None:
             return None
         return output[0] if len(output) == 1 else tuple(output)
 
-    part.module.register_forward_pre_hook(enter, with_kwargs=True)
-    part.module.register_forward_hook(leave, always_call=True)
+    run_eagerly(part.module, enter, leave)
     object.__setattr__(part.module, "_shardplan", applied)
