@@ -37,6 +37,8 @@ from shardplan.solve.problem import Problem, Solution
 
 __all__ = ["PlanOptions", "Planner", "Solved", "plan_model"]
 
+UNPROVEN = 0.03
+"""A choice of what to recompute that is proven to be so near to the best is taken: its integer programs are large."""
 Restrict = Callable[[CostGraph], Allowed]
 """What is to be allowed in a cost graph; nodes that are not named are free."""
 
@@ -192,7 +194,8 @@ class Planner:
             posed,
             roomy,
             lambda again: self._posed(weight, restriction, again=again),
-            lambda problem, known: self._solve(problem, ends - time.monotonic(), known),
+            lambda problem, known: self._solve(problem, ends - time.monotonic(), known, UNPROVEN),
+            lambda problem: self._solve(problem, ends - time.monotonic()),
         )
 
     @property
@@ -237,10 +240,17 @@ class Planner:
         choice = dict(zip(node_order(posed.built), solution.choices, strict=True))
         return peak_memory(posed.memory.holdings, posed.memory.moments, choice).total <= self.limit_bytes
 
-    def _solve(self, problem: Problem, within_s: float = math.inf, roomy: Solution | None = None) -> Solution:
+    def _solve(
+        self,
+        problem: Problem,
+        within_s: float = math.inf,
+        roomy: Solution | None = None,
+        unproven: float = 0.0,
+    ) -> Solution:
         options = self.options
         return solve(
             problem,
+            unproven=unproven,
             time_limit=None if options.time_limit is None else max(0.0, min(options.time_limit, within_s)),
             gap=options.gap,
             seed=options.seed,

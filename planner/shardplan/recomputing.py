@@ -62,21 +62,23 @@ def read(posed: Solved, solution: Solution, pose: Pose) -> Solved:
     return replace(decided, solution=solution)
 
 
-def choose(once: Solved, roomy: Solution, pose: Pose, solve: Solve) -> Solved:
-    """The best layouts and what is best recomputed for them. `roomy`: the solution of `once` without a limit.
+def choose(once: Solved, roomy: Solution, pose: Pose, solve: Solve, plainly: Callable[[Problem], Solution]) -> Solved:
+    """The best layouts and what is best recomputed for them. `roomy`: the solution of `once` without a limit;
+    `plainly` solves arrays in which what is recomputed is decided.
 
-    No flag is better: where the search leaves a gap, those that might be are tried.
+    No flag is better by more than the gap that was asked for: where the search leaves a larger one, those that might be
+    are tried.
     """
     posed = opened(once, pose)
     assert posed.tiled is not None
     known = None if roomy.choices is None else replace(roomy, choices=posed.tiled.once(roomy.choices))
     found = read(posed, solve(posed.problem, known), pose)
     bound = found.solution.bound
-    if found.solution.outcome not in ("feasible", "limit"):
+    if found.solution.outcome not in ("feasible", "limit") or found.solution.gap <= once.built.options.gap:
         return found
     for flag in _flags(once, found.solution.cost, roomy.bound):
         tried = pose(flag)
-        solution = solve(tried.problem, None)
+        solution = plainly(tried.problem)
         if solution.choices is not None and solution.cost < found.solution.cost:
             outcome = "feasible" if solution.outcome == "optimal" else solution.outcome
             found = replace(tried, solution=replace(solution, bound=min(bound, solution.cost), outcome=outcome))

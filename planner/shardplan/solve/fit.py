@@ -46,9 +46,11 @@ def fit(
     gap: float = 0.0,
     seed: int = 0,
     roomy: Solution | None = None,
+    unproven: float = 0.0,
 ) -> None:
     """Solve a graph as it was built, with memory, to optimality or a relative `gap`, unless the budget ends. `roomy`:
-    its solution without the limit, where that is known."""
+    its solution without the limit, where that is known; `unproven`: a gap that is left when prices close it no
+    further, and beyond which a mixture of what they gave is the last word."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     try:
         reduce(graph, limit)
@@ -66,7 +68,11 @@ def fit(
         _price(relaxation, best, {}, gap)
         if not best.within(gap):
             _cross(relaxation, best)
-        if not (best.within(gap) or budget.expired()):
+        if best.within(max(gap, unproven)) or budget.expired():
+            return
+        if unproven and np.isfinite(best.cost):
+            _fuse(relaxation, best)
+        else:
             _branch(relaxation, best, gap)
     except Contradiction:
         best.prove(best.cost)

@@ -15,7 +15,7 @@ import highspy
 import numpy as np
 
 from shardplan.solve.budget import Budget
-from shardplan.solve.core import Indices, core_of
+from shardplan.solve.core import Core, Indices, core_of
 from shardplan.solve.decode import condition, greedy, hubs
 from shardplan.solve.dual import Dual
 from shardplan.solve.eliminate import eliminate
@@ -27,6 +27,7 @@ from shardplan.solve.problem import Bytes
 
 SWEEPS = 12
 HUBS = 12
+TRIES = 20
 MOMENTS = 24
 FRESH = 3
 PULL = 0.7
@@ -192,6 +193,23 @@ def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dua
             found = condition(reduced, {hub: labels[hub] for hub in fixed})
             if found is not None:
                 candidates.append((found[0], dict(zip(reduced.alive, found[1], strict=True))))
+    candidates = candidates or _by_hubs(reduced, core, dual, fixed)
     if not candidates:
         raise DeadEnd
     return dual, min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def _by_hubs(reduced: Graph, core: Core, dual: Dual, fixed: list[int]) -> list[tuple[float, dict[int, int]]]:
+    """Where greedy decoding met forbidden pairs on every road: the hubs at the labels that the messages like best, one
+    of them at a time at another, until elimination finds labels for the rest."""
+    if len(fixed) > HUBS:
+        return []
+    place = {node: position for position, node in enumerate(core.nodes)}
+    liked = {hub: np.argsort(dual.theta[core.offsets[place[hub]] : core.offsets[place[hub] + 1]]) for hub in fixed}
+    best = {hub: int(order[0]) for hub, order in liked.items()}
+    others = (best | {hub: int(order[n])} for n in range(1, TRIES) for hub, order in liked.items() if n < len(order))
+    for labels in (best, *others):
+        found = condition(reduced, labels)
+        if found is not None:
+            return [(found[0], dict(zip(reduced.alive, found[1], strict=True)))]
+    return []

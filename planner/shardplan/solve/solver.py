@@ -29,19 +29,22 @@ def solve(
     presolve: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     roomy: Solution | None = None,
+    unproven: float = 0.0,
 ) -> Solution:
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
     `time_limit` in seconds; `work_limit` in units of about a million table entries, which makes a stop reproducible;
     `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores.
     `presolve=False` hands the whole integer program to HiGHS. `roomy`: the solution without the limit, where it is
-    known already. Ctrl-C ends the
-    search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
+    known already; `unproven`: a relative gap that is left when better prices of memory close it no further, and beyond
+    which no proof is sought. Ctrl-C ends the search and returns the best assignment so far. Raises `ShardplanError` for
+    a malformed problem.
     """
     validate(problem)
     return search(
-        problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy
-    )
+        problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
+        unproven=unproven,
+    )  # fmt: skip
 
 
 def search(
@@ -54,6 +57,7 @@ def search(
     presolve: bool,
     on_progress: Callable[[Progress], None] | None,
     roomy: Solution | None = None,
+    unproven: float = 0.0,
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
     with Budget(time_limit, work_limit) as budget:
@@ -72,7 +76,7 @@ def search(
             elif problem.limit is None:
                 close(graph, best, budget)
             else:
-                fit(graph, problem.limit, best, budget, gap, seed, roomy)
+                fit(graph, problem.limit, best, budget, gap, seed, roomy, unproven)
         except Contradiction:
             best.bound = np.inf
         shortfall = 0
