@@ -22,6 +22,7 @@ from shardplan.spmd.exact import DEFINITIONS
 from shardplan.spmd.microsoft import DEFINITIONS as MICROSOFT
 from shardplan.spmd.microsoft import UnwrittenError
 from shardplan.spmd.older import modern
+from shardplan.spmd.pools import POOLS, pooled
 from shardplan.spmd.random import drawn_shape, draws, results
 from shardplan.spmd.runtime import DOMAINS, OPSET, NoRuntimeError, run_single
 
@@ -57,6 +58,10 @@ def evaluate(
     if operator.kind in DEFINITIONS:
         with np.errstate(all="ignore"):
             return [widen(made) for made in DEFINITIONS[operator.kind](operator, attributes, operands)]
+    if operator.kind in POOLS and operands[0] is not None:
+        made = pooled(operator, attributes, operands[0])
+        if made is not None:
+            return made
     if operator.domain in DOMAINS:
         return _elsewhere(operator, attributes, operands)
     return _by_evaluator(*modern(operator, attributes, operands))
