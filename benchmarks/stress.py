@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -96,6 +95,12 @@ def write(shape: str, path: Path, seed: int = 0) -> None:
     path.write_text(json.dumps({"problem": document}))
 
 
+def peak_bytes() -> int:
+    """Most memory that this process has had (Linux); what `getrusage` says includes the process it came from."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
 def measure(path: Path, seconds: float) -> None:
     """Read and solve in this process; print one line of JSON."""
     clock = time.process_time
@@ -106,10 +111,10 @@ def measure(path: Path, seconds: float) -> None:
     from shardplan.solve.presolve import presolve
     from shardplan.solve.tables import Tables
 
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, clock()
+    before, started = peak_bytes(), clock()
     problem = read_problem(path)
     read = clock() - started
-    used = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    used = peak_bytes() - before
     arrays = sum(edge.table.nbytes for edge in problem.edges)
     arrays += sum(c.nbytes for c in problem.costs) + sum(u.amount.nbytes for u in problem.usages)
     graph = build(problem, Tables())

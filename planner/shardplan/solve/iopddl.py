@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ _KEYS = {
     "problem.nodes": {"intervals", "costs", "usages"},
     "problem.edges": {"nodes", "costs"},
 }
+_PRICES = ("problem.nodes.costs", "problem.edges.costs")
 
 
 class _MalformedError(Exception):
@@ -49,9 +50,9 @@ class _MalformedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Ragged:
-    """Rows of integers: row i is `values[ends[i - 1]:ends[i]]`."""
+    """Rows of numbers: row i is `values[ends[i - 1]:ends[i]]`."""
 
-    values: NDArray[np.int64]
+    values: NDArray[Any]
     ends: NDArray[np.int64]
 
     @property
@@ -183,18 +184,19 @@ class _Reader:
         """A list of lists of integers."""
         self._expect(b"[")
         depth, total, commas = 1, 0, np.zeros(3, dtype=np.int64)
-        values: list[NDArray[np.int64]] = []
+        values = _Growing(_priced(np.zeros(0, dtype=np.int64)) if name in _PRICES else np.zeros(0, dtype=np.int64))
         ends: list[NDArray[np.int64]] = []
         while depth:
             if self.at == len(self.piece) and not self._refill():
                 raise _MalformedError(f"byte {self._byte}: '{name}' ends before its last ']'")
             part = self._take(name, depth)
             depth = int(part.depths[-1])
-            values.append(_numbers(part, name))
+            numbers = _numbers(part, name)
+            values.append(_priced(numbers) if name in _PRICES else numbers)
             ends.append(total + np.searchsorted(part.starts, part.brackets[part.shut & (part.depths[1:] == 1)]))
             total += len(part.starts)
             commas += np.bincount(part.depths, weights=part.between(part.commas), minlength=3).astype(np.int64)
-        rows = _Ragged(np.concatenate(values), np.concatenate(ends))
+        rows = _Ragged(values.whole(), np.concatenate(ends))
         if commas[1] != max(len(rows.ends) - 1, 0) or commas[2] != np.maximum(rows.lengths - 1, 0).sum():
             raise _MalformedError(f"'{name}' has a comma too many or too few")
         return rows
@@ -218,6 +220,26 @@ class _Reader:
             raise _MalformedError(f"byte {self._byte + at}: '{name}' is a list of lists of integers, found {found}")
         self.at += len(part.text)
         return part
+
+
+class _Growing:
+    """An array that pieces are added to. Its memory is extended where it is: nothing is there twice."""
+
+    def __init__(self, empty: NDArray[Any]) -> None:
+        self.held = empty
+        self.used = 0
+
+    def append(self, piece: NDArray[Any]) -> None:
+        end = self.used + len(piece)
+        if end > len(self.held):
+            self.held.resize(max(end, 3 * len(self.held) // 2), refcheck=False)
+        self.held[self.used : end] = piece
+        self.used = end
+
+    def whole(self) -> NDArray[Any]:
+        """Everything that was added; no more may be."""
+        self.held.resize(self.used, refcheck=False)
+        return self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +332,7 @@ def _problem(fields: dict[str, object]) -> Problem:
     limit = fields.get("problem.usage_limit")
     _check_nodes(intervals, costs, usages)
     _check_edges(ends, tables, costs.lengths)
-    prices, pairs = _priced(costs.values), _priced(tables.values)
+    prices, pairs = costs.values, tables.values
     sizes, times, joined = costs.lengths.tolist(), intervals.values.tolist(), ends.values.tolist()
     edges = zip(joined[::2], joined[1::2], tables, strict=True)
     return Problem(
