@@ -78,8 +78,9 @@ def in_checkpoint(name):
 
 
 def build(plan, heads, device):
-    """The model of the sizes that the plan is for."""
-    shapes = {tensor.checkpoint: tensor.shape for tensor in plan.tensors if tensor.role == "parameter"}
+    """The model of the sizes that the plan, all its stages together, is for."""
+    plans = [stage.plan for stage in plan.pipeline.stages] if plan.pipeline else [plan]
+    shapes = {t.checkpoint: t.shape for each in plans for t in each.tensors if t.role == "parameter"}
     vocab, hidden = shapes["transformer.wte.weight"]
     layers = sum(name.endswith("ln_1.weight") for name in shapes)
     with torch.device(device):

@@ -22,6 +22,7 @@ from shardplan.plan.orientation import checkpoint_shape
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docs" / "examples" / "train_torch.py"
+PIPELINE = ROOT / "docs" / "examples" / "train_torch_pipeline.py"
 
 
 def run(*command):
@@ -31,13 +32,25 @@ def run(*command):
     return done.stdout
 
 
+def solved(script, folder):
+    """The plan that the command in a script's docstring makes."""
+    command = re.search(r"    shardplan (solve .*?)\n    torchrun", script.read_text(), re.DOTALL)[1]
+    args = shlex.split(command.replace("\\\n", " "))
+    path = folder / args[-1]
+    run(sys.executable, "-m", "shardplan", *args[:-1], str(path))
+    return path
+
+
+def launched(script, *args):
+    """What `torchrun` prints of a script on four processes, and its losses."""
+    launch = ("--nproc-per-node", "4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    printed = run(sys.executable, "-m", "torch.distributed.run", *launch, str(script), *map(str, args))
+    return printed, [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
+
+
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    path = tmp_path_factory.mktemp("example") / "gpt.plan.json"
-    command = re.search(r"    shardplan (solve .*?)\n    torchrun", SCRIPT.read_text(), re.DOTALL)[1]
-    args = [str(path) if arg == "gpt.plan.json" else arg for arg in shlex.split(command.replace("\\\n", " "))]
-    run(sys.executable, "-m", "shardplan", *args)
-    return path
+    return solved(SCRIPT, tmp_path_factory.mktemp("example"))
 
 
 def test_it_trains_on_four_processes_from_a_checkpoint(plan):
@@ -49,18 +62,7 @@ def test_it_trains_on_four_processes_from_a_checkpoint(plan):
     }
     checkpoint = plan.with_name("model.safetensors")
     save_file(weights, checkpoint)
-    launch = (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "4",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-    )
-    printed = run(sys.executable, *launch, str(SCRIPT), str(plan), "--checkpoint", str(checkpoint), "--steps", "4")
-    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
+    printed, losses = launched(SCRIPT, plan, "--checkpoint", checkpoint, "--steps", 4)
     assert losses[0] == pytest.approx(loss_of_one_process(plan, weights), abs=2e-4)
     assert losses == sorted(losses, reverse=True)
     assert re.search(r"^forward +all_reduce +gpu +4 +131,072 +4 +131,072$", printed, re.MULTILINE)
@@ -82,3 +84,14 @@ def loss_of_one_process(path, weights):
     ids = torch.randint(0, 256, (8, 32))
     logits = model(ids)
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten()).item()
+
+
+def test_a_pipeline_of_two_stages_begins_where_one_process_does(tmp_path):
+    path = solved(PIPELINE, tmp_path)
+    _, losses = launched(PIPELINE, path, "--steps", 3)
+    torch.manual_seed(0)
+    model = runpy.run_path(str(SCRIPT))["build"](shardplan.load(path), 4, "cpu")
+    ids = torch.randint(0, 256, (8, 32))
+    expected = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten()).item()
+    assert losses[0] == pytest.approx(expected, abs=2e-4)
+    assert losses == sorted(losses, reverse=True)
