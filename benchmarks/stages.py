@@ -2,9 +2,10 @@
 
 For every row: our stages (devices of each) and how their weights are split, their predicted step and the proven bound;
 the published stages, planned as well as they can be on the same profile; the published configuration itself, tensor
-and data parallelism included, where the source tells it; and what was measured. Ours is never slower than the
-published stages: these are among what is searched. Sources: Narayanan 2021 and Korthikanti 2022 (Megatron-LM), Alpa
-(Zheng 2022; microbatches and stages as in its benchmark suites; PFLOP/s of all devices, digitised), Llama 3 (SC'24).
+and data parallelism included, where the source tells it; and what was measured. All are predicted with 1F1B. Ours is
+never slower than the published stages: these are among what is searched. Sources: Narayanan 2021 and Korthikanti 2022
+(Megatron-LM), Alpa (Zheng 2022; microbatches and stages as in its benchmark suites; PFLOP/s of all devices, digitised),
+Llama 3 (SC'24).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _SHORT = {
 @dataclass(frozen=True)
 class Row:
     """`model`: a description, or (layers, channels, width) of a wide ResNet. `published`: devices of each stage, empty
-    where only the configuration is known; `run`: that configuration. `measured`: as the source has it."""
+    where only the configuration is known; `run`: that configuration. `measured`: as the source has it. `sizes`: devices
+    that a stage of ours may have; any part of the cluster where none are named."""
 
     model: str | tuple[int, int, int]
     profile: str
@@ -58,6 +60,7 @@ class Row:
     published: tuple[int, ...]
     run: Run | None = None
     measured: str = ""
+    sizes: tuple[int, ...] = ()
 
     def built(self, name: str) -> Model:
         if isinstance(self.model, str):
@@ -79,16 +82,20 @@ def _resnet(sizes: tuple[int, int, int], mesh: str, micro: int, stages: tuple[in
     return Row(sizes, "v100-p3-16xl", mesh, 1536, micro, "full", stages, measured=measured)
 
 
-def _megatron(name: str, gpus: int, batch: int, micro: int, stages: int, pieces: int, measured: str) -> Row:
+def _megatron(name: str, gpus: int, batch: int, micro: int, stages: int, measured: str) -> Row:
     spec = spec_of(name, dropout=True, attention="decomposed")
-    run = Run(spec, "a100-dgx", gpus, batch, micro, 8, stages, pieces, remat="selective", sequence=True)
+    run = Run(spec, "a100-dgx", gpus, batch, micro, 8, stages, remat="selective", sequence=True)
     text = f"{name},dropout=true,attention=decomposed"
-    return Row(text, "a100-dgx", f"{gpus // 8}x8", batch, batch // micro, "selective", (8,) * stages, run, measured)
+    few = {280: (8, 56), 512: (8, 16)}.get(gpus, ())
+    return Row(
+        text, "a100-dgx", f"{gpus // 8}x8", batch, batch // micro, "selective", (8,) * stages, run, measured, few
+    )
 
 
 def rows() -> dict[str, Row]:
     """All rows by name."""
     llama = Run(spec_of("llama3-8b", seq=8192), "h100-dgx", 8, 8, 1, sharded=True, remat="selective")
+    largest = Run(spec_of("llama3-405b", seq=8192), "h100-dgx", 8192, 2048, 1, 8, 16, sequence=True, tp_hidden=0.7)
     big = Run(spec_of("llama3-70b", seq=8192), "h100-dgx", 256, 512, 2, 8, remat="full")
     return {
         "gpt-1.3b": _alpa("alpa-1.3b", "1x4", 128, (2, 2)),
@@ -104,30 +111,28 @@ def rows() -> dict[str, Row]:
         "wrn-2b": _resnet((50, 448, 2), "1x8", 24, (4, 4), "0.059 PF"),
         "wrn-4b": _resnet((50, 640, 2), "2x8", 32, (4, 4, 8), "0.105 PF"),
         "wrn-6.8b": _resnet((50, 320, 16), "4x8", 32, (8,) * 4, "0.208 PF"),
-        "megatron-22b": _megatron("gpt-22b", 8, 4, 4, 1, 1, "1.10 s"),
-        "megatron-175b": _megatron("gpt-175b", 64, 64, 1, 8, 3, "13.75 s"),
-        "megatron-530b": _megatron("gpt-530b", 280, 280, 1, 35, 3, "37.83 s"),
-        "megatron-1t": _megatron("gpt-1t", 512, 512, 1, 64, 1, "71.49 s"),
+        "megatron-22b": _megatron("gpt-22b", 8, 4, 4, 1, "1.10 s"),
+        "megatron-175b": _megatron("gpt-175b", 64, 64, 1, 8, "13.75 s (interleaved)"),
+        "megatron-530b": _megatron("gpt-530b", 280, 280, 1, 35, "37.83 s (interleaved)"),
+        "megatron-1t": _megatron("gpt-1t", 512, 512, 1, 64, "71.49 s"),
         "llama-8b": Row("llama3-8b,seq=8192", "h100-dgx", "1x8", 8, 1, "selective", (8,), llama, "1.42 s"),
+        "llama-405b": Row(
+            "llama3-405b,seq=8192", "h100-dgx", "1024x8", 2048, 32, "none", (512,) * 16, largest, "430 TF", (512, 1024)
+        ),
         "llama-70b": Row("llama3-70b,seq=8192", "h100-dgx", "32x8", 512, 8, "full", (256,), big, ""),
     }  # fmt: skip
 
 
 def planned(name: str, row: Row, *, as_published: bool) -> StagedPlans | None:
-    """The best stages, or the best with as many stages of as many devices as were published; None where none fits. The
-    schedule is 1F1B, or interleaved with as many pieces per stage as were published."""
+    """The best stages, or the best with as many stages of as many devices as were published; None where none fits."""
     cluster = make_cluster(load_profile(row.profile), row.mesh)
     options = PlanOptions(microbatches=row.microbatches, remat=row.remat, time_limit=_SECONDS_A_STAGE)
     stages = len(row.published) if as_published else None
-    sizes = frozenset(row.published) if as_published else None
-    pieces = row.run.interleave if row.run else 1
-    found = []
-    for schedule in (Schedule("1f1b"), Schedule("interleaved", pieces))[: 2 if pieces > 1 else 1]:
-        try:
-            found.append(Stager(row.built(name), cluster, options, schedule, stages, sizes).solve())
-        except (InfeasibleError, LimitError):
-            continue
-    return min(found, key=lambda staged: staged.step_ns, default=None)
+    sizes = frozenset(row.published if as_published else row.sizes) or None
+    try:
+        return Stager(row.built(name), cluster, options, Schedule("1f1b"), stages, sizes).solve()
+    except (InfeasibleError, LimitError):
+        return None
 
 
 def shape(found: StagedPlans) -> str:
