@@ -88,7 +88,7 @@ def _pressure(relaxation: Relaxation) -> Pressure:
 def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> None:
     """The optimum without a limit: a bound, and the optimum with it if it fits."""
     trial = Incumbent(best.scale)
-    if roomy is not None:
+    if roomy is not None and roomy.choices is not None and _survives(relaxation, roomy, best.scale):
         trial.choices, trial.cost, trial.bound = roomy.choices, best.scale * roomy.cost, best.scale * roomy.bound
     else:
         free = relaxation.graph.copy()
@@ -100,6 +100,15 @@ def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> No
         best.take(trial)
     elif trial.choices is not None and trial.closed:
         relaxation.know(trial.choices, trial.bound, {})
+
+
+def _survives(relaxation: Relaxation, roomy: Solution, scale: float) -> bool:
+    """Whether all of an assignment is still in the graph, of which choices that cannot fit are gone."""
+    assert roomy.choices is not None
+    labels = relaxation.graph.labels(roomy.choices, relaxation.core.nodes)
+    if min(labels, default=0) < 0:
+        return False
+    return relaxation.core.cost(np.array(labels, dtype=np.int64)) == scale * roomy.cost
 
 
 def frugal(graph: Graph, best: Incumbent) -> None:
