@@ -27,21 +27,18 @@ from shardplan.graph.tensors import PICOSECONDS
 from shardplan.graph.wishes import Bearing, Without, allowed, bearings, charged, charges_of
 from shardplan.model.types import DTYPE_BITS, Model
 from shardplan.plan.assemble import Priced, assemble, peak_memory, price, recompute_of
-from shardplan.plan.mix import mixtures
 from shardplan.plan.need import Need, need_of
 from shardplan.plan.refusals import infeasible, irreconcilable, many_axes, out_of_time, without_rule
 from shardplan.plan.types import Plan
 from shardplan.recomputing import UNSOLVED, Solved, choose, opened, read
 from shardplan.rules import model_rules
-from shardplan.solve import Progress, evaluate, solve
+from shardplan.solve import Progress, solve
 from shardplan.solve.problem import Problem, Solution
 
 __all__ = ["PlanOptions", "Planner", "Solved", "plan_model"]
 
 UNPROVEN = 0.03
 """A choice of what to recompute that is proven to be so near to the best is taken: its integer programs are large."""
-_EQUAL = 1e-9
-"""Relative: a mixture of plans that are optimal at one weight is as good there, but for rounding."""
 Restrict = Callable[[CostGraph], Allowed]
 """What is to be allowed in a cost graph; nodes that are not named are free."""
 
@@ -137,7 +134,7 @@ class Planner:
             limit = self.options.time_limit
             return math.inf if limit is None else max(0.0, limit - (time.monotonic() - started))
 
-        def solve_at(weight: float) -> Trial[tuple[Priced, Solved]] | None:
+        def solve_at(weight: float) -> Trial[tuple[Priced, Memory]] | None:
             nonlocal ended
             if ended:
                 return None
@@ -147,17 +144,21 @@ class Planner:
             if solved.solution.choices is None:
                 refusals.append(self.refusal(solved))
                 return None
-            return _trial(solved)
+            priced = price(solved.built, solved.solution, solved.charges)
+            bound_s = solved.solution.bound / PICOSECONDS
+            return Trial(
+                weight, (priced, solved.memory), priced.f1_s + priced.wish_s, priced.f2_s + priced.wish_s, bound_s
+            )
 
-        found = shortest_step(solve_at, _mixed)
+        found = shortest_step(solve_at)
         if found is None:
             raise refusals[0]
         trial, step_bound_s = found
         if self._on_warning is not None:
             for diagnostic in self._pricing.compute.warnings:
                 self._on_warning(diagnostic)
-        priced, solved = trial.plan
-        return assemble(priced, solved.memory, self.limit_bytes, step_bound_s - priced.wish_s)
+        priced, memory = trial.plan
+        return assemble(priced, memory, self.limit_bytes, step_bound_s - priced.wish_s)
 
     def built_at(self, weight: float) -> tuple[CostGraph, Memory]:
         """The cost graph at an overlap weight and its memory rows; the last one is kept."""
@@ -309,31 +310,6 @@ class Planner:
         found = read(solved, nearest, lambda again: self._posed(weight, again=again))
         assert found.solution.choices is not None
         return need_of(found.memory, dict(zip(node_order(found.built), found.solution.choices, strict=True)))
-
-
-def _trial(solved: Solved) -> Trial[tuple[Priced, Solved]]:
-    priced = price(solved.built, solved.solution, solved.charges)
-    f1_s, f2_s = priced.f1_s + priced.wish_s, priced.f2_s + priced.wish_s
-    bound_s = solved.solution.bound / PICOSECONDS
-    return Trial(solved.built.prices.weight, (priced, solved), f1_s, f2_s, bound_s)
-
-
-def _mixed(
-    base: Trial[tuple[Priced, Solved]], other: Trial[tuple[Priced, Solved]]
-) -> Trial[tuple[Priced, Solved]] | None:
-    """The best mixture of two plans that fits in memory, priced as any plan; None where there is none."""
-    solved = base.plan[1]
-    if solved.built.options.remat == "auto":
-        return None  # they may recompute different things
-    for choice in mixtures(base.plan[0], other.plan[0]):
-        choices = tuple(choice[node] for node in node_order(solved.built))
-        found = evaluate(solved.problem, choices)
-        if found.feasible:
-            near = found.cost <= solved.solution.cost * (1.0 + _EQUAL)
-            outcome = solved.solution.outcome if near else "feasible"
-            solution = replace(solved.solution, choices=choices, cost=float(found.cost), outcome=outcome)
-            return _trial(replace(solved, solution=solution))
-    return None
 
 
 def _hard(asked: Sequence[Bearing]) -> list[Constraint]:
