@@ -9,14 +9,18 @@ from types import ModuleType
 
 import pytest
 from example_plans import example_plan
+from forced_plans import cluster_of
 from tensor_parallel import LLAMA, planned, solved
+from tiny_models import megatron, tiny_gpt
 
+from shardplan.constraints.parse import parse_constraints
 from shardplan.export.titan import export_titan
 from shardplan.export.titan_axes import titan_axes
 from shardplan.export.tp_plan import constraints_from_tp_plan
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import RP, P, R, S
 from shardplan.plan.file import read_plan
+from shardplan.planning import PlanOptions, plan_model
 
 ROOT = Path(__file__).parents[2]
 SMALL_LLAMA = "transformer:llama3-8b,layers=2,vocab=4096"
@@ -265,6 +269,32 @@ def test_weights_in_pieces_over_the_batch_are_left_to_fsdp(run):
     assert [str(warning) for warning in mixed.refused] == [
         "warning[not-said]: end.weight: whole on every replica in the plan; torchtitan's FSDP cuts all weights"
     ]
+
+
+def test_a_row_adds_its_bias_before_its_sums_are_reduced(tmp_path, run):
+    """As torch's Linear does; the plan reduces and then adds. Other moves between a module's operators are refused."""
+    tiny = tiny_gpt()
+    constraints = parse_constraints(megatron(tiny), "megatron.yaml")
+    plan = plan_model(tiny.model(tmp_path), cluster_of("2x2"), PlanOptions(constraints=constraints))
+    exported = export_titan(plan)
+    assert exported.refused == ()
+    assert "data_parallel_replicate_degree=2, tensor_parallel_degree=2" in exported.text
+    config = run(exported.text).sharding_config
+    row = config("transformer.h.0.mlp.c_proj")
+    assert texts(row)[2:] == ("S0 R P", "S0 R I")
+    assert repr(row.state_shardings["weight"]) == "R R S1"
+    assert texts(config("transformer.h.0.mlp.c_fc"))[2:] == ("S0 R S2", "S0 R S2")
+    whole = Layout.of(S(0), R)
+    moved = [
+        replace(op, reads=(whole, op.reads[1]))
+        if op.module == "transformer.h.1.mlp.c_fc" and op.op_type == "Add"
+        else op
+        for op in plan.operators
+    ]
+    (name,) = (op.inputs[0] for op, before in zip(moved, plan.operators, strict=True) if op is not before)
+    assert export_titan(replace(plan, operators=tuple(moved))).refused[0].detail == (
+        f"'{name}' is moved inside of 'transformer.h.1.mlp.c_fc'"
+    )
 
 
 def test_what_has_no_boundary():

@@ -124,20 +124,26 @@ class _Boundaries:
         for operator in self.plan.operators:
             for name, read in zip(operator.inputs, operator.reads, strict=True):
                 tensor = self.tensors.get(name)
-                if read is None or tensor is None or tensor.role == "constant":
-                    continue
-                if tensor.role == "parameter":
-                    whole = self._unsharded(tensor)
-                    if whole != read.forward and not _only_slices(whole, read):
-                        yield f"'{tensor.checkpoint}' is gathered for use over an axis on which the batch is not split"
-                elif operator.name not in self.module_of and self._handed(tensor).forward != read.forward:
-                    yield f"'{name}' is moved between operators that are in no module with parameters"
+                if read is not None and tensor is not None and tensor.role != "constant":
+                    yield from self._unread(operator, tensor, read)
             for name, made in zip(operator.outputs, operator.makes, strict=True):
                 tensor = self.tensors.get(name)
                 if made is None or tensor is None or operator.name in self.module_of:
                     continue
                 if made.forward != tensor.layout.forward:
                     yield f"'{name}' is moved between operators that are in no module with parameters"
+
+    def _unread(self, operator: OperatorDecision, tensor: TensorDecision, read: Layout) -> Iterator[str]:
+        """Why an operand cannot be taken as the plan takes it."""
+        if tensor.role == "parameter":
+            whole = self._unsharded(tensor)
+            if whole != read.forward and not _only_slices(whole, read):
+                yield f"'{tensor.checkpoint}' is gathered for use over an axis on which the batch is not split"
+        elif operator.name not in self.module_of:
+            if self._handed(tensor).forward != read.forward:
+                yield f"'{tensor.name}' is moved between operators that are in no module with parameters"
+        elif self._moved_inside(operator, tensor.name, read):
+            yield f"'{tensor.name}' is moved inside of '{self.module_of[operator.name]}'"
 
     def _parameters(self, operators: Sequence[OperatorDecision]) -> Iterator[TensorDecision]:
         names = dict.fromkeys(name for operator in operators for name in operator.inputs)
@@ -174,12 +180,11 @@ class _Boundaries:
         return checkpoint_layout(Layout.of(*placements, order=tensor.layout.order), tensor.perm)
 
     def _reads(self, name: str) -> Iterator[Layout]:
-        """How a parameter is read, through a transposition too."""
+        """How a parameter is read, behind a transposition where there is one."""
         for operator in self.readers.get(name, ()):
-            place = operator.inputs.index(name)
             if operator.op_type == "Transpose":
                 yield from self._reads(operator.outputs[0])
-            if (read := operator.reads[place]) is not None:
+            elif (read := operator.reads[operator.inputs.index(name)]) is not None:
                 yield read
 
     def _handed(self, tensor: TensorDecision) -> Layout:
@@ -224,7 +229,37 @@ class _Boundaries:
                 tensor = self.tensors.get(name)
                 outside = [reader for reader in self.readers.get(name, ()) if reader.name not in inside]
                 if tensor is not None and made is not None and (outside or tensor.role == "output"):
-                    yield tensor, made, self._handed(tensor)
+                    yield tensor, self._before_bias(operator, inside) or made, self._handed(tensor)
+
+    def _made_inside(self, operator: OperatorDecision, name: str, inside: set[str]) -> Layout | None:
+        """How an operand is made, if by an operator of the same module."""
+        maker = self.maker.get(name)
+        if maker is None or maker is operator or maker.name not in inside:
+            return None
+        return maker.makes[maker.outputs.index(name)]
+
+    def _before_bias(self, operator: OperatorDecision, inside: set[str]) -> Layout | None:
+        """The sums to which a row adds its bias once they are reduced. In a ShardingConfig the module hands on the
+        sums, bias included, and reduces them then."""
+        for name, read in zip(operator.inputs, operator.reads, strict=True):
+            made = self._made_inside(operator, name, inside)
+            if operator.op_type == "Add" and made is not None and read is not None and _partial(made):
+                return None if _partial(read) else made
+        return None
+
+    def _moved_inside(self, operator: OperatorDecision, name: str, read: Layout) -> bool:
+        """Whether a value is moved between two operators of one module: but for weights that FSDP gathers, and sums
+        before a bias."""
+        inside = {other.name for other in self.modules[self.module_of[operator.name]]}
+        made = self._made_inside(operator, name, inside)
+        if made is None or made.forward == read.forward:
+            return False
+        source = self.tensors.get(self.maker[name].inputs[0]) if self.maker[name].op_type == "Transpose" else None
+        if source is not None and source.role == "parameter":
+            pairs = enumerate(zip(made.forward.placements, read.forward.placements, strict=True))
+            elsewhere = [pair for axis, pair in pairs if axis not in self.axes.members["dp"]]
+            return any(before not in (R, after) for before, after in elsewhere)
+        return self._before_bias(operator, inside) is None
 
     def _said(self, tensor: TensorDecision, layout: Layout) -> str:
         """The text of a layout; what it cannot say is kept in `refused`."""
