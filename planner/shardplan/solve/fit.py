@@ -264,8 +264,8 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
             integer(trial, _pressure(relaxation), best, ceiling)
         except Contradiction:
             best.prove(ceiling)
-        if best.bound < ceiling and best.cost == cost:
-            return  # a proof for more would take even longer
+        if best.bound - bound < (ceiling - bound) / 2 and best.cost == cost:
+            return  # it got stuck; a proof for more would take even longer
 
 
 def _forbid(graph: Graph, known: Marginals) -> None:
