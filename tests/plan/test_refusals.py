@@ -53,7 +53,7 @@ def test_many_kinds_are_cut_short():
 @pytest.mark.parametrize(
     ("training", "hint"),
     [
-        (True, "more --microbatches, --remat selective or full, a lighter --optimizer, a larger --mesh or a smaller "),
+        (True, "more --microbatches, --remat auto, a lighter --optimizer, a larger --mesh or a smaller "),
         (False, "a larger --mesh or a smaller "),
     ],
 )

@@ -66,7 +66,7 @@ def infeasible(
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
     needs = f"at least {size(limit_bytes + shortfall_bytes)} per device, of which {size(limit_bytes)} may be used"
     without = [] if unasked is None else [f"without the constraints it would still be {size(unasked)} short"]
-    lighter = "more --microbatches, --remat selective or full, a lighter --optimizer, " if training else ""
+    lighter = "more --microbatches, --remat auto, a lighter --optimizer, " if training else ""
     return error(
         "infeasible",
         f"no plan fits in memory: every device is at least {size(shortfall_bytes)} short",

@@ -85,10 +85,8 @@ def _microbatches(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
 
 def _remat(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
     if options.training:
-        if options.remat == "none":
-            yield "--remat selective", replace(options, remat="selective")
-        if options.remat != "full":
-            yield "--remat full", replace(options, remat="full")
+        if options.remat != "auto":
+            yield "--remat auto", replace(options, remat="auto")
 
 
 def _sharded(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:

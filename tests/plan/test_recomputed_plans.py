@@ -1,0 +1,150 @@
+"""Plans that say for single operators that they run again: written, read, priced, compared and shown."""
+
+import io
+import json
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+from jsonschema import Draft202012Validator
+from rich.console import Console
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.errors import InfeasibleError, ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.models import transformer
+from shardplan.plan.decode import loads
+from shardplan.plan.diff import diff_plans
+from shardplan.plan.encode import dumps
+from shardplan.planning import plan_model
+from shardplan.render.show import show_document, show_plan
+from shardplan.study.check import check_plan
+from shardplan.study.evaluate import evaluate_plan
+from shardplan.study.request import options_of
+from shardplan.study.shares import shares_of
+
+GPT = {"style": "gpt", "layers": 3, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
+FLAGS = ("none", "selective", "full")
+SCHEMA = json.loads((files("shardplan.plan") / "schema.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return transformer(**GPT, attention="decomposed")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return make_cluster(load_profile("h100-dgx"), "1x4")
+
+
+@pytest.fixture(scope="module")
+def free(model, cluster):
+    return plan_model(model, cluster, PlanOptions())
+
+
+@pytest.fixture(scope="module")
+def tight(model, cluster, free):
+    return plan_model(model, cluster, options(0.5, free))
+
+
+def options(share, free, remat="auto"):
+    return PlanOptions(remat=remat, memory_limit_bytes=int(share * free.summary.memory.total))
+
+
+def test_with_room_nothing_runs_again_and_the_plan_is_that_of_none(model, cluster, free):
+    plan = plan_model(model, cluster, PlanOptions(remat="auto"))
+    assert plan.model["remat"] == "auto"
+    assert dumps(replace(plan, model=free.model)) == dumps(free)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.45])
+def test_no_flag_is_faster(model, cluster, free, share):
+    auto = plan_model(model, cluster, options(share, free))
+    assert auto.summary.memory.total <= auto.summary.memory_limit_bytes
+    for flag in FLAGS:
+        try:
+            other = plan_model(model, cluster, options(share, free, flag))
+        except InfeasibleError:
+            continue
+        assert auto.summary.step_ns <= other.summary.step_ns
+        assert auto.summary.step_bound_ns <= other.summary.step_ns
+
+
+def test_the_scores_of_attention_are_among_what_runs_again(model, tight):
+    again = {operator.name for operator in tight.operators if operator.again}
+    softmaxes = {operator.name for operator in tight.operators if operator.op_type == "Softmax"}
+    assert softmaxes & again
+
+
+def test_it_is_written_as_format_1_2_and_read_back(tight):
+    text = dumps(tight)
+    document = json.loads(text)
+    assert document["format_version"] == "1.2"
+    Draft202012Validator(SCHEMA).validate(document)
+    assert loads(text).operators == tight.operators
+    assert dumps(loads(text)) == text
+
+
+def test_what_is_recomputed_is_not_saved_and_has_a_maker_that_runs_again(tight):
+    makers = {name: operator for operator in tight.operators for name in operator.outputs if name}
+    recomputed = [tensor for tensor in tight.tensors if tensor.recomputed]
+    assert recomputed
+    for tensor in recomputed:
+        assert not tensor.saved
+        assert makers[tensor.name].again
+        assert makers[tensor.name].again_ns == makers[tensor.name].compute_ns - makers[tensor.name].backward_ns
+
+
+def test_its_decisions_are_priced_alike(model, cluster, tight):
+    found = evaluate_plan(model, cluster, options_of(tight, "a.json"), loads(dumps(tight)), "a.json")
+    was, now = tight.summary, found.plan.summary
+    assert found.fits
+    assert (now.step_ns, now.compute_ns, now.memory) == (was.step_ns, was.compute_ns, was.memory)
+    assert [o.again for o in found.plan.operators] == [o.again for o in tight.operators]
+
+
+def test_check_wants_operators_to_run_again_for_a_later_one(model, tight):
+    assert check_plan(tight, "a.json", model).status == "fresh"
+    last = tight.operators[-1]
+    wrong = replace(tight, operators=(*tight.operators[:-1], replace(last, again=tight.operators[0].name)))
+    verdict = check_plan(wrong, "a.json")
+    assert verdict.status == "invalid"
+    assert verdict.findings == (
+        f"'{last.name}' runs again before '{tight.operators[0].name}', which is no operator after it",
+    )
+
+
+def test_an_unknown_operator_is_refused(model, cluster, tight):
+    index = next(number for number, operator in enumerate(tight.operators) if operator.again)
+    operators = list(tight.operators)
+    operators[index] = replace(operators[index], again="nowhere")
+    with pytest.raises(ShardplanError) as caught:
+        evaluate_plan(model, cluster, options_of(tight, "a.json"), replace(tight, operators=tuple(operators)), "a.json")
+    assert caught.value.diagnostics[0].summary == (
+        f"'nowhere' is to be computed again or before that, and is no operator of '{model.name}'"
+    )
+
+
+def test_diff_names_what_runs_again(free, tight):
+    texts = {change.after for change in diff_plans(free, tight).changes}
+    assert any(text.endswith(", recomputed") for text in texts)
+    assert any(text.endswith(", run again") for text in texts)
+    assert "remat none → auto" in diff_plans(free, tight).causes
+
+
+def test_shares_tell_the_second_runs_apart(tight):
+    again = [share for share in shares_of(tight) if share.what == "computed again"]
+    assert sum(share.time_ns for share in again) == sum(operator.again_ns for operator in tight.operators)
+    assert again
+
+
+def test_show_lists_what_runs_again(tight):
+    written = io.StringIO()
+    show_plan(Console(width=120, file=written), tight)
+    text = written.getvalue()
+    many = sum(bool(operator.again) for operator in tight.operators)
+    assert f"{many} of {len(tight.operators)} operators run again in backward" in text
+    groups = show_document(tight)["again"]
+    assert sum(group["count"] for group in groups) == many
