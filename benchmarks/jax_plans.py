@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "planner"), str(ROOT / "tests" / "support")]
 
-PLANS = ("solved 1.0", "solved 0.4", "Megatron", "Megatron sequence", "data parallel", "ZeRO-3", "2-D")
+PLANS = ("solved 1.0", "solved 0.3", "Megatron", "Megatron sequence", "data parallel", "ZeRO-3", "2-D")
 
 
 def main(mesh: str, names: list[str]) -> int:
