@@ -49,11 +49,20 @@ def train(tiny: Tiny, plan: Plan, fused: bool = False, steps: int = 3, strict: b
         expected = _loss(reference(ids), ids)
         expected.backward()
         losses += [] if got is None else [abs(got.item() - expected.item())]
+        losses += _evaluated(pipe, reference, ids, micro) if not gradients else []
         gradients += [_far(p.grad, others[name].grad) for name, p in pipe.named_parameters()]
         ours.step()
         theirs.step()
     weights = [_far(p.detach(), others[name]) for name, p in pipe.named_parameters()]
     return Seen(max(losses), max(gradients), max(weights), len(weights), dict(comms.differences))
+
+
+def _evaluated(pipe: Any, reference: Any, ids: Any, micro: int) -> list[float]:
+    """Between two steps, without gradients: how far the logits are from those of one process."""
+    found = pipe.forward(ids)
+    with torch.no_grad():
+        expected = reference(ids).chunk(micro)
+    return [_far(ours, other) for ours, other in zip(found, expected, strict=False)]
 
 
 def _far(ours: Any, other: Any) -> float:

@@ -86,8 +86,13 @@ class Pipeline:
         """Run without gradients: what the model returns for each microbatch, on the last stage; elsewhere nothing."""
         self._begin()
         first, rest = self._given(args, kwargs)
-        with torch.no_grad():
-            self.schedule.eval(*first, **rest, return_outputs=False)
+        unused = {"target": torch.zeros(microbatches_of(self.plan))} if self.is_last and self._loss is not None else {}
+        self.schedule.scale_grads = False  # it would scale what the last step has left, too
+        try:
+            with torch.no_grad():
+                self.schedule.eval(*first, **rest, **unused, return_outputs=False)
+        finally:
+            self.schedule.scale_grads = True
         found, self._outputs = self._outputs, []
         return found
 
@@ -141,7 +146,8 @@ class Pipeline:
             self._outputs.append(self.computed(output))
 
     def _computed_loss(self, outputs: Any, target: Any) -> Tensor:
-        assert self._loss is not None
+        if self._loss is None or not torch.is_grad_enabled():
+            return torch.zeros(())  # torch's schedule asks for a loss where nobody wants one
         mesh = self._places.own
 
         def placed(value: Any) -> Any:
