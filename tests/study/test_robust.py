@@ -62,6 +62,14 @@ def test_draws_depend_on_the_seed_alone(model, cluster, plan):
     assert one == two
     assert one.names[0] == "best"
     assert list(one.step_ns) == sorted(one.step_ns)
+    assert len(one.stable) == len(one.names) - 1
+    assert set(one.stable) <= {0.0, 1.0}  # of one draw
+
+
+def test_plans_that_are_far_apart_keep_their_order(model, cluster):
+    order = order_of_recipes(model, cluster, OPTIONS, draws=2)
+    pairs = zip(order.stable, order.step_ns[:-1], order.step_ns[1:], strict=True)
+    assert all(stable == 1.0 for stable, fast, slow in pairs if slow > 1.4 * fast)
 
 
 def test_the_command_says_it(shardplan_run):
