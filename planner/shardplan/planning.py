@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from shardplan.cluster.types import Cluster
@@ -30,13 +31,15 @@ from shardplan.plan.assemble import Priced, assemble, peak_memory, price, recomp
 from shardplan.plan.need import Need, need_of
 from shardplan.plan.refusals import infeasible, irreconcilable, many_axes, out_of_time, without_rule
 from shardplan.plan.types import Plan
-from shardplan.recomputing import UNSOLVED, Solved, choose, opened, read
+from shardplan.recomputing import UNSOLVED, Solved, choose, flags, opened, read
 from shardplan.rules import model_rules
 from shardplan.solve import Progress, solve
 from shardplan.solve.problem import Problem, Solution
 
 __all__ = ["PlanOptions", "Planner", "Solved", "plan_model"]
 
+CLOSE = 0.01
+"""Where what was chosen to recompute leaves more than this share of the step unproven, the flags are tried too."""
 UNPROVEN = 0.03
 """A choice of what to recompute that is proven to be so near to the best is taken: its integer programs are large."""
 Restrict = Callable[[CostGraph], Allowed]
@@ -125,7 +128,21 @@ class Planner:
 
     def plan(self, restriction: Restrict | None = None) -> Plan:
         """The best plan, of those that `restriction` allows. Raises as `plan_model`."""
-        refusals: list[ShardplanError | KeyboardInterrupt] = []
+        trial, bound_s = self._shortest(lambda weight, within_s: self.solve_at(weight, restriction, within_s=within_s))
+        if self._chooses_again and trial.step_s - bound_s > CLOSE * trial.step_s:
+            trial = min(trial, *self._flagged(restriction), key=lambda tried: tried.step_s)
+        if self._on_warning is not None:
+            for diagnostic in self._pricing.compute.warnings:
+                self._on_warning(diagnostic)
+        priced, memory = trial.plan
+        return assemble(priced, memory, self.limit_bytes, bound_s - priced.wish_s)
+
+    def _shortest(self, solve_within: Callable[[float, float], Solved]) -> tuple[Trial[tuple[Priced, Memory]], float]:
+        """The plan with the shortest step and the bound on any, where `solve_within(weight, seconds)` solves.
+
+        Raises as `plan_model`.
+        """
+        refused: list[Solved] = []
 
         started, ended = time.monotonic(), False
         solves: list[str] = []
@@ -138,11 +155,11 @@ class Planner:
             nonlocal ended
             if ended:
                 return None
-            solved = self.solve_at(weight, restriction, within_s=left_s() / max(1, MOST_SOLVES - len(solves)))
+            solved = solve_within(weight, left_s() / max(1, MOST_SOLVES - len(solves)))
             solves.append(solved.solution.outcome)
             ended = solved.solution.outcome == "interrupted" or left_s() <= 0
             if solved.solution.choices is None:
-                refusals.append(self.refusal(solved))
+                refused.append(solved)
                 return None
             priced = price(solved.built, solved.solution, solved.charges)
             bound_s = solved.solution.bound / PICOSECONDS
@@ -152,13 +169,25 @@ class Planner:
 
         found = shortest_step(solve_at)
         if found is None:
-            raise refusals[0]
-        trial, step_bound_s = found
-        if self._on_warning is not None:
-            for diagnostic in self._pricing.compute.warnings:
-                self._on_warning(diagnostic)
-        priced, memory = trial.plan
-        return assemble(priced, memory, self.limit_bytes, step_bound_s - priced.wish_s)
+            raise self.refusal(refused[0])
+        return found
+
+    def _flagged(self, restriction: Restrict | None) -> Iterator[Trial[tuple[Priced, Memory]]]:
+        """The plans that the flags of rematerialisation lead to, where any fits."""
+        if self.options.time_limit is not None:
+            return
+        built = self.built_at(1.0)[0]
+        for again in flags(built):
+
+            def solve_within(weight: float, within_s: float, again: Recompute = again) -> Solved:
+                posed = self._posed(weight, restriction, again=again)
+                solution = self._solve(posed.problem, within_s)
+                if solution.choices is None:
+                    raise LimitError(out_of_time(self.model, self.cluster))
+                return replace(posed, solution=solution)
+
+            with contextlib.suppress(LimitError):
+                yield self._shortest(solve_within)[0]
 
     def built_at(self, weight: float) -> tuple[CostGraph, Memory]:
         """The cost graph at an overlap weight and its memory rows; the last one is kept."""
@@ -196,7 +225,6 @@ class Planner:
             roomy,
             lambda again: self._posed(weight, restriction, again=again),
             lambda problem, known: self._solve(problem, ends - time.monotonic(), known, unproven),
-            lambda problem: self._solve(problem, ends - time.monotonic()),
         )
 
     @property

@@ -11,7 +11,6 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Memory
 from shardplan.graph.pieces import scope
 from shardplan.graph.remat import Recompute, everything_again, recompute
-from shardplan.graph.tensors import PICOSECONDS
 from shardplan.graph.tiles import Tiled, tile
 from shardplan.graph.wishes import Bearing
 from shardplan.solve import Problem, Solution, evaluate
@@ -62,40 +61,31 @@ def read(posed: Solved, solution: Solution, pose: Pose) -> Solved:
     return replace(decided, solution=solution)
 
 
-def choose(once: Solved, roomy: Solution, pose: Pose, solve: Solve, plainly: Callable[[Problem], Solution]) -> Solved:
-    """The best layouts and what is best recomputed for them. `roomy`: the solution of `once` without a limit;
-    `plainly` solves arrays in which what is recomputed is decided.
+def choose(once: Solved, roomy: Solution, pose: Pose, solve: Solve) -> Solved:
+    """The best layouts and what is best recomputed for them. `roomy`: the solution of `once` without a limit.
 
-    No flag is better by more than the gap that was asked for: where the search leaves a larger one, those that might be
-    are tried.
+    Where the search finds nothing that fits before it gives up, a flag may know something.
     """
     posed = opened(once, pose)
     assert posed.tiled is not None
     known = None if roomy.choices is None else replace(roomy, choices=posed.tiled.once(roomy.choices))
     found = read(posed, solve(posed.problem, known), pose)
-    bound = found.solution.bound
-    if found.solution.outcome not in ("feasible", "limit") or found.solution.gap <= once.built.options.gap:
+    if found.solution.outcome != "limit":
         return found
-    for flag in _flags(once, found.solution.cost, roomy.bound):
+    for flag in flags(once.built):
         tried = pose(flag)
-        solution = plainly(tried.problem)
+        solution = solve(tried.problem, None)
         if solution.choices is not None and solution.cost < found.solution.cost:
             outcome = "feasible" if solution.outcome == "optimal" else solution.outcome
-            found = replace(tried, solution=replace(solution, bound=min(bound, solution.cost), outcome=outcome))
+            found = replace(tried, solution=replace(solution, bound=found.solution.bound, outcome=outcome))
     return found
 
 
-def _flags(once: Solved, cost: float, bound: float) -> Iterator[Recompute]:
-    """What the flags recompute, unless it cannot cost less than `cost`: `bound` is what nothing can, and every
-    operator that runs again takes its forward time once more at least."""
-    built = once.built
-    forward = [
-        built.prices.weight * PICOSECONDS * float((space.compute_s - space.backward_s).min())
-        for space in built.operators
-    ]
+def flags(built: CostGraph) -> Iterator[Recompute]:
+    """What `--remat none`, `selective` and `full` recompute, as far as they differ."""
     yield built.recompute
     for flag in ("selective", "full"):
         options = replace(built.options, remat=flag)
         again = recompute(built.model, built.rules, built.flow, built.fusion, options)
-        if again.until and bound + sum(forward[index] for index in again.until) < cost:
+        if again.until:
             yield again
