@@ -24,8 +24,9 @@ def plan_of(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("split", ["heads", "inside"])
-@pytest.mark.parametrize("form", EXACT)
+@pytest.mark.parametrize(
+    ("form", "split"), [*((form, "heads") for form in EXACT), ("allowing mask", "inside"), ("scaled", "inside")]
+)
 def test_forms_are_all_the_same(four, plan_of, form, split):
     for seen in four.run("torch_cases", "train", TINY, plan_of[split], "eager", form, 1, False):
         assert seen.loss_error < 1e-5
