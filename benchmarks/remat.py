@@ -1,8 +1,9 @@
 """What to recompute, chosen and by flag: `python benchmarks/remat.py FOLDER [--mesh 4x4] [--only PATTERN]`.
 
 Every .onnx model of FOLDER is planned under `--remat none`, `selective`, `full` and `auto`, with as much memory as its
-plan without a limit uses, with 60 % of that, and with 5 % more than `full` needs at least. One line for each: step in milliseconds, bound, memory,
-operators that run again, and the processor time of the whole plan. Exit code 1 where a flag is faster than `auto`.
+plan without a limit uses, with 60 % of that, and with 5 % more than `full` needs at least. One line for each: step in
+milliseconds, bound, memory, operators that run again, and the processor time of the whole plan. Exit code 1 where a
+flag is faster than `auto`.
 """
 
 from __future__ import annotations
