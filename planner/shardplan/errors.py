@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
+_CODES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,13 @@ class Diagnostic:
         lines += [f"  {line}" for line in self.detail.splitlines()]
         if self.hint:
             lines.append(f"hint: {self.hint}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
+
+
+def visible(text: str) -> str:
+    """`text` with control characters written out: names come from files that anybody may have made, and a terminal
+    would obey them."""
+    return text.translate(_CODES)
 
 
 def error(code: str, summary: str, **fields: object) -> Diagnostic:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import IO, Literal
 
@@ -10,9 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from shardplan.errors import visible
+
 Color = Literal["auto", "always", "never"]
 _GUTTER, _LEAST_FOLDED = 2, 12
 """Blanks between columns; columns of text that may be folded are at least so wide."""
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 PIPE_WIDTH = 10_000
 """Wider than any line of ours: rich cuts long names to the width it is told, and a script needs them whole."""
 
@@ -44,8 +48,15 @@ def emit(console: Console, *renderables: RenderableType) -> None:
             console.width = max(width, _least_width(renderable))
             console.print(renderable)
     console.width = width
-    text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
-    console.file.write(text)
+    lines = (_shown(line.rstrip(), plain=console.no_color) for line in captured.get().split("\n")[:-1])
+    console.file.write("".join(f"{line}\n" for line in lines))
+
+
+def _shown(line: str, *, plain: bool) -> str:
+    """A line whose only control characters are colours, and none of those where it has no colour."""
+    if plain:
+        return visible(line)
+    return "".join(part if place % 2 else visible(part) for place, part in enumerate(_COLOUR.split(line)))
 
 
 def _least_width(renderable: RenderableType) -> int:
