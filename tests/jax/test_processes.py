@@ -21,7 +21,7 @@ from shardplan.plan.file import write_plan
 
 @pytest.fixture(scope="module")
 def found(start, finish, tmp_path_factory):
-    """What both processes print, last line each (gloo talks before)."""
+    """What both processes found."""
     folder = tmp_path_factory.mktemp("processes")
     tiny = tiny_llama()
     write_plan(forced_plan(tiny.model(folder), "4x4", recipe="ZeRO-3"), folder / "plan.json")
@@ -32,8 +32,10 @@ def found(start, finish, tmp_path_factory):
     for rank in range(2):
         (folder / str(rank)).mkdir()
     running = [start("tests/support/jax_process.py", str(rank), address, str(folder)) for rank in range(2)]
-    rows = [json.loads(finish(process).splitlines()[-1]) for process in running]
-    return [{**row, "out": np.load(folder / str(rank) / "out.npy")} for rank, row in enumerate(rows)]
+    for process in running:
+        finish(process)
+    places = [folder / str(rank) for rank in range(2)]
+    return [{**json.loads((at / "found.json").read_text()), "out": np.load(at / "out.npy")} for at in places]
 
 
 def test_machines_are_the_outer_axis(found):

@@ -1,7 +1,7 @@
 """One of two processes that carry out a plan together: `python jax_process.py RANK ADDRESS FOLDER`.
 
-Loads tiny Llama from the checkpoint in FOLDER, runs it, checks what XLA sends, prints what it found as JSON and
-leaves its part of the result in a file of its own (a long line could fill the pipe while the other process waits).
+Loads tiny Llama from the checkpoint in FOLDER, runs it, checks what XLA sends, and leaves what it found and its part of
+the result in files of its own: gloo prints whenever it likes, and long lines fill pipes while the other waits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     check = shardplan.jax.check(run, (weights, given), plan)
     out = jax.jit(run)(weights, given)
     np.save(FOLDER / str(RANK) / "out.npy", out.addressable_shards[0].data)
-    print(
+    (FOLDER / str(RANK) / "found.json").write_text(
         json.dumps(
             {
                 "devices": [[device.process_index for device in row] for row in mesh.devices.tolist()],
