@@ -1,4 +1,5 @@
-"""Pipelines found beside published ones: `python benchmarks/stages.py [ROW ...]`; all rows take some minutes.
+"""Pipelines found beside published ones: `python benchmarks/stages.py [ROW ...]`; all rows but the
+long ones take some minutes.
 
 For every row: our stages (devices of each) and how their weights are split, their predicted step and the proven bound;
 the published stages, planned as well as they can be on the same profile; the published configuration itself, tensor
@@ -43,6 +44,10 @@ _SHORT = {
     "Megatron column": "TP", "Megatron row": "TP", "vocabulary parallel": "TP", "data parallel": "DP",
     "sequence parallel": "SP", "spatial parallel": "spatial", "expert parallel": "EP", "replicated": "R",
 }  # fmt: skip
+
+
+_LONG = ("wrn-6.8b", "megatron-530b", "megatron-1t", "llama-405b")
+"""Rows that take more than some minutes."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +172,8 @@ def main() -> None:
     """Print the table."""
     table = rows()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[*table, []], help="rows; all when none is named")
-    for name in parser.parse_args().names or list(table):
+    parser.add_argument("names", nargs="*", choices=[*table, []], help="rows; all but the long ones when none is named")
+    for name in parser.parse_args().names or [name for name in table if name not in _LONG]:
         row, started = table[name], time.monotonic()
         ours = planned(name, row, as_published=False)
         alike = ours is not None and tuple(part.size for part in ours.parts) == row.published
