@@ -29,7 +29,7 @@ from shardplan.graph.wishes import Bearing, Without, allowed, bearings, charged,
 from shardplan.model.types import DTYPE_BITS, Model
 from shardplan.plan.assemble import Priced, assemble, peak_memory, price, recompute_of
 from shardplan.plan.need import Need, need_of
-from shardplan.plan.refusals import infeasible, irreconcilable, many_axes, out_of_time, without_rule
+from shardplan.plan.refusals import infeasible, irreconcilable, lighter_options, many_axes, out_of_time, without_rule
 from shardplan.plan.types import Plan
 from shardplan.recomputing import UNSOLVED, Solved, choose, flags, opened, read
 from shardplan.rules import model_rules
@@ -296,13 +296,18 @@ class Planner:
             return LimitError(out_of_time(self.model, self.cluster))
         if self._reasons and (conflict := self._conflict(solved)):
             return InfeasibleError(irreconcilable(self.model, self.cluster, conflict))
-        shortfall, training = solved.solution.shortfall_bytes, self.options.training
         need = self._least_need(solved) if self._reasons else None
         hard = _hard(solved.asked)
         unasked = self._solve_without(solved, hard).shortfall_bytes if hard and self._reasons else None
         return InfeasibleError(
             infeasible(
-                self.model, self.cluster, self.limit_bytes, shortfall, training=training, need=need, unasked=unasked
+                self.model,
+                self.cluster,
+                self.limit_bytes,
+                solved.solution.shortfall_bytes,
+                lighter=lighter_options(self.options),
+                need=need,
+                unasked=unasked,
             )
         )
 

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model, Operator
 from shardplan.plan.need import Holder, Need
-from shardplan.plan.refusals import infeasible, out_of_time, without_rule
+from shardplan.plan.refusals import infeasible, lighter_options, out_of_time, without_rule
 from shardplan.plan.types import Memory
 from shardplan.rules.types import Rule
 
@@ -51,14 +52,15 @@ def test_many_kinds_are_cut_short():
 
 
 @pytest.mark.parametrize(
-    ("training", "hint"),
+    ("options", "hint"),
     [
-        (True, "more --microbatches, --remat auto, a lighter --optimizer, a larger --mesh or a smaller "),
-        (False, "a larger --mesh or a smaller "),
+        (PlanOptions(), "more --microbatches, --remat auto, a lighter --optimizer, a larger --mesh or a smaller "),
+        (PlanOptions(remat="auto"), "more --microbatches, a lighter --optimizer, a larger --mesh or a smaller "),
+        (PlanOptions("inference"), "a larger --mesh or a smaller "),
     ],
 )
-def test_infeasible(training, hint):
-    said = infeasible(model(), CLUSTER, 64 * 2**30, 6 * 2**30, training=training)
+def test_infeasible(options, hint):
+    said = infeasible(model(), CLUSTER, 64 * 2**30, 6 * 2**30, lighter=lighter_options(options))
     assert str(said) == (
         "error[infeasible]: no plan fits in memory: every device is at least 6 GiB short\n"
         "  'tiny' on 'h100-dgx' (machine=4 x gpu=4) needs at least 70 GiB per device, of which 64 GiB may be used\n"
@@ -76,7 +78,7 @@ def test_out_of_time():
 def test_infeasible_says_what_fills_the_memory():
     memory = Memory(parameters=20 * 2**30, gradients=0, optimizer=49 * 2**30, activations=2**30, temporaries=0)
     holders = (Holder("layers.*.up.weight", 32, 7 * 2**30, "S(0)@gpu"), Holder("embed.weight", 1, 2 * 2**30, "R"))
-    said = infeasible(model(), CLUSTER, 64 * 2**30, 6 * 2**30, training=True, need=Need(memory, holders))
+    said = infeasible(model(), CLUSTER, 64 * 2**30, 6 * 2**30, need=Need(memory, holders))
     assert said.detail.splitlines()[1:] == [
         "parameters 20 + optimizer 49 + activations 1 = 70 GiB, most of it in",
         "  7 GiB  layers.*.up.weight ×32, S(0)@gpu",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, error, warning
+from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.plan.need import Need
@@ -51,27 +52,35 @@ def many_axes(mesh: Mesh) -> list[Diagnostic]:
     return [warning("many-axes", summary, hint=hint)]
 
 
+def lighter_options(options: PlanOptions) -> tuple[str, ...]:
+    """Options under which a step may need less memory than under these."""
+    if not options.training:
+        return ()
+    recompute = () if options.remat == "auto" else ("--remat auto",)
+    return ("more --microbatches", *recompute, "a lighter --optimizer")
+
+
 def infeasible(
     model: Model,
     cluster: Cluster,
     limit_bytes: int,
     shortfall_bytes: int,
     *,
-    training: bool,
+    lighter: Sequence[str] = (),
     need: Need | None = None,
     unasked: int | None = None,
 ) -> Diagnostic:
-    """Proven: every plan needs `shortfall_bytes` more on some device than the `limit_bytes` it may use; `need`: what
-    the plan holds that comes nearest; `unasked`: how much would still be short if there were no constraints."""
+    """Proven: every plan needs `shortfall_bytes` more on some device than the `limit_bytes` it may use; `lighter`: what
+    may be asked for instead; `need`: what the plan holds that comes nearest; `unasked`: how much would still be short
+    if there were no constraints."""
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
     needs = f"at least {size(limit_bytes + shortfall_bytes)} per device, of which {size(limit_bytes)} may be used"
     without = [] if unasked is None else [f"without the constraints it would still be {size(unasked)} short"]
-    lighter = "more --microbatches, --remat auto, a lighter --optimizer, " if training else ""
     return error(
         "infeasible",
         f"no plan fits in memory: every device is at least {size(shortfall_bytes)} short",
         detail="\n".join([f"{what} needs {needs}", *(need.lines() if need else ()), *without]),
-        hint=f"{lighter}a larger --mesh or a smaller batch need less",
+        hint="".join(f"{option}, " for option in lighter) + "a larger --mesh or a smaller batch need less",
     )
 
 

@@ -439,7 +439,8 @@ class Stager:
     def _does_not_fit(self) -> Diagnostic:
         wanted = f"{self.stages} stages" if self.stages else "stages"
         summary = f"no way to cut '{self.model.name}' into {wanted} on '{self.cluster.name}' fits in memory"
-        return error("infeasible", summary, hint="more --microbatches, --remat auto, or a larger --mesh")
+        recompute = "" if self.options.remat == "auto" else "--remat auto, "
+        return error("infeasible", summary, hint=f"more --microbatches, {recompute}or a larger --mesh")
 
 
 def _places(cuts: Sequence[Cut]) -> tuple[tuple[int, int, int], ...]:

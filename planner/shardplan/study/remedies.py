@@ -84,9 +84,8 @@ def _microbatches(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
 
 
 def _remat(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
-    if options.training:
-        if options.remat != "auto":
-            yield "--remat auto", replace(options, remat="auto")
+    if options.training and options.remat != "auto":
+        yield "--remat auto", replace(options, remat="auto")
 
 
 def _sharded(options: PlanOptions) -> Iterator[tuple[str, PlanOptions]]:
