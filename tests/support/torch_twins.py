@@ -25,12 +25,12 @@ class Norm(nn.Module):
 
 attend = functional.scaled_dot_product_attention
 FORMS = {
-    "causal": lambda q, k, v, mask: attend(q, k, v, is_causal=True),
-    "by place": lambda q, k, v, mask: attend(q, k, v, None, 0.0, True),
-    "scaled": lambda q, k, v, mask: attend(2 * q, k, v, is_causal=True, scale=0.5 * q.shape[-1] ** -0.5),
+    "causal": lambda q, k, v, _mask: attend(q, k, v, is_causal=True),
+    "by place": lambda q, k, v, _mask: attend(q, k, v, None, 0.0, True),
+    "scaled": lambda q, k, v, _mask: attend(2 * q, k, v, is_causal=True, scale=0.5 * q.shape[-1] ** -0.5),
     "added mask": lambda q, k, v, mask: attend(q, k, v, attn_mask=mask, dropout_p=0.0),
     "allowing mask": lambda q, k, v, mask: attend(q, k, v, attn_mask=mask == 0),
-    "dropping": lambda q, k, v, mask: attend(q, k, v, dropout_p=0.5, is_causal=True),
+    "dropping": lambda q, k, v, _mask: attend(q, k, v, dropout_p=0.5, is_causal=True),
 }
 """Ways in which people call the kernel, `dropping` with chance, the others all the same."""
 
