@@ -130,7 +130,7 @@ class Planner:
         """The best plan, of those that `restriction` allows. Raises as `plan_model`."""
         trial, bound_s = self._shortest(lambda weight, within_s: self.solve_at(weight, restriction, within_s=within_s))
         if self._chooses_again and trial.step_s - bound_s > CLOSE * trial.step_s:
-            trial = min(trial, *self._flagged(restriction), key=lambda tried: tried.step_s)
+            trial = min([trial, *self._flagged(restriction)], key=lambda tried: tried.step_s)
         if self._on_warning is not None:
             for diagnostic in self._pricing.compute.warnings:
                 self._on_warning(diagnostic)
