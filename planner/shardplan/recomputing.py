@@ -10,7 +10,7 @@ import numpy as np
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Memory
 from shardplan.graph.pieces import scope
-from shardplan.graph.remat import Recompute, everything_again, recompute
+from shardplan.graph.remat import Recompute, recompute, recomputed
 from shardplan.graph.tiles import Tiled, tile
 from shardplan.graph.wishes import Bearing
 from shardplan.solve import Problem, Solution, evaluate
@@ -44,7 +44,7 @@ Solve = Callable[[Problem, Solution | None], Solution]
 def opened(once: Solved, pose: Pose) -> Solved:
     """`once`, in which nothing runs again, with the choice of what does; `pose` asks for the same otherwise."""
     built = once.built
-    again = pose(everything_again(built))
+    again = pose(_everything_again(built))
     choices = scope(built.model, built.rules, built.flow, built.fusion, built.options)
     tiled = tile(choices, built, again.built, (once.problem, again.problem))
     return replace(once, problem=tiled.problem, tiled=tiled)
@@ -89,3 +89,10 @@ def flags(built: CostGraph) -> Iterator[Recompute]:
         again = recompute(built.model, built.rules, built.flow, built.fusion, options)
         if again.until:
             yield again
+
+
+def _everything_again(built: CostGraph) -> Recompute:
+    """As if every operator ran again: for prices alone."""
+    last = len(built.model.operators) - 1
+    until = dict.fromkeys(range(len(built.model.operators)), last)
+    return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved)

@@ -16,8 +16,9 @@ from small_models import proto_of
 from shardplan.model.read import read_model
 from shardplan.rules import model_rules
 from shardplan.spmd.lower import lower_program
-from shardplan.spmd.machine import Machine, verify_plan
+from shardplan.spmd.machine import Machine
 from shardplan.spmd.program import Repeat, Transfer, flat
+from shardplan.spmd.verify import verify_plan
 from shardplan.spmd.weights import random_values
 
 

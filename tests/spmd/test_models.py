@@ -16,8 +16,8 @@ from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
 from shardplan.model.types import Operator
 from shardplan.spmd.evaluate import evaluate
-from shardplan.spmd.machine import verify_plan
-from shardplan.spmd.shrink import shrink
+from shardplan.spmd.twin import shrink
+from shardplan.spmd.verify import verify_plan
 
 MODELS = Path(__file__).parents[1] / "models"
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

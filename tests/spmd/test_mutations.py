@@ -24,8 +24,9 @@ from shardplan.spmd import borders, collectives, kernels, localise, losses, recu
 from shardplan.spmd.experts import experts
 from shardplan.spmd.losses import _log_softmax as log_softmax
 from shardplan.spmd.lower import lower_program
-from shardplan.spmd.machine import Machine, verify_plan
+from shardplan.spmd.machine import Machine
 from shardplan.spmd.talk import all_gather
+from shardplan.spmd.verify import verify_plan
 from shardplan.spmd.weights import random_values
 
 

@@ -18,7 +18,8 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model
 from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.lower import lower_program
-from shardplan.spmd.machine import Machine, verify_plan
+from shardplan.spmd.machine import Machine
+from shardplan.spmd.verify import verify_plan
 
 
 def along(rank, axis, function):

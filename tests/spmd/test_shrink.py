@@ -15,9 +15,9 @@ from small_models import small_model
 from shardplan.errors import ShardplanError
 from shardplan.model.read import read_model
 from shardplan.rules import model_rules
-from shardplan.spmd.machine import verify_plan
 from shardplan.spmd.resize import smaller_sizes
-from shardplan.spmd.shrink import shrink
+from shardplan.spmd.twin import shrink
+from shardplan.spmd.verify import verify_plan
 
 MODELS = Path(__file__).parents[1] / "models"
 KEPT_COPIES = 3

@@ -13,8 +13,8 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
-from shardplan.spmd.machine import verify_plan
-from shardplan.spmd.shrink import shrink
+from shardplan.spmd.twin import shrink
+from shardplan.spmd.verify import verify_plan
 from shardplan.stages.plan import plan_stages
 from shardplan.stages.schedule import parse_schedule
 

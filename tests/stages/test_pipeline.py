@@ -27,7 +27,7 @@ from shardplan.plan.encode import dumps
 from shardplan.plan.timeline import streams_of, timeline
 from shardplan.planning import Planner, plan_model
 from shardplan.rules import model_rules
-from shardplan.spmd.machine import verify_plan
+from shardplan.spmd.verify import verify_plan
 from shardplan.stages.chain import RunCosts
 from shardplan.stages.cut import chain_of, part_of
 from shardplan.stages.pipeline import Stager

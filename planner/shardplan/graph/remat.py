@@ -11,16 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from shardplan.graph.flow import Flow, needed_operands, read_in_backward, storage_of
 from shardplan.graph.fusion import Fusion
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
-
-if TYPE_CHECKING:
-    from shardplan.graph.build import CostGraph
 
 _TRANSPARENT = frozenset({"pointwise", "view", "memory"})
 
@@ -92,13 +88,6 @@ def recomputed(
         if any(index in until or (index, position) in needed for index, position in readers)
     )
     return Recompute(until, saved, needed, served)
-
-
-def everything_again(built: CostGraph) -> Recompute:
-    """As if every operator ran again: for prices alone."""
-    last = len(built.model.operators) - 1
-    until = dict.fromkeys(range(len(built.model.operators)), last)
-    return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved)
 
 
 def latest_reads(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion) -> dict[str, int]:

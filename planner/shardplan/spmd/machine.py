@@ -23,7 +23,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.model.types import DTYPE_BITS, Model, Operator
 from shardplan.plan.types import Plan
-from shardplan.rules import family_of, model_rules
+from shardplan.rules import family_of
 from shardplan.rules.types import Rule
 from shardplan.spmd import collectives
 from shardplan.spmd.evaluate import reference, widen
@@ -33,7 +33,6 @@ from shardplan.spmd.program import Array, Compute, Instruction, Program, Site, T
 from shardplan.spmd.runtime import DOMAINS
 from shardplan.spmd.talk import Talk
 from shardplan.spmd.turns import Turns, is_border
-from shardplan.spmd.weights import random_values
 
 MOST_DEVICES = 64
 MOST_BYTES = 4 << 30
@@ -86,27 +85,6 @@ def place(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:
         local = collectives.part(array, layout, mesh, coordinates)
         held.append(np.zeros_like(local) if any(coordinates[axis] for axis in partial) else local)
     return held
-
-
-def verify_plan(
-    model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float | None = None, seed: int = 0
-) -> Report:
-    """Run `plan` for `model` on all devices of its mesh. `given`: known values of parameters; others are drawn from
-    `seed`. `rtol`: by default 1e-5, or 1e-4 where some operator can only be run in single precision.
-
-    Raises `ShardplanError`: as `lower_program`, `too-many-devices` beyond 64, `too-large` where the simulation would
-    not fit in a few GiB.
-    """
-    if plan.pipeline is not None:
-        from shardplan.spmd.pipeline import verify_pipeline  # noqa: PLC0415 - which runs stages on machines
-
-        return verify_pipeline(model, plan, given, rtol=rtol, seed=seed)
-    rules = model_rules(model)
-    program = runnable_program(model, plan, rules)
-    microbatches = plan.model.get("microbatches", 1)
-    assert isinstance(microbatches, int)
-    values = random_values(model, seed, rules, given)
-    return Machine(program, values, rtol or usual_rtol(model), microbatches).run()
 
 
 def runnable_program(model: Model, plan: Plan, rules: Sequence[Rule]) -> Program:

@@ -42,15 +42,8 @@ COPIES = 3
 """Of every repeated block so many copies stay: the first, the last, and what lies between two of a kind."""
 
 
-def shrink(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tuple[Model, Plan]:
-    """The small twin of `model`, and `plan` for it. `rules`: those of `model`, if they are at hand.
-
-    Raises `ShardplanError` (`cannot-shrink`) where the twin does not have the same strategies.
-    """
-    if plan.pipeline is not None:
-        from shardplan.spmd.shrink_stages import shrink_stages  # noqa: PLC0415 - which shrinks stage by stage
-
-        return shrink_stages(model, plan)
+def shrink_mesh(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tuple[Model, Plan]:
+    """`shardplan.spmd.twin.shrink` for a plan without stages."""
     check_fresh(model, plan)
     rules = model_rules(model) if rules is None else rules
     kept, renamed = thinned(model)

@@ -37,12 +37,12 @@ def verify(
     with 0 when all values are equal and all collectives move what the plan says, with 1 when not.
     """
     from shardplan.render.verify import show_verification, verification_document  # noqa: PLC0415
-    from shardplan.spmd.machine import verify_plan  # noqa: PLC0415
+    from shardplan.spmd.verify import verify_plan  # noqa: PLC0415
 
     loaded, planned = _read(model, plan, dims)
     values = {}
     if shrink:
-        from shardplan.spmd.shrink import shrink as make_twin  # noqa: PLC0415
+        from shardplan.spmd.twin import shrink as make_twin  # noqa: PLC0415
 
         loaded, planned = make_twin(loaded, planned)
     else:
