@@ -122,6 +122,7 @@ def main():
             print(f"step {step} loss {shown:.4f}", flush=True)
     if dist.get_rank() == 0:
         print(comms)
+    dist.barrier()  # nobody leaves while another still sends
     dist.destroy_process_group()
 
 

@@ -48,6 +48,7 @@ def main():
         optimizer.zero_grad()
         if dist.get_rank() == dist.get_world_size() - 1:  # of the last stage, whose loss is not None
             print(f"step {step} loss {loss:.4f}", flush=True)
+    dist.barrier()  # nobody leaves while another still sends
     dist.destroy_process_group()
 
 
