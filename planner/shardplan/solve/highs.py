@@ -31,6 +31,9 @@ ROWS_AT_ONCE = 8
 LP_ROUNDS = 30
 TOLERANCE = 1e-9
 """HiGHS computes in floating point: what it calls optimal may be dearer than the optimum by this share."""
+HUNG = 4.0
+"""Times as long as it was given, and seconds, after which HiGHS is not late any more but hangs: what it has found is
+lost then, and it goes on working beside us."""
 SIMPLEX_CALL = 1 / 200_000
 MIP_CALL = 1 / 1_750
 """Units of work per column that pass between two calls back from HiGHS, measured: its own clock would not be
@@ -182,7 +185,7 @@ class Program:
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
         before, self.allowed = self.work, self.work + self.budget.work_left
         try:
-            ended = patiently(highs.run, self.budget, left)
+            ended = patiently(highs.run, self.budget, HUNG * left + HUNG)
         except AbandonedError:
             self.abandoned = True
             return "limit", None
