@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.operators import OperatorSpace
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.recipes import Allowed
-from shardplan.graph.tensors import TensorSpace
-from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
-from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
+from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.study.decided import masks_of
 from shardplan.study.request import is_of
 
 _UNLIMITED = 1 << 60
@@ -79,60 +74,14 @@ def decisions_of(decided: Plan, file: str) -> Callable[[CostGraph], Allowed]:
 
     Applied to a cost graph it raises `ShardplanError` (`impossible`) with what that graph does not offer.
     """
-    operators = {operator.name: operator for operator in decided.operators}
-    tensors = {tensor.name: tensor for tensor in decided.tensors}
 
     def restriction(built: CostGraph) -> Allowed:
-        allowed: dict[Node, NDArray[np.bool_]] = {}
-        masks: dict[tuple[object, ...], NDArray[np.bool_]] = {}
-
-        def allow(node: Node, key: tuple[object, ...], mask: Callable[[], NDArray[np.bool_]]) -> None:
-            if key not in masks:
-                masks[key] = mask()
-            allowed[node] = masks[key]
-
-        for operator, space in zip(built.model.operators, built.operators, strict=True):
-            wanted = operators[operator.name]
-            key = (id(space), wanted.split, wanted.reads, wanted.makes)
-            allow(("operator", operator.name), key, lambda space=space, wanted=wanted: _as_split(space, wanted))  # type: ignore[misc]
-        for node, tensor_space, layout in _layouts(built, tensors):
-            allow(node, (id(tensor_space), layout), lambda s=tensor_space, w=layout: _laid_out(s, w))  # type: ignore[misc]
+        allowed = masks_of(decided, built)
         if faults := [_fault(node, file) for node, mask in allowed.items() if not mask.any()]:
             raise ShardplanError(*faults[:_SHOWN])
         return allowed
 
     return restriction
-
-
-def _layouts(built: CostGraph, decided: Mapping[str, TensorDecision]) -> Iterator[tuple[Node, TensorSpace, Layout]]:
-    """What is decided of a tensor in all the places where it rests, and of the optimizer's state of it."""
-    for name, tensor in decided.items():
-        for kind, spaces, layout in (
-            ("kept", built.kept, tensor.layout),
-            ("served", built.served, tensor.served),
-            ("updated", built.updated, tensor.optimizer or tensor.layout),
-        ):
-            if name in spaces:
-                yield (kind, name), spaces[name], layout
-
-
-def _as_split(space: OperatorSpace, wanted: OperatorDecision) -> NDArray[np.bool_]:
-    """Strategies with the same label; of those that read and make the same layouts there may be another one instead."""
-    strategies = space.strategies
-    same = np.array([strategies.labels(number) == wanted.split for number in range(len(strategies))])
-    if same.any():
-        return same
-
-    def alike(number: int) -> bool:
-        reads = tuple(strategies.layout("operands", i, number) for i in range(len(wanted.reads)))
-        makes = tuple(strategies.layout("results", i, number) for i in range(len(wanted.makes)))
-        return (reads, makes) == (wanted.reads, wanted.makes)
-
-    return np.array([alike(number) for number in range(len(strategies))])
-
-
-def _laid_out(space: TensorSpace, layout: Layout) -> NDArray[np.bool_]:
-    return np.array([space.layout(choice) == layout for choice in range(len(space))])
 
 
 def _fault(node: Node, file: str) -> Diagnostic:

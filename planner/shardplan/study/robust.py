@@ -13,20 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardplan.cluster.perturb import constants, perturbed
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError
-from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.recipes import Allowed
-from shardplan.graph.tensors import TensorSpace
-from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.study.compare import Contender, compare_recipes
+from shardplan.study.decided import masks_of
 
 SPREAD = 0.15
 WORTH_HAVING = 0.01
@@ -115,46 +113,7 @@ def _slack(name: str, regret_at: Callable[[Mapping[str, float]], float]) -> Slac
 
 def fixed_to(plan: Plan) -> Callable[[CostGraph], Allowed]:
     """The restriction to what `plan` decides; where a cost graph no longer offers that, to nothing."""
-    splits = {operator.name: operator.split for operator in plan.operators}
-    decided = {tensor.name: tensor for tensor in plan.tensors}
-
-    def restriction(built: CostGraph) -> Allowed:
-        masks: dict[tuple[object, ...], NDArray[np.bool_]] = {}
-        allowed: dict[Node, NDArray[np.bool_]] = {}
-
-        def allow(node: Node, key: tuple[object, ...], choices: Callable[[], list[bool]]) -> None:
-            if key not in masks:
-                masks[key] = np.array(choices(), dtype=np.bool_)
-            if masks[key].any():
-                allowed[node] = masks[key]
-
-        for operator, space in zip(built.model.operators, built.operators, strict=True):
-            wanted, strategies = splits[operator.name], space.strategies
-            allow(
-                ("operator", operator.name),
-                (id(space), wanted),
-                lambda s=strategies, w=wanted: [s.labels(number) == w for number in range(len(s))],  # type: ignore[misc]
-            )
-        for name, tensor in decided.items():
-            for kind, spaces, layout in (
-                ("kept", built.kept, tensor.layout),
-                ("served", built.served, tensor.served),
-                ("updated", built.updated, tensor.optimizer or tensor.layout),
-            ):
-                if name in spaces:
-                    space_of: TensorSpace = spaces[name]
-                    allow(
-                        (kind, name),
-                        (id(space_of), layout),
-                        lambda s=space_of, w=layout: _equal(s, w),  # type: ignore[misc]
-                    )
-        return allowed
-
-    return restriction
-
-
-def _equal(space: TensorSpace, layout: Layout) -> list[bool]:
-    return [space.layout(choice) == layout for choice in range(len(space))]
+    return lambda built: {node: mask for node, mask in masks_of(plan, built).items() if mask.any()}
 
 
 @dataclass(frozen=True, slots=True)
