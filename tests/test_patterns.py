@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardplan.folding import folded
-from shardplan.patterns import matches
+from shardplan.patterns import literal, matches
 
 MEANT = [
     ("layers.3.q_proj.weight", "layers.{0-3}.{q,k}_proj.*"),
@@ -41,6 +41,12 @@ def test_what_a_pattern_does_not_mean(name, pattern):
 @given(st.text())
 def test_a_name_means_itself(name):
     assert matches(name, name)
+
+
+@given(st.text("a0-,*?[]{}!"), st.text("a0-,*?[]{}!"))
+def test_a_literal_pattern_means_one_name(name, other):
+    assert matches(name, literal(name))
+    assert matches(other, literal(name)) == (other in (name, literal(name)))
 
 
 @given(st.sets(st.integers(0, 40), min_size=1), st.sets(st.integers(0, 40)))

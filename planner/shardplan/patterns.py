@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import glob
 import itertools
 import re
 from collections.abc import Sequence
 
-_BRACES = re.compile(r"\{([^{}]*)\}")
+_BRACES = re.compile(r"(?<!\[)\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _STEPS = re.compile(r"(\d+),(\d+)…(\d+)")
 
@@ -20,6 +21,11 @@ _STEPS = re.compile(r"(\d+),(\d+)…(\d+)")
 def matches(name: str, pattern: str) -> bool:
     """Whether `pattern` means `name`. A name always means itself, whatever characters it has."""
     return name == pattern or _compiled(pattern).match(name) is not None
+
+
+def literal(name: str) -> str:
+    """The pattern that means `name` and no other."""
+    return glob.escape(name).replace("{", "[{]")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Sequence
 from dataclasses import replace
 
 from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
 from shardplan.model.types import Model
+from shardplan.patterns import literal
 
 
 def adapted(constraints: Sequence[Constraint], model: Model) -> tuple[tuple[Constraint, ...], tuple[Diagnostic, ...]]:
@@ -29,7 +29,7 @@ def adapted(constraints: Sequence[Constraint], model: Model) -> tuple[tuple[Cons
         if not constraint.is_reused:
             found.append(constraint)
             continue
-        name = _same(constraint.pattern, tuple(map(glob.escape, names[constraint.section])))
+        name = _same(constraint.pattern, tuple(map(literal, names[constraint.section])))
         matched.setdefault(constraint.mark.file, []).append(bool(name))
         found += [replace(constraint, pattern=name, is_reused=False)] if name else []
     summary = f"nothing that it fixes is in '{model.name}'"

@@ -17,7 +17,6 @@ What is not said is solved, stage by stage.
 
 from __future__ import annotations
 
-import glob
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.model.types import Model
-from shardplan.patterns import matches
+from shardplan.patterns import literal, matches
 from shardplan.plan.orientation import checkpoint_layout, dim_axes
 from shardplan.plan.types import Plan, Stage, TensorDecision
 from shardplan.planning import Planner
@@ -155,7 +154,7 @@ def _stages_as(plan: Plan, file: str, fixed: Callable[[Stage], tuple[Constraint,
         own = [operator.name for operator in stage.plan.operators if operator.name not in taken]
         taken.update(own)
         text = ",".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
-        found.append(StageWish(tuple(glob.escape(name) for name in own), text, fixed(stage), mesh.names, mark))
+        found.append(StageWish(tuple(literal(name) for name in own), text, fixed(stage), mesh.names, mark))
     return ManualStages(tuple(found), {})
 
 
@@ -164,7 +163,7 @@ def _kept_there(plan: Plan, file: str) -> tuple[Constraint, ...]:
     return tuple(
         Constraint(
             "inputs" if tensor.role == "input" else "parameters",
-            glob.escape(tensor.checkpoint or tensor.name),
+            literal(tensor.checkpoint or tensor.name),
             Dims(tuple(tuple(axes) for axes in _dims(tensor, plan.mesh))),
             to_text(tensor.layout, plan.mesh),
             Mark(file, 1, 1),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from shardplan.constraints.types import Constraint, Dims
+from shardplan.patterns import literal
 from shardplan.plan.orientation import checkpoint_layout, dim_axes
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.yaml_source import Mark
@@ -35,6 +35,6 @@ def _constraint(plan: Plan, file: str, section: Kept, tensor: TensorDecision) ->
     dims = dim_axes(layout, len(tensor.shape), plan.mesh.names)
     entries = [f"[{', '.join(axes)}]" if len(axes) > 1 else axes[0] if axes else "null" for axes in dims]
     text = f"[{', '.join(entries)}]" if any(dims) else "replicate"
-    name = glob.escape(tensor.checkpoint or tensor.name)
+    name = literal(tensor.checkpoint or tensor.name)
     spec = Dims(tuple(map(tuple, dims)))
     return Constraint(section, name, spec, text, Mark(file, 1, 1), is_pin=True, is_reused=True)
