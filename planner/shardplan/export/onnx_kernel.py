@@ -8,6 +8,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from shardplan.export.onnx_graph import Graph
+from shardplan.model.attributes import integer
 from shardplan.model.types import AttributeValue
 from shardplan.spmd.program import Local, Site
 
@@ -34,8 +35,7 @@ def attribute_of(value: AttributeValue) -> object:
 
 def axis_of(site: Site, rank: int, default: int = 0) -> int:
     """The attribute `axis`, counted from the front."""
-    axis = site.operator.attributes.get("axis", default)
-    assert isinstance(axis, int)
+    axis = integer(site.operator.attributes, "axis", default)
     return axis % rank
 
 

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from shardplan.export.onnx_graph import Graph
 from shardplan.export.onnx_kernel import Writer, axis_of, cast, finish, operator_node, widened, working_type
+from shardplan.model.attributes import integer, integers, number
 from shardplan.spmd.program import Local, Site
 
 FAR = np.iinfo(np.int64).max
@@ -117,9 +118,7 @@ def _inverse(graph: Graph, square: str, epsilon: float, wide: str) -> str:
 
 
 def _epsilon(local: Local, default: float) -> float:
-    value = local.attributes.get("epsilon", default)
-    assert isinstance(value, float)
-    return value
+    return number(local.attributes, "epsilon", default)
 
 
 def _affine(graph: Graph, data: str, operands: Sequence[str], wide: str, to: str, shape: Sequence[int] = ()) -> None:
@@ -175,8 +174,7 @@ def channel_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], m
     """`InstanceNormalization`, `GroupNormalization`: statistics of one channel, or of one group of them."""
     data, wide = widened(graph, reads[0])
     held = site.local_operand(0)
-    groups = local.attributes.get("num_groups", held[1])
-    assert isinstance(groups, int)
+    groups = integer(local.attributes, "num_groups", held[1])
     found = _moments(graph, site, graph.reshape(data, [held[0], groups, -1]), [2], wide)
     inverse = _inverse(graph, found.square, _epsilon(local, 1e-5), wide)
     made = graph.reshape(graph.op("Mul", found.data, inverse), held)
@@ -201,8 +199,7 @@ def batch_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], mak
     inverse = _inverse(graph, found.square, _epsilon(local, 1e-5), wide)
     channels = [held[1], *[1] * (len(held) - 2)]
     _affine(graph, graph.op("Mul", found.data, inverse), reads[1:3], wide, makes[0], channels)
-    keep = local.attributes.get("momentum", 0.9)
-    assert isinstance(keep, float)
+    keep = number(local.attributes, "momentum", 0.9)
     for old, new, name in zip(reads[3:5], (found.mean, found.square), makes[1:3], strict=False):
         if name:
             dtype = graph.dtype(name)
@@ -215,8 +212,7 @@ def batch_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], mak
 def lp_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
     """`LpNormalization`: each line by its norm; lines of zeros stay."""
     data, wide = widened(graph, reads[0])
-    power = local.attributes.get("p", 2)
-    assert isinstance(power, int)
+    power = integer(local.attributes, "p", 2)
     dim = axis_of(site, len(site.operand(0)), -1)
     powers = graph.op("Abs", data) if power == 1 else graph.op("Mul", data, data)
     total = graph.all_reduce(graph.reduce("ReduceSum", powers, [dim]), site.communicates)
@@ -228,8 +224,7 @@ def lp_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes:
 def mean_variance(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
     """`MeanVarianceNormalization`: no scale, and 1e-9 beside the deviation."""
     data, wide = widened(graph, reads[0])
-    axes = local.attributes.get("axes", (0, 2, 3))
-    assert isinstance(axes, tuple)
+    axes = integers(local.attributes, "axes", (0, 2, 3))
     rank = len(site.operand(0))
     found = _moments(graph, site, data, sorted(int(axis) % rank for axis in axes), wide)
     deviation = graph.op("Add", graph.op("Sqrt", found.square), graph.constant(1e-9, wide))
@@ -266,8 +261,7 @@ def log_sum_exp(graph: Graph, site: Site, local: Local, reads: Sequence[str], ma
 
 def global_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
     """`GlobalLpPool`: sums of powers before the root."""
-    power = local.attributes.get("p", 2)
-    assert isinstance(power, int)
+    power = integer(local.attributes, "p", 2)
     part, wide = _part(graph, site, local, reads, makes)
     total = graph.all_reduce(graph.op("Pow", part, graph.constant(power, wide)), site.communicates)
     finish(graph, graph.op("Pow", total, graph.constant(1 / power, wide)), makes[0], wide)
@@ -302,8 +296,7 @@ def _weighted(graph: Graph, site: Site, local: Local, made: str, share: str) -> 
     shape = site.local_result()
     if len(shape) == 4:
         return graph.op("Mul", made, share)
-    heads = local.attributes["q_num_heads"]
-    assert isinstance(heads, int)
+    heads = integer(local.attributes, "q_num_heads")
     by_head = graph.reshape(made, [shape[0], shape[1], heads, -1])
     return graph.reshape(graph.op("Mul", by_head, graph.transpose(share, [0, 2, 1, 3])), shape)
 

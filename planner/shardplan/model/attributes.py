@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,27 @@ _EMPTY = {_A.INTS: (), _A.FLOATS: (), _A.STRINGS: ()}
 def attributes_of(node: onnx.NodeProto) -> dict[str, AttributeValue]:
     """Attributes by name: numbers, strings, tuples, arrays; nested graphs and types as `sha256:...` of their bytes."""
     return {attribute.name: _value(attribute) for attribute in node.attribute}
+
+
+def integer(attributes: Mapping[str, AttributeValue], name: str, default: int | None = None) -> int:
+    """The whole number called `name`. Types of attributes were checked when the model was read."""
+    value = attributes[name] if default is None else attributes.get(name, default)
+    assert isinstance(value, int)
+    return value
+
+
+def number(attributes: Mapping[str, AttributeValue], name: str, default: float) -> float:
+    """The number called `name`, whole or not."""
+    value = attributes.get(name, default)
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def integers(attributes: Mapping[str, AttributeValue], name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The whole numbers called `name`; an empty list counts as none."""
+    value = attributes.get(name) or default
+    assert isinstance(value, tuple)
+    return tuple(int(entry) for entry in value)
 
 
 def _value(attribute: onnx.AttributeProto) -> AttributeValue:  # noqa: PLR0911 - one line per kind

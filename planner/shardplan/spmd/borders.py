@@ -7,6 +7,7 @@ from collections.abc import Generator
 
 import numpy as np
 
+from shardplan.model.attributes import integers
 from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.program import Array, Local, Site
 from shardplan.spmd.talk import Ask, Coordinates, Operands, Running
@@ -80,10 +81,10 @@ def space_axes(site: Site, dim: int) -> tuple[int, ...]:
 def windows_of(site: Site, space: int) -> tuple[list[int], list[int]]:
     """Strides, and how many elements a window spans, per space dim."""
     attributes = site.operator.attributes
-    strides = _integers(attributes.get("strides")) or [1] * space
-    dilations = _integers(attributes.get("dilations")) or [1] * space
+    strides = [*integers(attributes, "strides")] or [1] * space
+    dilations = [*integers(attributes, "dilations")] or [1] * space
     weight = 3 if site.kind == "QLinearConv" else 1
-    kernel = _integers(attributes.get("kernel_shape")) or list(site.operand(weight)[2:])
+    kernel = [*integers(attributes, "kernel_shape")] or list(site.operand(weight)[2:])
     return strides, [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
 
 
@@ -93,7 +94,7 @@ def pads_of(site: Site, strides: list[int], reach: list[int]) -> list[int]:
     attributes = site.operator.attributes
     how = attributes.get("auto_pad", "NOTSET")
     if how in {"NOTSET", ""}:
-        return _integers(attributes.get("pads")) or [0] * 2 * space
+        return [*integers(attributes, "pads")] or [0] * 2 * space
     if how == "VALID":
         return [0] * 2 * space
     totals = []
@@ -101,7 +102,3 @@ def pads_of(site: Site, strides: list[int], reach: list[int]) -> list[int]:
         totals.append(max(0, (math.ceil(size / stride) - 1) * stride + span - size))
     small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return [*small, *large] if how == "SAME_UPPER" else [*large, *small]
-
-
-def _integers(value: object) -> list[int]:
-    return [int(entry) for entry in value] if isinstance(value, tuple) else []

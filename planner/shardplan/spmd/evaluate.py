@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeTypeError
 
 from shardplan.errors import ShardplanError, error
+from shardplan.model.attributes import integer
 from shardplan.model.draft import CAPTURED
 from shardplan.model.types import AttributeValue, Operator
 from shardplan.spmd.exact import DEFINITIONS
@@ -112,8 +113,7 @@ def _dtypes(operands: Sequence[Array | None]) -> Dtypes:
 
 def _over_all_behind(operator: Operator, attributes: Mapping[str, AttributeValue], data: Array) -> Array:
     """`Softmax` and its kin as they once were, over `axis` and all behind it; the evaluator knows the new form only."""
-    axis = attributes.get("axis", 1)
-    assert isinstance(axis, int)
+    axis = integer(attributes, "axis", 1)
     rows = data.reshape(math.prod(data.shape[: axis % data.ndim]), -1)
     return _run(replace(operator, version=_ONE_DIM_SINCE), {"axis": 1}, [rows])[0].reshape(data.shape)
 

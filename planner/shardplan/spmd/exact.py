@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
+from shardplan.model.attributes import integer, number
 from shardplan.model.types import AttributeValue, Operator
 
 Array = NDArray[Any]
@@ -23,13 +24,12 @@ def lrn(operator: Operator, attributes: Mapping[str, AttributeValue], operands: 
     del operator
     data = operands[0]
     assert data is not None
-    size, channels = attributes["size"], data.shape[1]
-    assert isinstance(size, int)
+    size, channels = integer(attributes, "size"), data.shape[1]
     square, total = np.square(data), np.zeros_like(data)
     for channel in range(channels):
         low, high = channel - (size - 1) // 2, channel + math.ceil((size - 1) / 2)
         total[:, channel] = square[:, max(0, low) : min(channels - 1, high) + 1].sum(axis=1)
-    alpha, beta, bias = (_number(attributes, *pair) for pair in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    alpha, beta, bias = (number(attributes, *pair) for pair in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
     return [data / (bias + alpha / size * total) ** beta]
 
 
@@ -39,8 +39,7 @@ def log_softmax(
     """`LogSoftmax` without the logarithm of an exponential, which is minus infinity where the result is not."""
     data = operands[0]
     assert data is not None
-    axis = attributes.get("axis", -1 if operator.version >= 13 else 1)
-    assert isinstance(axis, int)
+    axis = integer(attributes, "axis", -1 if operator.version >= 13 else 1)
     axis %= data.ndim
     axes = (axis,) if operator.version >= 13 else tuple(range(axis, data.ndim))
     shifted = data - data.max(axis=axes, keepdims=True)
@@ -61,11 +60,11 @@ def batch_norm(
     wide = (slice(None), *[None] * (data.ndim - 2)) if spatial else ()
     results: list[Array] = []
     if trains(operator, attributes):
-        keep, dims = _number(attributes, "momentum", 0.9), (0, *range(2, data.ndim)) if spatial else (0,)
+        keep, dims = number(attributes, "momentum", 0.9), (0, *range(2, data.ndim)) if spatial else (0,)
         now = data.mean(axis=dims), data.var(axis=dims)
         results = [old * keep + new * (1 - keep) for old, new in zip((mean, square), now, strict=True)] + list(now)
         mean, square = now
-    made = (data - mean[wide]) / np.sqrt(square[wide] + _number(attributes, "epsilon", 1e-5))
+    made = (data - mean[wide]) / np.sqrt(square[wide] + number(attributes, "epsilon", 1e-5))
     return [made * scale[wide] + shift[wide], *results][: len(operator.outputs)]
 
 
@@ -78,12 +77,11 @@ def group_norm(
     assert data is not None
     assert scale is not None
     assert shift is not None
-    groups = attributes["num_groups"]
-    assert isinstance(groups, int)
+    groups = integer(attributes, "num_groups")
     grouped = data.reshape(data.shape[0], groups, -1)
     centred = grouped - grouped.mean(axis=2, keepdims=True)
     square = np.square(centred).mean(axis=2, keepdims=True)
-    made = (centred / np.sqrt(square + _number(attributes, "epsilon", 1e-5))).reshape(data.shape)
+    made = (centred / np.sqrt(square + number(attributes, "epsilon", 1e-5))).reshape(data.shape)
     per_entry = data.shape[1] // scale.shape[0]  # until opset 20 a scale belongs to a group
     wide = (slice(None), *[None] * (data.ndim - 2))
     return [made * np.repeat(scale, per_entry)[wide] + np.repeat(shift, per_entry)[wide]]
@@ -103,7 +101,7 @@ def global_norm(
     del operator
     data = operands[0]
     assert data is not None
-    power = _number(attributes, "p", 2.0)
+    power = number(attributes, "p", 2.0)
     return [(np.abs(data) ** power).sum(axis=tuple(range(2, data.ndim)), keepdims=True) ** (1 / power)]
 
 
@@ -112,9 +110,8 @@ def bit_cast(
 ) -> list[Array]:
     """`BitCast` of floats of the width of the target; of two types of 16 bits the one that numpy has."""
     del operator
-    data, to = operands[0], attributes["to"]
+    data, to = operands[0], integer(attributes, "to")
     assert data is not None
-    assert isinstance(to, int)
     target = np.dtype(helper.tensor_dtype_to_np_dtype(to))
     if data.dtype == np.float64 and target.itemsize in _FLOATS_OF:
         data = data.astype(_FLOATS_OF[target.itemsize])
@@ -129,17 +126,10 @@ def gather_elements(
     data, index = operands[:2]
     assert data is not None
     assert index is not None
-    axis = attributes.get("axis", 0)
-    assert isinstance(axis, int)
+    axis = integer(attributes, "axis", 0)
     axis %= data.ndim
     within = tuple(slice(None) if dim == axis else slice(size) for dim, size in enumerate(index.shape))
     return [np.take_along_axis(data[within], index, axis)]
-
-
-def _number(attributes: Mapping[str, AttributeValue], name: str, default: float) -> float:
-    value = attributes.get(name, default)
-    assert isinstance(value, int | float)
-    return float(value)
 
 
 DEFINITIONS: Mapping[str, Definition] = {

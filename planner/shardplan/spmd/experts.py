@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.errors import ShardplanError, error
+from shardplan.model.attributes import integer, number
 from shardplan.model.types import AttributeValue, Operator
 
 Array = NDArray[Any]
@@ -68,7 +69,7 @@ def _layer(operator: Operator, attributes: _Attributes, operands: Sequence[Array
     if operator.op_type == "QMoE":
         scales, zeros = _at(operands, _SCALES[number]), _at(operands, _ZEROS[number])
         assert scales is not None
-        weight = _unpacked(weight, scales, zeros, _integer(attributes, "expert_weight_bits", 4))
+        weight = _unpacked(weight, scales, zeros, integer(attributes, "expert_weight_bits", 4))
     return _Layer(weight, _at(operands, bias))
 
 
@@ -92,7 +93,7 @@ def numbers(packed: Array, bits: int) -> Array:
 
 def _shares(operator: Operator, attributes: _Attributes, router: Array, weights: Array | None) -> Array:
     """How much every expert counts for every token, 0 for those that are not among its best."""
-    count = _integer(attributes, "k", 1)
+    count = integer(attributes, "k", 1)
     best = np.argsort(-router, axis=-1, kind="stable")[:, :count]
     chosen = np.zeros(router.shape, np.bool_)
     np.put_along_axis(chosen, best, values=True, axis=-1)
@@ -106,7 +107,7 @@ def _shares(operator: Operator, attributes: _Attributes, router: Array, weights:
 
 def _activated(attributes: _Attributes, data: Array, other: Array | None) -> Array:
     """What the second product reads: the first one's result after its activation, times the third one's if any."""
-    kind, fused = attributes.get("activation_type", "relu"), _integer(attributes, "swiglu_fusion", 0)
+    kind, fused = attributes.get("activation_type", "relu"), integer(attributes, "swiglu_fusion", 0)
     if kind == "swiglu":
         if fused:
             data, other = (data[:, ::2], data[:, 1::2]) if fused == 1 else np.split(data, 2, axis=-1)
@@ -117,9 +118,9 @@ def _activated(attributes: _Attributes, data: Array, other: Array | None) -> Arr
 
 
 def _swiglu(attributes: _Attributes, gate: Array, linear: Array) -> Array:
-    alpha, beta = _number(attributes, "activation_alpha", 1.0), _number(attributes, "activation_beta", 0.0)
+    alpha, beta = number(attributes, "activation_alpha", 1.0), number(attributes, "activation_beta", 0.0)
     if "swiglu_limit" in attributes:
-        limit = _number(attributes, "swiglu_limit", 0.0)
+        limit = number(attributes, "swiglu_limit", 0.0)
         gate, linear = np.minimum(gate, limit), np.clip(linear, -limit, limit)
     return np.asarray(gate / (1 + np.exp(-alpha * gate)) * (linear + beta))
 
@@ -134,15 +135,3 @@ _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": lambda data: np.asarray(data / (1 + np.exp(-data))),
     "identity": lambda data: data,
 }
-
-
-def _integer(attributes: _Attributes, name: str, default: int) -> int:
-    value = attributes.get(name, default)
-    assert isinstance(value, int)
-    return value
-
-
-def _number(attributes: _Attributes, name: str, default: float) -> float:
-    value = attributes.get(name, default)
-    assert isinstance(value, int | float)
-    return float(value)

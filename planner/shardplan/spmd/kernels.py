@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from shardplan.layout.placement import S
+from shardplan.model.attributes import integer
 from shardplan.rules.body import has_body
 from shardplan.spmd.borders import borders
 from shardplan.spmd.collectives import part
@@ -154,8 +155,7 @@ def one_hot(site: Site, local: Local, operands: Operands, coordinates: Coordinat
 
 
 def _axis(site: Site, rank: int, default: int = 0) -> int:
-    axis = site.operator.attributes.get("axis", default)
-    assert isinstance(axis, int)
+    axis = integer(site.operator.attributes, "axis", default)
     return axis % rank
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from shardplan.errors import ShardplanError, error
+from shardplan.model.attributes import integer, integers
 from shardplan.spmd.program import Array, Local, Site
 
 Localiser = Callable[[Site, Local], None]
@@ -90,7 +91,7 @@ def tile(site: Site, local: Local) -> None:
 
 def split(site: Site, local: Local) -> None:
     """`Split`: the local sizes of the parts."""
-    axis = _integer(site, "axis", 0)
+    axis = integer(site.operator.attributes, "axis", 0)
     sizes = [site.local_result(position)[axis] for position in range(len(site.result_shapes))]
     if site.operator.version >= 13 or site.has(1):
         local.operands[1] = _sizes(sizes)
@@ -124,8 +125,8 @@ def _bounds(site: Site) -> tuple[list[int], list[int], list[int], list[int]]:
     """Starts, ends, axes and steps of a `Slice`."""
     rank = len(site.operand(0))
     if site.operator.version < 10:
-        starts, ends = (_integers(site, name) or () for name in ("starts", "ends"))
-        axes = _integers(site, "axes") or tuple(range(len(starts)))
+        starts, ends = (integers(site.operator.attributes, name) for name in ("starts", "ends"))
+        axes = integers(site.operator.attributes, "axes") or tuple(range(len(starts)))
         return list(starts), list(ends), [axis % rank for axis in axes], [1] * len(starts)
     starts, ends = (tuple(_whole(site, position).ravel().tolist()) for position in (1, 2))
     given = _whole(site, 3).ravel().tolist() if site.has(3) else range(len(starts))
@@ -140,7 +141,7 @@ def resize(site: Site, local: Local) -> None:
     made = site.local_result()
     if not site.has(3) or made == site.result():
         return
-    axes = _integers(site, "axes") or tuple(range(len(made)))
+    axes = integers(site.operator.attributes, "axes") or tuple(range(len(made)))
     asked = zip(_whole(site, 3).ravel().tolist(), axes, strict=True)
     local.operands[3] = _sizes([size if made[axis] == site.result()[axis] else made[axis] for size, axis in asked])
 
@@ -148,13 +149,14 @@ def resize(site: Site, local: Local) -> None:
 def depth(site: Site, local: Local) -> None:
     """`OneHot`: as many classes as the new dim has."""
     made = site.local_result()
-    local.operands[1] = np.full(site.operand(1), made[_integer(site, "axis", -1) % len(made)], dtype=np.int64)
+    axis = integer(site.operator.attributes, "axis", -1)
+    local.operands[1] = np.full(site.operand(1), made[axis % len(made)], dtype=np.int64)
 
 
 def centre(site: Site, local: Local) -> None:
     """`CenterCropPad`: the local target; dims that are split keep their size."""
     made = site.local_result()
-    axes = _integers(site, "axes") or tuple(range(len(made)))
+    axes = integers(site.operator.attributes, "axes") or tuple(range(len(made)))
     local.operands[1] = _sizes([made[axis] for axis in axes])
 
 
@@ -171,20 +173,9 @@ def divide(**attributes: tuple[str, ...]) -> Localiser:
     def divided(site: Site, local: Local) -> None:
         for name, factors in attributes.items():
             if name in local.attributes:
-                local.attributes[name] = _integer(site, name, 1) // site.ways(*factors)
+                local.attributes[name] = integer(site.operator.attributes, name, 1) // site.ways(*factors)
 
     return divided
-
-
-def _integer(site: Site, name: str, default: int) -> int:
-    value = site.operator.attributes.get(name, default)
-    assert isinstance(value, int)
-    return value
-
-
-def _integers(site: Site, name: str) -> tuple[int, ...] | None:
-    value = site.operator.attributes.get(name)
-    return None if value is None else tuple(int(entry) for entry in value)  # type: ignore[union-attr]
 
 
 LOCALISERS: Mapping[str, Localiser] = {

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.model.attributes import integer, number
 from shardplan.model.types import AttributeValue, Operator
 from shardplan.spmd.exact import Definition
 from shardplan.spmd.experts import experts, numbers
@@ -51,7 +52,7 @@ def gelu(operator: Operator, attributes: _Attributes, operands: _Operands) -> li
     data, bias = _given(operands, 2)
     data = _needed(data) if bias is None else _needed(data) + bias
     if operator.op_type == "QuickGelu":
-        return [data / (1 + np.exp(-_number(attributes, "alpha", 1.702) * data))]
+        return [data / (1 + np.exp(-number(attributes, "alpha", 1.702) * data))]
     if operator.op_type == "FastGelu":
         return [0.5 * data * (1 + np.tanh(data * (0.7978845608 + 0.035677408137 * data * data)))]
     return [0.5 * data * (1 + _ERF(data / math.sqrt(2)))]
@@ -66,7 +67,7 @@ def skip_norm(operator: Operator, attributes: _Attributes, operands: _Operands) 
     total = total if bias is None else total + bias
     mean = np.zeros((*total.shape[:-1], 1)) if is_rms else total.mean(axis=-1, keepdims=True)
     square = np.square(total - mean).mean(axis=-1, keepdims=True)
-    inverse = 1 / np.sqrt(square + _number(attributes, "epsilon", 1e-12))
+    inverse = 1 / np.sqrt(square + number(attributes, "epsilon", 1e-12))
     made = (total - mean) * inverse * _needed(scale)
     return [made if shift is None else made + shift, mean, inverse, total][: len(operator.outputs)]
 
@@ -77,7 +78,7 @@ def rotary(operator: Operator, attributes: _Attributes, operands: _Operands) -> 
     data, positions, cos, sin = (_needed(operand) for operand in _given(operands, 4))
     if attributes.get("rotary_embedding_dim", 0) or attributes.get("scale", 1.0) != 1.0:
         raise UnwrittenError
-    heads = _heads(data, _integer(attributes, "num_heads", 0) or data.shape[-1] // (2 * cos.shape[-1]))
+    heads = _heads(data, integer(attributes, "num_heads", 0) or data.shape[-1] // (2 * cos.shape[-1]))
     places = positions if positions.ndim == 2 else positions + np.arange(heads.shape[2])[None]
     both = (table[places][:, None] for table in (cos, sin))
     made = _turned(heads, *both, interleaved=bool(attributes.get("interleaved", 0)))
@@ -101,7 +102,7 @@ def _heads(data: Array, count: int) -> Array:
 def _attended(attributes: _Attributes, query: Array, key: Array, value: Array, bias: Array | float) -> Array:
     """Softmax of scores, over [B, heads, S, D], as [B, S, heads * D]; keys repeat for groups of queries."""
     key, value = (np.repeat(x, query.shape[1] // x.shape[1], axis=1) for x in (key, value))
-    scale = _number(attributes, "scale", 0.0) or 1 / math.sqrt(query.shape[-1])
+    scale = number(attributes, "scale", 0.0) or 1 / math.sqrt(query.shape[-1])
     scores = query @ key.swapaxes(-1, -2) * scale + bias
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     made = weights / weights.sum(axis=-1, keepdims=True) @ value
@@ -122,7 +123,7 @@ def multi_head(operator: Operator, attributes: _Attributes, operands: _Operands)
         sizes = np.cumsum([x.shape[-1] for x in (query, key)])
         parts = np.split(bias, sizes)
         query, key, value = (x + part for x, part in zip((query, key, value), parts, strict=True))
-    count = _integer(attributes, "num_heads", 1)
+    count = integer(attributes, "num_heads", 1)
     query, key, value = (_heads(x, count) for x in (query, key, value))
     if past_key is not None:
         key, value = (np.concatenate(pair, axis=2) for pair in ((past_key, key), (_needed(past_value), value)))
@@ -130,7 +131,7 @@ def multi_head(operator: Operator, attributes: _Attributes, operands: _Operands)
     if padding is not None:
         if padding.ndim != 2:
             raise UnwrittenError
-        filler = _number(attributes, "mask_filter_value", -10000.0)
+        filler = number(attributes, "mask_filter_value", -10000.0)
         scores = scores + np.where(padding[:, None, None, :] > 0, 0.0, filler)
     if attributes.get("unidirectional", 0):
         scores = scores + _causal(query.shape[2], key.shape[2])
@@ -147,7 +148,7 @@ def packed_attention(operator: Operator, attributes: _Attributes, operands: _Ope
     made = made if bias is None else made + bias
     given = attributes.get("qkv_hidden_sizes")
     sizes = [int(size) for size in given] if isinstance(given, tuple) else [made.shape[-1] // 3] * 3
-    count = _integer(attributes, "num_heads", 1)
+    count = integer(attributes, "num_heads", 1)
     query, key, value = (_heads(part, count) for part in np.split(made, np.cumsum(sizes)[:-1], axis=-1))
     causal = _causal(query.shape[2], key.shape[2]) if attributes.get("unidirectional", 0) else 0.0
     return [_attended(attributes, query, key, value, causal)]
@@ -159,7 +160,7 @@ def group_query(operator: Operator, attributes: _Attributes, operands: _Operands
     query, key, value, past_key, past_value, lengths, total, cos, sin = _given(operands, 9)
     told = {name: value for name, value in attributes.items() if _NEUTRAL.get(name) != value}
     _only(told, "num_heads", "kv_num_heads", "scale", "do_rotary", "rotary_interleaved")
-    count, kv_count = (_integer(attributes, name, 1) for name in ("num_heads", "kv_num_heads"))
+    count, kv_count = (integer(attributes, name, 1) for name in ("num_heads", "kv_num_heads"))
     query = _needed(query)
     if key is None or value is None:
         width = query.shape[-1] // (count + 2 * kv_count)
@@ -186,7 +187,7 @@ def n_bits(operator: Operator, attributes: _Attributes, operands: _Operands) -> 
     data, packed, scales, zeros, groups, bias = _given(operands, 6)
     if groups is not None:
         raise UnwrittenError
-    packed, bits = _needed(packed), _integer(attributes, "bits", 4)
+    packed, bits = _needed(packed), integer(attributes, "bits", 4)
     rows, blocks = packed.shape[:2]
     values = numbers(packed, bits)
     points = np.full((rows, blocks), float(1 << (bits - 1)))
@@ -194,20 +195,8 @@ def n_bits(operator: Operator, attributes: _Attributes, operands: _Operands) -> 
         points = zeros.reshape(rows, -1)
         points = numbers(points, bits)[:, :blocks] if points.dtype == np.uint8 else points
     weight = (values - points[..., None]) * _needed(scales).reshape(rows, blocks, 1)
-    made = _needed(data) @ weight.reshape(rows, -1)[:, : _integer(attributes, "K", 0)].T
+    made = _needed(data) @ weight.reshape(rows, -1)[:, : integer(attributes, "K", 0)].T
     return [made if bias is None else made + bias]
-
-
-def _integer(attributes: _Attributes, name: str, default: int) -> int:
-    value = attributes.get(name, default)
-    assert isinstance(value, int)
-    return value
-
-
-def _number(attributes: _Attributes, name: str, default: float) -> float:
-    value = attributes.get(name, default)
-    assert isinstance(value, int | float)
-    return float(value)
 
 
 DEFINITIONS: Mapping[str, Definition] = {

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from shardplan.model.attributes import integers
 from shardplan.model.types import AttributeValue, Operator
 
 Array = NDArray[Any]
@@ -21,14 +22,14 @@ _SPACE = (2, 3)
 
 def pooled(operator: Operator, attributes: Mapping[str, AttributeValue], data: Array) -> list[Array] | None:
     """`MaxPool` without indices, `AveragePool`, over images [N, C, H, W] with explicit pads; None for other forms."""
-    kernel = _numbers(attributes, "kernel_shape", (0, 0))
-    pads, strides = _numbers(attributes, "pads", (0,) * 4), _numbers(attributes, "strides", (1, 1))
+    kernel = integers(attributes, "kernel_shape", (0, 0))
+    pads, strides = integers(attributes, "pads", (0,) * 4), integers(attributes, "strides", (1, 1))
     plain = (
         data.ndim == len(_SPACE) + 2 and data.dtype == np.float64
         and len(operator.outputs) == 1
         and attributes.get("auto_pad", "NOTSET") == "NOTSET"
         and not attributes.get("ceil_mode", 0)
-        and set(_numbers(attributes, "dilations", (1,))) == {1}
+        and set(integers(attributes, "dilations", (1,))) == {1}
     )  # fmt: skip
     if not plain:
         return None
@@ -46,9 +47,3 @@ def _windows(data: Array, kernel: Sequence[int], pads: Sequence[int], strides: S
     around = ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))
     padded = np.pad(data, around, constant_values=filler)
     return sliding_window_view(padded, tuple(kernel), axis=_SPACE)[:, :, :: strides[0], :: strides[1]]
-
-
-def _numbers(attributes: Mapping[str, AttributeValue], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    value = attributes.get(name) or default
-    assert isinstance(value, tuple)
-    return tuple(int(number) for number in value)

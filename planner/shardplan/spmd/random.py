@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
+from shardplan.model.attributes import integer, number
 from shardplan.model.types import AttributeValue, Operator
 
 Array = NDArray[Any]
@@ -45,7 +46,7 @@ def drawn_shape(operator: Operator, operands: Sequence[Array | None]) -> tuple[i
     data = operands[0]
     assert data is not None
     if operator.kind == "Multinomial":
-        return data.shape[0], _integer(operator.attributes, "sample_size", 1)
+        return data.shape[0], integer(operator.attributes, "sample_size", 1)
     return data.shape
 
 
@@ -54,11 +55,11 @@ def results(operator: Operator, operands: Sequence[Array | None], shape: tuple[i
     attributes, kind = operator.attributes, operator.kind
     generator = np.random.default_rng(_key(operator))
     if kind.startswith("RandomNormal"):
-        made = _number(attributes, "mean", 0.0) + _number(attributes, "scale", 1.0) * generator.standard_normal(shape)
+        made = number(attributes, "mean", 0.0) + number(attributes, "scale", 1.0) * generator.standard_normal(shape)
         return [piece(made)]
     uniform = generator.random(shape)
     if kind.startswith("RandomUniform"):
-        low, high = _number(attributes, "low", 0.0), _number(attributes, "high", 1.0)
+        low, high = number(attributes, "low", 0.0), number(attributes, "high", 1.0)
         return [piece(low + (high - low) * uniform)]
     mine, data = piece(uniform), operands[0]
     assert data is not None
@@ -72,7 +73,7 @@ def results(operator: Operator, operands: Sequence[Array | None], shape: tuple[i
 def _dropped(attributes: _Attributes, operands: Sequence[Array | None], data: Array, uniform: Array) -> list[Array]:
     """`Dropout`: what is kept grows, so that the mean stays."""
     given = operands[1] if len(operands) > 1 else None
-    ratio = _number(attributes, "ratio", 0.5) if given is None else float(given)
+    ratio = number(attributes, "ratio", 0.5) if given is None else float(given)
     kept = uniform >= ratio
     return [np.where(kept, data / (1.0 - ratio), np.zeros((), data.dtype)), kept]
 
@@ -87,7 +88,7 @@ def _picked(scores: Array, uniform: Array) -> Array:
 
 def _typed(attributes: _Attributes, made: Array, usual: np.dtype[Any]) -> Array:
     """`made` in the element type that the attribute asks for; floats stay in double precision."""
-    asked = _integer(attributes, "dtype", 0)
+    asked = integer(attributes, "dtype", 0)
     wanted = helper.tensor_dtype_to_np_dtype(asked) if asked else usual
     return made.astype(np.float64 if np.dtype(wanted).name in {"float16", "float32", "bfloat16"} else wanted)
 
@@ -95,15 +96,3 @@ def _typed(attributes: _Attributes, made: Array, usual: np.dtype[Any]) -> Array:
 def _key(operator: Operator) -> int:
     text = f"{operator.attributes.get('seed', '')}:{operator.name}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
-
-
-def _number(attributes: _Attributes, name: str, default: float) -> float:
-    value = attributes.get(name, default)
-    assert isinstance(value, int | float)
-    return float(value)
-
-
-def _integer(attributes: _Attributes, name: str, default: int) -> int:
-    value = attributes.get(name, default)
-    assert isinstance(value, int)
-    return value

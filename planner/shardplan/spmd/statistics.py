@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardplan.model.attributes import integer, integers, number
 from shardplan.spmd.evaluate import evaluate
 from shardplan.spmd.localise import refuse
 from shardplan.spmd.program import Array, Local, Site
@@ -36,9 +37,7 @@ def _row_dims(site: Site) -> tuple[int, ...]:
 
 
 def _axis(site: Site, default: int) -> int:
-    axis = site.operator.attributes.get("axis", default)
-    assert isinstance(axis, int)
-    return axis
+    return integer(site.operator.attributes, "axis", default)
 
 
 def _first(operands: Operands) -> Array:
@@ -64,7 +63,7 @@ def layer_norm(site: Site, local: Local, operands: Operands, coordinates: Coordi
     dims = tuple(range(_axis(site, -1) % data.ndim, data.ndim))
     centre = site.kind == "LayerNormalization"
     mean, square = yield from _moments(site, data, dims, centre=centre)
-    inverse = 1 / np.sqrt(square + _number(local, "epsilon", 1e-5))
+    inverse = 1 / np.sqrt(square + number(local.attributes, "epsilon", 1e-5))
     made = _affine((data - mean) * inverse, operands, ())
     return [made, mean, inverse][: len(site.operator.outputs)]
 
@@ -79,7 +78,7 @@ def skip_norm(site: Site, local: Local, operands: Operands, coordinates: Coordin
     shift, bias = (None, rest[0]) if is_rms else (rest[0], rest[1])
     total = data + residual if bias is None else data + residual + bias
     mean, square = yield from _moments(site, total, (total.ndim - 1,), centre=not is_rms)
-    inverse = 1 / np.sqrt(square + _number(local, "epsilon", 1e-12))
+    inverse = 1 / np.sqrt(square + number(local.attributes, "epsilon", 1e-12))
     made = _affine((total - mean) * inverse, [None, scale, shift], ())
     return [made, mean, inverse, total][: len(site.operator.outputs)]
 
@@ -88,11 +87,10 @@ def channel_norm(site: Site, local: Local, operands: Operands, coordinates: Coor
     """`InstanceNormalization`, `GroupNormalization`: statistics of one channel, or of one group of them."""
     del coordinates
     data = _first(operands)
-    groups = local.attributes.get("num_groups", data.shape[1])
-    assert isinstance(groups, int)
+    groups = integer(local.attributes, "num_groups", data.shape[1])
     grouped = data.reshape(data.shape[0], groups, -1)
     mean, square = yield from _moments(site, grouped, (2,))
-    made = ((grouped - mean) / np.sqrt(square + _number(local, "epsilon", 1e-5))).reshape(data.shape)
+    made = ((grouped - mean) / np.sqrt(square + number(local.attributes, "epsilon", 1e-5))).reshape(data.shape)
     per_group = operands[1] is not None and operands[1].shape[0] != data.shape[1]
     repeat = data.shape[1] // groups if per_group else 1
     scales = [None if array is None else np.repeat(array, repeat) for array in operands[1:]]
@@ -107,12 +105,6 @@ def _affine(data: Array, operands: Operands, expand: tuple[slice | None, ...]) -
     return data if bias is None else data + bias[expand]
 
 
-def _number(local: Local, name: str, default: float) -> float:
-    value = local.attributes.get(name, default)
-    assert isinstance(value, float)
-    return value
-
-
 def batch_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
     """`BatchNormalization` in training: statistics of the whole batch, and running averages of them."""
     del coordinates
@@ -122,8 +114,8 @@ def batch_norm(site: Site, local: Local, operands: Operands, coordinates: Coordi
     assert old_square is not None
     dims = (0, *range(2, data.ndim))
     mean, square = yield from _moments(site, data, dims)
-    made = (data - mean) / np.sqrt(square + _number(local, "epsilon", 1e-5))
-    keep = _number(local, "momentum", 0.9)
+    made = (data - mean) / np.sqrt(square + number(local.attributes, "epsilon", 1e-5))
+    keep = number(local.attributes, "momentum", 0.9)
     averages = [old * keep + new.reshape(-1) * (1 - keep) for old, new in ((old_mean, mean), (old_square, square))]
     made = _affine(made, operands, (slice(None), *[None] * (data.ndim - 2)))
     return [made, *averages, mean.reshape(-1), square.reshape(-1)][: len(site.operator.outputs)]
@@ -133,8 +125,7 @@ def lp_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinat
     """`LpNormalization`: each line by its norm."""
     del coordinates
     data = _first(operands)
-    power = local.attributes.get("p", 2)
-    assert isinstance(power, int)
+    power = integer(local.attributes, "p", 2)
     dim = _axis(site, -1) % data.ndim
     total = yield from all_reduce((np.abs(data) ** power).sum(axis=dim, keepdims=True), site.communicates)
     norm = total ** (1 / power)
@@ -145,8 +136,7 @@ def mean_variance(site: Site, local: Local, operands: Operands, coordinates: Coo
     """`MeanVarianceNormalization`: no scale, and 1e-9 beside the deviation."""
     del coordinates
     data = _first(operands)
-    axes = local.attributes.get("axes", (0, 2, 3))
-    assert isinstance(axes, tuple)
+    axes = integers(local.attributes, "axes", (0, 2, 3))
     mean, square = yield from _moments(site, data, tuple(int(axis) % data.ndim for axis in axes))
     return [(data - mean) / (np.sqrt(square) + 1e-9)]
 
@@ -175,8 +165,7 @@ def log_sum_exp(site: Site, local: Local, operands: Operands, coordinates: Coord
 def global_norm(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
     """`GlobalLpPool`: sums of powers before the root."""
     del coordinates
-    power = local.attributes.get("p", 2)
-    assert isinstance(power, int | float)
+    power = number(local.attributes, "p", 2)
     part = evaluate(site.operator, local.attributes, operands)[0]
     return [(yield from all_reduce(part**power, site.communicates)) ** (1 / power)]
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardplan.model.attributes import integer
 from shardplan.model.types import CONTROL, Border, Operator
 from shardplan.spmd.program import Array, Compute, Instruction, flat
 from shardplan.spmd.random import DRAWING
@@ -48,7 +49,7 @@ class Turns:
         """Whether the result is what it will be: a stack grows until the last turn."""
         if not is_border(operator) or operator.op_type != Border.STACK:
             return True
-        return self.now[operator.loops[-1]] == _integer(operator, "turns") - 1
+        return self.now[operator.loops[-1]] == integer(operator.attributes, "turns") - 1
 
     def result(self, operator: Operator, operands: Sequence[Array | None], before: Array | None) -> Array:
         """What a border or choice operator makes in this turn; `before`: the result of `before(operator)`."""
@@ -62,11 +63,11 @@ class Turns:
             return given[0] if before is None else before
         if kind == Border.LEAVE:
             return given[0]
-        axis, backwards = _integer(operator, "axis"), bool(_integer(operator, "backwards"))
+        axis, backwards = integer(operator.attributes, "axis"), bool(integer(operator.attributes, "backwards"))
         if kind == Border.EACH:
             size = given[0].shape[axis]
             return np.asarray(given[0].take(size - 1 - turn if backwards else turn, axis=axis))
-        return _stacked(given[0], before, axis, turn, _integer(operator, "turns"), backwards=backwards)
+        return _stacked(given[0], before, axis, turn, integer(operator.attributes, "turns"), backwards=backwards)
 
 
 def _stacked(entry: Array, before: Array | None, axis: int, turn: int, turns: int, *, backwards: bool) -> Array:
@@ -84,10 +85,4 @@ def is_border(operator: Operator) -> bool:
 
 
 def _carry(operator: Operator) -> tuple[tuple[str, ...], int]:
-    return operator.loops, _integer(operator, "carry")
-
-
-def _integer(operator: Operator, name: str) -> int:
-    value = operator.attributes[name]
-    assert isinstance(value, int)
-    return value
+    return operator.loops, integer(operator.attributes, "carry")

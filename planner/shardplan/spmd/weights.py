@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import external_data_helper, numpy_helper
 
-from shardplan.model.attributes import has_data
+from shardplan.model.attributes import has_data, integer
 from shardplan.model.types import Model, Operator, Tensor
 from shardplan.rules import model_rules
 from shardplan.rules.types import Rule
@@ -179,14 +179,12 @@ def _limits_at(model: Model, operator: Operator, limits: Mapping[str, int]) -> I
     if kind in {"ScatterElements", "Scatter"} and isinstance(axis, int):
         yield inputs[1], model.tensors[inputs[0]].shape[axis % rank]
     if kind in {"GatherND", "ScatterND"}:
-        batch = operator.attributes.get("batch_dims", 0)
+        batch = integer(operator.attributes, "batch_dims", 0)
         picked = model.tensors[inputs[1]].shape[-1]
-        assert isinstance(batch, int)
         yield inputs[1], min(model.tensors[inputs[0]].shape[batch : batch + picked], default=1)
     if kind == "TensorScatter" and len(inputs) > 2:
         cached, update = (model.tensors[name].shape for name in inputs[:2])
-        place = operator.attributes.get("axis", -2)
-        assert isinstance(place, int)
+        place = integer(operator.attributes, "axis", -2)
         yield inputs[2], cached[place] - update[place] + 1
     if kind == "RotaryEmbedding" and len(inputs) > 3:
         yield inputs[3], model.tensors[inputs[1]].shape[0]
