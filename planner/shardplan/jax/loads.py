@@ -12,15 +12,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
-from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.jax.device_mesh import check_mesh
 from shardplan.jax.layouts import leaf_spec, path_name
 from shardplan.jax.trees import Leaf, Names, match_leaves
-from shardplan.loading.checkpoint import Checkpoint, open_checkpoint
+from shardplan.loading.checkpoint import open_checkpoint
 from shardplan.loading.header import Entry
-from shardplan.plan.orientation import checkpoint_shape
+from shardplan.loading.sources import sources_of
 from shardplan.plan.types import Plan
-from shardplan.runtime.names import Named
 
 Array = NDArray[Any]
 Index = tuple[slice, ...]
@@ -59,7 +57,7 @@ def load(
     shapes = {name: tuple(leaf.shape) for name, leaf in given.items()}
     leaves = match_leaves(plan, shapes, names, ignore=ignore, strict=strict)
     checkpoint = open_checkpoint(path)
-    sources = _sources(checkpoint, [named for leaf in leaves.values() for named in leaf.parameters])
+    sources = sources_of(checkpoint, [named.decision for leaf in leaves.values() for named in leaf.parameters])
     found = []
     for name, leaf in given.items():
         if name not in leaves:
@@ -71,30 +69,6 @@ def load(
         read = _reader(views, leaf.dtype, stacked=matched.stacked)
         found.append(jax.make_array_from_callback(shapes[name], sharding, read))
     return jax.tree_util.tree_unflatten(structure, found)
-
-
-def _sources(checkpoint: Checkpoint, wanted: Sequence[Named]) -> dict[str, Entry]:
-    """Checkpoint name -> where its data is; tied weights may be there under any of their names."""
-    found: dict[str, Entry] = {}
-    faults: list[Diagnostic] = []
-    for named in wanted:
-        decision = named.decision
-        entry = next(
-            (checkpoint.entries[n] for n in (decision.checkpoint, *decision.aliases) if n in checkpoint.entries), None
-        )
-        shape = checkpoint_shape(decision.shape, decision.perm)
-        if entry is None:
-            hint = did_you_mean(decision.checkpoint, checkpoint.entries)
-            summary = f"the checkpoint has no tensor '{decision.checkpoint}'"
-            faults.append(error("missing-weight", summary, file=str(checkpoint.path), hint=hint))
-        elif entry.shape != shape:
-            summary = f"'{entry.name}' has shape {list(entry.shape)} in the checkpoint, the plan has {list(shape)}"
-            faults.append(error("wrong-weight-shape", summary, file=str(entry.file)))
-        else:
-            found[decision.checkpoint] = entry
-    if faults:
-        raise ShardplanError(*faults)
-    return found
 
 
 def _view(entry: Entry, leaf: Leaf) -> Array:

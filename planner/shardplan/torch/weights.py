@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.errors import ShardplanError, error
 from shardplan.loading.checkpoint import Checkpoint, open_checkpoint
-from shardplan.loading.header import Entry
 from shardplan.loading.presharded import MANIFEST, iterate_presharded
 from shardplan.loading.ranged import Reader
-from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
+from shardplan.loading.sources import sources_of
+from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Plan
 from shardplan.runtime.names import Named, Rename
 from shardplan.runtime.shards import runs_of
@@ -79,7 +79,7 @@ def _present(model: nn.Module, applied: Applied) -> dict[str, Named]:
 
 def _fill(model: nn.Module, applied: Applied, checkpoint: Checkpoint) -> None:
     present = _present(model, applied)
-    sources = _sources(checkpoint, present.values())
+    sources = sources_of(checkpoint, [named.decision for named in present.values()])
     grid = applied.grid
     with Reader() as reader, torch.no_grad():
         for name, named in present.items():
@@ -120,28 +120,6 @@ def _to_stored(part: Tensor, named: Named, applied: Applied) -> Tensor:
     kept = kept_layout(named).forward
     route = applied.engine.router.route(kept, named.layout.forward, named.shape, has_gradient=False)
     return run_steps(part.to(applied.grid.device), kept, route.forward, named.shape, applied.grid)
-
-
-def _sources(checkpoint: Checkpoint, wanted: Iterable[Named]) -> dict[str, Entry]:
-    """Checkpoint name -> where its data is; tied weights may be there under any of their names."""
-    found: dict[str, Entry] = {}
-    faults: list[Diagnostic] = []
-    for decision in {named.decision.checkpoint: named.decision for named in wanted}.values():
-        names = (decision.checkpoint, *decision.aliases)
-        entry = next((checkpoint.entries[name] for name in names if name in checkpoint.entries), None)
-        shape = checkpoint_shape(decision.shape, decision.perm)
-        if entry is None:
-            hint = did_you_mean(decision.checkpoint, checkpoint.entries)
-            summary = f"the checkpoint has no tensor '{decision.checkpoint}'"
-            faults.append(error("missing-weight", summary, file=str(checkpoint.path), hint=hint))
-        elif entry.shape != shape:
-            summary = f"'{entry.name}' has shape {list(entry.shape)} in the checkpoint, the plan has {list(shape)}"
-            faults.append(error("wrong-weight-shape", summary, file=str(entry.file)))
-        else:
-            found[decision.checkpoint] = entry
-    if faults:
-        raise ShardplanError(*faults)
-    return found
 
 
 def _as_tensor(array: Any, dtype: str, named: Named | None = None) -> Tensor:
