@@ -22,9 +22,10 @@ from shardplan.loading import split as splitting
 from shardplan.loading.assign import assign
 from shardplan.loading.checkpoint import open_checkpoint
 from shardplan.loading.header import read_header
+from shardplan.loading.layout import MANIFEST
 from shardplan.loading.load import load_rank
 from shardplan.loading.presharded import load_presharded, open_presharded
-from shardplan.loading.split import JOURNAL, MANIFEST, split
+from shardplan.loading.split import JOURNAL, split
 from shardplan.plan.file import write_plan
 from shardplan.runtime.arrays import assemble, cut
 from shardplan.runtime.shards import shard_of

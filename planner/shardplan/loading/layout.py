@@ -12,6 +12,7 @@ from shardplan.loading.assign import Assignment, Part
 from shardplan.plan.orientation import dim_axes, dim_segments
 
 FORMAT_VERSION = "1.0"
+MANIFEST = "split.json"
 OURS = ("rank-", "shard-")
 """How names of our files begin."""
 

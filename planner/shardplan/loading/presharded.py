@@ -10,12 +10,11 @@ from typing import Any, NoReturn
 
 from shardplan.errors import ShardplanError, error
 from shardplan.loading.header import Entry, read_header
-from shardplan.loading.layout import OURS
+from shardplan.loading.layout import MANIFEST, OURS
 from shardplan.loading.load import LocalTensor
 from shardplan.loading.ranged import Reader
 
 MAJOR = "1"
-MANIFEST = "split.json"
 
 
 @dataclass(frozen=True)

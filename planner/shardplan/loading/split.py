@@ -24,12 +24,12 @@ import numpy as np
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.loading.assign import Assignment, Part
 from shardplan.loading.header import Entry
-from shardplan.loading.layout import OURS, RankFile, SplitLayout, lay_out, manifest
+from shardplan.loading.layout import MANIFEST, OURS, RankFile, SplitLayout, lay_out, manifest
 from shardplan.loading.load import renumber
 from shardplan.loading.ranged import WINDOW_BYTES, Array, Reader, Window, kept, windows
 from shardplan.runtime.shards import Run, Runs
+from shardplan.units import size
 
-MANIFEST = "split.json"
 JOURNAL = ".split-journal.json"
 PART = ".part"
 SYNC_BYTES = 256 << 20
@@ -100,8 +100,8 @@ def _write_all(
             for entry in assignment.checkpoint:
                 if entry.name in journal.done:
                     continue
-                for size in _copy(reader, outputs, entry, layout.files):
-                    done += size
+                for copied in _copy(reader, outputs, entry, layout.files):
+                    done += copied
                     progress(done, total, entry.name)
                 journal.done.add(entry.name)
                 unsafe += entry.size_bytes
@@ -309,8 +309,6 @@ def _check_space(folder: Path, layout: SplitLayout, journal: _Journal) -> None:
     there = sum((path.stat().st_blocks * 512) for path in _left_over(folder, PART)) if journal.done else 0
     free = shutil.disk_usage(folder).free
     if layout.size_bytes - there > free:
-        from shardplan.units import size  # noqa: PLC0415
-
         summary = f"the split takes {size(layout.size_bytes - there)}, and {size(free)} is free there"
         raise ShardplanError(error("no-space", summary, file=str(folder), hint="name a folder on another file system"))
 

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from shardplan.errors import ShardplanError, error
 from shardplan.loading.checkpoint import Checkpoint, open_checkpoint
-from shardplan.loading.presharded import MANIFEST, iterate_presharded
+from shardplan.loading.layout import MANIFEST
+from shardplan.loading.presharded import iterate_presharded
 from shardplan.loading.ranged import Reader
 from shardplan.loading.sources import sources_of
 from shardplan.plan.orientation import checkpoint_layout
