@@ -4,6 +4,7 @@ everything heavy is imported inside the verb that needs it."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -35,6 +36,8 @@ from shardplan.verbs.split import split
 from shardplan.verbs.sweep import sweep
 from shardplan.verbs.timeline import timeline
 from shardplan.verbs.verify import verify
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _PipeClosedError(Exception):
@@ -129,7 +132,18 @@ def _main(given: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail(run, given, [error("interrupted", "interrupted before there was a result")], EXIT_INTERRUPTED)
     except Exception as problem:  # noqa: BLE001 - the last resort: a person gets a sentence, not a traceback
+        if isinstance(problem, OSError) and problem.errno in _FULL:
+            return _refuse_full(problem)
         return _report(run, given, problem)
+
+
+def _refuse_full(problem: OSError) -> int:
+    """What is left of the output goes nowhere, nor can a document be printed: there is no room for it."""
+    reason = (problem.strerror or str(problem)).lower()
+    diagnostic = error("unwritable-output", f"cannot write all of the output: {reason}", file=problem.filename)
+    click.echo(str(diagnostic), err=True)
+    _stop_writing()
+    return EXIT_USAGE
 
 
 def _report(run: _Run, given: list[str], problem: Exception) -> int:
@@ -150,6 +164,10 @@ def _fail(run: _Run, given: list[str], diagnostics: Sequence[Diagnostic], code: 
         sys.stdout.flush()
     except BrokenPipeError:
         return _stop_writing()
+    except OSError as problem:
+        if problem.errno in _FULL:
+            return _refuse_full(problem)
+        raise
     return code
 
 

@@ -92,6 +92,15 @@ def test_an_interrupt_is_130(mlp):
     assert "error[interrupted]" in said
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("command", [["profiles"], ["profiles", "--json"], ["profiles", "show", "absent", "--json"]])
+def test_a_full_disk_is_no_defect(folder, command):
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run([*COMMAND, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "error[unwritable-output]: cannot write all of the output: no space left on device"
+    assert (run.returncode, run.stderr.splitlines()[-1]) == (2, said)
+
+
 def test_a_reader_that_stops_reading_is_141(mlp):
     reading, writing = os.pipe()
     os.close(reading)

@@ -57,7 +57,7 @@ class TestCodes:
 
     @pytest.mark.parametrize(("extra", "code"), [((), 0), (("--require-optimal",), 4)])
     def test_limit_with_a_plan(self, shardplan, mlp, planned, extra, code):
-        planned(example_plan(summary=example_summary(outcome="feasible", gap=0.0123)))
+        planned(example_plan(summary=example_summary(outcome="feasible", gap=0.5, step_bound_ns=40_727_382)))
         run = shardplan(*SOLVE, *extra)
         assert run.code == code
         assert run.err == (

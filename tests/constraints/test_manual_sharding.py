@@ -225,7 +225,14 @@ def test_a_factor_that_only_some_of_the_operators_have(read):
     model = read(MLP)
     plan = plan_of(model, 'operators: {"*": {gpu: not n, machine: not n}}')
     assert not any("n" in operator.split for operator in plan.operators if operator.op_type == "MatMul")
-    assert "has no factor 'q' that can be split" in refused(read, 'operators: {"*": {gpu: q}}')
+
+
+def test_a_factor_that_none_of_the_operators_has_is_said_once(read):
+    assert refused(read, 'operators: {"*": {gpu: q}}') == (
+        "fixed.yaml:1:18: error[unknown-factor]: 'MatMul_0' has no factor 'q' that can be split, nor has any of the "
+        "7 others that match\n"
+        "  'MatMul_0' is m k, k n -> m n; it may split k, m, n"
+    )
 
 
 def test_axes(read):
@@ -270,6 +277,37 @@ def test_a_pattern_that_matches_nothing(read):
         "fixed.yaml:2:8: error[no-match]: no parameter matches 'ww1'\n"
         "  there are b1, b2, w1, w2\n"
         "hint: did you mean 'w1'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("*.up.weigth", "*.up.weight"),
+        ("layers.*.upp.weight", "layers.*.up.weight"),
+        ("layers.{0-1}.up.wieght", "layers.{0-1}.up.weight"),
+        ("layers.0.up.wieght", "layers.0.up.weight"),
+    ],
+)
+def test_a_misspelt_pattern_keeps_what_is_right_of_it(read, written, meant):
+    names = [f"layers.{number}.{part}.weight" for number in (0, 1) for part in ("up", "down")]
+    model = read(MLP)
+    weights = [replace(weight, name=name, onnx=name) for weight, name in zip(model.parameters, names, strict=True)]
+    model = replace(model, parameters=tuple(weights))
+    with pytest.raises(ShardplanError) as caught:
+        plan_of(model, f'parameters: {{"{written}": replicate}}')
+    (said,) = caught.value.diagnostics
+    assert (said.summary, said.detail, said.hint) == (
+        f"no parameter matches '{written}'",
+        "there are layers.*.down.weight, layers.*.up.weight",
+        f"did you mean '{meant}'?",
+    )
+
+
+def test_names_for_some_of_the_axes_only(read):
+    said = "error[unknown-axis]: mesh_axis_names has 1 name; the mesh is machine=2 x gpu=2"
+    assert refused(read, "mesh_axis_names: [data]\nparameters:\n  w1: replicate\n  w2: [data]\n") == (
+        f"fixed.yaml:3:7: {said}"
     )
 
 

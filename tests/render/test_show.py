@@ -46,6 +46,10 @@ def test_the_largest_are_shown_and_the_rest_counted(drawn, monkeypatch):
             {"outcome": "interrupted", "bound_ns": 40_000_000, "gap": 0.0299},
             "the search was interrupted; within 3.0 % of the best possible (bound 40 ms)",
         ),
+        (  # what was minimised is near its bound, and the step is not: it is the step that people read
+            {"outcome": "interrupted", "bound_ns": 40_000_000, "gap": 0.0299, "step_bound_ns": 20_000_000},
+            "the search was interrupted; within 51.5 % of the best possible (bound 20 ms)",
+        ),
     ],
 )
 def test_proof(drawn, changes, proof):

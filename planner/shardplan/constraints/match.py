@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.folding import folded
+from shardplan.folding import pattern as pattern_of
 from shardplan.model.types import Model
 from shardplan.patterns import matches
 
+_SHOWN = 8
+"""Names, or patterns of names, that a refusal lists."""
 _CALLED = {
     "inputs": "input",
     "outputs": "output",
@@ -106,9 +110,28 @@ def _no_match(constraint: Constraint, known: Iterable[str]) -> Diagnostic:
         summary = f"there is no {what} number {int(constraint.pattern[1:]) + 1}; the model has {len(names)}"
         return error("no-match", summary, **constraint.where)
     summary = f"no {what} matches '{constraint.pattern}'"
-    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    hint = did_you_mean(constraint.pattern, names) or _with_stars(constraint.pattern, names)
+    hint = (
+        did_you_mean(constraint.pattern, _rewritten(constraint.pattern, names))
+        or did_you_mean(constraint.pattern, names)
+        or _with_stars(constraint.pattern, names)
+    )
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(pattern_of(name), []).append(name)
+    kinds = [folded(group, names) for group in alike.values()]
+    shown = ", ".join(kinds[:_SHOWN]) + (", …" if len(kinds) > _SHOWN else "")
     return error("no-match", summary, detail=f"there are {shown}" if names else "", hint=hint, **constraint.where)
+
+
+def _rewritten(pattern: str, names: Iterable[str]) -> set[str]:
+    """`pattern` with every part that differs from a name's replaced by that, from the end: what it may have meant."""
+    parts, found = pattern.split("."), set()
+    for name in names:
+        theirs = name.split(".")[-len(parts) :]
+        if len(theirs) == len(parts):
+            meant = ".".join(own if matches(its, own) else its for own, its in zip(parts, theirs, strict=True))
+            found |= {meant} if matches(name, meant) else set()
+    return found
 
 
 def _with_stars(pattern: str, names: Iterable[str]) -> str:

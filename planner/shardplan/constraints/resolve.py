@@ -74,6 +74,8 @@ def resolve(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> Wish
     `ShardplanError` with every constraint that matches nothing, names an axis that is not there, or cannot be had.
     """
     resolver = _Resolver(model, mesh)
+    for constraint in constraints:
+        resolver.check_aliases(constraint)
     for constraint, targets in resolver.tensor_targets(constraints):
         for target in targets:
             resolver.want_dims(constraint, target)
@@ -97,6 +99,7 @@ class _Resolver:
         self.operators: list[OperatorWish] = []
         self.forbidden: set[tuple[CollectiveKind, int]] = set()
         self.problems: list[Diagnostic] = []
+        self._misnamed: set[str] = set()
         self._alike: dict[Diagnostic, set[str]] = {}
         self._first: dict[tuple[int, str], Diagnostic] = {}
 
@@ -199,9 +202,7 @@ class _Resolver:
     def axis(self, constraint: Constraint, name: str) -> int | None:
         """Number of the mesh axis called `name`, under its own name or that of the file; None after noting a fault."""
         aliases = constraint.aliases
-        if aliases and len(aliases) != len(self.mesh):
-            summary = f"mesh_axis_names has {len(aliases)} names; the mesh is {self.mesh}"
-            self.problem(constraint, "unknown-axis", summary)
+        if not self.check_aliases(constraint):
             return None
         for names in (aliases, self.mesh.names):
             if name in names:
@@ -210,6 +211,17 @@ class _Resolver:
         hint = did_you_mean(name, known) or f"its axes are {', '.join(known)}"
         self.problem(constraint, "unknown-axis", f"the mesh {self.mesh} has no axis '{name}'", hint=hint)
         return None
+
+    def check_aliases(self, constraint: Constraint) -> bool:
+        """Whether the file of `constraint` names all axes or none; a fault is said once for all of its constraints."""
+        aliases, file = constraint.aliases, constraint.mark.file
+        if not aliases or len(aliases) == len(self.mesh):
+            return True
+        if file not in self._misnamed:
+            self._misnamed.add(file)
+            summary = f"mesh_axis_names has {len(aliases)} name{'s' * (len(aliases) != 1)}; the mesh is {self.mesh}"
+            self.problem(constraint, "unknown-axis", summary)
+        return False
 
     def check_divides(self, constraint: Constraint, target: Target, dim: int, axes: Sequence[int]) -> None:
         size, ways = self.model.tensor(target.tensor).shape[dim], self.mesh.ways(axes)

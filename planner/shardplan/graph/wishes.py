@@ -46,12 +46,11 @@ def bearings(built: CostGraph, wishes: Wishes) -> tuple[Bearing, ...]:
         space = built.kept[wish.tensor]
         mask = _dims_mask(space, wish.dims) if isinstance(wish, TensorWish) else _axis_mask(space, wish)
         found.append(Bearing(wish.constraint, ("kept", wish.tensor), mask))
-    offered = _offered(built, wishes)
+    problems += _unknown_factors(built, wishes)
     for wanted in wishes.operators:
-        problems += _unknown_factors(built, wanted, offered[wanted.constraint])
         name = built.model.operators[wanted.operator].name
         found.append(Bearing(wanted.constraint, ("operator", name), _splits_mask(built, wanted)))
-    problems += _clashes(built, found) if not problems else []
+    problems += _without_repeats(_clashes(built, found)) if not problems else []
     if problems:
         raise ShardplanError(*problems)
     return tuple(found)
@@ -159,20 +158,42 @@ def _offered(built: CostGraph, wishes: Wishes) -> Mapping[Constraint, frozenset[
     return offered
 
 
-def _unknown_factors(built: CostGraph, wish: OperatorWish, offered: frozenset[str]) -> list[Diagnostic]:
-    rule, name = built.rules[wish.operator], built.model.operators[wish.operator].name
-    known = sorted(_factors(built, wish.operator))
-    shown = f"'{name}' is {rule.equation}; it may split {', '.join(known) or 'nothing'}"
+def _unknown_factors(built: CostGraph, wishes: Wishes) -> list[Diagnostic]:
+    """One diagnostic for every factor that no operator of its constraint has, about the operator with the most."""
+    offered, about = _offered(built, wishes), dict[Constraint, list[OperatorWish]]()
+    for wish in wishes.operators:
+        about.setdefault(wish.constraint, []).append(wish)
+    problems = []
+    for constraint, together in about.items():
+        most = max(together, key=lambda wish: len(_factors(built, wish.operator))).operator
+        name, known = built.model.operators[most].name, sorted(_factors(built, most))
+        shown = f"'{name}' is {built.rules[most].equation}; it may split {', '.join(known) or 'nothing'}"
+        others = len(together) - 1
+        too = f", nor has any of the {others} others that match" if others else ""
+        problems += [
+            error(
+                "unknown-factor",
+                f"'{name}' has no factor '{factor}' that can be split{too}",
+                detail=shown,
+                hint=did_you_mean(factor, known),
+                **constraint.where,
+            )
+            for _, factor, _ in together[0].splits
+            if factor and factor not in offered[constraint]
+        ]
+    return problems
+
+
+def _without_repeats(problems: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Of what is wrong in one way with one constraint the first, which says how many more there are."""
+    groups: dict[tuple[object, ...], list[Diagnostic]] = {}
+    for problem in problems:
+        groups.setdefault((problem.code, problem.file, problem.line, problem.column), []).append(problem)
     return [
-        error(
-            "unknown-factor",
-            f"'{name}' has no factor '{factor}' that can be split",
-            detail=shown,
-            hint=did_you_mean(factor, known),
-            **wish.constraint.where,
-        )
-        for _, factor, _ in wish.splits
-        if factor and factor not in offered
+        replace(first, detail="\n".join(filter(None, (first.detail, f"and {len(rest)} more like this"))))
+        if rest
+        else first
+        for first, *rest in groups.values()
     ]
 
 

@@ -141,6 +141,16 @@ class Summary:
     step_bound_ns: int = 0
     scheduled_ns: int = 0
 
+    @property
+    def least_ns(self) -> int:
+        """What no plan's step is below, as far as is proven; of a plan that does not say, its objective's bound."""
+        return self.step_bound_ns or (self.step_ns if self.outcome == "optimal" else self.bound_ns)
+
+    @property
+    def slack(self) -> float:
+        """Share of the step that a better plan might save. `gap` is the objective's, which may be far smaller."""
+        return max(0.0, 1.0 - self.least_ns / self.step_ns) if self.step_ns else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

@@ -112,14 +112,13 @@ def time_line(summary: Summary, measure: Measure = TIME) -> str:
 
 def proof_line(summary: Summary, measure: Measure = TIME) -> str:
     """How good the plan is known to be: by the proven bound on the step where there is one, else by the objective's."""
-    bound_ns = summary.step_bound_ns or summary.step_ns
-    slack = 1 - bound_ns / summary.step_ns if summary.step_ns else 0.0
+    least, slack = measure.text(summary.least_ns), summary.slack
     if summary.outcome == "optimal" and slack < _NOTHING:
         return "optimal: no plan of this model on this mesh is predicted to be faster"
     if summary.outcome == "optimal":
-        return f"no plan can take less than {measure.text(bound_ns)}, {percent(slack)} less than this one"
+        return f"no plan can take less than {least}, {percent(slack)} less than this one"
     stopped = "the search was interrupted; " if summary.outcome == "interrupted" else ""
-    return f"{stopped}within {percent(summary.gap)} of the best possible (bound {measure.text(summary.bound_ns)})"
+    return f"{stopped}within {percent(slack)} of the best possible (bound {least})"
 
 
 def scheduled_lines(summary: Summary) -> list[str]:

@@ -241,7 +241,7 @@ def _judge(session: Session, plan: Plan, *, require_optimal: bool) -> int:
     summary = plan.summary
     if summary.outcome == "optimal":
         return EXIT_DONE
-    within = f"it is within {100 * summary.gap:.2f} % of the best possible"
+    within = f"it is within {100 * summary.slack:.2f} % of the best possible"
     if summary.outcome == "interrupted":
         session.say(warning("interrupted", f"interrupted: the plan is the best found so far; {within}"))
         return EXIT_INTERRUPTED
