@@ -147,7 +147,8 @@ def training_obstacles(model: Model) -> list[Diagnostic]:
 
 def microbatch_obstacles(model: Model, microbatches: int) -> list[Diagnostic]:
     """Inputs whose batch, dim 0, cannot be cut into so many equal microbatches."""
-    batches = {name: model.tensor(name).shape[0] for name in model.inputs if model.tensor(name).shape}
+    own = [name for name in model.inputs if name not in model.fed]
+    batches = {name: model.tensor(name).shape[0] for name in own if model.tensor(name).shape}
     least = min(batches.values(), default=1)
     divisors = [count for count in range(1, least + 1) if all(batch % count == 0 for batch in batches.values())]
     return [
@@ -198,7 +199,7 @@ def _with_gradients(model: Model) -> frozenset[str]:
     turns = [
         (model.operators[last].inputs[0], model.operators[first].outputs[0]) for first, last in carried_pairs(model)
     ]
-    downstream = {parameter.tensor for parameter in model.parameters if parameter.trainable} | model.fed
+    downstream = {parameter.tensor for parameter in model.parameters if parameter.trainable} | set(model.fed)
     for _ in range(len(turns) + 1):
         for operator in model.operators:
             if any(name in downstream for name in operator.inputs):

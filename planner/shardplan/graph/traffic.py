@@ -13,6 +13,7 @@ from shardplan.graph.tensors import TensorKind
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import Placement, S
 from shardplan.model.types import DTYPE_BITS, Model, Tensor
+from shardplan.rules.batch import batch_dims_of, in_microbatch
 from shardplan.rules.types import Rule
 
 
@@ -38,6 +39,8 @@ def tensor_kinds(
     trainable = frozenset(p.tensor for p in model.parameters if p.tensor in flow.needs_grad)
     rests = {p.tensor for p in model.parameters} | set(model.inputs) | set(model.outputs)
     rests |= {name for name in flow.planned if model.tensor(name).role == "constant"}
+    micro = options.microbatches
+    batches = batch_dims_of(model, rules) if micro > 1 else {}
     kept: dict[str, TensorKind] = {}
     served: dict[str, TensorKind] = {}
     updated: dict[str, TensorKind] = {}
@@ -46,12 +49,12 @@ def tensor_kinds(
         weight = name in flow.weightlike
         parameter = tensor.role == "parameter"
         used = shards.get(name, set()) | ({S(dim) for dim in range(len(tensor.shape))} if parameter else set())
-        micro = options.microbatches
+        shape = in_microbatch(tensor.shape, batches.get(name), micro)
         kept[name] = TensorKind(
-            shape=tensor.shape,
+            shape=shape,
             size_bytes=_payload(tensor.size_bytes, micro, weight=weight),
             gradient_bytes=_payload(_gradient_bytes(tensor, options), micro, weight=weight),
-            shards=_possible(used, tensor, mesh),
+            shards=_possible(used, shape, mesh),
             has_gradient=name in flow.needs_grad,
             traffic="weight" if weight else "activation",
             stored=name in rests,
@@ -78,10 +81,10 @@ def _shards_in_use(model: Model, rules: Sequence[Rule]) -> dict[str, set[Placeme
     return used
 
 
-def _possible(used: set[Placement], tensor: Tensor, mesh: Mesh) -> tuple[Placement, ...]:
+def _possible(used: set[Placement], shape: Sequence[int], mesh: Mesh) -> tuple[Placement, ...]:
     """Those of `used` that at least one mesh axis can cut evenly, in a fixed order."""
     sizes = [size for size in mesh.shape if size > 1]
-    units = {shard: shard.segments or (tensor.shape[shard.dim],) for shard in used}
+    units = {shard: shard.segments or (shape[shard.dim],) for shard in used}
     fitting = [shard for shard, unit in units.items() if any(all(u % size == 0 for u in unit) for size in sizes)]
     return tuple(sorted(fitting, key=lambda shard: (shard.dim, len(shard.segments), shard.segments)))
 

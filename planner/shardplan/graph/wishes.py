@@ -225,6 +225,9 @@ def _impossible(built: CostGraph, bearing: Bearing) -> Diagnostic:
         rule = next(r for op, r in zip(built.model.operators, built.rules, strict=True) if op.name == name)
         sizes = ", ".join(f"{factor}={size}" for factor, size in sorted(rule.sizes.items()))
         detail = f"{rule.equation} with {sizes} on {built.cluster.mesh}"
+    elif built.kept[name].kind.shape != built.model.tensor(name).shape:
+        micro, shape = built.options.microbatches, list(built.kept[name].kind.shape)
+        detail = f"it is {shape} in each of {micro} microbatches, and no operator or store could hold that so"
     summary = f"'{name}' cannot be {'split' if kind == 'operator' else 'kept'} as '{bearing.constraint}' asks"
     return error("impossible", summary, detail=detail, **bearing.constraint.where)
 

@@ -142,8 +142,9 @@ class Model:
     producer: str = ""
     warnings: tuple[Diagnostic, ...] = ()
     trips: Mapping[str, int] = field(default_factory=dict)
-    fed: frozenset[str] = frozenset()
-    """Inputs that are results of another part of a larger model: they take a gradient."""
+    fed: Mapping[str, int] = field(default_factory=dict)
+    """Inputs that are results of another part of a larger model, with the dim that is their batch: they take a
+    gradient."""
 
     def tensor(self, name: str) -> Tensor:
         return self.tensors[name]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 from shardplan.errors import ShardplanError, error
 from shardplan.model.types import Block, Model
+from shardplan.rules import model_rules
+from shardplan.rules.batch import batch_dims_of
 from shardplan.rules.types import Rule
 
 MOST_UNITS = 12
@@ -24,13 +26,15 @@ _BUFFER_ELEMENTS = 1 << 16
 @dataclass(frozen=True)
 class Chain:
     """`units[u]`: operators of unit u; `borders[u]`: the value that unit u hands to unit u + 1. `free`: operators that
-    depend on no weight. `names[u]`: the block that the unit is or the first and last that it has, or its place."""
+    depend on no weight. `names[u]`: the block that the unit is or the first and last that it has, or its place.
+    `batch[b]`: the dim of border b that is the batch; 0 where none is."""
 
     model: Model
     units: tuple[tuple[int, ...], ...]
     borders: tuple[str, ...]
     names: tuple[str, ...]
     free: frozenset[int]
+    batch: tuple[int, ...]
 
     def __len__(self) -> int:
         return len(self.units)
@@ -46,10 +50,10 @@ def chain_of(model: Model, rules: Sequence[Rule]) -> Chain:
     if not possible:
         summary = f"'{model.name}' cannot be cut into stages: more than one value crosses every place"
         raise ShardplanError(error("no-cut", summary, hint="plan it as one: leave out --stages"))
-    return chain_at(model, _at_blocks(model, possible) or _balanced(possible, rules))
+    return chain_at(model, _at_blocks(model, possible) or _balanced(possible, rules), rules)
 
 
-def chain_at(model: Model, cuts: Sequence[int]) -> Chain:
+def chain_at(model: Model, cuts: Sequence[int], rules: Sequence[Rule] | None = None) -> Chain:
     """The units of `model` between these places (numbers of operators, ascending).
 
     Raises `ShardplanError` (`no-cut`) for a place that not exactly one value crosses.
@@ -63,7 +67,9 @@ def chain_at(model: Model, cuts: Sequence[int]) -> Chain:
     places = [0, *cuts, len(model.operators)]
     runs = [tuple(index for index in range(low, high) if index not in free) for low, high in itertools.pairwise(places)]
     names = _names(model, places)
-    return Chain(model, tuple(runs), tuple(crossing[cut] for cut in cuts), names, free)
+    borders = tuple(crossing[cut] for cut in cuts)
+    batches = batch_dims_of(model, rules or model_rules(model))
+    return Chain(model, tuple(runs), borders, names, free, tuple(batches.get(border, 0) for border in borders))
 
 
 def _near(model: Model, possible: Sequence[int], cut: int) -> str:
@@ -109,7 +115,7 @@ def part_of(chain: Chain, first: int, last: int, name: str) -> Model:
         blocks=_blocks(model, indices),
         trips={loop: model.trips[loop] for operator in operators for loop in operator.loops},
         warnings=(),
-        fed=frozenset({fed} if fed else ()),
+        fed={fed: chain.batch[first - 1]} if fed else {},
     )
 
 

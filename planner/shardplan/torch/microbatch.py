@@ -15,8 +15,9 @@ from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.text import to_text
-from shardplan.plan.types import OperatorDecision, Plan
-from shardplan.rules.equation import Dim, EquationError, parse, spread
+from shardplan.plan.types import Plan
+from shardplan.rules import batch as rules
+from shardplan.rules.batch import Wired, in_microbatch
 
 _SHOWN = 8
 
@@ -36,7 +37,7 @@ def one_microbatch(plan: Plan, fed: Mapping[str, int] | None = None) -> Plan:
         return plan
     dims = batch_dims(plan, fed)
     shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
-    shapes |= {name: _shorter(shapes[name], dim, micro) for name, dim in dims.items()}
+    shapes |= {name: in_microbatch(shapes[name], dim, micro) for name, dim in dims.items()}
     _check(plan, {name: shapes[name] for name in dims}, micro)
     return replace(plan, tensors=tuple(replace(tensor, shape=shapes[tensor.name]) for tensor in plan.tensors))
 
@@ -49,37 +50,9 @@ def batch_dims(plan: Plan, fed: Mapping[str, int] | None = None) -> dict[str, in
     given = fed or {}
     shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
     fixed = {tensor.name for tensor in plan.tensors if tensor.role == "parameter"}
-    found = {t.name: given.get(t.name, 0) for t in plan.tensors if t.role == "input" and t.shape}
-    patterns = [_patterns(operator, shapes) for operator in plan.operators]
-    while True:
-        before = len(found)
-        for rows in patterns:
-            shared = {dims[found[name]].factors[:1] for name, dims in rows if name in found}
-            for name, dims in rows:
-                if name not in found and name not in fixed:
-                    at = [d for d, dim in enumerate(dims) if dim.factors[:1] in shared and shapes[name][d] > 1]
-                    found |= {name: at[0]} if at and dims[at[0]].factors else {}
-        if len(found) == before:
-            return found
-
-
-def _patterns(operator: OperatorDecision, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[Dim, ...]]]:
-    """The values around an operator, each with its dims over factors."""
-    ranks = [len(shapes[name]) if name in shapes else None for name in operator.inputs]
-    made = [len(shapes[name]) if name in shapes else None for name in operator.outputs]
-    try:
-        equation = spread(parse(operator.equation), ranks, made)
-    except EquationError:
-        return []
-    sides = (
-        *zip(operator.inputs, equation.operands, strict=True),
-        *zip(operator.outputs, equation.results, strict=True),
-    )
-    return [(name, pattern.dims) for name, pattern in sides if name in shapes]
-
-
-def _shorter(shape: tuple[int, ...], dim: int, micro: int) -> tuple[int, ...]:
-    return (*shape[:dim], shape[dim] // micro, *shape[dim + 1 :])
+    inputs = {tensor.name: given.get(tensor.name, 0) for tensor in plan.tensors if tensor.role == "input"}
+    operators = [Wired(operator.equation, operator.inputs, operator.outputs) for operator in plan.operators]
+    return rules.batch_dims(operators, shapes, inputs, fixed)
 
 
 def _check(plan: Plan, shapes: Mapping[str, tuple[int, ...]], micro: int) -> None:

@@ -1,0 +1,91 @@
+"""A microbatch has fewer rows than a step: nothing is split finer than it has rows."""
+
+import pytest
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.constraints.parse import parse_pin
+from shardplan.errors import ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import is_legal
+from shardplan.layout.placement import S
+from shardplan.model.types import Model, Operator, Parameter, Tensor
+from shardplan.models.named import described
+from shardplan.planning import Planner, plan_model
+from shardplan.rules import model_rules
+from shardplan.rules.batch import batch_dims_of, in_microbatch
+from shardplan.stages.cut import chain_at, part_of
+
+MODEL = described("transformer:layers=2,hidden=64,heads=4,vocab=128,seq=32,batch=8")
+CLUSTER = make_cluster(load_profile("h100-dgx"), "2x4")
+BATCHES = batch_dims_of(MODEL, model_rules(MODEL))
+
+
+def layouts(built):
+    for name, space in built.kept.items():
+        for choice in range(len(space)):
+            yield name, space.layout(choice).forward
+    for operator, space in zip(built.model.operators, built.operators, strict=True):
+        for strategy in range(len(space.strategies)):
+            for side, names in (("operands", operator.inputs), ("results", operator.outputs)):
+                for position, name in enumerate(names):
+                    if name and (layout := space.strategies.layout(side, position, strategy)) is not None:
+                        yield name, layout.forward
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4, 8])
+def test_no_choice_has_more_parts_than_a_microbatch_has_rows(micro):
+    built = Planner(MODEL, CLUSTER, PlanOptions(microbatches=micro)).built_at(1.0)[0]
+    by_rows = 0
+    for name, layout in layouts(built):
+        shape = in_microbatch(MODEL.tensor(name).shape, BATCHES.get(name), micro)
+        assert is_legal(layout, CLUSTER.mesh, shape)
+        by_rows += name in BATCHES and S(BATCHES[name]) in layout.placements
+    assert (by_rows > 0) == (micro < 8)
+
+
+def test_a_plan_may_use_all_rows_that_there_are():
+    data_parallel = Layout.of(S(0), S(0))
+    for micro, possible in ((1, True), (2, False)):
+        kept = Planner(MODEL, CLUSTER, PlanOptions(microbatches=micro)).built_at(1.0)[0].kept["input_ids"]
+        assert (data_parallel in [kept.layout(choice) for choice in range(len(kept))]) == possible
+
+
+def test_asking_for_more_parts_is_refused():
+    options = PlanOptions(microbatches=2, constraints=(parse_pin("input_ids=[[machine,gpu],null]"),))
+    with pytest.raises(ShardplanError) as caught:
+        plan_model(MODEL, CLUSTER, options)
+    assert str(caught.value) == (
+        "--pin 'input_ids=[[machine,gpu],null]': error[impossible]: 'input_ids' cannot be kept as "
+        "'input_ids: [[machine,gpu],null]' asks\n"
+        "  it is [4, 32] in each of 2 microbatches, and no operator or store could hold that so"
+    )
+
+
+def sequence_first() -> Model:
+    """Two products over [sequence, batch, features], after the input was turned."""
+    shapes = {"x": (8, 6, 4), "t": (6, 8, 4), "v": (4, 4), "w": (4, 4), "y": (6, 8, 4), "z": (6, 8, 4)}
+    roles = {"x": "input", "v": "parameter", "w": "parameter"}
+    return Model(
+        name="turned",
+        operators=(
+            Operator("turn", "Transpose", ("x",), ("t",), {"perm": [1, 0, 2]}, "", 21),
+            Operator("first", "MatMul", ("t", "v"), ("y",), {}, "", 21),
+            Operator("second", "MatMul", ("y", "w"), ("z",), {}, "", 21),
+        ),
+        tensors={name: Tensor(name, shape, "float", roles.get(name, "activation")) for name, shape in shapes.items()},
+        parameters=(Parameter("v", "v", "v"), Parameter("w", "w", "w")),
+        inputs=("x",),
+        outputs=("z",),
+        constants={},
+    )
+
+
+def test_what_a_stage_is_fed_keeps_its_batch_where_it_is():
+    model = sequence_first()
+    assert batch_dims_of(model, model_rules(model)) == {"x": 0, "t": 1, "y": 1, "z": 1}
+    part = part_of(chain_at(model, [2]), 1, 2, "part")
+    assert part.fed == {"y": 1}
+    assert batch_dims_of(part, model_rules(part)) == {"y": 1, "z": 1}
+    plan_model(part, CLUSTER, PlanOptions(microbatches=4))  # 4 does not divide the 6 of dim 0, and need not
