@@ -24,6 +24,7 @@ class Seen(NamedTuple):
     weight_error: float
     parameters: int
     differences: Any
+    is_last: bool
 
 
 def loss(logits: Any, ids: Any) -> Any:
@@ -54,7 +55,7 @@ def train(tiny: Tiny, plan: Plan, fused: bool = False, steps: int = 3, strict: b
         ours.step()
         theirs.step()
     weights = [_far(p.detach(), others[name]) for name, p in pipe.named_parameters()]
-    return Seen(max(losses), max(gradients), max(weights), len(weights), dict(comms.differences))
+    return Seen(max(losses), max(gradients), max(weights), len(weights), dict(comms.differences), pipe.is_last)
 
 
 def _evaluated(pipe: Any, reference: Any, ids: Any, micro: int) -> list[float]:
@@ -102,7 +103,7 @@ def train_mlp(plan: Plan, strict: bool = True) -> Seen:
     others = dict(reference.named_parameters())
     gradients = [_far(p.grad, others[name].grad) for name, p in pipe.named_parameters()]
     off = 0.0 if got is None else abs(got.item() - expected.item())
-    return Seen(off, max(gradients), 0.0, len(gradients), dict(comms.differences))
+    return Seen(off, max(gradients), 0.0, len(gradients), dict(comms.differences), pipe.is_last)
 
 
 class Skipping(Mlp):

@@ -96,16 +96,17 @@ def count_comms(model: nn.Module | Pipeline) -> Iterator[Comms]:
     """
     applied = [applied_to(module) for module in (model.modules if isinstance(model, Pipeline) else (model,))]
     found = Comms(tuple(each.plan for each in applied))
-    with _Counting(applied[0].grid, found.sent.append):
+    with _Counting([each.grid for each in applied], found.sent.append):
         yield found
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[misc]
     """Sees every operation that reaches a backend."""
 
-    def __init__(self, grid: Grid, sink: Callable[[Sent], None]) -> None:
+    def __init__(self, grids: Sequence[Grid], sink: Callable[[Sent], None]) -> None:
         super().__init__()
-        self.grid, self.sink = grid, sink
+        grid = grids[0]
+        self.grid, self.grids, self.sink = grid, grids, sink
         self.groups = {tuple(grid.first + rank for rank in ranks): axes for axes, ranks in _groups(grid).items()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -117,6 +118,9 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
     def _count(self, counted: tuple[CollectiveKind, int], args: Sequence[Any]) -> None:
+        purposes = {grid.purpose for grid in self.grids}
+        if "handover" in purposes:
+            return
         kind, position = counted
         tensor = args[position][0] if isinstance(args[position], (list, tuple)) else args[position]
         payload = tensor.numel() * tensor.element_size()
@@ -125,7 +129,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
         if kind == "all_to_all" and _is_permute(args):
             kind = "permute"
         phase: Phase = "backward" if torch._C._current_graph_task_id() != -1 else "forward"  # noqa: SLF001 - no other way
-        phase = "update" if self.grid.is_updating else phase
+        phase = "update" if "update" in purposes else phase
         names = OTHER if axes is None else tuple(self.grid.mesh.names[axis] for axis in axes)
         ways = len(ranks)
         rounds = 2 if kind == "all_reduce" else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -95,9 +95,14 @@ def _environment(name: str) -> int | None:
     return int(value) if value.isdigit() else None
 
 
+Purpose = Literal["update", "handover"]
+"""What is sent beside the forward and backward pass: new weights from where the optimizer made them; values handed on
+by another stage."""
+
+
 class Grid:
     """The mesh of a plan as this process sees it. `first`: the process that its rank 0 is; `rank`, `coordinates`: the
-    place of this process in it; `group(axes)`: those that differ only in `axes`."""
+    place of this process in it; `group(axes)`: those that differ only in `axes`; `purpose`: see `sending`."""
 
     def __init__(self, plan: Plan, device_mesh: DeviceMesh, first: int = 0) -> None:
         """Raises `ShardplanError` (`wrong-mesh`) for a mesh of other axes than the plan's."""
@@ -113,7 +118,7 @@ class Grid:
         self.device_mesh = device_mesh
         self.first, self.rank = first, dist.get_rank() - first
         self.coordinates = coordinates_of(plan.mesh, self.rank)
-        self.is_updating = False
+        self.purpose: Purpose | None = None
         self._groups: dict[tuple[int, ...], tuple[ProcessGroup, tuple[int, ...]]] = {}
 
     @classmethod
@@ -122,7 +127,8 @@ class Grid:
         `device_mesh`: any on the same kind of devices."""
         made = object.__new__(cls)
         made.mesh, made.device_mesh, made.first, made.rank = plan.mesh, device_mesh, 0, 0
-        made.coordinates, made._groups, made.is_updating = coordinates_of(plan.mesh, 0), {}, False
+        made.coordinates, made._groups = coordinates_of(plan.mesh, 0), {}
+        made.purpose = None
         return made
 
     @property
@@ -134,13 +140,13 @@ class Grid:
         return torch.device(kind, torch.accelerator.current_device_index())
 
     @contextlib.contextmanager
-    def updating(self) -> Iterator[None]:
-        """While new weights are brought from where the optimizer made them: `is_updating`."""
-        self.is_updating = True
+    def sending(self, purpose: Purpose) -> Iterator[None]:
+        """While something is sent for this purpose."""
+        self.purpose = purpose
         try:
             yield
         finally:
-            self.is_updating = False
+            self.purpose = None
 
     def group(self, axes: tuple[int, ...]) -> tuple[ProcessGroup, tuple[int, ...]]:
         """The group of this process along `axes` and its ranks, in the mesh, in the group's order.

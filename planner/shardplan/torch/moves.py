@@ -195,7 +195,7 @@ class Held:
 
 
 def _updated(local: Tensor, route: Route, grid: Grid) -> Tensor:
-    with grid.updating():
+    with grid.sending("update"):
         return run_steps(local, route.source, route.forward, route.shape, grid)
 
 

@@ -25,7 +25,7 @@ from shardplan.torch.naming import name_parameters
 from shardplan.torch.parallelize import Applied, distribute, is_parallel, match_inputs
 from shardplan.torch.places import Places, places_of
 from shardplan.torch.running import Loss, Pipeline
-from shardplan.torch.stages import Part, most_alike, wire, write_stage
+from shardplan.torch.stages import Part, most_alike, write_stage
 from shardplan.torch.tied import tied_weights
 
 
@@ -48,8 +48,8 @@ def pipeline(
     and a target, for each microbatch; the mean over its samples. `mesh`, `rename`, `ignore`, `strict`: as in
     `parallelize_exported`. The model itself stays as it is; build it on the meta device where it does not fit.
 
-    Raises `ShardplanError` as `parallelize_exported`, on all processes, and `no-pipeline`, `unequal-stages`,
-    `cannot-cut`, `uneven-rounds`.
+    Raises `ShardplanError` as `parallelize_exported`, on all processes, and `no-pipeline`, `cannot-cut`,
+    `uneven-rounds`.
     """
     stages = _check(model, plan)
     Grid(plan, mesh)
@@ -61,7 +61,7 @@ def pipeline(
         for stage in stages.stages
     ]
     made = Pipeline(plan, build.program, build.parts(), build.places)
-    made.run_under(loss, tied_weights(stages, build.named, made.parts, build.places))
+    made.run_under(loss, tied_weights(stages, build.named, made.parts))
     return made
 
 
@@ -112,7 +112,7 @@ class _Build:
         part = self._begun(number, fed, nodes, self.places.grid(self.stages.stages[number]))
         root = holder(self.model, without={name for names in self.named for name in names} - set(self.named[number]))
         distribute(root, part.applied)
-        leaving = self._wire(number) if number < len(self.stages.handed) else None
+        leaving = self.stages.handed[number].source if number < len(self.stages.handed) else None
         write_stage(part, self.program, root, self._partners(), self._entering(number), leaving)
         return part
 
@@ -122,13 +122,9 @@ class _Build:
         return Part(number, nodes, applied)
 
     def _entering(self, number: int) -> tuple[str, Layout] | None:
-        """What a stage is fed, and how that travels."""
-        return (self.stages.handed[number - 1].tensor, self._wire(number - 1)) if number else None
-
-    def _wire(self, number: int) -> Layout:
-        """How what stage `number` hands on travels."""
-        transfer, stages = self.stages.handed[number], self.stages.stages
-        return wire(transfer, stages[transfer.sender].plan.mesh, stages[transfer.receiver].plan.mesh)
+        """What a stage is fed, and the layout in which it arrives."""
+        before = self.stages.handed[number - 1] if number else None
+        return (before.tensor, before.target) if before else None
 
     def _partners(self) -> dict[str, TensorDecision]:
         """The arguments of the program and the model's inputs that they are."""
@@ -146,11 +142,6 @@ def _check(model: nn.Module, plan: Plan) -> PlannedPipeline:
     if found is None:
         hint = "use shardplan.torch.parallelize, or solve with --stages"
         raise ShardplanError(error("no-pipeline", "the plan has no stages", hint=hint))
-    sizes = [stage.plan.mesh.size for stage in found.stages]
-    if len(set(sizes)) > 1:
-        summary = f"the stages have {', '.join(map(str, sizes))} devices; torch's pipelining needs as many in each"
-        hint = "fix stages of equal size by hand (stages: in the constraints file, each with its mesh:)"
-        raise ShardplanError(error("unequal-stages", summary, hint=hint))
     micro, count = microbatches_of(plan), len({stage.first_device for stage in found.stages})
     rounds = max(1, micro // count)
     if found.schedule.startswith("interleaved") and micro % rounds:

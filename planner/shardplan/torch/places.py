@@ -1,4 +1,4 @@
-"""Where the stages of a pipeline run: a mesh for each, and which processes hand values to each other."""
+"""Where the stages of a pipeline run: a mesh for each part of the processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shardplan.torch.grid import Grid
 
 @dataclass(frozen=True)
 class Places:
-    """`firsts`: the first process of each stage; `numbers`: the stages that this process runs; `group`: of this process
-    and those at its place in the other stages."""
+    """`firsts`: the first process of each stage; `numbers`: the stages that this process runs; `own`: its mesh;
+    `alone`: a group of this process."""
 
     firsts: tuple[int, ...]
     numbers: tuple[int, ...]
     own: DeviceMesh
-    group: dist.ProcessGroup
+    alone: dist.ProcessGroup
 
     def grid(self, stage: Stage) -> Grid:
         """The mesh of one of this process's stages."""
@@ -32,23 +32,19 @@ class Places:
         kind = self.own.device_type
         return torch.device(kind) if kind == "cpu" else torch.device(kind, torch.accelerator.current_device_index())
 
-    def peer(self, stage: int) -> int:
-        """The process at this one's place in another stage."""
-        return self.firsts[stage] + int(dist.get_rank()) - self.firsts[self.numbers[0]]
-
 
 def places_of(pipeline: Pipeline, device_type: str) -> Places:
-    """Meshes and groups, made by all processes together. All stages have as many devices."""
-    stages, rank = pipeline.stages, dist.get_rank()
-    firsts = tuple(stage.first_device for stage in stages)
-    size = stages[0].plan.mesh.size
+    """Meshes and groups, made by all processes together."""
+    rank = int(dist.get_rank())
+    sizes = {stage.first_device: stage.plan.mesh.size for stage in pipeline.stages}
     meshes = {}
-    for stage in stages:
-        if stage.first_device not in meshes:
-            ranks = torch.arange(stage.first_device, stage.first_device + size).view(stage.plan.mesh.shape)
-            meshes[stage.first_device] = DeviceMesh(device_type, ranks, mesh_dim_names=stage.plan.mesh.names)
-    mine = rank - rank % size
-    everyone = [[first + place for first in sorted(set(firsts))] for place in range(size)]
-    group, _ = dist.new_subgroups_by_enumeration(everyone)
+    for stage in pipeline.stages:
+        first = stage.first_device
+        if first not in meshes:
+            ranks = torch.arange(first, first + sizes[first]).view(stage.plan.mesh.shape)
+            meshes[first] = DeviceMesh(device_type, ranks, mesh_dim_names=stage.plan.mesh.names)
+    mine = next(first for first, size in sizes.items() if first <= rank < first + size)
+    firsts = tuple(stage.first_device for stage in pipeline.stages)
     numbers = tuple(number for number, first in enumerate(firsts) if first == mine)
-    return Places(firsts, numbers, meshes[mine], group)
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    return Places(firsts, numbers, meshes[mine], alone)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor, Replicate
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
@@ -16,6 +16,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan
 from shardplan.torch.exported import argument_names
 from shardplan.torch.microbatch import microbatches_of
+from shardplan.torch.peers import PeersStage
 from shardplan.torch.places import Places
 from shardplan.torch.stages import Part
 from shardplan.torch.tied import Tied
@@ -127,11 +128,10 @@ class Pipeline:
         last = self.parts[-1]
         if self.is_last:
             last.module.register_forward_hook(self._note)
-        count = len(self._places.firsts)
-        stages = [_stage(part, count, self._places) for part in self.parts]
-        micro = microbatches_of(self.plan)
         found = self.plan.pipeline
         assert found is not None
+        stages = [PeersStage(part, found, self._places) for part in self.parts]
+        micro, count = microbatches_of(self.plan), len(found.stages)
         compute = self._computed_loss if loss is not None else None
         if found.schedule.startswith("interleaved"):
             self.schedule = ScheduleInterleaved1F1B(stages, micro, compute)
@@ -156,19 +156,6 @@ class Pipeline:
             return DTensor.from_local(value.to(self._places.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
 
         return self._loss(self.computed(outputs), pytree.tree_map(placed, target))
-
-
-def _stage(part: Part, count: int, places: Places) -> PipelineStage:
-    if part.received is not None:
-        inputs = (part.received,)
-    else:
-        metas = {node.name: node.meta["val"] for node in part.nodes.nodes if node.op == "placeholder"}
-        inputs = tuple(
-            torch.empty(metas[name].shape, dtype=metas[name].dtype, device="meta") for name in part.nodes.arguments
-        )
-    return PipelineStage(
-        part.module, part.number, count, places.device, input_args=inputs, output_args=part.results, group=places.group
-    )
 
 
 def _mean(losses: list[Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """One stage of a pipeline as a graph: what it gets from the stage before, runs under its own plan, and hands on.
 
-Values go from a process to the process at the same place of the next stage. They travel as the sender keeps them, or as
-the receiver does where that only takes slicing; on meshes of different shapes they travel whole.
+What goes from one stage to the next is sent outside of the graphs (`shardplan.torch.peers`): a graph begins with its
+process's part of what it is fed and ends with its part of what it hands on, in the layouts that the plan says.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from torch.export import ExportedProgram
 
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import local_shape
-from shardplan.layout.mesh import Mesh
-from shardplan.plan.types import TensorDecision, Transfer
+from shardplan.plan.types import TensorDecision
 from shardplan.runtime.names import Named
 from shardplan.torch.cuts import StageNodes
 from shardplan.torch.engine import Engine
@@ -71,18 +70,6 @@ class Part:
         ]
 
 
-def wire(transfer: Transfer, sender: Mesh, receiver: Mesh) -> Layout:
-    """The layout in which a value travels, on either mesh."""
-    if sender.shape != receiver.shape:
-        return Layout.replicated(len(receiver))
-    pairs = zip(transfer.source.placements, transfer.target.placements, strict=True)
-    only_slices = transfer.source.order == transfer.target.order and all(s in {t, _R} for s, t in pairs)
-    return transfer.target if only_slices else transfer.source
-
-
-_R = Layout.replicated(1).placements[0]
-
-
 def write_stage(
     part: Part,
     program: ExportedProgram,
@@ -91,8 +78,8 @@ def write_stage(
     fed: tuple[str, Layout] | None,
     handed: Layout | None,
 ) -> None:
-    """Fill in `part`: its graph over the tensors of `root`. `fed`: what is handed over and how it travels; `handed`:
-    how what is handed on does.
+    """Fill in `part`: its graph over the tensors of `root`. `fed`: what is handed over, and the layout it arrives in;
+    `handed`: the layout in which what is handed on leaves.
 
     Raises `ShardplanError` as `check_record`, where the plan is applied strictly.
     """
@@ -100,7 +87,7 @@ def write_stage(
     writer = Writer(root, applied.now, applied.grid)
     engine = applied.engine.with_backend(writer)
     rewriting = _StageRewriting(program, part, engine, writer, partners)
-    rewriting.wires = fed, handed
+    rewriting.ends = fed, handed
     outputs = rewriting.run()
     if applied.strict:
         check_record(engine)
@@ -123,7 +110,7 @@ def most_alike(
     same weights, else the first. Nothing is sent."""
     engine = part.applied.engine.with_backend(writer := Writer(root, part.applied.now, part.applied.grid))
     probe = _Probe(program, part, engine, writer, partners)
-    probe.wires = fed, None
+    probe.ends = fed, None
     probe.run()
     key = engine.graph.keys.get(wanted)
     if key is None:
@@ -134,7 +121,7 @@ def most_alike(
 
 
 class _StageRewriting(Rewriting):
-    wires: tuple[tuple[str, Layout] | None, Layout | None]
+    ends: tuple[tuple[str, Layout] | None, Layout | None]
 
     def __init__(
         self, program: ExportedProgram, part: Part, engine: Engine, writer: Writer, known: Mapping[str, TensorDecision]
@@ -143,7 +130,7 @@ class _StageRewriting(Rewriting):
         self.part, self.known = part, known
 
     def run(self) -> list[fx.Node]:
-        fed, (given, _) = self.part.nodes.fed, self.wires
+        fed, (given, _) = self.part.nodes.fed, self.ends
         if fed is not None and given is not None:
             self.values[fed] = self._received(fed, *given)
         return super().run()
@@ -171,8 +158,8 @@ class _StageRewriting(Rewriting):
         place = self.writer.placeholder("received", part)
         signatures = self.engine.graph.signatures
         key = Key(signatures.leaf("input", tensor), shape)
-        wired = layout if part.requires_grad else layout.forward
-        value = Value(place, wired, shape, example.dtype, part.requires_grad, key)
+        arrived = layout if part.requires_grad else layout.forward
+        value = Value(place, arrived, shape, example.dtype, part.requires_grad, key)
         kept = self.engine.graph.values[key].layout
         return self.engine.convert(value, kept, inner=True)
 
@@ -182,8 +169,8 @@ class _StageRewriting(Rewriting):
             self.part.left.append(None)
             return super().output(argument)
         value = self.engine.kept(value)
-        if self.part.nodes.handed is not None and self.wires[1] is not None:
-            value = self.engine.convert(value, self.wires[1], inner=True)
+        if self.part.nodes.handed is not None and self.ends[1] is not None:
+            value = self.engine.convert(value, self.ends[1], inner=True)
         self.part.left.append(Left(value.layout, value.shape, value.grad))
         self.part.results = (*self.part.results, value.local.meta)
         return value.local.node

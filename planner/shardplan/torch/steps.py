@@ -107,7 +107,7 @@ class _Exchange:
         made = local.new_zeros(self.wanted_shape)
         axes, places = self.collective.axes, self.grid.coordinates
         if not any(places[axis] for axis in axes if not self.source.placements[axis].is_shard):
-            for wanted, held in _shared(self.wanted(self.grid.rank), self.held(self.grid.rank)):
+            for wanted, held in shared_boxes(self.wanted(self.grid.rank), self.held(self.grid.rank)):
                 made[wanted] = local[held]
         return made
 
@@ -127,7 +127,7 @@ class _Exchange:
             return parts.movedim(0, dim).reshape(self.wanted_shape)
         made, mine = local.new_empty(self.wanted_shape), self.wanted(self.grid.rank)
         for part, rank in zip(parts, ranks, strict=True):
-            for wanted, held in _shared(mine, self.held(rank)):
+            for wanted, held in shared_boxes(mine, self.held(rank)):
                 made[wanted] = part[held]
         return made
 
@@ -145,17 +145,17 @@ class _Exchange:
         senders = self._senders(ranks) if whole else None
         sent, received = self._plan_sending(ranks, senders)
         pieces = [torch.cat([local[held].reshape(-1) for _, held in boxes]) for boxes in sent if boxes]
-        out = [sum(_size(box) for box, _ in boxes) for boxes in received]
+        out = [sum(box_size(box) for box, _ in boxes) for boxes in received]
         arrived = local.new_empty(sum(out))
         outgoing = torch.cat(pieces) if pieces else local.new_empty(0)
-        counts = [sum(_size(box) for _, box in boxes) for boxes in sent]
+        counts = [sum(box_size(box) for _, box in boxes) for boxes in sent]
         dist.all_to_all_single(arrived, outgoing, out, counts, group)
         made, start = local.new_empty(self.wanted_shape), 0
         for boxes in received:
             for box, _ in boxes:
                 shape = tuple(part.stop - part.start for part in box)
-                made[box] = arrived[start : start + _size(box)].view(shape)
-                start += _size(box)
+                made[box] = arrived[start : start + box_size(box)].view(shape)
+                start += box_size(box)
         return made
 
     def _plan_sending(
@@ -164,11 +164,11 @@ class _Exchange:
         """For every member, (place in its tensor, place in mine) of what it gets, and the reverse of what it sends."""
         me = self.grid.rank
         sent = [
-            list(_shared(self.wanted(rank), self.held(me))) if senders is None or senders[rank] == me else []
+            list(shared_boxes(self.wanted(rank), self.held(me))) if senders is None or senders[rank] == me else []
             for rank in ranks
         ]
         received = [
-            list(_shared(self.wanted(me), self.held(rank))) if senders is None or senders[me] == rank else []
+            list(shared_boxes(self.wanted(me), self.held(rank))) if senders is None or senders[me] == rank else []
             for rank in ranks
         ]
         return sent, received
@@ -217,7 +217,8 @@ def _places(mesh: Mesh, rank: int) -> tuple[int, ...]:
     return next(itertools.islice(mesh.coordinates(), rank, None))
 
 
-def _size(box: Box) -> int:
+def box_size(box: Box) -> int:
+    """How many elements there are in a box."""
     size = 1
     for part in box:
         size *= part.stop - part.start
@@ -240,7 +241,7 @@ def _overlaps(one: Sequence[Run], other: Sequence[Run]) -> list[tuple[slice, sli
     return found
 
 
-def _shared(one: Runs, other: Runs) -> list[tuple[Box, Box]]:
+def shared_boxes(one: Runs, other: Runs) -> list[tuple[Box, Box]]:
     """Boxes that two local tensors share, as places in either, in row-major order of the first."""
     dims = [_overlaps(mine, theirs) for mine, theirs in zip(one, other, strict=True)]
     return [

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardplan.layout.layout import Layout
-from shardplan.plan.types import Pipeline
+from shardplan.plan.types import CollectiveStep, Pipeline, Transfer
 from shardplan.runtime.names import Named
-from shardplan.torch.places import Places
+from shardplan.torch.handover import End, Handover
 from shardplan.torch.stages import Part
-from shardplan.torch.steps import run_steps
 
 
 class Holder(NamedTuple):
@@ -29,83 +26,83 @@ class Holder(NamedTuple):
 @dataclass(frozen=True)
 class Tied:
     """A weight of several stages. The first of `stages` adds up; `held`: by stage, where this process holds it;
-    `common`: the layout in which gradients travel (None: whole)."""
+    `there`, `back`: by stage but the first, how gradients go to the first and come back."""
 
     stages: tuple[int, ...]
     held: dict[int, Holder]
-    common: Layout | None
-    places: Places
+    there: dict[int, Handover]
+    back: dict[int, Handover]
 
     def reduce(self) -> None:
         """Every gradient becomes the sum of all: the first stage is sent those of the others and sends back the sum."""
         first, *others = self.stages
         with torch.no_grad():
-            mine = {stage: self._out(holder) for stage, holder in self.held.items()}
-            if first in mine:
-                for other in others:
-                    mine[first] = mine[first] + (mine[other] if other in mine else self._received(mine[first], other))
-            else:
-                for other in sorted(mine):
-                    dist.send(mine[other], self.places.peer(first), self.places.group)
+            mine = {stage: _gradient(holder) for stage, holder in self.held.items()}
             for other in others:
-                if first in mine and other in mine:
-                    mine[other] = mine[first]
-                elif first in mine:
-                    dist.send(mine[first], self.places.peer(other), self.places.group)
-                elif other in mine:
-                    mine[other] = self._received(mine[other], first)
+                arrived = self.there[other].carry(mine.get(other))
+                if arrived is not None:
+                    mine[first] = mine[first] + arrived
+            for other in others:
+                arrived = self.back[other].carry(mine.get(first))
+                if arrived is not None:
+                    mine[other] = arrived
             for stage, holder in self.held.items():
-                self._back(holder, mine[stage])
-
-    def _received(self, like: Tensor, stage: int) -> Tensor:
-        made = torch.empty_like(like)
-        dist.recv(made, self.places.peer(stage), self.places.group)
-        return made
-
-    def _out(self, holder: Holder) -> Tensor:
-        """A stage's own gradient, as it travels."""
-        parameter = holder.part.module.get_parameter(holder.name)
-        grad = parameter.grad
-        local = torch.zeros_like(parameter.to_local()) if grad is None else grad.to_local()
-        return self._moved(holder, local, out=True).contiguous()
-
-    def _back(self, holder: Holder, total: Tensor) -> None:
-        parameter = holder.part.module.get_parameter(holder.name)
-        parameter.grad = DTensor.from_local(
-            self._moved(holder, total, out=False),
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
-
-    def _moved(self, holder: Holder, local: Tensor, *, out: bool) -> Tensor:
-        applied = holder.part.applied
-        named = applied.named[holder.name]
-        common = self.common or Layout.replicated(len(applied.grid.mesh))
-        ends = (named.layout.forward, common) if out else (common, named.layout.forward)
-        route = applied.engine.router.route(*ends, named.shape, has_gradient=False)
-        return run_steps(local, ends[0], route.forward, named.shape, applied.grid)
+                _give(holder, mine[stage])
 
 
-def tied_weights(
-    pipeline: Pipeline, named: Sequence[Mapping[str, Named]], parts: Sequence[Part], places: Places
-) -> list[Tied]:
+def _gradient(holder: Holder) -> Tensor:
+    parameter = holder.part.module.get_parameter(holder.name)
+    grad = parameter.grad
+    return torch.zeros_like(parameter.to_local()) if grad is None else grad.to_local()
+
+
+def _give(holder: Holder, total: Tensor) -> None:
+    parameter = holder.part.module.get_parameter(holder.name)
+    parameter.grad = DTensor.from_local(
+        total,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def tied_weights(pipeline: Pipeline, named: Sequence[Mapping[str, Named]], parts: Sequence[Part]) -> list[Tied]:
     """The weights that this process holds together with other stages, in the plan's order. `named`: by stage."""
-    sharing: dict[str, list[int]] = {}
+    sharing: dict[str, list[Transfer]] = {}
     for transfer in pipeline.transfers[len(pipeline.handed) :]:
-        sharing.setdefault(transfer.tensor, [transfer.sender]).append(transfer.receiver)
+        sharing.setdefault(transfer.tensor, []).append(transfer)
     found = []
-    for tensor, stages in sharing.items():
+    for tensor, transfers in sharing.items():
+        stages = (transfers[0].sender, *(transfer.receiver for transfer in transfers))
         pieces = [part for part in parts if part.number in stages]
         held = {part.number: Holder(part, name) for part in pieces if (name := _name(part, tensor))}
         if held:
-            shapes = {pipeline.stages[stage].plan.mesh.shape for stage in stages}
-            first = next(entry for entry in named[stages[0]].values() if entry.decision.name == tensor)
-            common = first.layout.forward if len(shapes) == 1 else None
-            found.append(Tied(tuple(stages), held, common, places))
+            ways = {transfer.receiver: _ways(transfer, pipeline, named, held) for transfer in transfers}
+            there, back = ({stage: pair[way] for stage, pair in ways.items()} for way in (0, 1))
+            found.append(Tied(stages, held, there, back))
     return found
+
+
+def _ways(
+    transfer: Transfer, pipeline: Pipeline, named: Sequence[Mapping[str, Named]], held: Mapping[int, Holder]
+) -> tuple[Handover, Handover]:
+    """How the gradient of the transfer's receiver goes to its sender, where it is added up, and how it comes back."""
+    mine = next(iter(held.values()))
+    like = mine.part.module.get_parameter(mine.name)
+
+    def end(number: int) -> End:
+        stage = pipeline.stages[number]
+        entry = next(entry for entry in named[number].values() if entry.decision.name == transfer.tensor)
+        return End(entry.layout.forward, stage.plan.mesh, stage.first_device)
+
+    def way(source: int, target: int, steps: Sequence[CollectiveStep]) -> Handover:
+        grid = held.get(target, mine).part.applied.grid
+        return Handover(end(source), end(target), tuple(like.shape), like.dtype, steps, grid)
+
+    first, other = transfer.sender, transfer.receiver
+    return way(other, first, transfer.backward), way(first, other, transfer.forward)
 
 
 def _name(part: Part, tensor: str) -> str:
