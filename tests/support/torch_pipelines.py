@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
+from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch_twins
 from tiny_models import Tiny
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch_cases import _loss, mesh_of
 
 import shardplan.torch
-from shardplan.plan.types import Plan
+from shardplan.layout.collective import Collective
+from shardplan.plan.types import CollectiveStep, Plan
+from shardplan.torch.grid import Grid
+from shardplan.torch.handover import End, Handover
+from shardplan.torch.steps import part_of_whole
 
 
 class Seen(NamedTuple):
@@ -142,3 +150,30 @@ def load(tiny: Tiny, plan: Plan, path: str) -> tuple[float, list[float]]:
     wrong = [_far(p.detach(), torch.tensor(tiny.weights[name])) for name, p in pipe.named_parameters()]
     found = pipe.forward(ids)
     return max(wrong), [_far(ours, other) for ours, other in zip(found, reference(ids).chunk(micro), strict=False)]
+
+
+def carried(cases: Any, shape: tuple[int, ...]) -> int:
+    """How many handovers from one end to another, some of them gathered, bring every process the part it wants."""
+    whole = torch.arange(float(math.prod(shape))).view(shape)
+    parts = sorted({(end.first, end.mesh.shape) for case in cases for end in case[:2]})
+    meshes = {key: DeviceMesh("cpu", torch.arange(key[0], key[0] + math.prod(key[1])).view(key[1])) for key in parts}
+    return sum(_carried(source, target, gathered, whole, meshes) for source, target, gathered in cases)
+
+
+def _carried(source: End, target: End, gathered: bool, whole: Any, meshes: Any) -> bool:
+    rank, shape = torch.distributed.get_rank(), tuple(whole.shape)
+    grids = {
+        end: Grid(SimpleNamespace(mesh=end.mesh), meshes[end.first, end.mesh.shape], end.first)
+        for end in (source, target)
+        if 0 <= rank - end.first < end.mesh.size
+    }
+    if not grids:
+        return True
+    free = [axis for axis, p in enumerate(target.layout.placements) if not p.is_shard and target.mesh.shape[axis] > 1]
+    gather = Collective("all_gather", tuple(free), Fraction(1))
+    steps = (CollectiveStep(gather, 0, 0),) if gathered and free else ()
+    grid = grids.get(target) or grids[source]
+    handover = Handover(source, target, shape, whole.dtype, steps, grid)
+    got = handover.carry(part_of_whole(whole, source.layout, grids[source]) if source in grids else None)
+    wanted = part_of_whole(whole, target.layout, grids[target]) if target in grids else None
+    return (got is None) == (wanted is None) and (got is None or torch.equal(got, wanted))

@@ -92,9 +92,7 @@ class Handover:
         steps: Sequence[CollectiveStep],
         grid: Grid,
     ) -> None:
-        gather = next((step.collective for step in steps if step.collective.kind == "all_gather"), None)
-        self.wire = target if gather is None else replace(target, layout=_in_pieces(target, gather, shape))
-        self.gather = None if gather is None or self.wire == target else Step(gather, target.layout)
+        self.wire, self.gather = first_end(target, steps, shape)
         self.source, self.shape, self.dtype, self.grid = source, shape, dtype, grid
         rank, sent = dist.get_rank(), messages(source, self.wire, shape)
         self.outgoing = [message for message in sent if message.sender == rank]
@@ -164,6 +162,15 @@ class Arrival:
             return made
         with handover.grid.sending("handover"):
             return run_step(made, handover.wire.layout, handover.gather, handover.shape, handover.grid)
+
+
+def first_end(target: End, steps: Sequence[CollectiveStep], shape: tuple[int, ...]) -> tuple[End, Step | None]:
+    """How receivers are sent a value, and the gather that brings it to `target` from there, if the plan has one."""
+    gather = next((step.collective for step in steps if step.collective.kind == "all_gather"), None)
+    if gather is None:
+        return target, None
+    layout = _in_pieces(target, gather, shape)
+    return replace(target, layout=layout), None if layout == target.layout else Step(gather, target.layout)
 
 
 def _in_pieces(target: End, gather: Collective, shape: tuple[int, ...]) -> Layout:
