@@ -14,7 +14,32 @@ CASES = {
     "Attention grouped": (Case("Attention", (f(2, 12, 4, 8), f(2, 6, 12, 8), f(2, 6, 12, 6))), "b h g s t e"),
     "Attention causal": (
         Case("Attention", (f(2, 6, 4, 8), f(2, 6, 4, 8), f(2, 6, 4, 6)), {"is_causal": 1}),
-        "b h e",
+        "b h s t e",
+    ),
+    "Attention causal and masked": (
+        Case("Attention", (f(2, 6, 4, 8), f(2, 6, 12, 8), f(2, 6, 12, 6), f(2, 1, 4, 12)), {"is_causal": 1}),
+        "b h s t e",
+    ),
+    "Attention with windows": (
+        Case(
+            "Attention",
+            (f(2, 6, 12, 8), f(2, 6, 12, 8), f(2, 6, 12, 6), b(12, 12)),
+            {"left_window_size": 4, "right_window_size": 2},
+        ),
+        "b h s t e",
+    ),
+    "Attention causal and cached": (
+        Case(
+            "Attention",
+            (f(2, 6, 4, 8), f(2, 6, 4, 8), f(2, 6, 4, 6), None, f(2, 6, 2, 8), f(2, 6, 2, 6)),
+            {"is_causal": 1},
+            outputs=3,
+        ),
+        "b h s e",
+    ),
+    "Attention of padded keys": (
+        Case("Attention", (f(2, 6, 4, 8), f(2, 6, 12, 8), f(2, 6, 12, 6), b(4, 8))),
+        "b h s e",
     ),
     "Attention packed": (
         Case("Attention", (f(2, 4, 48), f(2, 6, 24), f(2, 6, 36)), {"q_num_heads": 12, "kv_num_heads": 6}),

@@ -117,8 +117,17 @@ def test_attention_counts_pairs():
     whole = Case("Attention", (f(*shape), f(*shape), f(*shape))).rule()
     assert whole.flops == 4 * 2 * 4 * 6 * 6 * 8
     assert whole.backward_flops == 2.5 * whole.flops
+    assert whole.triangular == ()
     causal = Case("Attention", (f(*shape), f(*shape), f(*shape)), {"is_causal": 1}).rule()
-    assert causal.flops == whole.flops / 2
+    assert causal.flops == 4 * 2 * 4 * (1 + 2 + 3 + 4 + 5 + 6) * 8
+    assert causal.triangular == ("s", "t")
+    band = {"is_causal": 1, "left_window_size": 1}
+    banded = Case("Attention", (f(*shape), f(*shape), f(*shape)), band).rule()
+    assert banded.flops == 4 * 2 * 4 * (1 + 2 + 2 + 2 + 2 + 2) * 8
+    assert banded.triangular == ()
+    past = (f(2, 4, 1, 8),) * 3 + (None, f(2, 4, 9, 8), f(2, 4, 9, 8))
+    decoded = Case("Attention", past, {"is_causal": 1}, outputs=3).rule()
+    assert decoded.flops == 4 * 2 * 4 * 10 * 8
     packed = Case("Attention", (f(2, 6, 32), f(2, 6, 32), f(2, 6, 32)), {"q_num_heads": 4, "kv_num_heads": 4}).rule()
     assert packed.flops == whole.flops
 

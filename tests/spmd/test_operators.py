@@ -58,6 +58,33 @@ CASES = {
         "Attention", (f(2, 8, 32), f(2, 8, 16), f(2, 8, 16), b(8, 8)), {"q_num_heads": 8, "kv_num_heads": 4}
     ),
     "causal attention": Case("Attention", (f(4, 4, 8, 4), f(4, 4, 8, 4), f(4, 4, 8, 4)), {"is_causal": 1}),
+    "causal and masked attention": Case(
+        "Attention", (f(2, 4, 8, 4), f(2, 4, 8, 4), f(2, 4, 8, 4), b(2, 1, 1, 8)), {"is_causal": 1}
+    ),
+    "causal attention with a bias": Case(
+        "Attention",
+        (f(2, 8, 16), f(2, 8, 8), f(2, 8, 8), f(8, 8)),
+        {"is_causal": 1, "q_num_heads": 4, "kv_num_heads": 2},
+    ),
+    "causal attention with past keys": Case(
+        "Attention",
+        (f(2, 4, 4, 4), f(2, 4, 4, 4), f(2, 4, 4, 4), None, f(2, 4, 2, 4), f(2, 4, 2, 4)),
+        {"is_causal": 1},
+        outputs=3,
+    ),
+    "attention in a window": Case(
+        "Attention",
+        (f(2, 4, 16, 4), f(2, 4, 16, 4), f(2, 4, 16, 4)),
+        {"is_causal": 1, "left_window_size": 3},
+        opset=25,
+    ),
+    "causal attention and its scores": Case(
+        "Attention",
+        (f(2, 2, 8, 4), f(2, 2, 8, 4), f(2, 2, 8, 4)),
+        {"is_causal": 1, "qk_matmul_output_mode": 3},
+        outputs=4,
+        opset=23,
+    ),
     "attention and its scores": Case(
         "Attention", (f(2, 4, 4, 4), f(2, 4, 8, 4), f(2, 4, 8, 4)), {"qk_matmul_output_mode": 3}, outputs=4, opset=23
     ),

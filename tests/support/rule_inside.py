@@ -116,6 +116,33 @@ def arg_max(devices: list[Device]) -> list[list[np.ndarray]]:
 
 
 def attention(devices: list[Device]) -> list[list[np.ndarray]]:
+    """Each device with its part of the mask that positions make."""
+    for device in devices:
+        positioned(device)
+    if devices[0].option.factor == "s":
+        return [device.run() for device in devices]
+    return attention_to_keys(devices)
+
+
+def positioned(device: Device) -> None:
+    """Causality and windows as a mask: the device's rows and columns of the whole one."""
+    case, position = device.case, {"is_causal": 0, "left_window_size": -1, "right_window_size": -1}
+    causal, left, right = (device.attributes.pop(name, default) for name, default in position.items())
+    queries, keys = case.operands[0].shape[-2], case.operands[1].shape[-2]
+    past = case.operands[4].shape[2] if len(case.operands) > 4 and case.operands[4] is not None else 0
+    mask = np.ones((queries, keys + past), dtype=bool)
+    mask = np.tril(mask, past) if causal else mask
+    mask = np.triu(mask, past - left) if left >= 0 else mask
+    mask = np.tril(mask, past + right) if right >= 0 else mask
+    parts = np.split(mask, device.ways, axis="st".index(device.option.factor))
+    given = device.operands[3] if len(device.operands) > 3 else None
+    mask = parts[device.rank] if given is None or given.dtype != bool else given & parts[device.rank]
+    if given is not None and given.dtype != bool:
+        mask = given + np.where(mask, 0, -np.inf).astype(given.dtype)
+    device.operands = [*device.operands[:3], mask, *device.operands[4:]]
+
+
+def attention_to_keys(devices: list[Device]) -> list[list[np.ndarray]]:
     """Keys split: every device attends to its keys; results are weighted by their sums of exponentials.
 
     The scores before softmax are a result of the operator itself (mode 2)."""
@@ -140,7 +167,8 @@ def attention(devices: list[Device]) -> list[list[np.ndarray]]:
         part.reshape(*part.shape[:2], share.shape[2], -1) if packed else part
         for part, share in zip(made, shares, strict=True)
     ]
-    whole = all_reduce([share * part for share, part in zip(shares, heads, strict=True)]).reshape(made[0].shape)
+    counted = [np.where(share > 0, share * part, 0) for share, part in zip(shares, heads, strict=True)]
+    whole = all_reduce(counted).reshape(made[0].shape)
     caches = [[x.astype(np.float32) for x in device.operands[1:3]] for device in devices]
     return [[whole.astype(np.float32), *cache, part][: case.outputs] for cache, part in zip(caches, shown, strict=True)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardplan.errors import ShardplanError, error
+from shardplan.export.onnx_attention import attention
 from shardplan.export.onnx_bodies import by_body
 from shardplan.export.onnx_graph import Graph
 from shardplan.export.onnx_kernel import Writer, operator_node
@@ -59,6 +60,7 @@ DRAWING = frozenset(
 WRITERS: Mapping[str, Writer] = {
     **LOOKUPS,
     **STATISTICS,
+    "Attention": attention,
     **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), windows),
     **dict.fromkeys(("LSTM", "RNN", "GRU"), recurrent),
     **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), likelihood),

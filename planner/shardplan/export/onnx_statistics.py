@@ -1,4 +1,4 @@
-"""Operators that need numbers from a whole group: normalisations, merged reductions, attention over split keys.
+"""Operators that need numbers from a whole group: normalisations, merged reductions.
 
 The nodes do what `shardplan.spmd.statistics` does; numbers that are summed over devices have single precision at least.
 """
@@ -267,48 +267,6 @@ def global_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], ma
     finish(graph, graph.op("Pow", total, graph.constant(1 / power, wide)), makes[0], wide)
 
 
-def attention(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
-    """`Attention` over split keys: each device attends to its keys, results count by their sums of exponentials.
-
-    The scores come from the operator itself (mode 2: as they enter the softmax), with their mask and cap."""
-    wanted = [*makes, "", "", ""][:4]
-    mine, scores = graph.name(f"{makes[0]}/mine"), graph.name(f"{makes[0]}/scores")
-    attributes = {**local.attributes, "qk_matmul_output_mode": 2}
-    operator_node(graph, site, attributes, reads, [mine, wanted[1], wanted[2], scores])
-    axes, dtype = site.axes("t"), graph.dtype(makes[0])
-    wide = working_type(dtype)
-    held = scores if wide == dtype else cast(graph, scores, wide)
-    top = graph.all_reduce(graph.reduce("ReduceMax", held, [3]), axes, "max")
-    powers = graph.op("Exp", graph.op("Sub", held, finite(graph, top, wide)))
-    weight = graph.reduce("ReduceSum", powers, [3])
-    total = graph.all_reduce(weight, axes)
-    some = graph.op("Greater", total, graph.constant(0, wide))
-    total = graph.op("Where", some, total, graph.constant(1, wide))
-    made = mine if wide == dtype else cast(graph, mine, wide)
-    weighted = _weighted(graph, site, local, made, graph.op("Div", weight, total))
-    finish(graph, graph.all_reduce(weighted, axes), makes[0], wide)
-    if wanted[3]:
-        _scores(graph, site, local, reads, wanted[3], graph.op("Div", powers, total))
-
-
-def _weighted(graph: Graph, site: Site, local: Local, made: str, share: str) -> str:
-    """The device's result times its share of every row; heads may be a dim or inside of one."""
-    shape = site.local_result()
-    if len(shape) == 4:
-        return graph.op("Mul", made, share)
-    heads = integer(local.attributes, "q_num_heads")
-    by_head = graph.reshape(made, [shape[0], shape[1], heads, -1])
-    return graph.reshape(graph.op("Mul", by_head, graph.transpose(share, [0, 2, 1, 3])), shape)
-
-
-def _scores(graph: Graph, site: Site, local: Local, reads: Sequence[str], to: str, probabilities: str) -> None:
-    """The fourth result: probabilities over all keys, or what the operator itself gives of the scores."""
-    if local.attributes.get("qk_matmul_output_mode", 0) == 3:
-        finish(graph, probabilities, to, working_type(graph.dtype(to)))
-        return
-    operator_node(graph, site, local.attributes, reads, [graph.name(f"{to}/again"), "", "", to])
-
-
 def quantize(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
     """`DynamicQuantizeLinear`: the range is that of all devices, added to what each one rounds."""
     del local
@@ -348,6 +306,5 @@ WRITERS: Mapping[str, Writer] = {
     "GlobalLpPool": global_norm,
     "ArgMax": extremum_at,
     "ArgMin": extremum_at,
-    "Attention": attention,
     "DynamicQuantizeLinear": quantize,
 }

@@ -125,7 +125,7 @@ class OperatorPricer:
         return OperatorSpace(strategies, picoseconds, compute_s, inner_s, later_s, held, 2 * held)
 
     def _kernel(self, strategies: StrategySpace, flops: float, charged: Charged, dtype: str, *, passes: int) -> Seconds:
-        """Seconds of one microbatch; backward makes two passes over the bytes."""
+        """Seconds of one microbatch on the busiest device; backward makes two passes over the bytes."""
         rule, micro = strategies.rule, self.options.microbatches
         moved = np.zeros(len(strategies))
         for positions, spaces, states in (
@@ -136,7 +136,8 @@ class OperatorPricer:
                 space, pair = spaces[position], states[position]
                 if space is not None and pair is not None:
                     moved += passes * space.state_bytes[pair[0]]
-        local_flops = flops / (strategies.work * micro)
+        busiest = 2 - 1 / strategies.splits_of(rule.triangular)
+        local_flops = busiest * flops / (strategies.work * micro)
         cut = micro if _rows_hold_batch(strategies) else 1
         sizes = {role: _local_size(strategies, factors, cut if role == "m" else 1) for role, factors in _roles(rule)}
         return self.compute.seconds(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardplan.rules.equation import listed
 from shardplan.rules.row import STATISTIC_BYTES, Entry, Row, by
 from shardplan.rules.signature import Signature
@@ -12,23 +14,23 @@ FLASH_BACKWARD = 2.5
 
 
 def attention(signature: Signature) -> Row | None:
-    """`Attention`: batch; heads (of queries and keys together); queries and keys where no position matters.
+    """`Attention`: batch; heads (of queries and keys together); queries and keys.
 
     `b` batch, `h` key heads, `g` query heads per key head, `s` queries, `t` keys, `d` and `e` head sizes. Operands
     with three dims hold the heads in the last one. Splitting the keys merges results and softmax statistics inside;
-    splitting `e` repeats the scores on every device. Where the mask follows from positions (causal, window, cache
-    length) queries and keys are whole; a mask that is an operand is split with them.
+    splitting `e` repeats the scores on every device. Causal masks and windows are those of the positions that a device
+    has; a mask that is an operand is split with queries and keys. Lengths of caches keep both whole; past keys, and a
+    mask that is shorter than the keys, keep the keys whole.
     """
     is_packed = signature.rank() == 3
     heads = signature.integer("q_num_heads") if is_packed else signature.shape()[1]
     key_heads = signature.integer("kv_num_heads") if is_packed else signature.shape(1)[1]
     if not key_heads or heads % key_heads:
         return None
-    is_causal = bool(signature.integer("is_causal"))
-    is_positional = is_causal or any(signature.integer(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
     has_past, has_lengths = signature.has(4), signature.has(6)
-    s = "!s" if is_positional or has_lengths else "s"
-    t = "!t" if is_positional or has_lengths or has_past else "t"
+    band = _Band.of(signature)
+    mark = "!" if has_lengths else "@" if band.is_bounded else ""
+    s, t = f"{mark}s", f"{'!' if has_past or _is_short(signature) else mark}t"
     total = "!u" if has_past else t
     queries = f"b {s} (h g !d)" if is_packed else f"b (h g) {s} !d"
     keys, values = (f"b {t} (h {d})" if is_packed else f"b h {t} {d}" for d in ("!d", "e"))
@@ -36,7 +38,7 @@ def attention(signature: Signature) -> Row | None:
     mask = f"b (h g) {s} {total}"
     operands = [queries, keys, values, _mask(signature, mask), "b h !p !d", "b h !p e", "b"]
     results = [made, f"=b h {total} !d", f"=b h {total} e", f"={mask}"]
-    flops = _flops(signature, heads, key_heads, is_packed=is_packed, is_causal=is_causal)
+    flops = _flops(signature, heads, key_heads, band.pairs, is_packed=is_packed)
     rows = signature.shape()[0] * heads * signature.shape()[-2]
     merged = signature.result().size_bytes + 2 * STATISTIC_BYTES * rows
     return Row(
@@ -49,7 +51,50 @@ def attention(signature: Signature) -> Row | None:
         inner={"t": (InnerCollective("all_reduce", merged),)},
         gemm=Gemm(m=("s",), n=("t",), k=("d",), batch=("b", "h", "g")),
         idle=("e",),
+        triangular=("s", "t") if band.is_triangle else (),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """Which keys each query sees: query i those from `i + past - left` to `i + past + right`, where there are any
+    (None: no bound on this side)."""
+
+    queries: int
+    keys: int
+    past: int
+    left: int | None
+    right: int | None
+
+    @classmethod
+    def of(cls, signature: Signature) -> _Band:
+        """As causality, windows and past keys have it."""
+        past = signature.shape(4)[2] if signature.has(4) else 0
+        left, right = (signature.integer(f"{side}_window_size", -1) for side in ("left", "right"))
+        after = 0 if signature.integer("is_causal") else None if right < 0 else right
+        return cls(signature.shape()[-2], signature.shape(1)[-2] + past, past, None if left < 0 else left, after)
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.left is not None or self.right is not None
+
+    @property
+    def is_triangle(self) -> bool:
+        """Whether the first query sees one key and the last one all."""
+        return self.queries == self.keys and self.right == 0 and (self.left is None or self.left >= self.keys - 1)
+
+    @property
+    def pairs(self) -> int:
+        """Of query and key: where one sees the other."""
+        places = range(self.past, self.past + self.queries)
+        ends = (self.keys if self.right is None else min(self.keys, place + self.right + 1) for place in places)
+        starts = (0 if self.left is None else max(0, place - self.left) for place in places)
+        return sum(max(0, end - start) for start, end in zip(starts, ends, strict=True))
+
+
+def _is_short(signature: Signature) -> bool:
+    """Whether a mask says nothing of the last keys: they are padding."""
+    return signature.has(3) and signature.shape(3)[-1] != _Band.of(signature).keys
 
 
 def _mask(signature: Signature, full: str) -> str:
@@ -57,21 +102,16 @@ def _mask(signature: Signature, full: str) -> str:
     if not signature.has(3):
         return "_*"
     words = ["b", "(h g)", *full.replace("(h g) ", "").split()[1:]]
-    if signature.shape(3)[-1] != signature.shape(1)[-2] + (signature.shape(4)[2] if signature.has(4) else 0):
+    if _is_short(signature):
         words[-1] = "_"
     return " ".join(words[len(words) - signature.rank(3) :])
 
 
-def _flops(signature: Signature, heads: int, key_heads: int, *, is_packed: bool, is_causal: bool) -> float:
-    """Two products over all pairs of query and key, of which a causal mask leaves half when there are equally many."""
-    queries, keys, values = (signature.shape(position) for position in range(3))
-    pairs = queries[-2] * keys[-2]
-    past = signature.shape(4)[2] if signature.has(4) else 0
-    pairs += queries[-2] * past
-    batch = queries[0]
+def _flops(signature: Signature, heads: int, key_heads: int, pairs: int, *, is_packed: bool) -> float:
+    """Two products over all `pairs` of query and key."""
+    queries, _, values = (signature.shape(position) for position in range(3))
     width, value_width = (queries[-1] // heads, values[-1] // key_heads) if is_packed else (queries[-1], values[-1])
-    share = 0.5 if is_causal and queries[-2] == keys[-2] + past else 1.0
-    return 2.0 * batch * heads * pairs * (width + value_width) * share
+    return 2.0 * queries[0] * heads * pairs * (width + value_width)
 
 
 def rotary(signature: Signature) -> Row:

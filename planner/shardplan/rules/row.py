@@ -27,8 +27,8 @@ class Row:
     without a limit is whole. `statistics`: values per row that `~` factors all-reduce in forward and in backward.
     `inner`: collectives of other factors. `gemm`: which factors are rows, columns, sum and batch of the matrix product,
     found from the equation if it has two operands. `segmented`: offer segmented shards of minor factors (else only
-    where neighbours follow). `idle`: factors whose split leaves every device all the work. `extra`: options that no
-    equation tells.
+    where neighbours follow). `idle`: factors whose split leaves every device all the work. `triangular`: as in `Rule`.
+    `extra`: options that no equation tells.
     """
 
     equation: str
@@ -46,6 +46,7 @@ class Row:
     temporary_bytes: int = 0
     segmented: bool = False
     idle: tuple[str, ...] = ()
+    triangular: tuple[str, ...] = ()
     extra: tuple[Option, ...] = ()
 
 
@@ -119,6 +120,7 @@ def make_rule(line: Row, signature: Signature) -> Rule:
         backward_flops=backward_flops,
         gemm=_sized_gemm(line.gemm or _gemm(equation), sizes) if line.gemm or line.cost == "gemm" else None,
         temporary_bytes=line.temporary_bytes,
+        triangular=line.triangular,
         latent=tuple(option for option in options if not line.segmented and _is_segmented(option)),
         joins=joins,
     )

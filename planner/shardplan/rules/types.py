@@ -108,6 +108,8 @@ class Rule:
     float operand needs its gradient (2x for a matrix product).
     `temporary_bytes`: workspace beyond operands and results, whole operator (softmax scores of decomposed attention
     are results; a fused attention has none).
+    `triangular`: factors along which the work grows evenly from nothing, so that of n equal runs the last has 2 - 1/n
+    times its share (causal attention, by queries or by keys).
     `fallback`: no rule is known: the operator is replicated and the user is told.
     `latent`, `joins`: options that need a segmented shard; `shardplan.rules.segments` turns those into options that
     lead somewhere in a given model.
@@ -124,6 +126,7 @@ class Rule:
     backward_flops: float = 0.0
     gemm: Gemm | None = None
     temporary_bytes: int = 0
+    triangular: tuple[str, ...] = ()
     fallback: bool = False
     latent: tuple[Option, ...] = ()
     joins: tuple[Join, ...] = ()

@@ -11,6 +11,7 @@ import numpy as np
 from shardplan.layout.placement import S
 from shardplan.model.attributes import integer
 from shardplan.rules.body import has_body
+from shardplan.spmd.attention import attention
 from shardplan.spmd.borders import borders
 from shardplan.spmd.collectives import part
 from shardplan.spmd.composed import by_body
@@ -161,6 +162,7 @@ def _axis(site: Site, rank: int, default: int = 0) -> int:
 
 KERNELS: Mapping[str, Kernel] = {
     **STATISTICS,
+    "Attention": attention,
     **dict.fromkeys(("com.microsoft.MoE", "com.microsoft.QMoE"), some_experts),
     "Gather": gather,
     "GatherElements": gather_elements,

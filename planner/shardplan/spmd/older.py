@@ -1,4 +1,4 @@
-"""Operators of old opsets as newer ones: the reference evaluator knows few forms that older versions had.
+"""Operators in a form that the reference evaluator knows: it has few of those of old opsets.
 
 Settings that were attributes become operands, and what was aligned by an attribute gets the dims that it lies along.
 """
@@ -19,7 +19,7 @@ Attributes = dict[str, AttributeValue]
 Form = tuple[Operator, Attributes, list[Array | None]]
 """An operator, its attributes and its operands."""
 _BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Less", "Greater")
-_BROADCASTS_SINCE = 7
+_BROADCASTS_SINCE, _ALWAYS = 7, 1000
 
 
 def modern(operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]) -> Form:
@@ -113,6 +113,15 @@ def _scatter(operator: Operator, attributes: Attributes, operands: list[Array | 
     return replace(operator, op_type="ScatterElements", version=11), attributes, operands
 
 
+def _attention(operator: Operator, attributes: Attributes, operands: list[Array | None]) -> Form:
+    """One row of a mask stands for all queries; to the evaluator it is the first one's when there is causality too."""
+    mask = operands[3] if len(operands) > 3 else None
+    if mask is not None and mask.shape[-2] == 1:
+        shape = (*mask.shape[:-2], _given(operands[0]).shape[-2], mask.shape[-1])
+        operands[3] = np.broadcast_to(mask, shape)
+    return operator, attributes, operands
+
+
 _OLD: Mapping[str, tuple[int, Callable[[Operator, Attributes, list[Array | None]], Form]]] = {
     **dict.fromkeys(_BINARY, (_BROADCASTS_SINCE, _broadcast)),
     "PRelu": (_BROADCASTS_SINCE, _by_channel),
@@ -124,7 +133,8 @@ _OLD: Mapping[str, tuple[int, Callable[[Operator, Attributes, list[Array | None]
     "Resize": (11, _resize),
     "Dropout": (12, _newer(7, "is_test", "consumed_inputs", "ratio")),
     "DequantizeLinear": (19, _newer(19)),
-    "Scatter": (1000, _scatter),
+    "Scatter": (_ALWAYS, _scatter),
+    "Attention": (_ALWAYS, _attention),
     **dict.fromkeys(("RNN", "LSTM", "GRU"), (7, _newer(7, "output_sequence"))),
 }
 """Kind -> the first version that the evaluator knows, and the way there."""

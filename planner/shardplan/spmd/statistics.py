@@ -1,10 +1,8 @@
-"""Kernels of operators that need numbers from all devices of a group: normalisations, merged reductions, attention over
-split keys."""
+"""Kernels of operators that need numbers from all devices of a group: normalisations and merged reductions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -185,31 +183,6 @@ def extremum_at(site: Site, local: Local, operands: Operands, coordinates: Coord
     return [found if local.attributes.get("keepdims", 1) else found.squeeze(dim)]
 
 
-def attention(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
-    """`Attention` over split keys: each device attends to its keys, results count by their sums of exponentials.
-
-    The scores come from the operator itself (mode 2: as they enter the softmax), with their mask and cap."""
-    del coordinates
-    operator = replace(site.operator, outputs=("y", "k", "v", "scores"))
-    made, keys, values, scores = evaluate(operator, {**local.attributes, "qk_matmul_output_mode": 2}, operands)
-    axes = site.axes("t")
-    highest = yield from all_reduce(scores.max(axis=-1, keepdims=True), axes, "max")
-    exponentials = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
-    weight = exponentials.sum(axis=-1, keepdims=True)
-    total = yield from all_reduce(weight, axes)
-    total = np.where(total == 0, 1, total)
-    if made.ndim == 3:
-        by_head = made.reshape(*made.shape[:2], scores.shape[1], -1) * (weight / total).swapaxes(1, 2)
-        made = by_head.reshape(made.shape)
-    else:
-        made = made * (weight / total)
-    results = [(yield from all_reduce(made, axes)), keys, values]
-    if len(site.operator.outputs) > 3:
-        asked = local.attributes.get("qk_matmul_output_mode", 0)
-        results.append(exponentials / total if asked == 3 else evaluate(operator, local.attributes, operands)[3])
-    return results[: len(site.operator.outputs)]
-
-
 def hardmax(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
     """`Hardmax`: one at the first largest element of a row, wherever that lies."""
     del local
@@ -257,6 +230,5 @@ KERNELS: Mapping[str, Kernel] = {
     "GlobalLpPool": global_norm,
     "ArgMax": extremum_at,
     "ArgMin": extremum_at,
-    "Attention": attention,
     "DynamicQuantizeLinear": quantize,
 }
