@@ -3,8 +3,10 @@
 import json
 from importlib.resources import files
 
+import onnx
 import pytest
 from jsonschema import Draft202012Validator
+from small_models import proto_of
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
 COMPARE = ("compare", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
@@ -57,3 +59,10 @@ def test_faults_are_said_together(shardplan, mlp):
     run = shardplan("compare", "mlp.onnx", "--mesh", "2x", "--memory-limit", "lots")
     assert run.code == 2
     assert run.err.count("error[") == 3
+
+
+def test_a_model_that_takes_no_time(shardplan, folder):
+    onnx.save(proto_of("same (float[4,4] x) => (float[4,4] y) { y = Identity (x) }"), "same.onnx")
+    run = shardplan("compare", "same.onnx", "--mesh", "2x2", "--mode", "inference")
+    assert (run.code, run.err) == (0, "")
+    assert run.out.splitlines()[5].split() == ["data", "parallel", *["0", "ns"] * 3, "64", "B", "as", "fast"]

@@ -111,3 +111,32 @@ def test_what_operators_move_inside_is_told(shardplan, folder):
     document = json.loads(shardplan("verify", "conv.onnx", "conv.json", "--json").out)
     VALIDATOR.validate(document)
     assert document["result"]["inner_bytes"] == {"permute": 256}
+
+
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("../../etc/passwd", "error[unreadable-weight]: the data of weight 'w' in '../../etc/passwd' cannot be read\n"),
+        ("/etc/passwd", "error[unreadable-weight]: the data of weight 'w' in '/etc/passwd' cannot be read\n"),
+        ("short.bin", "error[unreadable-weight]: the data of weight 'w' in 'short.bin' cannot be read\n"),
+    ],
+)
+def test_weights_that_lie_elsewhere_or_end_too_soon(shardplan, folder, location, said):
+    model = proto_of("m (float[8,64] x) => (float[8,64] y) { y = MatMul (x, w) }")
+    weight = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[64, 64])
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=location)
+    model.graph.initializer.append(weight)
+    inside = folder / "inside"
+    (folder / "etc").mkdir()
+    (folder / "etc" / "passwd").touch()
+    inside.joinpath("deep").mkdir(parents=True)
+    inside.joinpath("deep", "short.bin").write_bytes(bytes(12))
+    inside.joinpath("deep", "m.onnx").write_bytes(model.SerializeToString())
+    assert shardplan("solve", "inside/deep/m.onnx", "--mesh", "2x2").code == 0
+    for command in ("verify", "inside/deep/m.onnx", "plans/m.2x2.plan.json"), (
+        "export", "plans/m.2x2.plan.json", "inside/deep/m.onnx", "--to", "onnx-spmd", "-o", "ranks"
+    ):  # fmt: skip
+        run = shardplan(*command)
+        assert (run.code, run.out) == (2, "")
+        assert run.err.startswith(said)

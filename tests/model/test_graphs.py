@@ -334,3 +334,10 @@ def test_a_value_whose_type_alone_is_read_is_not_waited_for(read):
     assert [(operator.kind, operator.inputs) for operator in model.operators] == [("Mul", ("x", "h")), ("Cast", ("z",))]
     assert model.constants["h"].dtype == "float16"
     assert [model.tensors[name].dtype for name in model.outputs] == ["float16", "float16"]
+
+
+def test_a_tensor_that_no_cluster_holds(refuse):
+    assert refuse("g (float[batch, 64] x) => (float[batch, 64] y) { y = Relu(x) }", {"batch": 2**62}) == (
+        "m.onnx: error[too-large]: graph input 'x' has the shape [4611686018427387904, 64], which is more than any "
+        "cluster holds"
+    )

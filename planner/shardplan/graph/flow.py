@@ -5,6 +5,7 @@ Everything here depends on the model, its rules and the mode alone; layouts and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from shardplan.rules.types import Rule
 _SMALL_CONSTANT_BYTES = 1 << 20
 """Known constants up to this size are simply present on every device: no choice is made for them."""
 
+_MOST_TRIED, _MOST_SHOWN = 4096, 16
+"""Numbers of microbatches that are tried, and named, where another is asked for."""
 _CACHE_WRITERS = frozenset({"Concat", "ScatterND", "ScatterElements", "TensorScatter", "Attention"})
 
 
@@ -149,17 +152,14 @@ def microbatch_obstacles(model: Model, microbatches: int) -> list[Diagnostic]:
     """Inputs whose batch, dim 0, cannot be cut into so many equal microbatches."""
     own = [name for name in model.inputs if name not in model.fed]
     batches = {name: model.tensor(name).shape[0] for name in own if model.tensor(name).shape}
-    least = min(batches.values(), default=1)
-    divisors = [count for count in range(1, least + 1) if all(batch % count == 0 for batch in batches.values())]
-    return [
-        error(
-            "microbatches",
-            f"dim 0 of input '{name}' is {batch} and cannot be cut into {microbatches} microbatches",
-            hint=f"--microbatches takes a divisor of the batch: {', '.join(map(str, divisors))}",
-        )
-        for name, batch in batches.items()
-        if batch % microbatches
-    ][:1]
+    whole = next((name for name, batch in batches.items() if batch % microbatches), None)
+    if whole is None:
+        return []
+    common = math.gcd(*batches.values())
+    divisors = [count for count in range(1, min(common, _MOST_TRIED) + 1) if common % count == 0]
+    shown = ", ".join(map(str, divisors[:_MOST_SHOWN])) + (", …" if divisors[_MOST_SHOWN:] else "")
+    summary = f"dim 0 of input '{whole}' is {batches[whole]} and cannot be cut into {microbatches} microbatches"
+    return [error("microbatches", summary, hint=f"--microbatches takes a divisor of the batch: {shown}")]
 
 
 def _quantised(operator: Operator, model: Model, weights: set[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx
@@ -14,6 +15,7 @@ from shardplan.model.node_types import Typed, show
 from shardplan.model.types import DTYPE_BITS
 
 _DTYPES: dict[int, str] = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+_MOST_ELEMENTS = 1 << 50
 _SHAPE_TYPES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
@@ -33,7 +35,16 @@ def unresolved_values(
 
 
 def _is_usable(typed: Typed) -> bool:
-    return typed.kind == "tensor" and typed.is_static and dtype_of(typed.elem_type) in DTYPE_BITS
+    return (
+        typed.kind == "tensor"
+        and typed.is_static
+        and dtype_of(typed.elem_type) in DTYPE_BITS
+        and _elements(typed) <= _MOST_ELEMENTS
+    )
+
+
+def _elements(typed: Typed) -> int:
+    return math.prod(dim for dim in typed.shape or () if isinstance(dim, int))
 
 
 def _reads(node: Node | None) -> list[str]:
@@ -45,6 +56,8 @@ def _explained(draft: Draft, inferred: Inferred, value: str, node: Node | None) 
     what = f"'{value}' of {node.label}" if node else f"graph input '{value}'"
     if typed.kind != "tensor":
         return error("not-a-tensor", f"{what} is a {typed.kind}; only tensors can be planned")
+    if typed.is_static and _elements(typed) > _MOST_ELEMENTS:
+        return error("too-large", f"{what} has the shape {show(typed.shape)}, which is more than any cluster holds")
     if typed.is_static or (typed.shape is not None and None not in typed.shape):
         return error("unknown-type", f"{what} has element type {typed.elem_type}, which cannot be planned")
     detail = inferred.reasons.get(node.name, "") if node else ""

@@ -37,8 +37,10 @@ def _cells(contender: Contender, best: Plan | None, limit_bytes: int) -> tuple[s
         note = f"does not fit: {size(used - limit_bytes)} too much"
     elif best is None or contender.name == BEST:
         note = ""
+    elif summary.step_ns == best.summary.step_ns:
+        note = "as fast"
     else:
-        note = f"+{percent(summary.step_ns / best.summary.step_ns - 1)}"
+        note = f"+{percent(summary.step_ns / best.summary.step_ns - 1)}" if best.summary.step_ns else ""
     return (*map(duration, times), size(used), note)
 
 

@@ -15,7 +15,10 @@ from shardplan.spmd.machine import Report
 def show_verification(console: Console, report: Report, model: Model, *, shrunk: bool) -> None:
     """The verdict, then what was run, or the first value that differs."""
     of = f"a small twin of '{model.name}'" if shrunk else f"'{model.name}'"
-    ran = f"{report.operators} operators of {of} on {report.devices} devices, {report.values} values compared"
+    ran = (
+        f"{_number(report.operators, 'operator')} of {of} on {_number(report.devices, 'device')}, "
+        f"{_number(report.values, 'value')} compared"
+    )
     lines = [f"verified: {ran}" if report.verified else f"not verified: {ran}"]
     if report.mismatch is None:
         lines.append(f"largest relative difference {report.worst:.1e}")
@@ -25,6 +28,10 @@ def show_verification(console: Console, report: Report, model: Model, *, shrunk:
         lines += _first_difference(report)
     lines += [f"bytes: {text}" for text in report.mispriced]
     emit(console, *lines)
+
+
+def _number(amount: int, what: str) -> str:
+    return f"{amount} {what}{'s' * (amount != 1)}"
 
 
 def _moved(report: Report) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import external_data_helper, numpy_helper
 
+from shardplan.errors import ShardplanError, error
 from shardplan.model.attributes import has_data, integer
 from shardplan.model.types import Model, Operator, Tensor
 from shardplan.rules import model_rules
@@ -87,19 +88,28 @@ def iterate_stored(path: str | Path, model: Model) -> Iterator[tuple[str, Array]
 
 
 def _stored(tensor: onnx.TensorProto | None, folder: Path) -> Array | None:
-    """The data of an initializer; None when it is absent, here or in its external file."""
+    """The data of an initializer; None when it is absent, here or in its external file.
+
+    Raises `ShardplanError` (`unreadable-weight`) for a file outside of `folder`, and for one that is too short.
+    """
     if tensor is None:
         return None
-    if external_data_helper.uses_external_data(tensor):
-        place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-        if not place or not (folder / place).is_file():
-            return None
-        loaded = onnx.TensorProto()
-        loaded.CopyFrom(tensor)
-        external_data_helper.load_external_data_for_tensor(loaded, str(folder))
-        loaded.data_location = onnx.TensorProto.DEFAULT
-        tensor = loaded
-    return np.asarray(numpy_helper.to_array(tensor)) if has_data(tensor) else None
+    place = ""
+    try:
+        if external_data_helper.uses_external_data(tensor):
+            place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+            if not place or not (folder / place).is_file():
+                return None
+            loaded = onnx.TensorProto()
+            loaded.CopyFrom(tensor)
+            external_data_helper.load_external_data_for_tensor(loaded, str(folder))
+            loaded.data_location = onnx.TensorProto.DEFAULT
+            tensor = loaded
+        return np.asarray(numpy_helper.to_array(tensor)) if has_data(tensor) else None
+    except (onnx.checker.ValidationError, ValueError, OSError) as problem:
+        where = f" in '{place}'" if place else ""
+        summary = f"the data of weight '{tensor.name}'{where} cannot be read"
+        raise ShardplanError(error("unreadable-weight", summary, detail=str(problem))) from None
 
 
 def _draw(tensor: Tensor, generator: np.random.Generator, spread: float | None, limit: int | None) -> Array:
