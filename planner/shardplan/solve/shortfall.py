@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
-from shardplan.solve.budget import Budget
-from shardplan.solve.evaluate import evaluate
-from shardplan.solve.exact import Incumbent
-from shardplan.solve.fit import fit, frugal
-from shardplan.solve.graph import Contradiction, build
-from shardplan.solve.problem import Costs, Problem
+from shardplan.solve.budget import LARGE_EFFORT, Budget
+from shardplan.solve.core import core_of
+from shardplan.solve.decode import hubs
+from shardplan.solve.dominate import dominate
+from shardplan.solve.dual import Dual
+from shardplan.solve.eliminate import eliminate
+from shardplan.solve.exact import HUBS, Incumbent, close
+from shardplan.solve.fit import fit
+from shardplan.solve.follow import flatten, follow
+from shardplan.solve.graph import Contradiction, Graph, build
+from shardplan.solve.highs import Program
+from shardplan.solve.memory import Profiles, drop_moments
+from shardplan.solve.presolve import ROUNDS, presolve
+from shardplan.solve.prices import priced
+from shardplan.solve.problem import Bytes, Costs, Problem
 from shardplan.solve.tables import Tables
+
+STRIDE = 1 / 1024
+"""The first step above what one moment needs; the next ones double."""
+Verdict = Literal["fits", "too much", "unknown"]
 
 
 def least_limit(problem: Problem, budget: Budget) -> int | None:
     """The smallest limit at which some assignment fits; `None` when forbidden pairs exclude every assignment.
 
-    When the budget ends early, a proven lower bound of it.
+    When the budget or the effort for a proof ends early, a proven lower bound of it.
     """
     free = _without_costs(problem)
     everything = sum(int(usage.amount.max()) for usage in problem.usages)
-    found = Incumbent(1.0)  # there are no costs to scale
     try:
         graph = build(replace(free, limit=everything), Tables())
+        whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
         graph.settle()
-        low = int(graph.base.max(initial=0))
-        frugal(graph, found)
+        if len(hubs(graph)) > HUBS:
+            return _Large(free, budget).least(int(graph.base.max(initial=0)), everything)
+        low = _of_one_moment(graph, budget)
+        return low if low is None else _Small(_thinned(graph, low), whole, budget).least(low, everything)
     except Contradiction:
         return None
-    if found.choices is not None:
-        return evaluate(free, found.choices).peak_bytes
-    high = _peak_within(free, everything, budget)
-    if high is None:
-        return None
-    while low < high and not budget.expired():
-        middle = (low + high) // 2
-        peak = _peak_within(free, middle, budget)
-        low, high = (middle + 1, high) if peak is None else (low, peak)
-    return low
-
-
-def _peak_within(problem: Problem, limit: int, budget: Budget) -> int | None:
-    """Peak of some assignment that fits, or `None` if there is none."""
-    bounded = replace(problem, limit=limit)
-    found = Incumbent(1.0)
-    try:
-        fit(build(bounded, Tables()), limit, found, budget)
-    except Contradiction:
-        return None
-    return None if found.choices is None else evaluate(bounded, found.choices).peak_bytes
 
 
 def _without_costs(problem: Problem) -> Problem:
@@ -61,4 +57,126 @@ def _without_costs(problem: Problem) -> Problem:
         return cleared.setdefault(id(table), np.where(np.isinf(table), np.inf, 0.0))
 
     edges = tuple(replace(edge, table=clear(edge.table)) for edge in problem.edges)
-    return replace(problem, costs=tuple(map(clear, problem.costs)), edges=edges)
+    return Problem(tuple(map(clear, problem.costs)), edges, problem.usages, problem.limit)
+
+
+def _of_one_moment(graph: Graph, budget: Budget) -> int | None:
+    """What is used at least at the moment that every assignment uses most at; `None` where none is allowed."""
+    base = graph.base
+    moment = int(np.argmax(base)) if len(base) else 0
+    used = priced(graph, {moment: 1.0} if len(base) else {})
+    for node in used.alive:
+        used.uses[node] = ()
+    best = Incumbent(1.0)
+    close(used, best, budget)
+    if best.bound == np.inf:
+        return None
+    return int(base.max(initial=0)) + int(max(best.bound, 0.0))
+
+
+def _thinned(graph: Graph, low: int) -> Graph:
+    """What bears on moments that may use more than `low`, by reductions that hold for every limit from there on."""
+    thin = graph.copy()
+    drop_moments(thin, low)
+    thin.settle()
+    for _ in range(ROUNDS):
+        changed = follow(thin)
+        thin.settle()
+        eliminate(thin)
+        for node in thin.alive:
+            flatten(thin, node)
+        changed |= dominate(thin)
+        thin.settle()
+        eliminate(thin)
+        if not changed:
+            break
+    return thin
+
+
+@dataclass
+class _Small:
+    """A thinned graph whose every limit is tried by an integer program of its own."""
+
+    thin: Graph
+    whole: Profiles
+    budget: Budget
+
+    def least(self, low: int, most: int) -> int | None:
+        """The least limit from `low` on: in steps that double, then halve."""
+        limit, stride = low, max(int(low * STRIDE), 1)
+        high: int | None = None
+        while high is None or low < high:
+            if self.budget.expired():
+                return low
+            verdict, peak = self._try(limit)
+            if verdict == "unknown":
+                return low
+            if verdict == "fits":
+                high = peak
+            elif limit >= most:
+                return None
+            else:
+                low = self._next(limit + 1)
+            limit = min(low + stride, most) if high is None else (low + high) // 2
+            stride *= 2
+        return high
+
+    @cached_property
+    def _steps(self) -> tuple[int, Bytes]:
+        """All memory used is a multiple of the first above one of the second."""
+        used = {use.amount for node in self.thin.alive for use in self.thin.uses[node]}
+        amounts = [int(np.gcd.reduce(self.thin.tables.arrays[number].astype(np.int64))) for number in sorted(used)]
+        return int(np.gcd.reduce(np.array(amounts, dtype=np.int64))) if amounts else 0, self.thin.base
+
+    def _next(self, limit: int) -> int:
+        """The least that an assignment can use, of all that is at least `limit`."""
+        step, base = self._steps
+        return limit + int(((base - limit) % step).min()) if step else limit
+
+    def _try(self, limit: int) -> tuple[Verdict, int]:
+        """Whether anything fits; if so, its peak."""
+        trial = self.thin.copy()
+        try:
+            presolve(trial, limit)
+            core = core_of(trial)
+            choices = np.zeros(0, dtype=np.int64)
+            if core.nodes:
+                profiles = Profiles(core.uses, core.offsets, trial.tables.arrays, trial.base)
+                answer = Program(Dual(core), self.budget, np.inf, profiles, limit, effort=LARGE_EFFORT).solve()
+                if answer.choices is None:
+                    return "too much" if answer.verdict == "infeasible" else "unknown", 0
+                choices = answer.choices
+        except Contradiction:
+            return "too much", 0
+        found = trial.restore(dict(zip(core.nodes, choices.tolist(), strict=True)))
+        return "fits", int(self.whole.of(np.array(found)).max(initial=0))
+
+
+@dataclass
+class _Large:
+    """A problem of many hubs: every limit is a search."""
+
+    free: Problem
+    budget: Budget
+
+    def least(self, low: int, most: int) -> int | None:
+        """The least limit from `low` on, by halving."""
+        high = self._peak_within(most)
+        if high is None:
+            return None
+        while low < high and not self.budget.expired():
+            middle = (low + high) // 2
+            peak = self._peak_within(middle)
+            low, high = (middle + 1, high) if peak is None else (low, peak)
+        return low
+
+    def _peak_within(self, limit: int) -> int | None:
+        """Peak of some assignment that fits, or `None` if none was found."""
+        bounded = replace(self.free, limit=limit)
+        graph, found = build(bounded, Tables()), Incumbent(1.0)  # there are no costs to scale
+        whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
+        try:
+            fit(graph, limit, found, self.budget)
+        except Contradiction:
+            return None
+        return None if found.choices is None else int(whole.of(np.array(found.choices)).max(initial=0))
