@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import click
+from click.core import ParameterSource
 
 from shardplan import __version__
 from shardplan.errors import Diagnostic, ShardplanError, error
@@ -37,6 +38,7 @@ from shardplan.verbs.sweep import sweep
 from shardplan.verbs.timeline import timeline
 from shardplan.verbs.verify import verify
 
+_ASKS_HELP = {"-h", "--help", "--version"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -45,6 +47,10 @@ class _PipeClosedError(Exception):
 
 
 class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """In the order in which they were added: what everybody needs first."""
+        return list(self.commands)
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             result = super().invoke(ctx)
@@ -123,7 +129,7 @@ def _leave(code: int) -> NoReturn:
 def _main(given: list[str]) -> int:
     run = _Run()
     try:
-        settings = read_settings(cli)
+        settings = {} if _ASKS_HELP & set(given) else read_settings(cli)
         return int(cli.main(given, prog_name="shardplan", standalone_mode=False, obj=run, default_map=settings) or 0)
     except (_PipeClosedError, BrokenPipeError):
         return _stop_writing()
@@ -175,11 +181,21 @@ def _refuse_usage(problem: click.UsageError, given: list[str]) -> int:
     """Click's own words on standard error: the usage line, the fault and the nearest option."""
     with contextlib.suppress(BrokenPipeError):
         problem.show()
+        if _is_setting(problem):
+            click.echo("hint: it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml", err=True)
         if _asks_json(given):
             fault = error("usage", problem.format_message())
             Session(_guess_verb(given), diagnostics=[fault]).write_document(None)
             sys.stdout.flush()
     return EXIT_USAGE
+
+
+def _is_setting(problem: click.UsageError) -> bool:
+    """Whether a value was refused that stands in a file of settings."""
+    parameter, context = getattr(problem, "param", None), problem.ctx
+    if parameter is None or context is None:
+        return False
+    return context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT_MAP
 
 
 def _report_defect(run: _Run, given: list[str], problem: Exception) -> int:

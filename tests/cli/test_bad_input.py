@@ -198,7 +198,10 @@ def test_unknown_profile_names_the_nearest(shardplan, inputs: Path):
     ("arguments", "text"),
     [
         (("none.json",), "none.json: error[unreadable-plan]: cannot read the plan: no such file or directory\n"),
-        (("good.onnx",), "good.onnx: error[not-a-plan]: this is not a plan of shardplan: it is not JSON\n"),
+        (
+            ("good.onnx",),
+            "good.onnx: error[not-a-plan]: this is a model, not a plan\nhint: shardplan solve makes a plan of it\n",
+        ),
         (
             ("old.plan.json",),
             (
@@ -223,3 +226,31 @@ def test_json_and_a_plan_cannot_share_standard_output(shardplan, inputs: Path):
     run = shardplan("solve", "good.onnx", "--dim", "batch=8", "--json", "--output", "-")
     assert run.code == 2
     assert "--json and --output - both want standard output" in run.err
+
+
+def test_a_plan_is_no_model_nor_a_model_a_plan(shardplan, inputs):
+    assert shardplan("solve", "old.plan.json", "--mesh", "2x2").err == (
+        "old.plan.json: error[not-onnx]: this is not an ONNX model: its bytes are no ONNX protobuf message\n"
+        "hint: this looks like a plan: shardplan show reads it\n"
+    )
+    assert shardplan("show", "good.onnx").err == (
+        "good.onnx: error[not-a-plan]: this is a model, not a plan\nhint: shardplan solve makes a plan of it\n"
+    )
+
+
+def test_the_plan_that_was_meant(shardplan, inputs):
+    assert shardplan("show", "odl.plan.json").err == (
+        "odl.plan.json: error[unreadable-plan]: cannot read the plan: no such file or directory\n"
+        "hint: did you mean 'old.plan.json'?\n"
+    )
+
+
+def test_a_section_that_plans_have_not(shardplan, inputs):
+    run = shardplan(
+        "solve", "good.onnx", "--mesh", "2x2", "--dim", "batch=8", "--constraints", "old.plan.json:parametrs"
+    )
+    assert run.code == 2
+    assert run.err == (
+        "old.plan.json: error[unknown-section]: constraints come from the inputs, parameters, outputs of a plan; "
+        "it has no 'parametrs'\nhint: did you mean 'parameters'?\n"
+    )

@@ -50,6 +50,30 @@ def test_stale_model(shardplan, solved):
     )
 
 
+def test_a_model_of_another_name_is_not_to_overwrite_the_plan_unasked(shardplan, solved):
+    model = onnx.load("mlp.onnx", load_external_data=False)
+    model.graph.node[1].op_type = "Gelu"
+    Path("other.onnx").write_bytes(model.SerializeToString())
+    run = shardplan("check", PLAN, "--model", "other.onnx")
+    command = REPAIR.replace("mlp.onnx", "other.onnx")
+    assert run.err == (
+        f"{PLAN}: error[stale-plan]: stale: it was made for 'mlp', and this is another model, 'other'\n"
+        f"hint: give its own model with --model; if this one has taken its place, {command}\n"
+    )
+
+
+def test_a_model_of_other_dims_is_another_one(shardplan, solved):
+    model = onnx.load("mlp.onnx", load_external_data=False)
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "rows"
+    Path("mlp.onnx").write_bytes(model.SerializeToString())
+    checked, explained = (shardplan(*verb, "--model", "mlp.onnx") for verb in (("check", PLAN), ("explain", PLAN, "x")))
+    said = "the plan was made for another model than 'mlp.onnx'\n  --dim batch=64: no dim is called 'batch'\nhint: "
+    assert (checked.code, checked.out) == (1, f"{PLAN}  stale\n")
+    assert checked.err == f"{PLAN}: error[stale-plan]: stale: {said}solve again\n"
+    assert (explained.code, explained.err) == (2, f"{PLAN}: error[stale-plan]: {said}solve again\n")
+
+
 def test_stale_profile(shardplan, solved):
     plan = read_plan(PLAN)
     profile = {**plan.cluster["profile"], "device": {**plan.cluster["profile"]["device"], "hbm_gbps": 1.0}}

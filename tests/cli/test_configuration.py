@@ -24,7 +24,7 @@ def test_settings_are_defaults(file, head, shardplan, mlp):
     run = shardplan(*SOLVE, "-v")
     assert run.code == 0
     assert source(run, "cluster") == "a100-dgx  (configuration)"
-    assert source(run, "dims") == "batch=64  (configuration)"
+    assert source(run, "dim") == "batch=64  (configuration)"
     assert source(run, "seed") == "0  (default)"
     assert Path("plans/mlp.2x2.plan.json").exists()
 
@@ -62,6 +62,22 @@ def test_faults(shardplan, mlp):
     )
     Path("shardplan.toml").write_text("mesh = 2x2\n")
     assert shardplan(*SOLVE).err.startswith("shardplan.toml: error[bad-configuration]: not valid TOML: ")
+
+
+def test_a_wrong_value_is_looked_for_where_it_stands(shardplan, mlp):
+    Path("shardplan.toml").write_text('[solve]\ntime-limit = "long"\n')
+    run = shardplan(*SOLVE)
+    assert run.code == 2
+    assert run.err.endswith(
+        "'long' is not a valid float range.\nhint: it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml\n"
+    )
+    assert "shardplan.toml" not in shardplan(*SOLVE, "--time-limit", "long").err
+
+
+def test_help_is_there_whatever_the_settings_are(shardplan, folder):
+    Path("pyproject.toml").write_text("[tool.shardplan\n")
+    assert shardplan("--version").code == shardplan("solve", "--help").code == 0
+    assert shardplan("profiles").code == 2
 
 
 def test_other_projects_are_none_of_ours(shardplan, mlp):

@@ -205,8 +205,11 @@ class TestSettings:
         run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "-v")
         lines = [" ".join(line.split()) for line in run.err.splitlines()]
         assert "mesh 2x2 (environment)" in lines
-        assert "dims batch=64 (command line)" in lines
+        assert "dim batch=64 (command line)" in lines
         assert "mode training (default)" in lines
+        assert {"constraints", "pin", "memory-limit", "json"} <= {
+            line.split()[0] for line in lines if "(default)" in line
+        }
 
     def test_the_command_line_beats_the_environment(self, shardplan, mlp, monkeypatch):
         monkeypatch.setenv("SHARDPLAN_MESH", "4x")

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from example_plans import example_plan, example_summary
 
-from shardplan.plan.types import Plan
+from shardplan.plan.types import Memory, Plan
 from shardplan.render.console import PIPE_WIDTH, make_console
 from shardplan.render.show import show_document, show_plan
+from shardplan.render.solved import memory_line
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -109,3 +110,21 @@ def test_document_is_plain_data_and_complete():
         "time_us": 684.0,
         "charged_us": 68.4,
     }
+
+
+@pytest.mark.parametrize(
+    ("amounts", "limit", "text"),
+    [
+        ((2, 2, 12, 8, 1), 64 * 2**30, "25 of 64 GiB per device: parameters 2 + gradients 2 + optimizer 12 + "),
+        (
+            (2 / 1024, 0, 0, 0.5 / 1024, 0),
+            64 * 2**30,
+            "2.50 MiB of 64 GiB per device: parameters 2 + activations 0.500",
+        ),
+        ((1, 0, 0, 0, 0), 2**30, "1 of 1 GiB per device: parameters 1"),
+        ((0, 0, 0, 0, 0), 2**30, "0 B of 1 GiB per device"),
+    ],
+)
+def test_memory_has_a_unit_that_shows_it(amounts, limit, text):
+    memory = Memory(*(round(amount * 2**30) for amount in amounts))
+    assert memory_line(memory, limit).startswith(text)

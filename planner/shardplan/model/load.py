@@ -59,7 +59,11 @@ def _strip(view: memoryview) -> bytes:
     except WireError as problem:
         if head[0] == _IR_VERSION_KEY and problem.needed > problem.end == len(view):
             raise ShardplanError(_truncated(len(view), problem.needed)) from None
-        raise ShardplanError(_not_onnx("its bytes are no ONNX protobuf message")) from None
+        raise ShardplanError(_not_onnx("its bytes are no ONNX protobuf message", _plan_hint(head))) from None
+
+
+def _plan_hint(head: bytes) -> str:
+    return "this looks like a plan: shardplan show reads it" if b'"format_version"' in head else ""
 
 
 def _parse(data: bytes) -> onnx.ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import os
 import re
@@ -28,15 +29,33 @@ _OTHERS = {
 def read_plan(path: str | Path) -> Plan:
     """The plan in the file at `path`. Raises `ShardplanError` (`unreadable-plan`, or as `loads`)."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        data = Path(path).read_bytes()
+        if str(path).endswith(".onnx"):
+            hint = "shardplan solve makes a plan of it"
+            raise ShardplanError(error("not-a-plan", "this is a model, not a plan", hint=hint, file=str(path)))
+        text = data.decode()
     except UnicodeDecodeError:
-        raise ShardplanError(
-            error("not-a-plan", "this is not a plan of shardplan: it is not text", file=str(path))
-        ) from None
+        summary = "this is not a plan of shardplan: it is not text"
+        raise ShardplanError(error("not-a-plan", summary, file=str(path))) from None
     except OSError as problem:
         summary = f"cannot read the plan: {_reason(problem)}"
-        raise ShardplanError(error("unreadable-plan", summary, file=str(path))) from None
+        hint = _nearest(Path(path))
+        raise ShardplanError(error("unreadable-plan", summary, hint=hint, file=str(path))) from None
     return loads(text, str(path))
+
+
+def _nearest(path: Path) -> str:
+    """The file beside `path` whose name is most like it, but for the ending, which most have."""
+    try:
+        beside = {_stem(file): file for file in sorted(path.parent.glob("*.json"))}
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(_stem(path), beside, n=1, cutoff=0.6)
+    return f"did you mean '{beside[near[0]]}'?" if near else ""
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".json").removesuffix(".plan")
 
 
 def write_plan(plan: Plan, path: str | Path) -> bool:

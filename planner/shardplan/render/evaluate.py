@@ -10,7 +10,7 @@ from rich.text import Text
 from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
 from shardplan.render.console import emit, table
-from shardplan.render.solved import facts, memory_line, time_line
+from shardplan.render.solved import facts, memory_line, plan_line, time_line
 from shardplan.study.evaluate import Evaluation
 from shardplan.study.shares import Share
 from shardplan.units import percent, size
@@ -28,7 +28,7 @@ def show_evaluation(
     emit(
         console,
         facts(
-            ("plan", f"{found.plan.model.get('name')}, {found.plan.model.get('mode')}, on {found.plan.mesh}"),
+            ("plan", plan_line(found.plan)),
             ("fixed", f"{file}: {_fixed(found)}"),
             *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
             ("step", time_line(summary, measure).removeprefix("step ")),

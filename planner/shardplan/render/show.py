@@ -17,7 +17,7 @@ from shardplan.render.console import emit, table
 from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups
 from shardplan.render.pipeline import pipeline_record, runs_text, show_stages
 from shardplan.render.recipes import Recognizer, axis_shares, recipe_text
-from shardplan.render.solved import facts, memory_parts, proof_line, time_line
+from shardplan.render.solved import facts, memory_parts, plan_line, proof_line, time_line
 from shardplan.units import Measure, percent, size
 
 DEAREST = 12
@@ -86,11 +86,9 @@ def _move_record(group: MoveGroup) -> dict[str, object]:
 
 
 def _head(plan: Plan) -> Table:
-    mode = str(plan.model.get("mode", ""))
-    devices = f"{plan.mesh}, {plan.mesh.size} devices"
     prices, measure = plan.model.get("cost_model"), measure_of(plan.model.get("cost_model"))
     return facts(
-        ("plan", f"{plan.model.get('name')}, {mode}, on {plan.cluster.get('name')} ({devices})"),
+        ("plan", plan_line(plan)),
         *([("loops", _loops(loops))] if isinstance(loops := plan.model.get("loops"), Mapping) else []),
         *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
         ("step", time_line(plan.summary, measure).removeprefix("step ")),

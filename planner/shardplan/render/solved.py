@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardplan.plan.types import Memory, Summary
+from shardplan.plan.types import Memory, Plan, Summary
 from shardplan.render.console import emit
 from shardplan.units import TIME, Measure, count, duration, percent, rate, size, sizes_in_one_unit
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _NOTHING = 0.0005
 """A share that is shown as zero."""
+_FAR_LESS = 0.002
+"""Share of the memory limit below which three digits of the limit's unit say little."""
 _MUCH = 0.05
 """Share of the step by which sum and schedule must differ to be told apart."""
 
@@ -103,6 +105,12 @@ def describe_outcome(console: Console, summary: Summary, path: str, *, written: 
     )
 
 
+def plan_line(plan: Plan) -> str:
+    """`gpt2_small, training, on h100-dgx (machine=4 x gpu=4, 16 devices)`."""
+    devices = f"{plan.mesh}, {plan.mesh.size} device{'s' * (plan.mesh.size != 1)}"
+    return f"{plan.model.get('name')}, {plan.model.get('mode', '')}, on {plan.cluster.get('name')} ({devices})"
+
+
 def time_line(summary: Summary, measure: Measure = TIME) -> str:
     """`step 38.2 ms = compute 31.0 + communication 7.2`."""
     (compute, communication), _ = measure.texts([summary.compute_ns, summary.communication_ns], summary.step_ns)
@@ -131,14 +139,15 @@ def scheduled_lines(summary: Summary) -> list[str]:
 
 
 def memory_line(memory: Memory, limit_bytes: int) -> str:
-    """`28.1 of 70.8 GiB per device: parameters 1.4 + gradients 1.3 + …`."""
-    parts = memory_parts(memory)
-    used = [(name, number) for name, number in parts.items() if number]
-    (total, limit, *amounts), unit = sizes_in_one_unit(
-        [memory.total, limit_bytes, *(number for _, number in used)], limit_bytes
-    )
-    terms = " + ".join(f"{name} {amount}" for (name, _), amount in zip(used, amounts, strict=True))
-    return f"{total} of {limit} {unit} per device: {terms}"
+    """`28.1 of 70.8 GiB per device: parameters 1.4 + gradients 1.3 + …`; where that is far less than the limit it has a
+    unit of its own: `14.2 MiB of 70.8 GiB per device: parameters 6.1 + …`."""
+    used = [(name, number) for name, number in memory_parts(memory).items() if number]
+    reference = memory.total if memory.total < _FAR_LESS * limit_bytes else limit_bytes
+    amounts, unit = sizes_in_one_unit([memory.total, *(number for _, number in used)], reference)
+    limit = size(limit_bytes)
+    total = f"{amounts[0]} {unit}".removesuffix(f" {limit.split()[1]}")
+    terms = " + ".join(f"{name} {amount}" for (name, _), amount in zip(used, amounts[1:], strict=True))
+    return f"{total} of {limit} per device" + (f": {terms}" if terms else "")
 
 
 def memory_parts(memory: Memory) -> dict[str, int]:

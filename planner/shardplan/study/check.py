@@ -81,6 +81,8 @@ def _faults(plan: Plan) -> Iterator[str]:
 def _model_changes(plan: Plan, model: Model | None) -> tuple[str, ...]:
     if model is None or is_of(plan, model):
         return ()
+    if plan.model.get("name") != model.name:
+        return (f"it was made for '{plan.model.get('name')}', and this is another model, '{model.name}'",)
     parts = [stage.plan for stage in plan.pipeline.stages] if plan.pipeline else [plan]
     before = {operator.name: operator.module for part in parts for operator in part.operators}
     after = {operator.name: operator.module for operator in model.operators}

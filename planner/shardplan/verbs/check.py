@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.verbs.inputs import load_model
+from shardplan.verbs.inputs import load_model_of
 from shardplan.verbs.logical import again
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, EXIT_NO, EXIT_USAGE, Session, verb
 
@@ -66,17 +66,19 @@ _WEIGHT = [EXIT_DONE, EXIT_NO, EXIT_INFEASIBLE, EXIT_USAGE]
 
 def _verdict(session: Session, file: str, models: tuple[str, ...], *, resolve: bool) -> tuple[Verdict, str]:
     from shardplan.plan.file import read_plan  # noqa: PLC0415
-    from shardplan.study.check import check_plan, unreadable  # noqa: PLC0415
-    from shardplan.study.request import dims_of  # noqa: PLC0415
+    from shardplan.study.check import Verdict, check_plan, unreadable  # noqa: PLC0415
 
     try:
         plan = read_plan(file)
         given = _model_of(plan, models)
-        model = load_model(given, dims_of(plan)) if given is not None else None
+        model = load_model_of(plan, file, given) if given is not None else None
         verdict = check_plan(
             plan, file, model, resolve=resolve, **({"solve": again(plan, file)} if plan.pipeline else {})
         )
     except ShardplanError as problem:
+        first = problem.diagnostics[0]
+        if first.code == "stale-plan":
+            return Verdict("stale", (first.summary, first.detail)), first.hint
         session.say_all(problem.diagnostics)
         return unreadable(problem), ""
     return verdict, "" if verdict.status == "fresh" else _repair(plan, given, file)
@@ -91,7 +93,9 @@ def _model_of(plan: Plan, models: tuple[str, ...]) -> str | None:
 
 
 def _repair(plan: Plan, given: str | None, file: str) -> str:
-    """The command that makes the plan anew."""
+    """The command that makes the plan anew, which is not to be given where the model is another plan's."""
+    from shardplan.verbs.inputs import name_of_model  # noqa: PLC0415
+
     sizes = ",".join(f"{axis.name}={axis.size}" for axis in plan.mesh.axes)
     words = ["shardplan", "solve", given or "MODEL", "--mesh", sizes, "--cluster", str(plan.cluster.get("name"))]
     for key, default in _ASKED.items():
@@ -104,7 +108,10 @@ def _repair(plan: Plan, given: str | None, file: str) -> str:
     for name, size in sorted(dims.items()) if isinstance(dims, dict) else ():
         words += ["--dim", f"{name}={size}"]
     words += _fixed(plan)
-    return shlex.join([*words, "--output", file])
+    command = shlex.join([*words, "--output", file])
+    if given is None or name_of_model(given) == plan.model.get("name"):
+        return command
+    return f"give its own model with --model; if this one has taken its place, {command}"
 
 
 def _fixed(plan: Plan) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shardplan.verbs.inputs import load_model
+from shardplan.verbs.inputs import load_model_of
 from shardplan.verbs.session import Session, verb
 
 
@@ -31,9 +31,8 @@ def explain(session: Session, /, plan: str, name: str | None, model: str | None)
         document = explain_document(loaded, None, shares, None)
         return session.finish(document, lambda console: show_shares(console, loaded, shares))
     from shardplan.study.explain import explain as explain_name  # noqa: PLC0415
-    from shardplan.study.request import dims_of  # noqa: PLC0415
 
-    whole = load_model(model, dims_of(loaded))
+    whole = load_model_of(loaded, plan, model)
     if loaded.pipeline is not None:
         from shardplan.spmd.pipeline import stage_of  # noqa: PLC0415
 

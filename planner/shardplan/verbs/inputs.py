@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 
-from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.verbs.session import Verb, option
 
 if TYPE_CHECKING:
     from shardplan.constraints.types import Constraint
     from shardplan.cost.named import CostModel
     from shardplan.model.types import Model
+    from shardplan.plan.types import Plan
 
 T = TypeVar("T")
 _DESCRIBED = "transformer:"
@@ -79,6 +80,7 @@ def read_all_constraints(files: Iterable[str], pins: Iterable[str]) -> tuple[Con
     found: list[Constraint] = []
     for file in files:
         read = _constraints_of_plan if is_plan(_sections(file)[0]) else read_constraints
+        read = _no_such_section if _is_plan_and_more(file) else read
         found += attempt(functools.partial(read, file)) or ()
     for pin in pins:
         one = attempt(functools.partial(parse_pin, pin))
@@ -103,6 +105,18 @@ def _sections(file: str) -> tuple[str, str]:
     return (path, section) if colon and section in _PLAN_SECTIONS else (file, "")
 
 
+def _is_plan_and_more(file: str) -> bool:
+    """Whether it is the name of a plan, followed by what is none of its sections."""
+    path, colon, _ = _sections(file)[0].rpartition(":")
+    return bool(colon) and not Path(file).exists() and Path(path).is_file() and is_plan(path)
+
+
+def _no_such_section(file: str) -> NoReturn:
+    path, _, section = file.rpartition(":")
+    summary = f"constraints come from the {', '.join(_PLAN_SECTIONS)} of a plan; it has no '{section}'"
+    raise ShardplanError(error("unknown-section", summary, hint=did_you_mean(section, _PLAN_SECTIONS), file=path))
+
+
 def _constraints_of_plan(file: str) -> tuple[Constraint, ...]:
     from shardplan.plan.file import read_plan  # noqa: PLC0415
     from shardplan.study.reuse import SECTIONS, constraints_of  # noqa: PLC0415
@@ -117,6 +131,25 @@ def read_cost_model(text: str) -> CostModel:
     from shardplan.cost.named import parse_cost_model  # noqa: PLC0415
 
     return parse_cost_model(text)
+
+
+def load_model_of(plan: Plan, file: str, path: str) -> Model:
+    """The model at `path` with the sizes that `plan`, read from `file`, was made for.
+
+    Raises `ShardplanError`; where these sizes are not those that the model needs, it is another one (`stale-plan`).
+    """
+    from shardplan.study.request import dims_of  # noqa: PLC0415
+
+    try:
+        return load_model(path, dims_of(plan))
+    except ShardplanError as problem:
+        first = problem.diagnostics[0]
+        if first.code not in ("unbound-dim", "unknown-dim", "unbound-trip"):
+            raise
+        summary = f"the plan was made for another model than '{path}'"
+        raise ShardplanError(
+            error("stale-plan", summary, detail=first.summary, hint="solve again", file=file)
+        ) from None
 
 
 class Attempts:

@@ -91,14 +91,14 @@ class Session:
 
     def show_values(self, context: click.Context) -> None:
         """Print every option's effective value and where it comes from."""
-        names = [parameter.name for parameter in context.command.params if parameter.name in context.params]
-        width = max(map(len, names), default=0)
-        for name in names:
+        shown_as = {p.name: _written(p) for p in context.command.params if p.name in context.params}
+        width = max(map(len, shown_as.values()), default=0)
+        for name, written in shown_as.items():
             source = context.get_parameter_source(name)
             where = _SOURCES.get(source, "default") if source else "default"
             value = context.params[name]
             shown = ", ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
-            click.echo(f"{name.replace('_', '-'):{width}}  {shown or '-'}  ({where})", err=True)
+            click.echo(f"{written:{width}}  {shown or '-'}  ({where})", err=True)
 
     def _styled(self, diagnostic: Diagnostic) -> str:
         label = f"{diagnostic.severity}[{diagnostic.code}]"
@@ -109,6 +109,11 @@ class Session:
         if self.color == "auto":
             return terminal and "NO_COLOR" not in os.environ
         return self.color == "always"
+
+
+def _written(parameter: click.Parameter) -> str:
+    """An option as in a file of settings, `memory-limit`; an argument by its name."""
+    return max(parameter.opts, key=len).lstrip("-") if isinstance(parameter, click.Option) else str(parameter.name)
 
 
 def option(*names: str, **settings: Any) -> Callable[[Verb], Verb]:
