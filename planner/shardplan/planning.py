@@ -130,7 +130,7 @@ class Planner:
         """The best plan, of those that `restriction` allows. Raises as `plan_model`."""
         trial, bound_s = self._shortest(lambda weight, within_s: self.solve_at(weight, restriction, within_s=within_s))
         if self._chooses_again and trial.step_s - bound_s > CLOSE * trial.step_s:
-            trial = min([trial, *self._flagged(restriction)], key=lambda tried: tried.step_s)
+            trial = min([trial, *self._flagged(restriction, trial)], key=lambda tried: tried.step_s)
         if self._on_warning is not None:
             for diagnostic in self._pricing.compute.warnings:
                 self._on_warning(diagnostic)
@@ -172,8 +172,10 @@ class Planner:
             raise self.refusal(refused[0])
         return found
 
-    def _flagged(self, restriction: Restrict | None) -> Iterator[Trial[tuple[Priced, Memory]]]:
-        """The plans that the flags of rematerialisation lead to, where any fits."""
+    def _flagged(
+        self, restriction: Restrict | None, chosen: Trial[tuple[Priced, Memory]]
+    ) -> Iterator[Trial[tuple[Priced, Memory]]]:
+        """The plans that the flags of rematerialisation lead to, where any fits that may be faster than `chosen`."""
         if self.options.time_limit is not None:
             return
         built = self.built_at(1.0)[0]
@@ -187,7 +189,9 @@ class Planner:
                 return replace(posed, solution=solution)
 
             with contextlib.suppress(LimitError):
-                yield self._shortest(solve_within)[0]
+                bound_s = solve_within(chosen.weight, math.inf).solution.bound / PICOSECONDS
+                if bound_s < chosen.step_s:
+                    yield self._shortest(solve_within)[0]
 
     def built_at(self, weight: float) -> tuple[CostGraph, Memory]:
         """The cost graph at an overlap weight and its memory rows; the last one is kept."""
