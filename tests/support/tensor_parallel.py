@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from onnx import parser
+from small_models import proto_of
 
 from shardplan.cli import main
 from shardplan.export.tp_plan import constraints_from_tp_plan
@@ -44,7 +44,6 @@ def planned(model: str, folder: Path, tp_plan: dict[str, str], *options: str, me
 
 
 QWEN = """
-<ir_version: 10, opset_import: ["" : 23]>
 qwen (int64[2,8] ids) => (float[2,8,64] logits)
 <float[64,32] embed, float[32] g1, float[32,32] wq, float[16,32] wk, float[16,32] wv, float[32,32] wo, float[4] gq,
  float[4] gk, float[32] g2, float[64,32] gate, float[64,32] up, float[32,64] down, float[32] g3, float[64,32] head> {
@@ -122,18 +121,9 @@ _MODULES = {
 
 def one_layer(text: str, folder: Path) -> Path:
     """`QWEN` or `MIXTRAL` as a file; weights are [out, in], without data, and named as in the checkpoint."""
-    model = parser.parse_model(text)
-    made = {name for node in model.graph.node for name in node.output}
-    kept = [info for info in model.graph.value_info if info.name in made]
-    for info in model.graph.value_info:
-        if info.name not in made:
-            tensor = onnx.TensorProto(name=_weight(info.name), data_type=onnx.TensorProto.FLOAT)
-            tensor.dims.extend(dim.dim_value for dim in info.type.tensor_type.shape.dim)
-            tensor.data_location = onnx.TensorProto.EXTERNAL
-            tensor.external_data.add(key="location", value="absent.bin")
-            model.graph.initializer.append(tensor)
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(kept)
+    model = proto_of(text)
+    for tensor in model.graph.initializer:
+        tensor.name = _weight(tensor.name)
     for node in model.graph.node:
         weights = [name.removesuffix("t") if name not in _MODULES else name for name in node.input]
         owner = next((_MODULES[name] for name in weights if name in _MODULES), "")

@@ -4,9 +4,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+import onnx
 import torch
 from forced_plans import forced_plan
+from small_models import proto_of
+from tensor_parallel import solved
 from tiny_models import tiny_gpt
+from torch_context import GRAPH
 from torch_twins import FORMS
 
 from shardplan.torch.rules_attention import attend
@@ -50,10 +54,22 @@ def test_what_is_left_is_scaled_and_parts_draw_their_own():
 
     def seen(part):
         torch.manual_seed(0)
-        return attend(query, torch.zeros(1, 1, 64, 8), value, None, False, 1.0, 0.25, part)
+        return attend(query, torch.zeros(1, 1, 64, 8), value, None, None, 1.0, 0.25, part)
 
     first = seen(0)
     assert torch.equal(first, seen(0))
     assert not torch.equal(first, seen(1))
     assert first.unique().tolist() == pytest.approx([0.0, 1 / 64 / 0.75])
     assert (first == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_causal_queries_are_split(four, tmp_path, mode):
+    """Each rank attends with its queries to all keys up to the last of them."""
+    onnx.save(proto_of(GRAPH), tmp_path / "context.onnx")
+    plan = solved(str(tmp_path / "context.onnx"), tmp_path, "operators: {Attention: {gpu: s}}", "-c", "generic")
+    assert [operator.split for operator in plan.operators if operator.op_type == "Attention"] == [("s",)]
+    for result, gradient, extra in four.run("torch_context", "attended", plan, mode):
+        assert result < 1e-6
+        assert gradient < 1e-5
+        assert extra == {}

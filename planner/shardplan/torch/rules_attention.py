@@ -126,23 +126,37 @@ def _fused(engine: Engine, heads: _Heads) -> Value:
 
     def run(locals_: list[Any], site: Site) -> Any:
         bias = locals_[3] if len(locals_) > 3 else None
-        return attend(locals_[0], locals_[1], locals_[2], bias, heads.causal, heads.scale, heads.rate, part_of(site))
+        first = site.number("s") * query.shape[-2] // site.ways("s") if heads.causal else None
+        return attend(locals_[0], locals_[1], locals_[2], bias, first, heads.scale, heads.rate, part_of(site))
 
     shape = (*query.shape[:-1], value.shape[-1])
     call = Call(
-        operands, dims, [(*batch, ("s",), ("e",))], [shape], [keys[3]], sizes, run, frozenset({"s", "t", "d", "e"}),
+        operands, dims, [(*batch, ("s",), ("e",))], [shape], [keys[3]], sizes, run, frozenset({"t", "d", "e"}),
         (frozenset({2}),),
     )  # fmt: skip
     return engine.run(call)[0]
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float, rate: float, part: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    first: int | None,
+    scale: float,
+    rate: float,
+    part: int,
 ) -> Tensor:
-    """Torch's kernel. Shares are dropped at `rate`; processes with the same `part` draw alike, others independently."""
+    """Torch's kernel. `first`: with a causal mask, which of all queries is the first here. Shares are dropped at
+    `rate`; processes with the same `part` draw alike, others independently."""
     if has_torch_function((query, key, value)):
-        given = (query, key, value, bias, causal, scale, rate, part)
+        given = (query, key, value, bias, first, scale, rate, part)
         return handle_torch_function(attend, (query, key, value), *given)
+    if first:  # torch's own causality begins with the first key; as many keys are read as the last query sees
+        rows, seen = query.shape[-2], first + query.shape[-2]
+        key, value = key[..., :seen, :], value[..., :seen, :]
+        bias = torch.ones(rows, seen, dtype=torch.bool, device=query.device).tril(first)
+    causal = first == 0
     if not rate:
         return functional.scaled_dot_product_attention(query, key, value, bias, is_causal=causal, scale=scale)
     seed = drawn_seed(part)
