@@ -10,38 +10,27 @@ these costs are lower bounds on what a run takes, and are what it takes where no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.build import CostGraph
 from shardplan.layout.layout import Layout
 from shardplan.solve.eliminate import eliminate
 from shardplan.solve.graph import Contradiction, Graph, Take, build
 from shardplan.solve.minplus import min_plus
-from shardplan.solve.problem import Costs, Edge, Problem, Usage
+from shardplan.solve.problem import Costs, Problem, Usage
 from shardplan.solve.tables import NONE, Tables
 from shardplan.stages.cut import Chain, needed_for
+from shardplan.stages.units import Charges, Piece, pieces
 
 _LARGEST_TABLE = 1 << 24
+_NOTHING = -1
 Factor = tuple[tuple[int, ...], Costs]
 """Variables, and a table with one dim for each."""
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """One unit as a small problem: costs and edges over nodes numbered from 0; `ends`: numbers of its border nodes."""
-
-    costs: tuple[Costs, ...]
-    edges: tuple[Edge, ...]
-    ends: tuple[int, ...]
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        joined = tuple((edge.u, edge.v, id(edge.table)) for edge in self.edges)
-        return (tuple(map(id, self.costs)), joined, self.ends)
 
 
 @dataclass
@@ -49,55 +38,104 @@ class RunCosts:
     """Costs, in picoseconds per step, of all runs of units of a chain on the submesh of a cost graph.
 
     `charges`: what choices of some nodes cost besides. `layouts[b]`: the layouts that border b may be handed over in,
-    none of them partial.
+    none of them partial. What a unit costs is worked out when it is first asked for.
     """
 
     built: CostGraph
     chain: Chain
-    charges: Mapping[Node, Costs] = field(default_factory=dict)
+    charges: Charges = field(init=False, default_factory=Charges)
     layouts: tuple[tuple[Layout, ...], ...] = field(init=False)
-    _matrices: list[Costs] = field(init=False)
-    _kinds: list[int] = field(init=False)
+    _pieces: Sequence[Piece] = field(init=False)
     _handed: list[NDArray[np.int64]] = field(init=False)
     _own: Costs = field(init=False)
-    _products: dict[tuple[tuple[int, int], ...], Costs] = field(init=False, default_factory=dict)
+    _kinds: list[int] = field(init=False)
+    _like: list[Piece] = field(init=False)
+    _matrices: dict[int, Costs] = field(init=False)
+    _products: list[Costs] = field(init=False)
+    _longer: dict[tuple[int, int], int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._handed = [_whole(self.built, border) for border in self.chain.borders]
+        self._pieces = pieces(self.built, self.chain)
+        alike: dict[bytes, NDArray[np.int64]] = {}
+        whole = [_whole(self.built, border) for border in self.chain.borders]
+        self._handed = [alike.setdefault(handed.tobytes(), handed) for handed in whole]
         spaces = [self.built.kept[border] for border in self.chain.borders]
         self.layouts = tuple(
             tuple(space.layout(int(choice)) for choice in handed)
             for space, handed in zip(spaces, self._handed, strict=True)
         )
         self._own = _work_for_itself(self.built, self.chain)
+        self.charge(Charges())
+
+    def charged(self, charges: Charges) -> RunCosts:
+        """The costs when choices of some nodes cost more."""
+        dearer = copy(self)
+        dearer.charge(charges)
+        return dearer
+
+    def charge(self, charges: Charges) -> None:
+        """Forget all costs and count with these charges."""
+        self.charges = charges
+        self._kinds, self._like, self._matrices, self._products, self._longer = [], [], {}, [], {}
         seen: dict[tuple[object, ...], int] = {}
-        self._matrices, self._kinds = [], []
-        for piece in _pieces(self.built, self.chain, self.charges):
-            if piece.key not in seen:
-                seen[piece.key] = len(self._matrices)
-                self._matrices.append(_matrix(piece))
-            self._kinds.append(seen[piece.key])
+        for piece in self._pieces:
+            kind = seen.setdefault(piece.key(charges), len(seen))
+            self._kinds.append(kind)
+            if kind == len(self._like):
+                self._like.append(piece)
 
     def of(self, first: int, last: int) -> Costs:
         """Units `first` .. `last` - 1, shape (layouts of the border before, of the one behind); 1 where there is
         none."""
-        product: Costs = self._product(first, last) + self._own[first:last].max()
-        if first:
-            product = product[self._handed[first - 1]]
-        if last < len(self.chain):
-            product = product[:, self._handed[last - 1]]
-        return product
+        product = _NOTHING
+        for kind in self._kinds[first:last]:
+            product = self._behind(product, kind)
+        costs: Costs = self._between(product, first, last) + self._own[first:last].max()
+        return costs
 
     def least(self, first: int, last: int) -> float:
         """The least entry of `of`."""
         return float(self.of(first, last).min())
 
-    def _product(self, first: int, last: int) -> Costs:
-        runs = _run_lengths(self._kinds[first:last])
-        if runs not in self._products:
-            end = self._matrices[self._kinds[last - 1]]
-            self._products[runs] = end if last - first == 1 else min_plus(self._product(first, last - 1), end)
-        return self._products[runs]
+    def leasts(self) -> Costs:
+        """`least` of all runs, shape (first, last); `inf` where there is no run."""
+        count = len(self.chain)
+        table = np.full((count + 1, count + 1), np.inf)
+        known: dict[tuple[int, int, int], float] = {}
+        for first in range(count):
+            product, own = _NOTHING, 0.0
+            for last in range(first + 1, count + 1):
+                product = self._behind(product, self._kinds[last - 1])
+                own = max(own, float(self._own[last - 1]))
+                key = (
+                    product,
+                    id(self._handed[first - 1]) if first else 0,
+                    id(self._handed[last - 1]) if last < count else 0,
+                )
+                if key not in known:
+                    known[key] = float(self._between(product, first, last).min())
+                table[first, last] = known[key] + own
+        return table
+
+    def _between(self, product: int, first: int, last: int) -> Costs:
+        """A product for the layouts in which its ends may be handed over."""
+        costs = self._products[product]
+        if first:
+            costs = costs[self._handed[first - 1]]
+        if last < len(self.chain):
+            costs = costs[:, self._handed[last - 1]]
+        return costs
+
+    def _behind(self, product: int, kind: int) -> int:
+        """Number of the product of another (`_NOTHING`: of no units) and one more unit of that kind."""
+        key = (product, kind)
+        if key not in self._longer:
+            if kind not in self._matrices:
+                self._matrices[kind] = _matrix(self._like[kind], self.charges)
+            end = self._matrices[kind]
+            self._longer[key] = len(self._products)
+            self._products.append(end if product == _NOTHING else min_plus(self._products[product], end))
+        return self._longer[key]
 
 
 def _work_for_itself(built: CostGraph, chain: Chain) -> Costs:
@@ -110,16 +148,6 @@ def _work_for_itself(built: CostGraph, chain: Chain) -> Costs:
     )
 
 
-def _run_lengths(kinds: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    found: list[list[int]] = []
-    for kind in kinds:
-        if found and found[-1][0] == kind:
-            found[-1][1] += 1
-        else:
-            found.append([kind, 1])
-    return tuple((kind, count) for kind, count in found)
-
-
 def _whole(built: CostGraph, border: str) -> NDArray[np.int64]:
     """The kept choices of a border in which nothing is partial, neither value nor gradient."""
     space = built.kept[border]
@@ -128,91 +156,14 @@ def _whole(built: CostGraph, border: str) -> NDArray[np.int64]:
     return chosen
 
 
-def _pieces(built: CostGraph, chain: Chain, charges: Mapping[Node, Costs]) -> list[_Piece]:
-    """The units as problems; the cost of a border counts to the unit that makes it."""
-    home = _homes(built, chain)
-    nodes: list[list[Node]] = [[] for _ in chain.units]
-    for node in built.graph.nodes:
-        unit = home.get(node)
-        if unit is not None:
-            nodes[unit].append(node)
-    edges: list[list[tuple[Node, Node, Costs]]] = [[] for _ in chain.units]
-    alone: dict[Node, list[Costs]] = {node: [charge] for node, charge in charges.items() if node in home}
-    shared: dict[tuple[int, int], Costs] = {}
-    borders = {("kept", border): unit for unit, border in enumerate(chain.borders)}
-    for _, _, data in built.graph.edges(data=True):
-        source, target, table = data["source"], data["target"], data["table"]
-        units = [home.get(source), home.get(target)]
-        if source in borders and units[1] == borders[source] + 1:
-            units[0] = units[1]
-        if units[0] is not None and units[0] == units[1]:
-            edges[units[0]].append((source, target, table))
-            continue
-        for node, axis in ((source, 1), (target, 0)):
-            if home.get(node) is not None:
-                key = (id(table), axis)
-                if key not in shared:
-                    shared[key] = table.min(axis=axis)
-                alone.setdefault(node, []).append(shared[key])
-    added: dict[bytes, Costs] = {}
-    return [_piece(built, chain, unit, nodes[unit], edges[unit], alone, added) for unit in range(len(chain))]
-
-
-def _piece(
-    built: CostGraph,
-    chain: Chain,
-    unit: int,
-    nodes: Sequence[Node],
-    edges: Sequence[tuple[Node, Node, Costs]],
-    alone: Mapping[Node, Sequence[Costs]],
-    added: dict[bytes, Costs],
-) -> _Piece:
-    before: list[Node] = [("kept", chain.borders[unit - 1])] if unit else []
-    number = {node: place for place, node in enumerate((*before, *nodes))}
-    costs = []
-    for node in number:
-        own = built.graph.nodes[node]["cost"]
-        total = np.zeros(len(own)) if node in before else np.sum([own, *alone.get(node, ())], axis=0)
-        costs.append(added.setdefault(total.tobytes(), total))
-    ends = [number[node] for node in before]
-    if unit < len(chain.borders):
-        ends.append(number["kept", chain.borders[unit]])
-    joined = tuple(Edge(number[source], number[target], table) for source, target, table in edges)
-    return _Piece(tuple(costs), joined, tuple(ends))
-
-
-def _homes(built: CostGraph, chain: Chain) -> dict[Node, int]:
-    """The unit that every node belongs to; nodes that several units share have none."""
-    unit_of = {built.model.operators[index].name: unit for unit, run in enumerate(chain.units) for index in run}
-    places = [unit_of.get(operator.name) for operator in built.model.operators]
-    home: dict[Node, int] = {("operator", name): unit for name, unit in unit_of.items()}
-    borders = {border: unit for unit, border in enumerate(chain.borders)}
-    for node in built.graph.nodes:
-        kind, name = node
-        if kind == "operator":
-            continue
-        readers = {places[reader] for reader, _ in built.flow.readers.get(name, ())}
-        maker = built.flow.makers.get(name)
-        if name in borders and kind == "kept":
-            home[node] = borders[name]
-        elif maker is not None and places[maker[0]] is None:
-            continue
-        elif name in borders or maker is None:
-            if len(readers) == 1 and None not in readers:
-                home[node] = next(unit for unit in readers if unit is not None)
-        else:
-            made_in = places[maker[0]]
-            assert made_in is not None
-            home[node] = made_in
-    return home
-
-
-def _matrix(piece: _Piece) -> Costs:
+def _matrix(piece: Piece, charges: Charges) -> Costs:
     """Least cost for every pair of choices of the two ends, shape (before, behind)."""
+    both = zip(piece.costs, piece.charges(charges), strict=True)
+    costs = tuple(cost if charge is None else cost + charge for cost, charge in both)
     kept = tuple(Usage(end, 0, 1, np.arange(len(piece.costs[end]), dtype=np.int64)) for end in piece.ends)
     shape = [len(piece.costs[end]) for end in piece.ends]
     try:
-        graph = build(Problem(piece.costs, piece.edges, kept, limit=1 << 40), Tables())
+        graph = build(Problem(costs, piece.edges, kept, limit=1 << 40), Tables())
         eliminate(graph)
         graph.settle()
         table = _contracted(graph, piece.ends) / graph.scale
@@ -224,7 +175,7 @@ def _matrix(piece: _Piece) -> Costs:
     return out.reshape(_two_sided(shape, piece))
 
 
-def _two_sided(shape: Sequence[int], piece: _Piece) -> tuple[int, int]:
+def _two_sided(shape: Sequence[int], piece: Piece) -> tuple[int, int]:
     """Where a unit has one end only, the other side of its matrix has one place."""
     if len(shape) == 2:
         return shape[0], shape[1]

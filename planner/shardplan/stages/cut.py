@@ -215,12 +215,13 @@ def needed_for(chain: Chain, own: set[int]) -> set[int]:
 
 
 def _blocks(model: Model, indices: Sequence[int]) -> tuple[Block, ...]:
-    """The repeated blocks with those of their copies that are there as a whole."""
+    """The repeated blocks with those of their copies that are there as a whole; one alone still is a block, which runs
+    again where blocks do."""
     place: Mapping[int, int] = {index: position for position, index in enumerate(indices)}
     found = []
     for block in model.blocks:
         whole = [number for number, copy in enumerate(block.copies) if all(index in place for index in copy)]
-        if len(whole) > 1:
+        if whole:
             copies = tuple(tuple(place[index] for index in block.copies[number]) for number in whole)
             found.append(Block(tuple(block.names[number] for number in whole), copies))
     return tuple(found)

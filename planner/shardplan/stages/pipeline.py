@@ -201,7 +201,7 @@ class Stager:
     def _floored(self, cut: Cut, waiting: int) -> bool:
         """Whether memory makes a run dearer than it was known to be."""
         runs = self._runs[cut.submesh]
-        floors = self._floors.setdefault(cut.submesh, Floors(runs.built, self.chain, self._limit_bytes))
+        floors = self._floors.setdefault(cut.submesh, Floors(runs, self._limit_bytes))
         return floors.raise_for(cut.first, cut.last, waiting, runs.least(cut.first, cut.last))
 
     def _learn(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
