@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers under plans, in torch: `python benchmarks/transformers.py [NAME ...]`.
+"""Models of Hugging Face's transformers under plans, in torch: `python benchmarks/hugging_face.py [NAME ...]`.
 
 Takes transformers and onnxscript beside `shardplan[torch]`. A small model of each kind is exported by torch, planned on
 2x2 in five ways, and run as it is (its own code, no twin) by four gloo processes: forward, loss, backward. A line for
@@ -126,12 +126,24 @@ def one(name: str, path: Path) -> str:
     result.float().square().mean().backward()
     expected = reference(given)
     expected.float().square().mean().backward()
-    both = zip(model.parameters(), reference.parameters(), strict=True)
-    pairs = [(ours.grad, theirs.grad) for ours, theirs in both if theirs.grad is not None]
+    others = reference.named_parameters()
+    pairs = [(gradient(model, key), theirs.grad) for key, theirs in others if theirs.grad is not None]
     top = max(theirs.abs().max() for _, theirs in pairs)
-    gradients = max(((ours.full_tensor() - theirs).abs().max() / top).item() for ours, theirs in pairs)
+    gradients = max(((ours - theirs).abs().max() / top).item() for ours, theirs in pairs)
     error = ((result.full_tensor() - expected).abs().max() / expected.abs().max()).item()
     return f"{error:8.1e}  {gradients:8.1e}  as planned"
+
+
+def gradient(model: Any, name: str) -> Any:
+    """The whole gradient of a weight, which may be kept in parts (see docs/torch.md, "Fused weights")."""
+    import torch
+
+    path, _, attribute = name.rpartition(".")
+    owner = model.get_submodule(path)
+    if attribute in owner._parameters:  # noqa: SLF001 - a weight in parts is a property
+        return owner.get_parameter(attribute).grad.full_tensor()
+    held = owner.parametrizations[attribute]
+    return torch.cat([part.grad.full_tensor() for part in held.parameters()], held[0].parts.dim)
 
 
 def main() -> None:

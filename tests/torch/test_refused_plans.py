@@ -79,10 +79,17 @@ def test_shards_that_do_not_divide(plan):
 
 
 def test_shards_that_torch_cannot_name(plan):
-    assert named(changed(plan, "transformer.h.0.attn.q_proj.weight", layout=Layout.of(S(0, (16, 8, 8)), R))) == (
-        "error[no-placement]: torch has no placement for 'transformer.h.0.attn.q_proj.weight': dim 1 is sharded in "
-        "segments of unequal sizes [16, 8, 8]\n"
+    assert named(changed(plan, "transformer.h.0.attn.q_proj.weight", layout=Layout.of(S(0, (8,) * 4), S(0)))) == (
+        "error[no-placement]: torch has no placement for 'transformer.h.0.attn.q_proj.weight': several axes shard "
+        "dim 1, which consists of segments\n"
         "hint: forbid it with a constraint (parameters: ...), or keep the parts as parameters of their own"
+    )
+
+
+def test_a_tied_weight_that_torch_could_only_hold_in_parts(plan):
+    assert named(changed(plan, "transformer.wte.weight", layout=Layout.of(S(0, (48, 24, 24)), R))) == (
+        "error[no-placement]: torch has no placement for 'transformer.wte.weight' whole, and 'lm_head.weight' is the "
+        "same parameter\nhint: forbid it with a constraint (parameters: ...)"
     )
 
 

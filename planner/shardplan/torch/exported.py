@@ -25,17 +25,17 @@ from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename
 from shardplan.torch.dispatch import apply
 from shardplan.torch.engine import Engine
+from shardplan.torch.fused import part_name, parts_of
 from shardplan.torch.parallelize import (
     Applied,
     attach,
     input_part,
-    local_part,
     match_inputs,
     output_tensor,
-    parameter_value,
     prepare,
     run_eagerly,
 )
+from shardplan.torch.parameters import local_part, parameter_value
 from shardplan.torch.strictness import check_record
 from shardplan.torch.values import Value
 from shardplan.torch.writing import Traced, Writer
@@ -234,12 +234,17 @@ class Rewriting:
         return getattr(self.writer.root.get_submodule(path), attribute)
 
     def _parameter(self, name: str, named: Named) -> Value:
+        parts = parts_of(named.layout, self.applied.grid.mesh)
+        if parts is None:
+            return parameter_value(self.engine, named, self._local(name))
+        locals_ = [self._local(part_name(name, number)) for number in range(len(parts.sizes))]
+        return parameter_value(self.engine, named, parts.join(locals_))
+
+    def _local(self, name: str) -> Traced:
         tensor = self._held(name)
         local = tensor.to_local()
         meta = torch.empty_like(local, device="meta").requires_grad_(tensor.requires_grad and self.applied.trains)
-        held = self.writer.attribute(name, meta)
-        part = self.writer.module("local_part", self.parts, held, meta)
-        return parameter_value(self.engine, named, part)
+        return self.writer.module("local_part", self.parts, self.writer.attribute(name, meta), meta)
 
     def _argument(self, node: fx.Node, partner: Mapping[str, TensorDecision]) -> Any:
         example = node.meta.get("val")

@@ -15,7 +15,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename, match_names, parameters_by_name
-from shardplan.torch.placements import to_placements
+from shardplan.torch.fused import parts_of
 
 
 def name_parameters(
@@ -33,7 +33,7 @@ def name_parameters(
         _check_export(plan, names.values(), found, rename)
     matched = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
     matched = {name: _stored(named) for name, named in matched.items()}
-    _check_representable(matched.values(), plan.mesh)
+    _check_representable(matched.values(), names, plan.mesh)
     _check_tied(matched.values())
     return {name: replace(named, name=name) for first, named in matched.items() for name in names.get(first, (first,))}
 
@@ -119,7 +119,7 @@ def _called(names: Iterable[str], rename: Rename | None) -> list[str]:
     return [name if isinstance(name, str) else name[0] for name in found if name]
 
 
-def _check_representable(matched: Iterable[Named], mesh: Mesh) -> None:
+def _check_representable(matched: Iterable[Named], names: Mapping[str, tuple[str, ...]], mesh: Mesh) -> None:
     faults: list[Diagnostic] = []
     for named in matched:
         uneven = check(named.layout.forward, mesh, named.shape)
@@ -128,11 +128,16 @@ def _check_representable(matched: Iterable[Named], mesh: Mesh) -> None:
             faults.append(error("indivisible", summary, hint="was the plan file changed by hand? solve again"))
             continue
         try:
-            to_placements(named.layout, mesh)
+            parts = parts_of(named.layout, mesh)
         except ValueError as problem:
             summary = f"torch has no placement for '{named.name}': {problem}"
             hint = "forbid it with a constraint (parameters: ...), or keep the parts as parameters of their own"
             faults.append(error("no-placement", summary, hint=hint))
+            continue
+        several = names.get(named.name, ())
+        if parts is not None and len(several) > 1:
+            summary = f"torch has no placement for '{named.name}' whole, and '{several[1]}' is the same parameter"
+            faults.append(error("no-placement", summary, hint="forbid it with a constraint (parameters: ...)"))
     if faults:
         raise ShardplanError(*faults)
 

@@ -18,12 +18,12 @@ from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename
 from shardplan.torch.eager import Now, Planned, value_of
 from shardplan.torch.engine import Engine, Record
-from shardplan.torch.graph import Key, permuted
+from shardplan.torch.graph import Key
 from shardplan.torch.grid import Grid
 from shardplan.torch.microbatch import microbatches_of, one_microbatch
-from shardplan.torch.naming import kept_layout, name_parameters
+from shardplan.torch.naming import name_parameters
+from shardplan.torch.parameters import distribute, enter_module, leave_module, owner_of
 from shardplan.torch.placements import to_layout, to_placements
-from shardplan.torch.steps import part_of_whole
 from shardplan.torch.strictness import check_record
 from shardplan.torch.values import Value
 
@@ -128,47 +128,16 @@ def is_parallel(model: nn.Module) -> bool:
     return hasattr(model, _ATTRIBUTE)
 
 
-def distribute(model: nn.Module, applied: Applied) -> None:
-    """Every parameter becomes a DTensor of the part that this process keeps; tied ones stay tied."""
-    made: dict[int, nn.Parameter] = {}
-    for name, named in applied.named.items():
-        owner, attribute = _owner(model, name)
-        tensor = getattr(owner, attribute)
-        if id(tensor) not in made:
-            made[id(tensor)] = _distributed(tensor, named, applied.grid)
-        if attribute in owner._parameters:  # noqa: SLF001 - a parameter is replaced in place
-            owner._parameters[attribute] = made[id(tensor)]  # noqa: SLF001
-        else:
-            owner._buffers[attribute] = made[id(tensor)].data  # noqa: SLF001
-
-
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, attribute = name.rpartition(".")
-    return model.get_submodule(path), attribute
-
-
-def _distributed(tensor: Tensor, named: Named, grid: Grid) -> nn.Parameter:
-    layout = named.layout.forward
-    placements = to_placements(layout, grid.mesh)
-    device = tensor.device if tensor.device.type == "meta" else grid.device
-    local = part_of_whole(tensor.detach().to(device), layout, grid)
-    stride = torch.empty(named.shape, device="meta").stride()
-    made = DTensor.from_local(
-        local.contiguous(), grid.device_mesh, placements, run_check=False, shape=torch.Size(named.shape), stride=stride
-    )
-    return nn.Parameter(made, requires_grad=tensor.requires_grad)
-
-
 def _hook(model: nn.Module, applied: Applied) -> None:
     """Every module finds its parameters as planned tensors while it runs; the outermost one turns its arguments into
     planned tensors and its results into DTensors."""
     owners: dict[nn.Module, list[tuple[str, str]]] = {}
     for name in applied.named:
-        owner, attribute = _owner(model, name)
+        owner, attribute = owner_of(model, name)
         owners.setdefault(owner, []).append((attribute, name))
     for module, parameters in owners.items():
-        module.register_forward_pre_hook(_enter_module(applied, parameters))
-        module.register_forward_hook(_leave_module(applied, parameters), always_call=True)
+        module.register_forward_pre_hook(enter_module(applied, parameters))
+        module.register_forward_hook(leave_module(parameters), always_call=True)
     run_eagerly(model, _enter(applied), _leave(applied))
 
 
@@ -178,64 +147,6 @@ def run_eagerly(model: nn.Module, enter: Callable[..., Any], leave: Callable[...
     model.forward = torch.compiler.disable(model.forward)
     model.register_forward_pre_hook(torch.compiler.disable(enter), with_kwargs=True, prepend=True)
     model.register_forward_hook(torch.compiler.disable(leave), always_call=True)
-
-
-def _enter_module(applied: Applied, parameters: Sequence[tuple[str, str]]) -> Callable[..., None]:
-    def enter(module: nn.Module, args: Any) -> None:
-        del args
-        stores = module.__dict__.setdefault("_shardplan_stores", [])
-        stores.append((dict(module._parameters), dict(module._buffers)))  # noqa: SLF001 - put back when it has run
-        for attribute, name in parameters:
-            store = module._parameters if attribute in module._parameters else module._buffers  # noqa: SLF001
-            store[attribute] = _planned_parameter(applied, name, store[attribute])
-
-    return enter
-
-
-def _leave_module(applied: Applied, parameters: Sequence[tuple[str, str]]) -> Callable[..., None]:
-    del applied, parameters
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        del args, output
-        stores = module.__dict__.get("_shardplan_stores")
-        if stores:
-            own, buffers = stores.pop()
-            module._parameters.update(own)  # noqa: SLF001 - as above
-            module._buffers.update(buffers)  # noqa: SLF001
-
-    return leave
-
-
-def _planned_parameter(applied: Applied, name: str, tensor: Any) -> Any:
-    """A parameter as a planned tensor; the same one for all modules that share it in one forward pass."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    named = applied.named[name]
-    decision = named.decision
-    if applied.depth and decision.name in applied.parameters:
-        return applied.parameters[decision.name]
-    planned = Planned.of(parameter_value(applied.engine, named, local_part(applied, tensor)), applied.engine)
-    if applied.depth:
-        applied.parameters[decision.name] = planned
-    return planned
-
-
-def local_part(applied: Applied, tensor: DTensor) -> Tensor:
-    """What this process holds of a parameter; where the plan trains, its gradient is a DTensor again."""
-    if not applied.trains or not tensor.requires_grad:
-        return tensor.detach().to_local()
-    return tensor.to_local(grad_placements=tensor.placements)
-
-
-def parameter_value(engine: Engine, named: Named, local: Any) -> Value:
-    """A parameter as the module sees it; what the plan calls by its name may be its transpose."""
-    dtype, grad = engine.backend.describe(local)
-    signature = engine.graph.signatures.leaf("weight", named.decision.checkpoint)
-    key = Key(signature, named.shape, permuted((), named.perm))
-    value = Value(local, named.layout.forward, named.shape, dtype, grad, key)
-    if named.decision.optimizer is None:
-        return value
-    return engine.updated(value, kept_layout(named), named.decision)
 
 
 def _enter(applied: Applied) -> Callable[..., Any]:

@@ -22,7 +22,8 @@ from shardplan.torch.exported import argument_names, exported, holder
 from shardplan.torch.grid import Grid
 from shardplan.torch.microbatch import batch_dims, microbatches_of, one_microbatch
 from shardplan.torch.naming import name_parameters
-from shardplan.torch.parallelize import Applied, distribute, is_parallel, match_inputs
+from shardplan.torch.parallelize import Applied, is_parallel, match_inputs
+from shardplan.torch.parameters import distribute
 from shardplan.torch.places import Places, places_of
 from shardplan.torch.running import Loss, Pipeline
 from shardplan.torch.stages import Part, most_alike, write_stage

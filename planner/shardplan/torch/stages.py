@@ -23,7 +23,8 @@ from shardplan.torch.engine import Engine
 from shardplan.torch.exported import Rewriting
 from shardplan.torch.graph import Key
 from shardplan.torch.microbatch import microbatches_of
-from shardplan.torch.parallelize import Applied, output_tensor, parameter_value, run_eagerly
+from shardplan.torch.parallelize import Applied, output_tensor, run_eagerly
+from shardplan.torch.parameters import parameter_value
 from shardplan.torch.strictness import check_record
 from shardplan.torch.values import Value
 from shardplan.torch.writing import Writer

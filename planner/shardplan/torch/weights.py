@@ -21,6 +21,7 @@ from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Plan
 from shardplan.runtime.names import Named, Rename
 from shardplan.runtime.shards import runs_of
+from shardplan.torch.fused import part_name, parts_of
 from shardplan.torch.grid import Grid
 from shardplan.torch.naming import kept_layout, stored_layout
 from shardplan.torch.parallelize import Applied, applied_to, is_parallel, parallelize
@@ -75,7 +76,7 @@ def load_(
 def _present(model: nn.Module, applied: Applied) -> dict[str, Named]:
     """What the plan names of the tensors that `model` has; a graph has tied ones under one name."""
     own = {name for name, _ in _tensors(model)}
-    return {name: named for name, named in applied.named.items() if name in own}
+    return {name: named for name, named in applied.named.items() if own & {name, part_name(name, 0)}}
 
 
 def _fill(model: nn.Module, applied: Applied, checkpoint: Checkpoint) -> None:
@@ -87,7 +88,7 @@ def _fill(model: nn.Module, applied: Applied, checkpoint: Checkpoint) -> None:
             entry, decision = sources[named.decision.checkpoint], named.decision
             layout = checkpoint_layout(stored_layout(decision), decision.perm)
             runs = runs_of(layout, grid.mesh, entry.shape, grid.coordinates)
-            _put(model, name, _as_tensor(reader.part(entry, runs), entry.dtype, named), grid)
+            _put(model, named, name, _as_tensor(reader.part(entry, runs), entry.dtype, named), grid)
         for name, tensor in _tensors(model):
             if name not in applied.named and name in checkpoint.entries:
                 entry = checkpoint.entries[name]
@@ -109,7 +110,7 @@ def _fill_presharded(model: nn.Module, applied: Applied, folder: Path) -> None:
             if name is None:
                 continue
             named = applied.named[name]
-            _put(model, name, _to_stored(_as_tensor(part.array, part.dtype, named), named, applied), grid)
+            _put(model, named, name, _to_stored(_as_tensor(part.array, part.dtype, named), named, applied), grid)
             filled.add(named.decision.checkpoint)
     missing = sorted({named.decision.checkpoint for named in present.values()} - filled)
     if missing:
@@ -131,8 +132,18 @@ def _as_tensor(array: Any, dtype: str, named: Named | None = None) -> Tensor:
     return tensor.permute(named.perm) if named is not None and named.perm else tensor
 
 
-def _put(model: nn.Module, name: str, part: Tensor, grid: Grid) -> None:
-    """Fill a parameter with the part of this process; one on the meta device is made now."""
+def _put(model: nn.Module, named: Named, name: str, part: Tensor, grid: Grid) -> None:
+    """Fill a parameter, or those of its parts, with what this process keeps."""
+    parts = parts_of(named.layout, grid.mesh)
+    if parts is None:
+        _put_one(model, name, part, grid)
+        return
+    for number, piece in enumerate(parts.split_local(part)):
+        _put_one(model, part_name(name, number), piece, grid)
+
+
+def _put_one(model: nn.Module, name: str, part: Tensor, grid: Grid) -> None:
+    """One on the meta device is made now."""
     path, _, attribute = name.rpartition(".")
     owner = model.get_submodule(path)
     tensor = getattr(owner, attribute)

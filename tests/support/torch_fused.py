@@ -1,0 +1,88 @@
+"""What ranks do in the tests of fused weights that torch has no placement for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch_cases import mesh_of
+
+import shardplan.torch
+from shardplan.plan.types import Plan
+
+SIZES = (32, 16, 16)
+
+
+class Gated(nn.Module):
+    """A packed layer whose parts have unequal sizes."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        shapes = {"w0": (16, 16), "w": (16, 64), "b": (64,), "w1": (32, 16), "w2": (16, 16)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter((torch.randn(shape, generator=generator) / 4).to(device)))
+
+    def forward(self, x: Any) -> Any:
+        """The sum of what the parts give."""
+        p, q, r = (x @ self.w0 @ self.w + self.b).split(SIZES, -1)
+        return torch.relu(p) @ self.w1 + (q * r) @ self.w2
+
+
+def rows() -> Any:
+    """A batch."""
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+
+def train(plan: Plan, mode: str, checkpoint: str) -> tuple[float, list[str]]:
+    """Two steps with clipped gradients, from weights of the model or of a checkpoint: the largest error of anything,
+    and what the parameters are called."""
+    reference, x, mesh = Gated(), rows(), mesh_of(plan)
+    model = Gated("meta" if checkpoint else "cpu")
+    if mode == "pipeline":
+        model = shardplan.torch.pipeline(model, (x[:4],), plan, mesh, loss=lambda y, _: (y * y).mean())
+    elif mode == "exported":
+        model = shardplan.torch.parallelize_exported(model, (x,), plan, mesh)
+    if checkpoint:
+        shardplan.torch.load_(model, plan, mesh, checkpoint)
+    elif mode == "eager":
+        shardplan.torch.parallelize(model, plan, mesh)
+    ours, theirs = (torch.optim.AdamW(m.parameters(), 1e-2) for m in (model, reference))
+    errors = []
+    for _ in range(2):
+        ours.zero_grad()
+        theirs.zero_grad()
+        expected = (reference(x) ** 2).mean()
+        expected.backward()
+        if mode == "pipeline":
+            got = model.step(x, target=x)
+        else:
+            got = (model(x).full_tensor() ** 2).mean()
+            got.backward()
+            norm, other = (nn.utils.clip_grad_norm_(m.parameters(), 0.1) for m in (model, reference))
+            errors.append(abs(norm.full_tensor() - other).item())
+        errors += [] if got is None else [abs(got.item() - expected.item())]
+        errors += _differences(model, reference)
+        ours.step()
+        theirs.step()
+    errors += _differences(model, reference)
+    if mode == "eager":
+        errors.append((model.w.full_tensor() - reference.w).abs().max().item())
+    return max(errors), [name for name, _ in model.named_parameters()]
+
+
+def _differences(model: Any, reference: Gated) -> list[float]:
+    """Of weights and gradients, part by part."""
+    others = {}
+    for name, weight in reference.named_parameters():
+        others[name] = weight, weight.grad
+        if name in "wb":
+            parts = zip(weight.split(SIZES, -1), weight.grad.split(SIZES, -1), strict=True)
+            others |= {f"parametrizations.{name}.original{number}": pair for number, pair in enumerate(parts)}
+    found = []
+    for name, parameter in model.named_parameters():
+        weight, gradient = others[name]
+        found += [(parameter.full_tensor() - weight).abs().max().item()]
+        found += [(parameter.grad.full_tensor() - gradient).abs().max().item()]
+    return found

@@ -1,0 +1,92 @@
+"""Fused weights that torch has no placement for whole: parts of unequal sizes, or cut by several axes."""
+
+import onnx
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from forced_plans import cluster_of
+from safetensors.numpy import save_file
+from small_models import proto_of
+
+from shardplan.constraints.parse import parse_constraints
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import R, S
+from shardplan.model.read import read_model
+from shardplan.planning import PlanOptions, plan_model
+from shardplan.stages.manual import read_stages
+from shardplan.stages.plan import plan_stages
+from shardplan.stages.schedule import parse_schedule
+from shardplan.torch.fused import Parts, parts_of
+
+GATED = """
+gated (float[8,16] x) => (float[8,16] y)
+<float[16,16] w0, float[16,64] w, float[64] b, float[32,16] w1, float[16,16] w2, int64[3] sizes = {32, 16, 16}> {
+  g = MatMul (x, w0)
+  h0 = MatMul (g, w)
+  h = Add (h0, b)
+  p, q, r = Split <axis = 1> (h, sizes)
+  a = Relu (p)
+  c = Mul (q, r)
+  d = MatMul (a, w1)
+  e = MatMul (c, w2)
+  y = Add (d, e)
+}"""
+SPLIT = "tensors: {{p: [{rows}, {columns}], q: [{rows}, {columns}]}}\nparameters: {{w: [null, {columns}]}}\n"
+LAYOUTS = {"unequal parts": ("machine", "gpu"), "several axes": ("null", "[machine, gpu]")}
+PARTS = [f"parametrizations.{name}.original{number}" for name in "wb" for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gated") / "gated.onnx"
+    onnx.save(proto_of(GATED), path)
+    return read_model(path)
+
+
+def plan_of(model, rows, columns):
+    text = SPLIT.format(rows=rows, columns=columns)
+    return plan_model(model, cluster_of("2x2"), PlanOptions(constraints=parse_constraints(text, "split.yaml")))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_they_are_trained_in_parts(four, model, mode, layout):
+    plan = plan_of(model, *LAYOUTS[layout])
+    for error, names in four.run("torch_fused", "train", plan, mode, ""):
+        assert error < 1e-6
+        assert set(names) == {"w0", "w1", "w2", *PARTS}
+
+
+def test_they_are_read_in_parts(four, model, tmp_path):
+    from torch_fused import Gated
+
+    path = tmp_path / "gated.safetensors"
+    save_file({name: weight.detach().numpy() for name, weight in Gated().named_parameters()}, path)
+    plan = plan_of(model, *LAYOUTS["unequal parts"])
+    for error, _ in four.run("torch_fused", "train", plan, "eager", str(path)):
+        assert error < 1e-6
+
+
+def test_stages_have_them_in_parts(four, model, tmp_path):
+    mesh = "    mesh: 1x2\n    mesh_axis_names: [dummy, model]\n"
+    split = SPLIT.format(rows="null", columns="model").replace("\n", "\n    ")
+    path = tmp_path / "stages.yaml"
+    path.write_text(f"stages:\n  - runs: [MatMul_0]\n{mesh}  - runs: ['*']\n{mesh}    {split}")
+    options = PlanOptions(microbatches=2)
+    plan = plan_stages(model, cluster_of("2x2"), options, parse_schedule("1f1b"), read_stages([str(path)]))
+    results = four.run("torch_fused", "train", plan, "pipeline", "")
+    assert max(error for error, _ in results) < 1e-6
+    assert [set(names) for _, names in results] == [{"w0"}] * 2 + [{"w1", "w2", *PARTS}] * 2
+
+
+def test_what_has_no_parts():
+    mesh = Mesh.of(machine=2, gpu=2)
+    whole = (16, 16, 16)
+    assert parts_of(Layout.of(R, S(0, whole)), mesh) is None
+    assert parts_of(Layout.of(S(1), S(0, (32, 8, 8))), mesh) == Parts(0, (32, 8, 8), Layout.of(S(1), S(0)))
+    assert parts_of(Layout.of(S(0, whole), S(0, whole)), mesh) == Parts(0, whole, Layout.of(S(0), S(0)))
+    with pytest.raises(ValueError, match="several axes shard dim 0, which consists of segments"):
+        parts_of(Layout.of(S(0, (12,) * 4), S(0)), mesh)
