@@ -29,10 +29,16 @@ def plan_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("form", "split"), [*((form, "heads") for form in EXACT), ("allowing mask", "inside"), ("scaled", "inside")]
+    ("form", "split", "mode"),
+    [
+        *((form, "heads", "eager") for form in EXACT),
+        ("allowing mask", "inside", "eager"),
+        ("scaled", "inside", "eager"),
+        ("scaled", "inside", "exported"),
+    ],
 )
-def test_forms_are_all_the_same(four, plan_of, form, split):
-    for seen in four.run("torch_cases", "train", TINY, plan_of[split], "eager", form, 1, False):
+def test_forms_are_all_the_same(four, plan_of, form, split, mode):
+    for seen in four.run("torch_cases", "train", TINY, plan_of[split], mode, form, 1, False):
         assert seen.loss_error < 1e-5
         assert seen.gradient_error < 1e-5
         assert seen.record[1] == {}
@@ -64,11 +70,13 @@ def test_what_is_left_is_scaled_and_parts_draw_their_own():
 
 
 @pytest.mark.parametrize("mode", ["eager", "exported"])
-def test_causal_queries_are_split(four, tmp_path, mode):
-    """Each rank attends with its queries to all keys up to the last of them."""
+@pytest.mark.parametrize("factor", ["s", "t"])
+def test_causal_queries_and_keys_are_split(four, tmp_path, factor, mode):
+    """With its queries, each rank attends to all keys up to the last of them; with its keys, ranks merge shares."""
     onnx.save(proto_of(GRAPH), tmp_path / "context.onnx")
-    plan = solved(str(tmp_path / "context.onnx"), tmp_path, "operators: {Attention: {gpu: s}}", "-c", "generic")
-    assert [operator.split for operator in plan.operators if operator.op_type == "Attention"] == [("s",)]
+    fixed = f"operators: {{Attention: {{gpu: {factor}}}}}"
+    plan = solved(str(tmp_path / "context.onnx"), tmp_path, fixed, "-c", "generic")
+    assert [operator.split for operator in plan.operators if operator.op_type == "Attention"] == [(factor,)]
     for result, gradient, extra in four.run("torch_context", "attended", plan, mode):
         assert result < 1e-6
         assert gradient < 1e-5

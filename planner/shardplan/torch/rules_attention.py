@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 
 from shardplan.layout.layout import Layout
+from shardplan.layout.placement import R
 from shardplan.torch.engine import Engine, Op
-from shardplan.torch.graph import Key, product, softmax
-from shardplan.torch.rules_elementwise import drawn_seed, dropout, elementwise, lift, part_of
+from shardplan.torch.graph import Key, permuted, product, softmax
+from shardplan.torch.rules_elementwise import drawn_seed, dropout, elementwise, lift, part_of, unary
 from shardplan.torch.rules_norms import normalised
 from shardplan.torch.rules_products import matmul
-from shardplan.torch.rules_views import permute_by, repeat_interleave
+from shardplan.torch.rules_views import permute_by, repeat_heads
 from shardplan.torch.values import Call, Dims, Site, Value
 
 
@@ -43,16 +43,15 @@ def attention(engine: Engine, op: Op) -> Value:
     query, key, value = (lift(engine, given[part]) for part in names[:3])
     if given.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
         times = query.shape[-3] // key.shape[-3]
-        key, value = (
-            repeat_interleave(engine, Op("repeat_interleave", None, [part, times, part.rank - 3]))
-            for part in (key, value)
-        )
+        key, value = (repeat_heads(engine, part, times) for part in (key, value))
     mask, scale = given.get("attn_mask"), given.get("scale")
     heads = _Heads(
         query, key, value, None if mask is None else lift(engine, mask),
         1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
         bool(given.get("is_causal")), float(given.get("dropout_p") or 0.0),
     )  # fmt: skip
+    if _splits_keys(engine, heads):
+        return _over_keys(engine, heads)
     return _step_by_step(engine, heads) if _splits_inside(engine, heads) else _fused(engine, heads)
 
 
@@ -79,7 +78,9 @@ def _splits_inside(engine: Engine, heads: _Heads) -> bool:
     scores, masked, shares, result = _inner_keys(engine, heads)
     graph = engine.graph
     layouts = []
-    turned = Key(key.key.signature, (*key.shape[:-2], key.shape[-1], key.shape[-2]), _swapped(key))
+    turned = Key(
+        key.key.signature, (*key.shape[:-2], key.shape[-1], key.shape[-2]), permuted(key.key.perm, _swapped(key))
+    )
     for source, target in ((query.key, scores), (key.key, scores), (turned, scores), (value.key, result)):
         read = graph.reads.get((source, target))
         layouts += [read.layout] if read else []
@@ -100,16 +101,34 @@ def _splits_inside(engine: Engine, heads: _Heads) -> bool:
 
 
 def _swapped(value: Value) -> tuple[int, ...]:
-    order = (*range(value.rank - 2), value.rank - 1, value.rank - 2)
-    found = tuple(value.key.perm[dim] if value.key.perm else dim for dim in order)
-    return () if found == tuple(range(value.rank)) else found
+    """The order of dims with the last two exchanged."""
+    return (*range(value.rank - 2), value.rank - 1, value.rank - 2)
+
+
+def _splits_keys(engine: Engine, heads: _Heads) -> bool:
+    """Whether the plan has attention as one operator, and splits its keys."""
+    read = engine.graph.reads.get((heads.key.key, _inner_keys(engine, heads)[3]))
+    return read is not None and any(p.is_shard and p.dim == heads.key.rank - 2 for p in read.layout.placements)
+
+
+def _over_keys(engine: Engine, heads: _Heads) -> Value:
+    """The plan's operator with split keys: the products that it is, merged over the keys inside of it."""
+    result = _inner_keys(engine, heads)[3]
+
+    def own(value: Value) -> Value:
+        return replace(engine.read(value, [result]), key=Key(_NOTHING, value.shape), forms={})
+
+    mask = None if heads.mask is None else own(heads.mask)
+    inner = replace(heads, query=own(heads.query), key=own(heads.key), value=own(heads.value), mask=mask)
+    made = _step_by_step(engine, inner)
+    whole = Layout.of(*(R if p.kind == "P" else p for p in made.layout.placements), order=made.layout.order)
+    return engine.result(engine.convert(made, whole, inner=True).local, whole, made.shape, result)
 
 
 def _fused(engine: Engine, heads: _Heads) -> Value:
     keys = _inner_keys(engine, heads)
     query, key, value, mask = heads.query, heads.key, heads.value, heads.mask
-    order = (*range(key.rank - 2), key.rank - 1, key.rank - 2)
-    query, key = engine.read(query, keys[:1]), _read_turned(engine, key, order, keys[0])
+    query, key = engine.read(query, keys[:1]), _read_turned(engine, key, keys[0])
     batch = tuple((f"b{dim}",) for dim in range(query.rank - 2))
     sizes = {f"b{dim}": size for dim, size in enumerate(query.shape[:-2])}
     sizes |= {"s": query.shape[-2], "t": key.shape[-2], "d": query.shape[-1], "e": value.shape[-1]}
@@ -166,8 +185,9 @@ def attend(
         return functional.scaled_dot_product_attention(query, key, value, bias, rate, causal, scale=scale)
 
 
-def _read_turned(engine: Engine, value: Value, order: Sequence[int], result: Key) -> Value:
+def _read_turned(engine: Engine, value: Value, result: Key) -> Value:
     """A value as its transpose is read by the plan's product, in its own dims."""
+    order = _swapped(value)
     read = engine.read(permute_by(engine, value, order), [result])
     placements = (replace(p, dim=order[p.dim]) if p.is_shard else p for p in read.layout.placements)
     layout = Layout.of(*placements, order=read.layout.order)
@@ -180,14 +200,10 @@ _NOTHING = -1
 
 def _step_by_step(engine: Engine, heads: _Heads) -> Value:
     query, key, value, mask = heads.query, heads.key, heads.value, heads.mask
-    order = (*range(key.rank - 2), key.rank - 1, key.rank - 2)
-    scores = matmul(engine, Op("matmul", torch.matmul, [query, permute_by(engine, key, order)]))
+    scores = matmul(engine, Op("matmul", torch.matmul, [query, permute_by(engine, key, _swapped(key))]))
     scores = elementwise(engine, Op("mul", torch.mul, [scores, heads.scale]))
     if heads.causal:
-        rows, columns = query.shape[-2], key.shape[-2]
-        device = engine.grid.device
-        allowed = engine.constant(torch.ones(rows, columns, dtype=torch.bool, device=device).tril(), (rows, columns))
-        scores = elementwise(engine, Op("where", _masked, [allowed, scores]))
+        scores = _causal(engine, scores)
     elif mask is not None and mask.dtype == torch.bool:
         scores = elementwise(engine, Op("where", _masked, [mask, scores]))
     elif mask is not None:
@@ -196,6 +212,25 @@ def _step_by_step(engine: Engine, heads: _Heads) -> Value:
     if heads.rate:
         shares = dropout(engine, Op("dropout", functional.dropout, [shares, heads.rate, True]))
     return matmul(engine, Op("matmul", torch.matmul, [shares, value]))
+
+
+def _causal(engine: Engine, scores: Value) -> Value:
+    """Scores of the keys up to each query's own place."""
+    queries, keys = (f"x{scores.rank - place}" for place in (2, 1))
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        rows, columns = locals_[0].shape[-2:]
+        return seen_before(locals_[0], site.number(queries) * rows - site.number(keys) * columns)
+
+    return engine.run(unary(scores, scores.key, run))[0]
+
+
+def seen_before(scores: Tensor, ahead: int) -> Tensor:
+    """Scores of a part of the queries, whose first is `ahead` places after the first of the keys here."""
+    if has_torch_function_unary(scores):
+        return handle_torch_function(seen_before, (scores,), scores, ahead)
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(ahead)
+    return scores.masked_fill(seen.logical_not(), float("-inf"))
 
 
 def _masked(allowed: Any, scores: Any) -> Any:
