@@ -1,6 +1,10 @@
 """Plan how a neural network is split over a device mesh, prove the plan optimal, and save it as a file.
 
-`load` reads a plan, `slices` says what a rank holds; `shardplan.torch` and `shardplan.jax` apply plans.
+`make_plan` makes a plan of a model, `save` writes it and `load` reads it; `slices` says what a rank holds, and
+`shardplan.torch` and `shardplan.jax` apply it. What cannot be done is said in a `ShardplanError`.
+
+>>> plan = shardplan.make_plan("model.onnx", "4x4")
+>>> shardplan.save(plan, "plans/model.4x4.plan.json")
 """
 
 from __future__ import annotations
@@ -8,14 +12,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardplan.api import make_plan, save
+    from shardplan.errors import ShardplanError
     from shardplan.plan.file import read_plan as load
     from shardplan.runtime.shards import slices
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "slices"]
+__all__ = ["ShardplanError", "__version__", "load", "make_plan", "save", "slices"]
 
 _ELSEWHERE = {
+    "ShardplanError": ("shardplan.errors", "ShardplanError"),
     "load": ("shardplan.plan.file", "read_plan"),
+    "make_plan": ("shardplan.api", "make_plan"),
+    "save": ("shardplan.api", "save"),
     "slices": ("shardplan.runtime.shards", "slices"),
 }
 _ADAPTERS = frozenset({"jax", "torch"})

@@ -204,3 +204,17 @@ def test_scheme_mistakes():
         from_scheme("S0S0", MESH)
     with pytest.raises(ValueError, match="writes S and R only"):
         to_scheme(Layout.of(P(), R), MESH, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Layout.of(S(0), RP)",
+        "Layout.of(S(0), S(0), order=(1, 0))",
+        "Layout.of(S(1, (768, 768)), P(), P('max'), R)",
+        "Layout.of()",
+    ],
+)
+def test_shown_as_what_makes_it(text):
+    layout = eval(text, {"Layout": Layout, "S": S, "R": R, "RP": RP, "P": P})
+    assert repr(layout) == text

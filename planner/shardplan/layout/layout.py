@@ -59,3 +59,8 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.placements)
+
+    def __repr__(self) -> str:
+        """What makes it: `Layout.of(S(0), RP)`."""
+        order = [] if self.order == tuple(range(len(self))) else [f"order={self.order}"]
+        return f"Layout.of({', '.join([*map(repr, self.placements), *order])})"

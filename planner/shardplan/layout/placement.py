@@ -51,6 +51,14 @@ class Placement:
             return Placement("P")
         return R if self.kind == "P" else self
 
+    def __repr__(self) -> str:
+        """What makes it: `S(0)`, `S(1, (768, 768))`, `R`, `RP`, `P()`."""
+        if self.kind == "S":
+            return f"S({self.dim}, {self.segments})" if self.segments else f"S({self.dim})"
+        if self.kind == "P":
+            return "P()" if self.reduction == "sum" else f"P({self.reduction!r})"
+        return "R" if self.kind == "R" else "RP"
+
     def __str__(self) -> str:
         if self.kind == "S":
             runs = [(size, len(list(run))) for size, run in itertools.groupby(self.segments)]

@@ -146,6 +146,17 @@ class Model:
     """Inputs that are results of another part of a larger model, with the dim that is their batch: they take a
     gradient."""
 
+    def __repr__(self) -> str:
+        """`<Model gpt2_small: 410 operators, 148 parameters, 2 inputs, 1 output>`."""
+        amounts = {
+            "operator": self.operators,
+            "parameter": self.parameters,
+            "input": self.inputs,
+            "output": self.outputs,
+        }
+        said = ", ".join(f"{len(these):,} {what}{'s' * (len(these) != 1)}" for what, these in amounts.items())
+        return f"<Model {self.name}: {said}>"
+
     def tensor(self, name: str) -> Tensor:
         return self.tensors[name]
 

@@ -9,6 +9,7 @@ from typing import Literal
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
+from shardplan.units import duration, size
 
 Mode = Literal["training", "inference"]
 Role = Literal["input", "output", "parameter", "constant", "activation"]
@@ -219,3 +220,11 @@ class Plan:
     """Repeated blocks as (module paths of the copies, operator indices of each copy): for folding in `show`."""
     pipeline: Pipeline | None = None
     """Stages, each with a plan of its own; then `tensors`, `operators` and `moves` here are empty."""
+
+    def __repr__(self) -> str:
+        """`<Plan of gpt2_small, training, on h100-dgx (machine=4 x gpu=4): step 12.8 ms, 3.31 GiB per device>`."""
+        prices = self.model.get("cost_model")
+        takes = f"priced by {prices}" if prices else f"step {duration(self.summary.step_ns)}"
+        what = f"{self.model.get('name')}, {self.model.get('mode')}, on {self.cluster.get('name')} ({self.mesh})"
+        stages = f", {len(self.pipeline.stages)} stages" if self.pipeline else ""
+        return f"<Plan of {what}: {takes}, {size(self.summary.memory.total)} per device{stages}>"

@@ -229,13 +229,9 @@ def parse_memory_limit(text: str | None) -> int | None:
 
 def load_model(given: str, dims: Mapping[str, int]) -> Model:
     """The model of an ONNX file, or of a description such as `transformer:llama3-70b`."""
-    if given.startswith(_DESCRIBED):
-        from shardplan.models import described  # noqa: PLC0415
+    from shardplan import api  # noqa: PLC0415
 
-        return described(given, dims)
-    from shardplan.model.read import read_model  # noqa: PLC0415
-
-    return read_model(given, dims)
+    return api.load_model(given, dims)
 
 
 def name_of_model(given: str) -> str:
