@@ -85,6 +85,24 @@ def test_fused_kernels_stand_for_the_operators_of_the_plan(four, name, recipe, m
     assert [seen.differences for seen in results] == [{}] * 4
 
 
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_a_kernel_that_repeats_keys_moves_them_on_the_way_as_planned(four, mode):
+    tiny = tiny_llama(Sizes(kv_heads=2))
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny.model(pathlib.Path(folder))
+    repeated = [operator for operator in model.operators if operator.op_type == "Expand"]
+    moved = "".join(f"  {operator.inputs[0]}: [machine, gpu, null, null, null]\n" for operator in repeated)
+    whole = "".join(
+        f"  {operator.inputs[0]}: [machine, null, null, null]\n"
+        for operator in model.operators
+        if operator.outputs[0] in {other.inputs[0] for other in repeated}
+    )
+    constraints = parse_constraints(f"tensors:\n{moved}{whole}", "repeated.yaml")
+    plan = plan_model(model, cluster_of("2x2"), PlanOptions(constraints=constraints))
+    assert {operator.inputs[0] for operator in repeated} <= {move.tensor for move in plan.moves}
+    check(four.run("torch_cases", "train", tiny, plan, mode, True, 1))
+
+
 @pytest.mark.parametrize(("name", "seed"), [("gpt tied", 2), ("llama", 3), ("moe", 4)])
 def test_any_plan_at_all_trains_right(four, name, seed):
     """Plans whose every choice is drawn at random: all placements, moves and orders of axes that there are."""

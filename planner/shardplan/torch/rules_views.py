@@ -189,6 +189,16 @@ def repeat_interleave(engine: Engine, op: Op) -> Value:
     return engine.run(call)[0]
 
 
+def repeat_heads(engine: Engine, value: Value, times: int) -> Value:
+    """Keys or values of grouped queries, every head for each query that reads it, in the steps in which models and
+    exporters write it: a plan may move what lies between."""
+    dim = value.rank - 3
+    apart = reshape(engine, Op("unsqueeze", torch.unsqueeze, [value, dim + 1]))
+    sizes = (*value.shape[: dim + 1], times, *value.shape[dim + 1 :])
+    wide = expand(engine, Op("expand", torch.Tensor.expand, [apart, *sizes]))
+    return reshape(engine, Op("flatten", torch.flatten, [wide, dim, dim + 1]))
+
+
 def split(engine: Engine, op: Op) -> Any:
     """`split`, `chunk`, `unbind` ...: pieces of one dim."""
     value = op.args[0]
