@@ -77,7 +77,7 @@ def all_cuts(stager: Stager):
                 if sum(parts[mesh].size for mesh in meshes) != stager.cluster.mesh.size:
                     continue
                 walls = [
-                    range(len(stager._runs[meshes[side]].layouts[cut - 1]))
+                    range(len(stager.prices.runs[meshes[side]].layouts[cut - 1]))
                     for place, cut in enumerate(inner)
                     for side in (place, place + 1)
                 ]
@@ -95,7 +95,7 @@ def test_the_best_pipeline_is_that_of_enumeration(model, cluster, microbatches, 
     best = math.inf
     fresh = Stager(model, cluster, options, SCHEDULE)
     for cuts in all_cuts(fresh):
-        plans = [fresh._planned_with(cut, fresh.in_flight(i, len(cuts)), i) for i, cut in enumerate(cuts)]
+        plans = [fresh.planner.plan(cut, fresh.planner.in_flight(i, len(cuts)), i) for i, cut in enumerate(cuts)]
         if None not in plans:
             best = min(best, fresh._staged(cuts, tuple(plans)).step_ns)
     if best == math.inf:

@@ -38,7 +38,7 @@ class RunCosts:
     """Costs, in picoseconds per step, of all runs of units of a chain on the submesh of a cost graph.
 
     `charges`: what choices of some nodes cost besides. `layouts[b]`: the layouts that border b may be handed over in,
-    none of them partial. What a unit costs is worked out when it is first asked for.
+    none of them partial; equal ones are the same object. What a unit costs is worked out when it is first asked for.
     """
 
     built: CostGraph
@@ -59,10 +59,14 @@ class RunCosts:
         alike: dict[bytes, NDArray[np.int64]] = {}
         whole = [_whole(self.built, border) for border in self.chain.borders]
         self._handed = [alike.setdefault(handed.tobytes(), handed) for handed in whole]
-        spaces = [self.built.kept[border] for border in self.chain.borders]
+        shared: dict[tuple[int, int], tuple[Layout, ...]] = {}
+        for border, handed in zip(self.chain.borders, self._handed, strict=True):
+            space = self.built.kept[border]
+            if (id(space), id(handed)) not in shared:
+                shared[id(space), id(handed)] = tuple(space.layout(int(choice)) for choice in handed)
         self.layouts = tuple(
-            tuple(space.layout(int(choice)) for choice in handed)
-            for space, handed in zip(spaces, self._handed, strict=True)
+            shared[id(self.built.kept[border]), id(handed)]
+            for border, handed in zip(self.chain.borders, self._handed, strict=True)
         )
         self._own = _work_for_itself(self.built, self.chain)
         self.charge(Charges())

@@ -23,6 +23,7 @@ from shardplan.stages.held import Held, held_at_the_turn
 
 _FIRST = 0.05
 """Of the cost of a run over the bytes of a device: the first price that is tried."""
+_NEARLY_FREE = 1e-6
 _STEPS = (3.0, 3.0**0.5)
 """Factors between the prices that are tried, the coarse one first."""
 _WORTH = 1e-3
@@ -57,17 +58,24 @@ class Floors:
 
         Whether one was found that is above what was known.
         """
+        if not self._binds(first, last, waiting, cost):
+            return False
         before = self.table(waiting)
         least = cost if before is None else max(cost, float(before[first, last]))
         price, best = self._dearest(first, last, waiting, cost)
+        self._best[waiting] = price
         if best <= least * (1.0 + _WORTH):
             return False
-        self._best[waiting] = price
         floors = np.where(np.isfinite(table := self._at(waiting, price).leasts()), table, -np.inf)
         floors -= price * self.limit_bytes
         known = self._tables.get(waiting)
         self._tables[waiting] = floors if known is None else np.maximum(known, floors)
         return True
+
+    def _binds(self, first: int, last: int, waiting: int, cost: float) -> bool:
+        """Whether memory makes a run dearer at all: floors are concave in the price, and begin at `cost`."""
+        low = _NEARLY_FREE * cost / self.limit_bytes
+        return self._at(waiting, low).least(first, last) - low * self.limit_bytes > cost
 
     def _dearest(self, first: int, last: int, waiting: int, cost: float) -> tuple[float, float]:
         """The best price that was found, and the floor of a run at that price."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardplan.graph.options import PlanOptions
 from shardplan.layout.layout import Layout
 from shardplan.plan.types import Plan, Transfer
 from shardplan.stages.cut import Chain
+from shardplan.stages.schedule import Schedule
 from shardplan.stages.search import Cut
 from shardplan.stages.submeshes import Submesh
+from shardplan.stages.tied import tied_transfers, waited_ns
+from shardplan.stages.transfer import Transfers, exposed_ns
 
 
 @dataclass(frozen=True)
@@ -28,3 +34,43 @@ class StagedPlans:
     tied: tuple[Transfer, ...]
     step_ns: float
     bound_ns: float
+
+
+def put_together(
+    chain: Chain,
+    cuts: Sequence[Cut],
+    parts: Sequence[Submesh],
+    plans: Sequence[Plan],
+    in_flight: Sequence[int],
+    borders: Sequence[tuple[Layout, Layout]],
+    sizes: Sequence[tuple[int, int]],
+    transfers: Transfers,
+    options: PlanOptions,
+    schedule: Schedule,
+) -> StagedPlans:
+    """The pipeline of these plans, with the time of its step; its bound is that of these cuts."""
+    stages = len(cuts) // schedule.pieces
+    summaries = [plan.summary for plan in plans]
+    steps_ns = [sum(float(summary.step_ns) for summary in summaries[place::stages]) for place in range(stages)]
+    bounds_ns = [sum(float(summary.step_bound_ns) for summary in summaries[place::stages]) for place in range(stages)]
+    handed_ns = 0.0
+    for (mine, theirs), (source, target), (value, gradient) in zip(
+        itertools.pairwise(parts), borders, sizes, strict=True
+    ):
+        ways = [transfers.handover(mine, theirs, target, value)]
+        if gradient:
+            ways.append(transfers.handover(theirs, mine, source, gradient))
+        handed_ns += sum(exposed_ns(way, transfers.hidden, options.microbatches) for way in ways)
+    tied = tied_transfers(transfers, chain, [cut.first for cut in cuts[1:]], parts, plans, training=options.training)
+    return StagedPlans(
+        chain=chain,
+        cuts=tuple(cuts),
+        parts=tuple(parts),
+        plans=tuple(plans),
+        in_flight=tuple(in_flight),
+        borders=tuple(borders),
+        sizes=tuple(sizes),
+        tied=tied,
+        step_ns=schedule.step(steps_ns, options.microbatches) + handed_ns + waited_ns(tied),
+        bound_ns=schedule.step(bounds_ns, options.microbatches),
+    )

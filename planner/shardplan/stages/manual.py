@@ -40,12 +40,12 @@ from shardplan.plan.orientation import checkpoint_layout, dim_axes
 from shardplan.plan.types import Plan, Stage, TensorDecision
 from shardplan.planning import Planner
 from shardplan.stages.cut import Chain, chain_at, part_of
-from shardplan.stages.found import StagedPlans
+from shardplan.stages.found import StagedPlans, put_together
 from shardplan.stages.parts import concerning
 from shardplan.stages.schedule import Schedule
 from shardplan.stages.search import Cut
 from shardplan.stages.submeshes import Submesh
-from shardplan.stages.transfer import Transfers, exposed_ns, tied_transfers, waited_ns
+from shardplan.stages.transfer import Transfers
 from shardplan.study.request import options_of
 from shardplan.yaml_source import Mark, compose, mark_of
 
@@ -290,32 +290,13 @@ def _staged(
     options: PlanOptions,
     schedule: Schedule,
 ) -> StagedPlans:
+    cuts = [Cut(place, place + 1, 0, 0, 0) for place in range(len(parts))]
+    kept = [{tensor.name: tensor.layout for tensor in plan.tensors} for plan in plans]
+    borders = [
+        (mine[border], theirs[border])
+        for border, (mine, theirs) in zip(chain.borders, itertools.pairwise(kept), strict=True)
+    ]
+    each = [-(-chain.model.tensor(border).size_bytes // options.microbatches) for border in chain.borders]
+    sizes = [(size, size if options.training else 0) for size in each]
     transfers = Transfers(cluster)
-    borders, sizes = [], []
-    handed_ns = 0.0
-    for place, (mine, theirs) in enumerate(itertools.pairwise(plans)):
-        border = chain.borders[place]
-        source = next(tensor.layout for tensor in mine.tensors if tensor.name == border)
-        target = next(tensor.layout for tensor in theirs.tensors if tensor.name == border)
-        borders.append((source, target))
-        each = -(-chain.model.tensor(border).size_bytes // options.microbatches)
-        sizes.append((each, each if options.training else 0))
-        ways = [transfers.handover(parts[place], parts[place + 1], target, each)]
-        if options.training:
-            ways.append(transfers.handover(parts[place + 1], parts[place], source, each))
-        handed_ns += sum(exposed_ns(way, transfers.hidden, options.microbatches) for way in ways)
-    tied = tied_transfers(transfers, chain, range(1, len(parts)), parts, plans, training=options.training)
-    handed_ns += waited_ns(tied)
-    step_ns = schedule.step([float(plan.summary.step_ns) for plan in plans], options.microbatches) + handed_ns
-    return StagedPlans(
-        chain=chain,
-        cuts=tuple(Cut(place, place + 1, 0, 0, 0) for place in range(len(parts))),
-        parts=parts,
-        plans=plans,
-        in_flight=in_flight,
-        borders=tuple(borders),
-        sizes=tuple(sizes),
-        tied=tied,
-        step_ns=step_ns,
-        bound_ns=schedule.step([float(plan.summary.step_bound_ns) for plan in plans], options.microbatches),
-    )
+    return put_together(chain, cuts, parts, plans, in_flight, borders, sizes, transfers, options, schedule)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import resolve
 from shardplan.constraints.types import Constraint
 from shardplan.cost.recipes import state_bytes
@@ -18,6 +19,12 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
+
+
+def limit_bytes(options: PlanOptions, cluster: Cluster) -> int:
+    """Bytes that a device may hold."""
+    given = options.memory_limit_bytes
+    return given if given is not None else cluster.device.usable_bytes
 
 
 def weight_bytes(model: Model, operators: Iterable[int], options: PlanOptions) -> float:

@@ -58,7 +58,10 @@ class Choices:
     """1 / (M V)."""
     stages: int | None = None
     costs_behind: Mapping[tuple[int, int], Costs] = field(default_factory=dict)
-    """By how many stages come behind and submesh: the costs there, where they are not those of `costs`."""
+    """By how many stages come behind and submesh: the costs there, where they are not those of `costs`; equal ones are
+    the same array."""
+    apart: float = 0.0
+    """What several stages cost besides, whichever they are."""
 
     @property
     def units(self) -> int:
@@ -75,8 +78,8 @@ class Choices:
 
 def search(choices: Choices, tolerance: float = 0.0) -> Found:
     """The cheapest cut, within a relative `tolerance`."""
-    tables = (*choices.costs, *choices.costs_behind.values())
-    values = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in tables]))
+    tables = {id(table): table for table in (*choices.costs, *choices.costs_behind.values())}
+    values = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in tables.values()]))
     if not len(values):
         return Found(None, math.inf, math.inf)
     slow = 1.0 - choices.share
@@ -188,7 +191,7 @@ class _Run:
         choices = self.choices
         wanted = [choices.stages] if choices.stages else range(1, len(self.rest))
         ends = [
-            (float(rest[0, 0]), count, number)
+            (float(rest[0, 0]) + (choices.apart if count > 1 else 0.0), count, number)
             for count in wanted
             if count < len(self.rest)
             for number, rest in sorted(self.rest[count].get(choices.devices, {}).items())

@@ -9,7 +9,6 @@ machines where the cluster has several; a transfer hides behind compute as the p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -18,8 +17,7 @@ from shardplan.cost.collectives import CollectiveModel
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
-from shardplan.plan.types import CollectiveStep, Plan, Transfer
-from shardplan.stages.cut import Chain, shared_weights
+from shardplan.plan.types import CollectiveStep
 from shardplan.stages.submeshes import Submesh
 
 _NANOSECONDS = 1e9
@@ -95,35 +93,3 @@ def _pieces(layout: Layout, mesh: Mesh) -> int:
 def exposed_ns(handover: Handover, hidden: float, microbatches: int) -> float:
     """What of a transfer a step waits for."""
     return (1.0 - hidden) * microbatches * handover.time_ns
-
-
-def tied_transfers(
-    prices: Transfers,
-    chain: Chain,
-    starts: Sequence[int],
-    parts: Sequence[Submesh],
-    plans: Sequence[Plan],
-    *,
-    training: bool,
-) -> tuple[Transfer, ...]:
-    """What keeps weights equal that several stages hold (tied embeddings): once a step, every other stage sends its
-    gradient to the first one and gets the new weight back. `starts`: the units at which stages but the first begin.
-    """
-    if not training:
-        return ()
-    layouts = [{tensor.name: tensor for tensor in plan.tensors if tensor.trainable} for plan in plans]
-    found = []
-    for name, (first, *others) in shared_weights(chain, starts).items():
-        for other in others:
-            if name in layouts[first] and name in layouts[other]:
-                source, target = layouts[first][name].layout, layouts[other][name].layout
-                size_bytes = chain.model.tensor(name).size_bytes
-                there = prices.handover(parts[first], parts[other], target, size_bytes).steps
-                back = prices.handover(parts[other], parts[first], source, size_bytes).steps
-                found.append(Transfer(name, first, other, source, target, there, back, 1, 0.0))
-    return tuple(found)
-
-
-def waited_ns(transfers: Sequence[Transfer]) -> float:
-    """What of transfers a step waits for."""
-    return sum((1.0 - transfer.hidden) * transfer.time_ns for transfer in transfers)

@@ -1,0 +1,264 @@
+"""What the search over cuts is told: what every run of units costs on every part of the cluster, as far as is known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shardplan.cluster.types import Cluster
+from shardplan.graph.build import CostGraph
+from shardplan.graph.options import PlanOptions
+from shardplan.layout.layout import Layout
+from shardplan.model.types import Model
+from shardplan.planning import Planner
+from shardplan.solve.problem import Costs
+from shardplan.stages.chain import RunCosts
+from shardplan.stages.cut import Chain
+from shardplan.stages.floors import Floors
+from shardplan.stages.parts import limit_bytes, weight_bytes
+from shardplan.stages.schedule import Schedule
+from shardplan.stages.search import Choices, Counts, Cut, Found, search
+from shardplan.stages.submeshes import Submesh
+from shardplan.stages.tied import least_tied_ns
+from shardplan.stages.transfer import Transfers, exposed_ns
+
+PICOSECONDS_PER_NS = 1000.0
+_TOLERANCE = 1e-3
+"""Relative, of the search over cuts where layouts are not searched with them."""
+
+
+@dataclass
+class Prices:
+    """Lower bounds on what stages of `chain` cost on the parts of a cluster, and what planning has told since.
+
+    `exact`: the search is over the layouts at borders too, and for as long as nothing is left to learn.
+    """
+
+    model: Model
+    chain: Chain
+    cluster: Cluster
+    parts: Sequence[Submesh]
+    options: PlanOptions
+    schedule: Schedule
+    exact: bool
+    transfers: Transfers = field(init=False)
+    runs: list[RunCosts] = field(init=False)
+    proven: bool = field(init=False, default=True)
+    """Nothing was left out that might have been good."""
+    _behind: list[Counts] = field(init=False)
+    _known: dict[Cut, float] = field(init=False, default_factory=dict)
+    _strain: dict[int, float] = field(init=False, default_factory=dict)
+    _floors: dict[int, Floors] = field(init=False, default_factory=dict)
+    _tables: list[Costs] = field(init=False)
+    _handing: list[list[Costs]] = field(init=False)
+    _handovers: dict[tuple[object, ...], Costs] = field(init=False, default_factory=dict)
+    _apart: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.transfers = Transfers(self.cluster)
+        self.runs = [RunCosts(self._graph(part), self.chain) for part in self.parts]
+        count = min(len(self.chain), self.cluster.mesh.size)
+        self._behind = [self._fitting(part, count) for part in self.parts]
+        self._tables = [self._table(number) for number in range(len(self.parts))]
+        each = range(len(self.parts))
+        self._handing = [[self._handed(sender, receiver) for receiver in each] for sender in each]
+        graphs = [runs.built for runs in self.runs]
+        self._apart = least_tied_ns(self.transfers, self.chain, self.parts, graphs)
+
+    def search(self, stages: int | None, *, strained: bool = False) -> Found:
+        """The best cut as far as is known, of `stages` stages or of any number. `strained`: when runs cost as much more
+        than is known as `strain` was told."""
+        costs = [
+            table * (self._strain.get(number, 1.0) if strained else 1.0) for number, table in enumerate(self._now())
+        ]
+        choices = Choices(
+            costs=costs,
+            sizes=[part.size for part in self.parts],
+            handing=self._handing,
+            most_behind=self._behind,
+            devices=self.cluster.mesh.size,
+            share=self.share,
+            stages=stages,
+            costs_behind=self._costs_behind(costs),
+            apart=self._apart * PICOSECONDS_PER_NS,
+        )
+        return search(choices, 0.0 if self.exact else _TOLERANCE)
+
+    @property
+    def share(self) -> float:
+        """What a stage counts in a step that is not the slowest: 1 / (M V)."""
+        return 1.0 / (self.options.microbatches * self.schedule.pieces)
+
+    def in_flight(self, behind: int, stages: int) -> int:
+        """Microbatches that a stage holds with so many of `stages` behind it."""
+        return self.schedule.in_flight(behind, stages, self.options.microbatches) if self.options.training else 1
+
+    def least_ns(self, cut: Cut) -> float:
+        """The least that the run of a stage costs, whatever it is handed and however little waits."""
+        return self.runs[cut.submesh].least(cut.first, cut.last) / PICOSECONDS_PER_NS
+
+    def bound_ns(self, cut: Cut, in_flight: int) -> float:
+        """The least that a stage costs with so many microbatches in flight, between borders as the cut has them."""
+        cost = float(self.runs[cut.submesh].of(cut.first, cut.last)[cut.enters, cut.leaves])
+        floors = self._floors[cut.submesh].table(in_flight) if cut.submesh in self._floors else None
+        return max(cost, 0.0 if floors is None else float(floors[cut.first, cut.last])) / PICOSECONDS_PER_NS
+
+    def can_hold(self, cut: Cut, behind: int) -> bool:
+        """Whether weights let a stage run with so many stages behind it, as far as is known."""
+        return bool(self._behind[cut.submesh][cut.first, cut.last] >= behind)
+
+    def handed_ps(self, sender: int, receiver: int, border: int) -> Costs:
+        """Exposed picoseconds per step of handing `border` over, shape (layouts of the sender, of the receiver)."""
+        leaves, enters = self.runs[sender].layouts[border], self.runs[receiver].layouts[border]
+        key = (sender, receiver, id(leaves), id(enters), self.sizes_of(border))
+        if key not in self._handovers:
+            self._handovers[key] = self._handover_ps(sender, receiver, border)
+        return self._handovers[key]
+
+    def _handover_ps(self, sender: int, receiver: int, border: int) -> Costs:
+        value, gradient = self.sizes_of(border)
+        micro, hidden = self.options.microbatches, self.transfers.hidden
+        mine, theirs = self.parts[sender], self.parts[receiver]
+        there = [
+            exposed_ns(self.transfers.handover(mine, theirs, layout, value), hidden, micro)
+            for layout in self.runs[receiver].layouts[border]
+        ]
+        back = [
+            exposed_ns(self.transfers.handover(theirs, mine, layout, gradient), hidden, micro) if gradient else 0.0
+            for layout in self.runs[sender].layouts[border]
+        ]
+        table: Costs = PICOSECONDS_PER_NS * (np.array(back)[:, None] + np.array(there)[None, :])
+        return table
+
+    def sizes_of(self, border: int) -> tuple[int, int]:
+        """Bytes of the value at a border and of its gradient, in one microbatch."""
+        kind = self.runs[0].built.kept[self.chain.borders[border]].kind
+        return kind.size_bytes, kind.gradient_bytes if kind.has_gradient else 0
+
+    def layout_of(self, submesh: int, border: int, number: int) -> Layout:
+        """The layout that a `Cut` means by a number."""
+        return self.runs[submesh].layouts[border][number]
+
+    def with_best_layouts(self, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
+        """The same stages with the layouts at their borders for which the sum of stages and transfers is least."""
+        tables = [self.share * self.runs[cut.submesh].of(cut.first, cut.last) for cut in cuts]
+        slowest = max(range(len(cuts)), key=lambda place: float(tables[place].min()))
+        tables[slowest] = tables[slowest] / self.share
+        least, ways = np.zeros(1), []
+        for place, (cut, table) in enumerate(zip(cuts, tables, strict=True)):
+            if place:
+                handed = least[:, None] + self.handed_ps(cuts[place - 1].submesh, cut.submesh, cut.first - 1)
+                ways.append(handed.argmin(axis=0))
+                least = handed.min(axis=0)
+            total = least[:, None] + table
+            ways.append(total.argmin(axis=0))
+            least = total.min(axis=0)
+        chosen = [0]
+        for way in reversed(ways):
+            chosen.append(int(way[chosen[-1]]))
+        ends = chosen[::-1]
+        return tuple(replace(cut, enters=ends[2 * place], leaves=ends[2 * place + 1]) for place, cut in enumerate(cuts))
+
+    def learn(self, cut: Cut, cost_ns: float, close: float) -> bool:
+        """Take note of what a stage costs that holds one microbatch; whether that is more than was known."""
+        cost = cost_ns * PICOSECONDS_PER_NS
+        known = self._known.get(cut, self.runs[cut.submesh].of(cut.first, cut.last)[cut.enters, cut.leaves])
+        if cost > known * (1.0 + close):
+            self._known[cut] = cost
+            return True
+        return False
+
+    def strain(self, cut: Cut, cost_ns: float) -> None:
+        """Take note of how much more a stage costs than the least, for memory above all."""
+        strain = cost_ns / self.least_ns(cut)
+        self._strain[cut.submesh] = max(self._strain.get(cut.submesh, 1.0), strain)
+
+    def raise_floor(self, cut: Cut, in_flight: int) -> bool:
+        """Bring memory into the bound of a run (`shardplan.stages.floors`); whether that made it dearer."""
+        runs = self.runs[cut.submesh]
+        if cut.submesh not in self._floors:
+            self._floors[cut.submesh] = Floors(runs, limit_bytes(self.options, self.cluster))
+        return self._floors[cut.submesh].raise_for(cut.first, cut.last, in_flight, runs.least(cut.first, cut.last))
+
+    def refuse(self, cut: Cut, behind: int, *, one_waits: bool, never: bool) -> None:
+        """Leave out a stage that does not fit with so many stages behind it: the run, where it is proven that it does
+        with no layouts at its ends (`never`); else it may be that something good is left out with it."""
+        if never:
+            self._exclude(cut, behind)
+        elif self.exact:
+            self._known[cut] = np.inf
+            self.proven = self.proven and one_waits
+        else:
+            self._exclude(cut, behind)
+            self.proven = False
+
+    def _exclude(self, cut: Cut, behind: int) -> None:
+        """Never again this run, or one that contains it, on this submesh with so many stages behind it."""
+        longer = self._behind[cut.submesh][: cut.first + 1, cut.last :]
+        np.minimum(longer, behind - 1, out=longer)
+
+    def _graph(self, part: Submesh) -> CostGraph:
+        options = replace(self.options, constraints=(), memory_limit_bytes=1 << 60)
+        return Planner(self.model, part.cluster, options, reasons=False).built_at(1.0)[0]
+
+    def _fitting(self, part: Submesh, count: int) -> Counts:
+        """How many stages may follow a run of units on `part`, as far as its weights and their states tell."""
+        held = np.array([weight_bytes(self.model, unit, self.options) for unit in self.chain.units])
+        sums = np.concatenate([[0.0], held.cumsum()])
+        fits = (sums[None, :] - sums[:, None]) / part.size <= limit_bytes(self.options, self.cluster)
+        return np.where(fits, count, -1).astype(np.int64)
+
+    def _costs_behind(self, costs: Sequence[Costs]) -> dict[tuple[int, int], Costs]:
+        """By how many stages come behind and submesh: costs that know of memory. Equal ones are the same array."""
+        raised: dict[tuple[int, int], Costs] = {}
+        found = {}
+        for submesh, floors in self._floors.items():
+            for behind in range(min(len(self.chain), self.cluster.mesh.size)):
+                table = floors.table(self.in_flight(behind, behind + 1))
+                if table is not None:
+                    key = (submesh, id(table))
+                    if key not in raised:
+                        raised[key] = np.maximum(costs[submesh], table[:, :, None, None])
+                    found[behind, submesh] = raised[key]
+        return found
+
+    @property
+    def _layouts(self) -> int:
+        """How many layouts at borders the search tells apart."""
+        return max((len(row) for runs in self.runs for row in runs.layouts), default=1) if self.exact else 1
+
+    def _now(self) -> list[Costs]:
+        """The tables, and what planning has told."""
+        tables = list(self._tables)
+        for cut, cost_ps in self._known.items():
+            if tables[cut.submesh] is self._tables[cut.submesh]:
+                tables[cut.submesh] = tables[cut.submesh].copy()
+            tables[cut.submesh][cut.first, cut.last, cut.enters, cut.leaves] = cost_ps
+        return tables
+
+    def _table(self, submesh: int) -> Costs:
+        """Costs of all runs on a submesh; where the search is not exact, of the best layouts at both ends."""
+        runs, units, layouts = self.runs[submesh], len(self.chain), self._layouts
+        if not self.exact:
+            return runs.leasts()[:, :, None, None]
+        table = np.full((units + 1, units + 1, layouts, layouts), np.inf)
+        for first, last in itertools.combinations(range(units + 1), 2):
+            cost = runs.of(first, last)
+            table[first, last, : cost.shape[0], : cost.shape[1]] = cost
+        return table
+
+    def _handed(self, sender: int, receiver: int) -> Costs:
+        """Exposed transfers, shape (unit, layouts out, layouts in); where the search is not exact, of the cheapest."""
+        units, layouts = len(self.chain), self._layouts
+        table = np.full((units + 1, layouts, layouts), np.inf)
+        table[0], table[units] = 0.0, 0.0
+        for border in range(units - 1):
+            cost = self.handed_ps(sender, receiver, border)
+            if self.exact:
+                table[border + 1, : cost.shape[0], : cost.shape[1]] = cost
+            else:
+                table[border + 1] = cost.min()
+        return table
