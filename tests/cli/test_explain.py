@@ -5,8 +5,10 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import onnx
 import pytest
 from jsonschema import Draft202012Validator
+from small_models import proto_of
 
 from shardplan.plan.file import read_plan, write_plan
 
@@ -19,6 +21,30 @@ SOLVE = ("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
 def solved(shardplan, mlp) -> Path:
     shardplan(*SOLVE)
     return Path(PLAN)
+
+
+@pytest.fixture
+def layers(shardplan, folder) -> Path:
+    """`layers.json`, a plan of two layers of which each has a module path, on four devices."""
+    body = "".join(
+        f"[up_{n}] h{n} = MatMul (x{n}, w{n}) [act_{n}] a{n} = Relu (h{n}) [down_{n}] x{n + 1} = MatMul (a{n}, v{n}) "
+        for n in (0, 1)
+    )
+    weights = ", ".join(f"float[64,256] w{n}, float[256,64] v{n}" for n in (0, 1))
+    model = proto_of(f"m (float[64,64] x0) => (float[64,64] x2) <{weights}> {{ {body} }}")
+    for node in model.graph.node:
+        part, _, number = node.name.partition("_")
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", f"layers.{number}.{part}", node.name]))
+    renamed = {
+        f"{short}{n}": f"layers.{n}.{part}.weight" for n in (0, 1) for short, part in (("w", "up"), ("v", "down"))
+    }
+    for initializer in model.graph.initializer:
+        initializer.name = renamed[initializer.name]
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+    onnx.save(model, "layers.onnx")
+    assert shardplan("solve", "layers.onnx", "--mesh", "1x4", "-o", "layers.json").code == 0
+    return folder
 
 
 def explained(shardplan, name: str, *options: str) -> dict:
@@ -89,7 +115,7 @@ def test_what_does_not_fit(shardplan, mlp):
     ("arguments", "said"),
     [
         (("explain", PLAN, "up.weigh", "--model", "mlp.onnx"), "error[no-match]: no tensor or operator matches 'up.we"),
-        (("explain", PLAN, "*", "--model", "mlp.onnx"), "error[too-many]: '*' matches 2 tensors of 2 kinds; explain"),
+        (("explain", PLAN, "*", "--model", "mlp.onnx"), "error[too-many]: '*' matches 2 things of 2 kinds; explain"),
         (("explain", PLAN, "up.weight"), "to explain NAME, give the plan's --model"),
         (("explain", "absent.json"), "absent.json: error[unreadable-plan]"),
     ],
@@ -108,3 +134,90 @@ def test_a_plan_of_another_model(shardplan, solved):
         2,
         f"{PLAN}: error[stale-plan]: the plan was made for another model\nhint: solve again\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "subject", "count"),
+    [
+        ("layers.*.up (MatMul)", "layers.*.up (MatMul)", 2),
+        ("layers.*.up (MatMul) ×2", "layers.*.up (MatMul)", 2),
+        ("operator layers.1.up (MatMul)", "up_1", 1),
+        ("MatMul", "layers.*.up (MatMul), layers.*.down (MatMul)", 4),
+        ("output of layers.*.up (×2)", "h0, h1", 2),
+        ("layers.0.up: h*", "h0", 1),
+        ("layers.1.up.weight", "layers.1.up.weight", 1),
+    ],
+)
+def test_what_tables_print_can_be_asked_for(shardplan, layers, name, subject, count):
+    run = shardplan("explain", "layers.json", name, "--model", "layers.onnx")
+    assert (run.code, run.err) == (0, "")
+    head = run.out.splitlines()[0]
+    assert head.startswith(f"{subject}  ")
+    assert (f" ×{count}  " in head) == (count > 1)
+
+
+def test_of_several_kinds_each_is_named_as_it_can_be_asked_for(shardplan, layers):
+    run = shardplan("explain", "layers.json", "layers.0.*", "--model", "layers.onnx")
+    assert run.code == 2
+    first, *names, hint = run.err.splitlines()
+    assert first == "error[too-many]: 'layers.0.*' matches 2 things of 2 kinds; explain one of them at a time"
+    assert hint == f"hint: write it as it stands here: '{names[0].strip()}'"
+    for name in names:
+        assert shardplan("explain", "layers.json", name.strip(), "--model", "layers.onnx").code == 0
+
+
+def test_layers_that_are_treated_differently_are_told_apart(shardplan, layers):
+    fixed = ("--pin", "layers.0.up.weight=[null, gpu]", "--pin", "layers.1.up.weight=[gpu, null]")
+    shardplan("solve", "layers.onnx", "--mesh", "1x4", "-o", "fixed.json", *fixed)
+    run = shardplan("explain", "fixed.json", "layers.*.up.weight", "--model", "layers.onnx")
+    assert run.out.splitlines()[0].endswith("×2  S(1)@gpu ×1; S(0)@gpu ×1")
+
+
+class TestInstead:
+    ASKED = ("explain", "layers.json", "layers.*.up.weight", "--model", "layers.onnx", "--instead")
+
+    def test_is_the_plan_with_that_pinned(self, shardplan, layers):
+        pins = [word for n in (0, 1) for word in ("--pin", f"layers.{n}.up.weight=[null, gpu]")]
+        shardplan("solve", "layers.onnx", "--mesh", "1x4", "-o", "pinned.json", *pins)
+        document = json.loads(shardplan(*self.ASKED, "[null, gpu]", "--json").out)
+        Draft202012Validator(SCHEMA).validate(document)
+        found = document["result"]["instead"]
+        before, after = (json.loads(Path(name).read_text())["summary"] for name in ("layers.json", "pinned.json"))
+        assert found["effects"]["step_us"]["before"] == before["step_us"]
+        assert found["effects"]["step_us"]["after"] == after["step_us"]
+        assert found["effects"]["memory_bytes"]["after"] == after["memory_bytes"]
+        changes = sum(term["time_us_delta"] for term in found["terms"])
+        assert changes == pytest.approx(after["step_us"] - before["step_us"], abs=0.02)
+        assert any(change["name"] == "layers.*.up.weight" for change in found["changes"])
+
+    def test_text(self, shardplan, layers):
+        lines = shardplan(*self.ASKED, "S(1)@gpu").out.splitlines()
+        assert lines[0].endswith("×2  → S(1)@gpu")
+        assert lines[3].startswith("step ")
+        assert lines[4].startswith("memory ")
+        assert lines[-1].endswith("unchanged decisions hidden)")
+
+    def test_an_operator(self, shardplan, layers):
+        run = shardplan(
+            "explain", "layers.json", "layers.*.up (MatMul)", "--model", "layers.onnx", "--instead", "{gpu: k}"
+        )
+        assert (run.code, run.err) == (0, "")
+
+    @pytest.mark.parametrize(
+        ("spec", "said"),
+        [
+            (
+                "[gup, null]",
+                "--instead '[gup, null]': error[unknown-axis]: the mesh machine=1 x gpu=4 has no axis 'gup'",
+            ),
+            ("{gpu: n}", "--instead '{gpu: n}':1:1: error[bad-constraint]: '{gpu: n}' is not how a tensor is sharded"),
+        ],
+    )
+    def test_what_is_wrong_is_said_once(self, shardplan, layers, spec, said):
+        run = shardplan(*self.ASKED, spec)
+        assert (run.code, run.out, run.err.count("error[")) == (2, "", 1)
+        assert run.err.startswith(said)
+
+    def test_needs_a_name(self, shardplan, layers):
+        run = shardplan("explain", "layers.json", "--instead", "replicate")
+        assert (run.code, run.err.splitlines()[-1]) == (2, "Error: --instead says how NAME is to be: which one?")

@@ -27,6 +27,13 @@ def show_diff(console: Console, diff: PlanDiff, *, everything: bool = False) -> 
     if diff.is_empty:
         emit(console, "the plans say the same")
         return
+    show_changes(console, diff, everything=everything)
+    for line in totals(diff):
+        emit(console, Text(line))
+
+
+def show_changes(console: Console, diff: PlanDiff, *, everything: bool = False) -> None:
+    """A row for each kind of change, and how much is not shown."""
     shown, hidden = _shown(diff.changes, everything=everything)
     rows = table("", "*what", "*before → after", ">memory", ">time")
     rows.show_header = False
@@ -37,8 +44,6 @@ def show_diff(console: Console, diff: PlanDiff, *, everything: bool = False) -> 
             rows.rows[number].style = _STYLES[change.sign]
         emit(console, rows)
     emit(console, Text(_rest(diff, hidden)))
-    for line in totals(diff):
-        emit(console, Text(line))
 
 
 def diff_markdown(diff: PlanDiff, name: str) -> str:
@@ -96,9 +101,13 @@ def diff_document(diff: PlanDiff) -> dict[str, object]:
 
 def totals(diff: PlanDiff) -> list[str]:
     """`step 39.1 → 38.2 ms (−2.3 %)`, memory, and the causes, one line each."""
+    return [*effects(diff), *(f"cause: {cause}" for cause in diff.causes or (_NO_CAUSE,))]
+
+
+def effects(diff: PlanDiff) -> list[str]:
+    """What changes in time and memory."""
     parts = [_effect(diff, name) for name in ("step", "compute", "communication")]
-    causes = diff.causes or (_NO_CAUSE,)
-    return ["   ".join(parts), _effect(diff, "memory"), *(f"cause: {cause}" for cause in causes)]
+    return ["   ".join(parts), _effect(diff, "memory")]
 
 
 def _headline(diff: PlanDiff) -> str:

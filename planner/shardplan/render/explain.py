@@ -9,9 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shardplan.cost.named import measure_of
+from shardplan.plan.diff import without_operators
 from shardplan.plan.types import Plan
 from shardplan.render.console import emit, table
+from shardplan.render.diff import diff_document, effects, show_changes
 from shardplan.study.explain import Explanation
+from shardplan.study.instead import Instead
 from shardplan.study.shares import Share
 from shardplan.units import percent, size
 
@@ -29,23 +32,67 @@ def show_shares(console: Console, plan: Plan, shares: Sequence[Share]) -> None:
 
 def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
     """The decision and its share of the step; then each alternative, solved again with everything else free."""
-    chosen, measure = found.alternatives[0], measure_of(plan.model.get("cost_model"))
+    measure = measure_of(plan.model.get("cost_model"))
+    emit(console, *_head(plan, found, found.alternatives[0].choice), _share_rows(plan, found.shares), "")
+    rows = table("instead", ">costs", ">memory", "*and then")
+    above: tuple[str, ...] = ()
+    for one in found.alternatives[1:]:
+        if one.cost_ns is None:
+            rows.add_row(one.choice, "", "", one.why_not, style="dim")
+            continue
+        then = "as above" if one.also and one.also == above else "; ".join(one.also)
+        rows.add_row(one.choice, f"+{measure.text(one.cost_ns)}", _memory(one.memory_bytes or 0), then)
+        above = one.also
+    emit(console, rows)
+    if plan.summary.overlap_weight < 1:
+        emit(console, "(costs are of what was minimised; --instead plans one of these, and says what its step takes)")
+
+
+def show_instead(console: Console, plan: Plan, found: Explanation, other: Instead, *, everything: bool = False) -> None:
+    """What was asked for beside what there is: totals, what a step takes longer and shorter for, what else changes."""
+    measure = measure_of(plan.model.get("cost_model"))
+    emit(console, *_head(plan, found, f"→ {other.spec}"), "", *(Text(line) for line in effects(other.diff)))
+    shown = other.terms if everything else other.terms[:MOST_SHARES]
+    rows = table(">", "*", "*")
+    rows.show_header = False
+    for term in shown:
+        many = f" ×{term.count}" if term.count > 1 else ""
+        sign = "−" if term.time_ns < 0 else "+"
+        rows.add_row(f"{sign}{measure.text(abs(term.time_ns))}", f"{term.name}{many}", term.what)
+    rest = other.terms[len(shown) :]
+    if rest:
+        total = sum(term.time_ns for term in rest)
+        rows.add_row(
+            f"{'−' if total < 0 else '+'}{measure.text(abs(total))}", f"{len(rest)} more; --all shows them", ""
+        )
+    if shown:
+        emit(console, "", rows)
+    stored = without_operators(other.diff)
+    if stored.changes:
+        emit(console, "")
+        show_changes(console, stored, everything=everything)
+
+
+def instead_document(other: Instead) -> dict[str, object]:
+    """The same as plain data."""
+    return {
+        "spec": other.spec,
+        "terms": [
+            {"name": term.name, "what": term.what, "count": term.count, "time_us_delta": term.time_ns / 1000}
+            for term in other.terms
+        ],
+        **{key: value for key, value in diff_document(other.diff).items() if key in ("effects", "changes")},
+    }
+
+
+def _head(plan: Plan, found: Explanation, choice: str) -> tuple[Text, str]:
+    """What is explained and how it is treated; what it takes."""
     many = f" ×{found.count}" if found.count > 1 else ""
     whole = sum(share.time_ns for share in found.shares) / max(plan.summary.step_ns, 1)
     takes = f"{percent(whole)} of the step"
     if found.bytes_per_device is not None:
         takes += f", {size(found.bytes_per_device)} per device"
-    head = Text(f"{found.subject}  {found.about}{many}  {chosen.choice}", style="bold")
-    emit(console, head, takes, _share_rows(plan, found.shares), "")
-    rows = table("instead", ">costs", ">memory", "*and then")
-    for one in found.alternatives[1:]:
-        if one.cost_ns is None:
-            rows.add_row(one.choice, "", "", one.why_not, style="dim")
-        else:
-            rows.add_row(
-                one.choice, f"+{measure.text(one.cost_ns)}", _memory(one.memory_bytes or 0), "; ".join(one.also)
-            )
-    emit(console, rows)
+    return Text(f"{found.subject}  {found.about}{many}  {choice}", style="bold"), takes
 
 
 def explain_document(

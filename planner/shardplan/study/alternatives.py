@@ -6,7 +6,8 @@ search proves both sides it is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +43,7 @@ class Alternative:
 
 
 def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tuple[Alternative, ...]:
-    """The choices that `nodes` (of one kind: kept tensors with one shape, or one operator) have together.
+    """The choices that `nodes` (of one kind: kept tensors of one shape, or operators with one equation) have together.
 
     `weight`: the overlap weight of the plan. The chosen one comes first, then by cost. Raises `ShardplanError` as
     `plan_model` where there is no plan at all.
@@ -51,20 +52,27 @@ def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tupl
     if best.solution.choices is None:
         raise planner.refusal(best)
     choice = dict(zip(node_order(best.built), best.solution.choices, strict=True))
-    named = _choices(best.built, nodes[0])
-    chosen = next(text for text, mask in named.items() if mask[choice[nodes[0]]])
-    tried = sorted(named, key=lambda text: (_distance(text, chosen), text))[:_MOST]
-    found = [_try(planner, weight, nodes, text, named[text], best) for text in tried if text != chosen]
+    choices = {node: _choices(best.built, node) for node in nodes}
+    named = [text for text in choices[nodes[0]] if all(text in masks for masks in choices.values())]
+    taken = Counter(text for node, masks in choices.items() for text, mask in masks.items() if mask[choice[node]])
+    (usual, _), *others = taken.most_common()
+    tried = sorted(named, key=lambda text: (_distance(text, usual), text))[:_MOST]
+    found = [
+        _try(planner, weight, {node: masks[text] for node, masks in choices.items()}, text, best)
+        for text in tried
+        if text != usual or others
+    ]
     found += _impossible(best.built, nodes[0], named)
     found.sort(key=lambda one: (one.cost_ns is None, one.cost_ns or 0, one.choice))
+    chosen = "; ".join(f"{text} ×{count}" for text, count in taken.most_common()) if others else usual
     return (Alternative(chosen, chosen=True, cost_ns=0, memory_bytes=0), *found)
 
 
 def _try(
-    planner: Planner, weight: float, nodes: Sequence[Node], text: str, mask: NDArray[np.bool_], best: Solved
+    planner: Planner, weight: float, wanted: Mapping[Node, NDArray[np.bool_]], text: str, best: Solved
 ) -> Alternative:
     def pin(_: CostGraph) -> Allowed:
-        return dict.fromkeys(nodes, mask)
+        return dict(wanted)
 
     solved = planner.solve_at(weight, pin, roomy_first=True)
     solution = solved.solution
@@ -78,7 +86,9 @@ def _try(
         peak_memory(rows.holdings, rows.moments, choice).total
         for rows, choice in ((best.memory, before), (solved.memory, after))
     ]
-    return Alternative(text, False, max(cost_ns, 0), memory[1] - memory[0], _changes(best.built, nodes, before, after))
+    return Alternative(
+        text, False, max(cost_ns, 0), memory[1] - memory[0], _changes(best.built, [*wanted], before, after)
+    )
 
 
 def _choice_of(solved: Solved) -> Mapping[Node, int]:
@@ -115,7 +125,7 @@ def _distance(text: str, chosen: str) -> int:
     return len(set(text.split(", ")) ^ set(chosen.split(", ")))
 
 
-def _impossible(built: CostGraph, node: Node, named: Mapping[str, object]) -> Iterator[Alternative]:
+def _impossible(built: CostGraph, node: Node, named: Collection[str]) -> Iterator[Alternative]:
     """Single shards of a tensor that its shape does not allow."""
     if node[0] == "operator":
         return

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardplan.constraints.match import Names
-from shardplan.constraints.types import Constraint, Dims
+from shardplan.constraints.types import Constraint
 from shardplan.errors import ShardplanError, error
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import Node
 from shardplan.model.types import Model
+from shardplan.patterns import literal
 from shardplan.plan.orientation import checkpoint_shape
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.study.alternatives import Alternative, alternatives
+from shardplan.study.named import Named, find
 from shardplan.study.request import cluster_of, is_of, options_of
 from shardplan.study.shares import Share, shares_of
 from shardplan.yaml_source import Mark
 
 _SECONDS = 10.0
 """Time limit of each solve."""
-_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,61 +38,57 @@ class Explanation:
 
 
 def explain(plan: Plan, file: str, model: Model, name: str) -> Explanation:
-    """Why `plan` treats the tensors (or the operator) called `name` (a glob) as it does.
+    """Why `plan` treats what is called `name` (see `shardplan.study.named`) as it does.
 
     Raises `ShardplanError`: `stale-plan`, `no-match`, `too-many` (what matches is of several kinds).
     """
+    check_model(plan, file, model)
+    found = find(plan, model, name)
+    options = replace(options_of(plan, file), time_limit=_SECONDS)
+    nodes: list[Node] = [("kept", tensor.name) for tensor in found.tensors]
+    if found.operators:
+        nodes = [("operator", operator.name) for operator in found.operators]
+    if len(found.operators) == 1:  # of many, those strategies are enough that a plan might take
+        complete = Constraint("operators", literal(nodes[0][1]), (), "", Mark(file, 1, 1), is_pin=True)
+        options = replace(options, constraints=(*options.constraints, complete))
+    tried = alternatives(Planner(model, cluster_of(plan, file), options), plan.summary.overlap_weight, nodes)
+    return replace(described(plan, found), alternatives=tried)
+
+
+def check_model(plan: Plan, file: str, model: Model) -> None:
+    """Raise `ShardplanError` (`stale-plan`) unless `plan`, read from `file`, was made for `model`."""
     if not is_of(plan, model):
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
-    tensors, operators = _find(plan, model, name)
-    options = replace(options_of(plan, file), time_limit=_SECONDS)
-    nodes: list[Node] = [("kept", tensor.name) for tensor in tensors]
-    if operators:
-        pinned = model.operators[operators[0]].name
-        nodes = [("operator", pinned)]
-        complete = Constraint("operators", pinned, (), "", Mark(file, 1, 1), is_pin=True)
-        options = replace(options, constraints=(*options.constraints, complete))
-    found = alternatives(Planner(model, cluster_of(plan, file), options), plan.summary.overlap_weight, nodes)
-    if operators:
-        decision = next(op for op in plan.operators if op.name == nodes[0][1])
-        shares = shares_of(plan, operators=[decision.name])
-        again = f", run again before the backward of '{decision.again}'" if decision.again else ""
-        return Explanation(decision.name, f"{decision.op_type}  {decision.equation}{again}", 1, shares, found)
-    first = tensors[0]
-    about = f"{list(checkpoint_shape(first.shape, first.perm))} {first.dtype}{_recomputed(tensors)}"
-    subject = folded([t.checkpoint or t.name for t in tensors], [t.checkpoint or t.name for t in plan.tensors])
-    shares = shares_of(plan, tensors=[tensor.name for tensor in tensors])
-    held = sum(tensor.bytes_per_device for tensor in tensors)
-    return Explanation(subject, about, len(tensors), shares, found, held)
 
 
-def _recomputed(tensors: list[TensorDecision]) -> str:
+def described(plan: Plan, found: Named) -> Explanation:
+    """What was found and what it takes, without alternatives."""
+    if found.operators:
+        first, names = found.operators[0], [operator.name for operator in found.operators]
+        agains = sorted({operator.again for operator in found.operators if operator.again})
+        again = f", run again before the backward of '{agains[0]}'" if agains else ""
+        modules = [f"{operator.module} ({operator.op_type})" for operator in found.operators]
+        subject = _together(modules, modules) if names[1:] and first.module else names[0]
+        shares = shares_of(plan, operators=names)
+        return Explanation(subject, f"{first.op_type}  {first.equation}{again}", len(names), shares, ())
+    first_one = found.tensors[0]
+    shape = list(checkpoint_shape(first_one.shape, first_one.perm))
+    about = f"{shape} {first_one.dtype}{_recomputed(found.tensors)}"
+    called = [tensor.checkpoint or tensor.name for tensor in found.tensors]
+    subject = _together(called, [tensor.checkpoint or tensor.name for tensor in plan.tensors])
+    shares = shares_of(plan, tensors=[tensor.name for tensor in found.tensors])
+    held = sum(tensor.bytes_per_device for tensor in found.tensors)
+    return Explanation(subject, about, len(found.tensors), shares, (), held)
+
+
+def _together(names: Sequence[str], everything: Sequence[str]) -> str:
+    """Names of identical layers as one; several kinds of names one after the other."""
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        groups.setdefault(pattern(name), []).append(name)
+    return ", ".join(folded(group, everything) for group in groups.values())
+
+
+def _recomputed(tensors: Sequence[TensorDecision]) -> str:
     again = sum(tensor.recomputed for tensor in tensors)
     return f", {'' if again == len(tensors) else f'{again} of them '}made again for backward" if again else ""
-
-
-def _find(plan: Plan, model: Model, name: str) -> tuple[list[TensorDecision], tuple[int, ...]]:
-    """The tensors called so, or else the first operator called so."""
-    wanted, names = Constraint("any", name, Dims(()), "", Mark("", 0, 0), is_pin=True), Names(model)
-    decisions = {tensor.name: tensor for tensor in plan.tensors}
-    exact = [number for number, operator in enumerate(model.operators) if operator.name == name]
-    try:
-        found = [decisions[target.tensor] for target in names.targets(wanted) if target.tensor in decisions]
-    except ShardplanError as unmatched:
-        if exact:
-            return [], tuple(exact)
-        known = replace(unmatched.diagnostics[0], file=None, summary=f"no tensor or operator matches '{name}'")
-        raise ShardplanError(known) from None
-    if not found:
-        raise ShardplanError(error("no-match", f"'{name}' is a small constant, present on every device"))
-    kinds = {(tensor.shape, tensor.dtype, tensor.role) for tensor in found}
-    if len(kinds) > 1:
-        matching = [tensor.checkpoint or tensor.name for tensor in found]
-        groups: dict[str, list[str]] = {}
-        for one in matching:
-            groups.setdefault(pattern(one), []).append(one)
-        shown = [f"{folded(alike, matching)} ×{len(alike)}" if alike[1:] else alike[0] for alike in groups.values()]
-        rest = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
-        summary = f"'{name}' matches {len(found)} tensors of {len(kinds)} kinds; explain one of them at a time"
-        raise ShardplanError(error("too-many", summary, detail="\n".join([*shown[:_SHOWN], *rest])))
-    return found, ()

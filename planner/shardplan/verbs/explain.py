@@ -12,12 +12,21 @@ from shardplan.verbs.session import Session, verb
 @click.argument("plan", type=click.Path(path_type=str))
 @click.argument("name", required=False)
 @click.option("--model", metavar="MODEL", help="The model of the plan, as given to solve; needed to explain NAME.")
+@click.option(
+    "--instead",
+    metavar="SPEC",
+    help="Plan with NAME so, as --pin writes it, such as '[null, gpu]' or '{gpu: n}', and say what would change.",
+)
+@click.option("--all", "show_all", is_flag=True, help="With --instead: every change, not only the largest.")
 @verb
-def explain(session: Session, /, plan: str, name: str | None, model: str | None) -> int:
+def explain(
+    session: Session, /, plan: str, name: str | None, model: str | None, instead: str | None, *, show_all: bool
+) -> int:
     """Say what takes the time of a step; or, with NAME, why that tensor or operator is treated as it is.
 
-    NAME is a weight's name in the checkpoint, a value or an operator of the graph, or a pattern such as
-    'layers.*.up.weight'. Each alternative is solved again with all else free: what it costs more is exact.
+    NAME is a weight's name in the checkpoint, a value or an operator of the graph, a pattern such as
+    'layers.*.up.weight', or a line of what `show` and `explain` print, such as 'layers.*.up (MatMul)'. Each alternative
+    is solved again with all else free: what it costs more is exact.
     """
     from shardplan.plan.file import read_plan  # noqa: PLC0415
     from shardplan.render.explain import explain_document, show_explanation, show_shares  # noqa: PLC0415
@@ -25,19 +34,35 @@ def explain(session: Session, /, plan: str, name: str | None, model: str | None)
 
     if name is not None and model is None:
         raise click.UsageError("to explain NAME, give the plan's --model")
+    if instead is not None and name is None:
+        raise click.UsageError("--instead says how NAME is to be: which one?")
     loaded = read_plan(plan)
     if name is None or model is None:
         shares = shares_of(loaded)
         document = explain_document(loaded, None, shares, None)
         return session.finish(document, lambda console: show_shares(console, loaded, shares))
+    from shardplan.study.explain import check_model, described  # noqa: PLC0415
     from shardplan.study.explain import explain as explain_name  # noqa: PLC0415
 
     whole = load_model_of(loaded, plan, model)
+    subject, file, part = loaded, plan, whole
     if loaded.pipeline is not None:
         from shardplan.spmd.pipeline import stage_of  # noqa: PLC0415
 
-        found = explain_name(*stage_of(whole, loaded, plan, name), name)
-    else:
-        found = explain_name(loaded, plan, whole, name)
-    document = explain_document(loaded, found.subject, found.shares, found)
-    return session.finish(document, lambda console: show_explanation(console, loaded, found))
+        subject, file, part = stage_of(whole, loaded, plan, name)
+    if instead is None:
+        found = explain_name(subject, file, part, name)
+        document = explain_document(loaded, found.subject, found.shares, found)
+        return session.finish(document, lambda console: show_explanation(console, loaded, found))
+    from shardplan.render.explain import instead_document, show_instead  # noqa: PLC0415
+    from shardplan.study.instead import instead as plan_instead  # noqa: PLC0415
+    from shardplan.study.named import find  # noqa: PLC0415
+
+    check_model(subject, file, part)
+    named = find(subject, part, name)
+    described_one, other = described(subject, named), plan_instead(subject, file, part, named, instead)
+    document = explain_document(loaded, described_one.subject, described_one.shares, described_one)
+    return session.finish(
+        {**document, "instead": instead_document(other)},
+        lambda console: show_instead(console, subject, described_one, other, everything=show_all),
+    )

@@ -1,0 +1,76 @@
+"""Why not so: a layout or a split that somebody asks for, planned with all else free, beside the plan there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardplan.constraints.parse import parse_recorded
+from shardplan.constraints.types import Constraint
+from shardplan.errors import Diagnostic, ShardplanError
+from shardplan.model.types import Model
+from shardplan.patterns import literal
+from shardplan.plan.diff import PlanDiff, diff_plans
+from shardplan.plan.types import Plan
+from shardplan.planning import Planner
+from shardplan.study.named import Named
+from shardplan.study.request import cluster_of, options_of
+from shardplan.study.shares import Share, shares_of
+
+_SECONDS = 20.0
+"""Time limit of the search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """`spec`: what was asked for; `plan`: the fastest that has it. `diff`: from the plan there is to that one; `terms`:
+    what a step takes longer (or, negative, shorter) for, the largest first; they add up to what the step changes by."""
+
+    spec: str
+    plan: Plan
+    diff: PlanDiff
+    terms: tuple[Share, ...]
+
+
+def instead(plan: Plan, file: str, model: Model, found: Named, spec: str) -> Instead:
+    """The fastest plan in which what was `found` is kept, or split, as `spec` says (as `--pin` does).
+
+    Raises `ShardplanError`: what is wrong with `spec`, or why it cannot be had; `InfeasibleError` where it does not
+    fit, `LimitError` when the search ends early.
+    """
+    pins = tuple(_pin(found, name, spec) for name in _names(found))
+    options = options_of(plan, file)
+    options = replace(options, time_limit=_SECONDS, constraints=(*options.constraints, *pins))
+    try:
+        other = Planner(model, cluster_of(plan, file), options).plan()
+    except ShardplanError as problem:
+        raise type(problem)(*_once(problem.diagnostics)) from None
+    return Instead(spec, other, diff_plans(plan, other), _terms(shares_of(plan), shares_of(other)))
+
+
+def _once(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """Of what is wrong in one way with several pins, which say the same of identical layers, the first."""
+    return list({(diagnostic.code, diagnostic.file): diagnostic for diagnostic in reversed(diagnostics)}.values())[::-1]
+
+
+def _names(found: Named) -> list[str]:
+    return [*(t.checkpoint or t.name for t in found.tensors), *(o.name for o in found.operators)]
+
+
+def _pin(found: Named, name: str, spec: str) -> Constraint:
+    section = "operators" if found.operators else "parameters" if found.tensors[0].checkpoint else "tensors"
+    return parse_recorded(f"{section}: {literal(name)}: {spec}", f"--instead '{spec}'")
+
+
+def _terms(before: Sequence[Share], after: Sequence[Share]) -> tuple[Share, ...]:
+    was = {(share.name, share.what): share for share in before}
+    now = {(share.name, share.what): share for share in after}
+    changed = []
+    for name, what in {**was, **now}:
+        old, new = was.get((name, what)), now.get((name, what))
+        delta = (new.time_ns if new else 0) - (old.time_ns if old else 0)
+        either = new or old
+        assert either is not None
+        if delta:
+            changed.append(Share(name, what, either.count, delta))
+    return tuple(sorted(changed, key=lambda share: (-abs(share.time_ns), share.name, share.what)))
