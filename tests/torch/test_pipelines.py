@@ -36,7 +36,6 @@ TINIES = {
     "llama": functools.partial(tiny_llama, GROUPED),
     "moe": functools.partial(tiny_moe, GROUPED),
 }
-BATCH = "axes:\n  gpu: {inputs: 0}\n"
 
 
 @functools.cache
@@ -51,12 +50,28 @@ def model_of(name):
 
 
 def plan_of(name, *, inside="", schedule="1f1b", micro=2, stages=2, mode="training", **options):
-    text = {"": "", "batch": BATCH}.get(inside) if inside in {"", "batch"} else megatron(tiny_of(name), sequence=True)
+    """For two machines of two devices. `inside`: `Megatron`, with a layer in each of two stages, or nothing."""
+    text = megatron(tiny_of(name), sequence=True) if inside else ""
     constraints = parse_constraints(text, "inside.yaml") if text else ()
     asked = PlanOptions(mode=mode, microbatches=micro, constraints=constraints, **options)
-    return plan_stages(model_of(name), cluster_of("2x2"), asked, parse_schedule(schedule), stages)
+    cut = stages_by_hand([(runs, PAIR) for runs in HALVES[name]], "gpu: 1") if inside else stages
+    return plan_stages(model_of(name), cluster_of("2x2"), asked, parse_schedule(schedule), cut)
 
 
+def stages_by_hand(stages, handed="data: 0"):
+    """`stages`: what each runs, with its mesh and layouts as lines of YAML. `handed`: which axis shards which dim of
+    what is handed on, where a stage has it."""
+    runs = [f"  - runs: [{what}]\n{textwrap.indent(lines, '    ')}\n" for what, lines in stages]
+    with tempfile.NamedTemporaryFile("w+", suffix=".yaml") as file:
+        file.write("stages:\n" + "".join(runs) + f"pipeline_intermediate_axes: {{{handed}}}\n")
+        file.flush()
+        return read_stages([file.name])
+
+
+GPT, LLAMA = "transformer.wte, transformer.wpe, transformer.h.0", "model.embed_tokens, model.layers.0"
+REST = "transformer.h.1, transformer.ln_f, lm_head", "model.layers.1, model.norm, lm_head"
+HALVES = {"gpt packed": (GPT, REST[0]), "llama": (LLAMA, REST[1]), "moe": (LLAMA, REST[1])}
+PAIR = "mesh: 1x2"
 CASES = {
     "weights of two stages": ("gpt tied", {}),
     "Megatron inside": ("gpt packed", {"inside": "Megatron"}),
@@ -95,15 +110,10 @@ mlp (float[64,6] x) => (float[64,14] y)
 
 
 def by_hand(model, stages, micro=2, schedule="1f1b"):
-    """A plan for four devices of one machine. `stages`: what each runs, with its mesh and layouts as lines of YAML.
-    What is handed on is sharded by an axis called `data`."""
-    runs = [f"  - runs: [{what}]\n{textwrap.indent(lines, '    ')}\n" for what, lines in stages]
+    """A plan for four devices of one machine."""
     cluster = make_cluster(load_profile("h100-dgx"), "1x4")
-    with tempfile.NamedTemporaryFile("w+", suffix=".yaml") as file:
-        file.write("stages:\n" + "".join(runs) + "pipeline_intermediate_axes: {data: 0}\n")
-        file.flush()
-        asked = PlanOptions(microbatches=micro)
-        return plan_stages(model, cluster, asked, parse_schedule(schedule), read_stages([file.name]))
+    asked = PlanOptions(microbatches=micro)
+    return plan_stages(model, cluster, asked, parse_schedule(schedule), stages_by_hand(stages))
 
 
 @functools.cache
@@ -145,7 +155,6 @@ def test_stages_may_lay_their_devices_out_differently(four):
 TURNED = "mesh: 2x1\nmesh_axis_names: [data, dummy]\nparameters: {'*': replicate}\noutputs: {y: [data, null]}"
 
 
-GPT, LLAMA = "transformer.wte, transformer.wpe, transformer.h.0", "model.embed_tokens, model.layers.0"
 ONE, DATA = "mesh: 1x1", "mesh: 1x2\nmesh_axis_names: [dummy, data]"
 TENSOR = "mesh: 1x2\nmesh_axis_names: [dummy, model]\nparameters: {'*.up_proj.weight': [model, null]}"
 THREE = "mesh: 1x3\nmesh_axis_names: [dummy, model]\nparameters: {w3: [null, model], b3: [model]}"
