@@ -22,6 +22,7 @@ from shardplan.solve.marginals import Marginals
 from shardplan.solve.memory import Profiles, tighten
 from shardplan.solve.minplus import min_plus
 from shardplan.solve.prune import prune
+from shardplan.solve.surplus import between, spread
 from shardplan.solve.tables import NONE, Tables
 
 laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -87,6 +88,63 @@ def test_optimum_is_that_of_enumeration(problem: Problem, presolve: bool) -> Non
 @given(problems(memory=True), st.booleans())
 def test_optimum_under_memory_is_that_of_enumeration(problem: Problem, presolve: bool) -> None:
     check(problem, presolve=presolve)
+
+
+@st.composite
+def problems_of_two_sums(draw, memory: bool = False):
+    """The larger of two sums, with the same pairs forbidden in both."""
+    one = draw(problems(memory=memory, nodes=5))
+    number = st.integers(-30, 30).map(float)
+
+    def other(table):
+        entries = draw(st.lists(number, min_size=table.size, max_size=table.size))
+        return table + np.array(entries).reshape(table.shape) * draw(st.sampled_from((0.0, 1.0)))
+
+    two = replace(
+        one, costs=tuple(map(other, one.costs)), edges=tuple(replace(e, table=other(e.table)) for e in one.edges)
+    )
+    return one, two
+
+
+@laws
+@given(problems_of_two_sums(), st.booleans())
+def test_the_least_larger_sum_is_that_of_enumeration(both: tuple[Problem, Problem], presolve: bool) -> None:
+    problem = between(*both)
+    pairs = [[evaluate(one, choices).cost for one in both] for choices in assignments(problem)]
+    assert optimum(problem) == min(map(max, pairs))
+    check(problem, presolve=presolve)
+
+
+@laws
+@given(problems_of_two_sums(memory=True), st.booleans())
+def test_the_least_larger_sum_under_memory_is_that_of_enumeration(
+    both: tuple[Problem, Problem], presolve: bool
+) -> None:
+    check(between(*both), presolve=presolve)
+
+
+@laws
+@given(problems_of_two_sums(memory=True))
+def test_more_memory_never_makes_the_larger_sum_larger(both: tuple[Problem, Problem]) -> None:
+    problem = between(*both)
+    costs = [solve(replace(problem, limit=limit)).cost for limit in (5, 10, 20, 40, None)]
+    assert all(tight >= loose for tight, loose in itertools.pairwise(costs))
+
+
+@laws
+@given(problems_of_two_sums(memory=True))
+def test_nodes_for_pairs_change_no_sum(both: tuple[Problem, Problem]) -> None:
+    """Every assignment has one counterpart in the problem whose surplus is on nodes: of its cost, surplus, memory."""
+    problem = between(*both)
+    wide = spread(problem)
+    for choices in assignments(problem):
+        priced, lifted = evaluate(problem, choices), wide.lifted(choices)
+        if priced.cost == math.inf:
+            continue
+        assert wide.lowered(lifted) == choices
+        surplus = sum(int(row[lifted[node]]) for node, row in wide.amounts)
+        found = evaluate(wide.problem, lifted)
+        assert (found.cost + max(0, surplus), found.peak_bytes) == (priced.cost, priced.peak_bytes)
 
 
 @laws

@@ -31,9 +31,17 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> Evaluation:
     forbidden = any(math.isinf(value) for value in paid)
     peak, moment = _peak(problem, choices)
     fits = problem.limit is None or peak <= problem.limit
-    return Evaluation(
-        math.inf if forbidden else sum(int(value) for value in paid), peak, moment, fits and not forbidden
-    )
+    cost = math.inf if forbidden else sum(int(value) for value in paid) + max(0, _surplus(problem, choices))
+    return Evaluation(cost, peak, moment, fits and not forbidden)
+
+
+def _surplus(problem: Problem, choices: Sequence[int]) -> int:
+    if problem.surplus is None:
+        return 0
+    paid = [float(costs[choice]) for choice, costs in zip(choices, problem.surplus.costs, strict=True)]
+    pairs = zip(problem.edges, problem.surplus.tables, strict=True)
+    paid += [float(table[choices[edge.u], choices[edge.v]]) for edge, table in pairs]
+    return sum(int(value) for value in paid)
 
 
 def _peak(problem: Problem, choices: Sequence[int]) -> tuple[int, int]:

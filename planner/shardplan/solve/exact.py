@@ -40,6 +40,7 @@ class Incumbent:
     cost: float = np.inf
     bound: float = -np.inf
     choices: tuple[int, ...] | None = None
+    surplus_price: float = 0.0
     report: Callable[[], None] = lambda: None
 
     def offer(self, cost: float, choices: Callable[[], tuple[int, ...]]) -> bool:
@@ -164,9 +165,10 @@ def _offer_all(graph: Graph, cost: float, choices: tuple[int, ...], best: Incumb
     best.offer(cost, lambda: graph.restore(dict(zip(graph.alive, choices, strict=True))))
 
 
-def offer(graph: Graph, core: Core, choices: Indices, best: Incumbent) -> None:
-    """Offer labels of a core as an assignment of the whole problem."""
-    best.offer(core.cost(choices), lambda: graph.restore(dict(zip(core.nodes, choices.tolist(), strict=True))))
+def offer(graph: Graph, core: Core, choices: Indices, best: Incumbent, above: float = 0.0) -> None:
+    """Offer labels of a core as an assignment of the whole problem; `above`: what their surplus costs."""
+    cost = core.cost(choices) + above
+    best.offer(cost, lambda: graph.restore(dict(zip(core.nodes, choices.tolist(), strict=True))))
 
 
 def prove(graph: Graph, core: Core, best: Incumbent, budget: Budget, limit: int | None = None) -> None:
@@ -175,7 +177,7 @@ def prove(graph: Graph, core: Core, best: Incumbent, budget: Budget, limit: int 
     for _ in range(PATIENCE):
         dual.sweep()
     profiles = None if limit is None else Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
-    answer = Program(dual, budget, best.target, profiles, limit or 0).solve()
+    answer = Program(dual, budget, best.target, profiles, limit or 0, soft=graph.soft, over=graph.scale).solve()
     if answer.choices is not None:
-        offer(graph, core, answer.choices, best)
+        offer(graph, core, answer.choices, best, answer.above)
     best.prove(best.cost if answer.verdict == "infeasible" else answer.bound)

@@ -27,6 +27,8 @@ POINTS = 60
 SHRINKS = 0.95
 WAYS = 6
 """So many ways to fix the hubs are followed one by one."""
+FIRST_PRICE = 0.5
+"""Of the surplus."""
 STALL = 5
 RISES = 0.005
 """Prices are good enough when they promise, or the last few brought, less than this share of the gap."""
@@ -48,30 +50,30 @@ def fit(
     roomy: Solution | None = None,
     unproven: float = 0.0,
 ) -> None:
-    """Solve a graph as it was built, with memory, to optimality or a relative `gap`, unless the budget ends. `roomy`:
-    its solution without the limit, where that is known; `unproven`: a gap that is left when prices close it no
-    further, and beyond which a mixture of what they gave is the last word."""
+    """Solve a graph as it was built, with memory or a surplus, to optimality or a relative `gap`, unless the budget
+    ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
+    it no further, and beyond which a mixture of what they gave is the last word."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     try:
         reduce(graph, limit)
-        if len(hubs(graph)) > HUBS:
+        if len(hubs(graph)) > HUBS and graph.soft is None:
             presolve(graph, limit)
             search_large(graph, limit, best, budget, whole, seed)
             return
         relaxation = Relaxation(graph, limit, budget, whole)
-        _free(relaxation, best, roomy)
+        if relaxation.soft is None:
+            _free(relaxation, best, roomy)
         if best.closed:
             return
-        frugal(graph, best)
-        if best.choices is not None:
-            relaxation.know(best.choices, -np.inf)
-        _price(relaxation, best, {}, gap)
+        _sound(relaxation, best, gap)
         if not best.within(gap):
             _cross(relaxation, best)
         if best.within(max(gap, unproven)) or budget.expired():
             return
         if unproven and np.isfinite(best.cost):
             _fuse(relaxation, best)
+        elif relaxation.soft is not None:
+            _finish(relaxation, best, gap)
         else:
             _branch(relaxation, best, gap)
     except Contradiction:
@@ -82,7 +84,20 @@ def _pressure(relaxation: Relaxation) -> Pressure:
     """Where memory is short, as pricing found."""
     prices = relaxation.known.prices if relaxation.best is not None else {}
     moments = tuple(relaxation.moments)
-    return Pressure(relaxation.graph.moments, relaxation.limit, relaxation.budget, relaxation.whole, moments, prices)
+    numbers, soft = relaxation.graph.moments, relaxation.soft
+    return Pressure(numbers, relaxation.limit, relaxation.budget, relaxation.whole, moments, prices, soft)
+
+
+def _sound(relaxation: Relaxation, best: Incumbent, gap: float) -> None:
+    """Look for good prices, from where something is known of them."""
+    soft = relaxation.soft
+    if soft is None:
+        frugal(relaxation.graph, best)
+        if best.choices is not None:
+            relaxation.know(best.choices, -np.inf)
+    _price(relaxation, best, {} if soft is None else {soft: FIRST_PRICE * best.scale}, gap)
+    if soft is not None and relaxation.best is not None:
+        best.surplus_price = relaxation.known.prices.get(soft, 0.0) / best.scale
 
 
 def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> None:
@@ -96,7 +111,7 @@ def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> No
             free.uses[node] = ()
         close(free, trial, relaxation.budget)
     best.prove(trial.bound)
-    if trial.choices is not None and _pressure(relaxation).excess(trial.choices).max(initial=0) <= 0:
+    if trial.choices is not None and _pressure(relaxation).excess(trial.choices)[0].max(initial=0) <= 0:
         best.take(trial)
     elif trial.choices is not None and trial.closed:
         relaxation.know(trial.choices, trial.bound, {})
@@ -138,8 +153,9 @@ def _price(relaxation: Relaxation, best: Incumbent, prices: Prices, enough: floa
         except DeadEnd:
             return
         best.prove(point.bound)
-        if point.excess.max(initial=0) <= 0:
-            offer(relaxation.graph, relaxation.core, point.choices, best)
+        fits, above = relaxation.fits(point)
+        if fits:
+            offer(relaxation.graph, relaxation.core, point.choices, best, above)
         asked = point.prices
         ceiling, prices = relaxation.propose()
         history.append(best.bound)
@@ -213,20 +229,24 @@ def _cross(relaxation: Relaxation, best: Incumbent) -> None:
         costs = crossings(core, head.choices, tail.choices)
         for moment in relaxation.moments:
             used = crossed_bytes(core, *profiles.row(moment), head.choices, tail.choices)
-            costs[used > relaxation.room[moment]] = np.inf
+            if moment == relaxation.soft:
+                costs += best.scale * np.maximum(0.0, used - relaxation.room[moment])
+            else:
+                costs[used > relaxation.room[moment]] = np.inf
         for at in np.argsort(costs, kind="stable")[:CROSSINGS].tolist():
             if costs[at] >= best.cost:
                 break
             choices = crossed(core, head.choices, tail.choices, at)
-            if profiles.of(choices).max() <= limit:
-                offer(relaxation.graph, core, choices, best)
+            excess, above = profiles.excess(choices, limit, relaxation.soft)
+            if excess.max(initial=0) <= 0:
+                offer(relaxation.graph, core, choices, best, best.scale * above)
                 break
 
 
 def _near(relaxation: Relaxation) -> list[Point]:
     """A few different assignments of the points with the best bounds."""
     near: list[Point] = []
-    for point in sorted(relaxation.points, key=lambda point: -point.bound):
+    for point in sorted(relaxation.points, key=relaxation.value):
         if len(near) < NEAR and not any(np.array_equal(point.choices, other.choices) for other in near):
             near.append(point)
     return near

@@ -71,6 +71,7 @@ class Graph:
         self.scale = 1.0
         self.base_steps = np.zeros(moments + 1, dtype=np.int64)
         self.moments = np.arange(moments)
+        self.surplus = NONE
         self.trail: list[Take | Follow | Gone] = []
         self.touched: dict[int, None] = {}
 
@@ -87,6 +88,7 @@ class Graph:
         twin.scale = self.scale
         twin.base_steps = self.base_steps.copy()
         twin.moments = self.moments
+        twin.surplus = self.surplus
         twin.trail = self.trail.copy()
         twin.touched = self.touched.copy()
         return twin
@@ -95,6 +97,13 @@ class Graph:
     def base(self) -> Bytes:
         """Bytes per moment that every assignment uses."""
         return np.cumsum(self.base_steps[:-1])
+
+    @property
+    def soft(self) -> int | None:
+        """The moment that stands for the surplus, above whose limit every unit costs one; `None` where it cannot be
+        above, or there is none."""
+        place = int(np.searchsorted(self.moments, self.surplus)) if self.surplus != NONE else len(self.moments)
+        return place if place < len(self.moments) else None
 
     @property
     def pairs(self) -> int:
@@ -248,13 +257,13 @@ class Graph:
         return tuple(choices)
 
 
-def build(problem: Problem, tables: Tables) -> Graph:
-    """The working copy of a checked problem.
+def build(problem: Problem, tables: Tables, amounts: Sequence[tuple[int, Costs]] = ()) -> Graph:
+    """The working copy of a checked problem. `amounts`: what the choices of nodes add to the surplus.
 
     Its costs are those of the problem times `scale`: a power of two, so exactly, and large enough that a fraction of
     a cost can be an integer too.
     """
-    graph = Graph(tables, [len(costs) for costs in problem.costs], problem.moments)
+    graph = Graph(tables, [len(costs) for costs in problem.costs], problem.moments + bool(amounts))
     costs = [tables.intern(vector) for vector in problem.costs]
     edges = [tables.intern(edge.table) for edge in problem.edges]
     graph.scale = _scale(tables, [*costs, *edges])
@@ -264,6 +273,11 @@ def build(problem: Problem, tables: Tables) -> Graph:
         graph.add_edge(edge.u, edge.v, tables.split(tables.scaled(matrix, graph.scale)))
     if problem.limit is not None:
         _add_usages(graph, problem, problem.limit)
+    if amounts:
+        graph.surplus = at = problem.moments
+        graph.base_steps[at] += problem.limit or 0
+        for node, added in amounts:
+            graph.add_uses(node, [Use(at, at + 1, tables.intern(added))])
     return graph
 
 

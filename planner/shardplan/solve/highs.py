@@ -60,11 +60,13 @@ class HighsError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`bound` holds for all assignments of the core that fit; `choices` (a label per position) fits, or is `None`."""
+    """`bound` holds for all assignments of the core that fit; `choices` (a label per position) fits, or is `None`.
+    `above`: what their surplus costs beside what they cost themselves."""
 
     verdict: Verdict
     choices: Indices | None
     bound: float
+    above: float = 0.0
 
 
 @dataclass(slots=True)
@@ -72,7 +74,8 @@ class Program:
     """The integer program of a core above a dual's bound.
 
     `profiles` and `limit` bring memory; `prices` are multipliers per moment that are part of the dual's costs. A priced
-    moment has a slack column, which gives back what the price took where memory is left over. `effort` in units of
+    moment has a slack column, which gives back what the price took where memory is left over. The moment `soft` may be
+    exceeded at the price `over`. `effort` in units of
     `gap` as a share of the range (target less bound) end the search early, and so does a gap of `small_gap` after
     `enough`.
     """
@@ -88,6 +91,8 @@ class Program:
     enough: float = np.inf
     seconds: float = np.inf
     small_gap: float = 0.0
+    soft: int | None = None
+    over: float = 0.0
     highs: Any = None
     scale: float = 1.0
     columns: int = 0
@@ -124,6 +129,7 @@ class Program:
         """The integer program, with the memory rows that its answers break added until none is."""
         core = self.dual.core
         while True:
+            self.highs.clearSolver()  # it would try to round what it has found, by a program of its own without an end
             verdict, values = self._run()
             if verdict == "infeasible":
                 return Answer("infeasible", None, np.inf)
@@ -134,9 +140,9 @@ class Program:
                 return Answer("limit", None, bound)
             choices = _largest(core, values)
             if not self._add_rows(choices):
-                cost = self._cost(choices)
+                cost, above = self._cost(choices)
                 proven = verdict == "optimal" and cost - bound <= TOLERANCE * abs(cost)
-                return Answer(verdict, choices, cost if proven else bound)
+                return Answer(verdict, choices, cost if proven else bound, above)
             if verdict == "limit":
                 return Answer("limit", None, bound)
 
@@ -150,15 +156,15 @@ class Program:
     def _objective(self, values: Costs | None) -> float:
         return 0.0 if values is None else float(self.highs.getInfo().objective_function_value) / self.scale
 
-    def _cost(self, choices: Indices) -> float:
-        """What labels cost, prices not included."""
+    def _cost(self, choices: Indices) -> tuple[float, float]:
+        """What labels cost, prices not included, and the part of it that is their surplus."""
         core = self.dual.core
         if self.profiles is None:
-            return core.cost(choices)
+            return core.cost(choices), 0.0
         used = self.profiles.of(choices)
-        return core.cost(choices) - sum(
-            price * float(used[m] - self.profiles.base[m]) for m, price in self.prices.items()
-        )
+        paid = sum(price * float(used[m] - self.profiles.base[m]) for m, price in self.prices.items())
+        above = self.over * self.profiles.excess(choices, self.limit, self.soft)[1]
+        return core.cost(choices) - paid + above, above
 
     def _create(self) -> None:
         core, dual = self.dual.core, self.dual
@@ -174,7 +180,7 @@ class Program:
         slacks = [np.where(slack > room, np.inf, slack * self.scale) for slack in slacks]
         _pass(self.highs, core, np.where(closed, 0.0, excess * self.scale), closed, slacks)
         self.columns = self.highs.getNumCol()
-        for moment in sorted(self.prices):
+        for moment in sorted({*self.prices, *([] if self.soft is None else [self.soft])}):
             self._add_row(moment)
 
     def _run(self) -> tuple[Verdict, Costs | None]:
@@ -232,8 +238,8 @@ class Program:
         """Forbid what whole choices break; whether they broke anything."""
         if self.profiles is None:
             return False
-        excess = (self.profiles.of(choices) - self.limit).astype(np.float64)
-        broken = peaks(excess, ROWS_AT_ONCE, 1)
+        excess, _ = self.profiles.excess(choices, self.limit, self.soft)
+        broken = peaks(excess.astype(np.float64), ROWS_AT_ONCE, 1)
         for moment in broken:
             if moment in self.moments:  # broken by less than the program's tolerance
                 self._forbid(moment, choices)
@@ -245,20 +251,28 @@ class Program:
         """Usage at a moment, in units of what is free there: at most 1."""
         self.moments.add(moment)
         labels, amounts, room = self._row(moment)
-        unit = max(room, 1.0)
-        price = self.prices.get(moment, 0.0) * unit * self.scale
+        unit = max(room if moment != self.soft else SPAN / (self.scale * self.over), 1.0)
+        price = self.prices.get(moment, 0.0)
         if price:  # usage + slack = room
-            column = self.highs.getNumCol()
-            self.highs.addCol(price, 0.0, highspy.kHighsInf, 0, np.zeros(0, np.int32), np.zeros(0))
-            labels, amounts = np.append(labels, column), np.append(amounts, unit)
+            labels, amounts = self._with_column(price * unit, labels, np.append(amounts, unit))
+        if moment == self.soft:  # usage + slack - what is above = room
+            labels, amounts = self._with_column((self.over - price) * unit, labels, np.append(amounts, -unit))
         lower = room / unit if price else -highspy.kHighsInf
         self.highs.addRow(lower, room / unit, len(labels), labels.astype(np.int32), amounts / unit)
+
+    def _with_column(self, cost: float, labels: Indices, amounts: Costs) -> tuple[Indices, Costs]:
+        """A row whose last amount is that of a new column."""
+        column = self.highs.getNumCol()
+        self.highs.addCol(cost * self.scale, 0.0, highspy.kHighsInf, 0, np.zeros(0, np.int32), np.zeros(0))
+        return np.append(labels, column), amounts
 
     def _row(self, moment: int) -> tuple[Indices, Costs, float]:
         """Labels that use memory at a moment, how much, and the room for them in whole steps of their common
         divisor."""
         assert self.profiles is not None
         labels, amounts = self.profiles.row(moment)
+        if moment == self.soft:
+            return labels, amounts, float(self.limit - int(self.profiles.base[moment]))
         step = max(int(np.gcd.reduce(amounts.astype(np.int64))), 1) if len(amounts) else 1
         return labels, amounts, float((self.limit - int(self.profiles.base[moment])) // step * step)
 

@@ -36,10 +36,16 @@ class Pressure:
     whole: Profiles
     moments: tuple[int, ...]
     prices: Prices
+    soft: int | None = None
 
-    def excess(self, choices: tuple[int, ...]) -> Bytes:
-        """Bytes above the limit, per moment, of an assignment of the whole problem."""
-        return np.asarray(self.whole.of(np.array(choices))[self.numbers] - self.limit)
+    def excess(self, choices: tuple[int, ...]) -> tuple[Bytes, int]:
+        """Bytes above the limit, per moment, of an assignment of the whole problem, and what is above at the soft
+        one."""
+        over = np.asarray(self.whole.of(np.array(choices, dtype=np.int64))[self.numbers] - self.limit)
+        above = 0
+        if self.soft is not None:
+            above, over[self.soft] = max(0, int(over[self.soft])), 0
+        return over, above
 
 
 def integer(
@@ -51,7 +57,7 @@ def integer(
     as the budget allows; without, it is a heuristic of limited `effort`. Moments that are not known to be short free
     many nodes for elimination; what the answer breaks is added.
     """
-    moments = set(pressure.moments)
+    moments = {*pressure.moments, *([] if pressure.soft is None else [pressure.soft])}
     place = {int(number): index for index, number in enumerate(pressure.numbers)}
     while True:
         trial = Incumbent(best.scale, cost=best.cost if ceiling is None else min(ceiling, best.cost))
@@ -67,7 +73,7 @@ def integer(
             best.prove(trial.bound)
         if trial.choices is None:
             return
-        excess = pressure.excess(trial.choices)
+        excess, _ = pressure.excess(trial.choices)
         if excess.max(initial=0) <= 0:
             best.take(trial)
             return
@@ -87,7 +93,9 @@ def _program(graph: Graph, pressure: Pressure, best: Incumbent, effort: Effort |
     for _ in range(SWEEPS):
         dual.sweep()
     profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
-    program = Program(dual, budget, best.target, profiles, pressure.limit, here)
+    program = Program(
+        dual, budget, best.target, profiles, pressure.limit, here, soft=graph.soft, over=graph.scale
+    )  # fmt: skip
     if effort is None:
         program.effort, program.enough = budget.efforts()
         program.small_gap = SMALL_GAP * abs(best.cost)
@@ -95,5 +103,5 @@ def _program(graph: Graph, pressure: Pressure, best: Incumbent, effort: Effort |
         program.effort, program.gap, program.seconds = effort
     answer = program.solve()
     if answer.choices is not None:
-        offer(graph, core, answer.choices, best)
+        offer(graph, core, answer.choices, best, answer.above)
     best.prove(best.cost if answer.verdict == "infeasible" else answer.bound)

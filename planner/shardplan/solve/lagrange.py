@@ -59,8 +59,9 @@ class Relaxation:
         self.core = core_of(graph)
         self.profiles = Profiles(self.core.uses, self.core.offsets, graph.tables.arrays, graph.base)
         self.room = limit - graph.base
+        self.soft = graph.soft
         self.points: list[Point] = []
-        self.moments: list[int] = []
+        self.moments: list[int] = [] if self.soft is None else [self.soft]
         self.best: tuple[Point, Graph | None, Dual | None] | None = None
         self._dual: Dual | None = None
         self._last: Point | None = None
@@ -100,8 +101,20 @@ class Relaxation:
         numbers = {moment: place.get(int(self.graph.moments[moment])) for moment in self.moments}
         prices = {n: self.known.prices[m] for m, n in numbers.items() if n is not None and m in self.known.prices}
         twin = Relaxation(graph, self.limit, self.budget, self.whole)
-        twin.moments = [n for n in numbers.values() if n is not None]
+        twin.moments += [n for n in numbers.values() if n is not None and n not in twin.moments]
         return twin, prices
+
+    def value(self, point: Point) -> float:
+        """What a point's labels cost at the best prices."""
+        return point.cost + sum(price * float(point.excess[moment]) for moment, price in self.known.prices.items())
+
+    def fits(self, point: Point) -> tuple[bool, float]:
+        """Whether a point's labels fit in memory, and what their surplus costs."""
+        excess = point.excess.copy()
+        above = 0.0
+        if self.soft is not None:
+            above, excess[self.soft] = self.graph.scale * max(0.0, float(excess[self.soft])), 0
+        return bool(excess.max(initial=0) <= 0), above
 
     def know(self, choices: tuple[int, ...], bound: float, prices: Prices | None = None) -> None:
         """Use an assignment of the whole problem as a plane; with `prices`, also as the point that `at` would give."""
@@ -146,22 +159,29 @@ class Relaxation:
         return ceiling, rounded(prices)
 
     def _master(self) -> tuple[float, Prices]:
-        """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far."""
+        """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far, that
+        of the surplus at most midway between that and one."""
         money, space = max(min(abs(point.cost) for point in self.points), 1.0), float(max(self.limit, 1))
-        largest = max([4.0, *(2 * price * space / money for point in self.points for price in point.prices.values())])
+        asked = [price for point in self.points for moment, price in point.prices.items() if moment != self.soft]
+        largest = max([4.0, *(2 * price * space / money for price in asked)])
+        scale = self.graph.scale
+        tried = [point.prices[self.soft] / scale for point in self.points if self.soft in point.prices]
+        midway = (1.0 + max(tried, default=0.0)) / 2
+        units = np.array([money / scale if moment == self.soft else space for moment in self.moments])
         highs = quiet_highs()
         none, count = (np.zeros(0, np.int32), np.zeros(0)), len(self.moments)
         highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
-        for _ in self.moments:
-            highs.addCol(0.0, 0.0, largest, 0, *none)
+        for moment in self.moments:
+            highs.addCol(0.0, 0.0, midway if moment == self.soft else largest, 0, *none)
         index = np.arange(count + 1, dtype=np.int32)
         for point in self.points:
-            slopes = point.excess[self.moments].astype(np.float64) / space
+            slopes = point.excess[self.moments].astype(np.float64) / units
             row = np.concatenate([[1.0], -slopes])
             highs.addRow(-highspy.kHighsInf, point.cost / money, count + 1, index, row)
         highs.run()
         values = np.array(highs.getSolution().col_value)
-        prices = {m: float(v) * money / space for m, v in zip(self.moments, values[1:], strict=True) if v > 0}
+        found = zip(self.moments, values[1:], units, strict=True)
+        prices = {m: float(value) * money / float(unit) for m, value, unit in found if value > 0}
         return float(values[0]) * money, prices
 
 

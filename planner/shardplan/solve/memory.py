@@ -38,9 +38,12 @@ def drop_moments(graph: Graph, limit: int) -> None:
     """Keep only moments at which a maximal set of nodes is live and at which some assignment exceeds the limit."""
     _, starts, ends, largest = _flat(graph)
     base = graph.base
-    if len(base) and base.max() > limit:
+    if (base > limit)[_hard(graph)].any():
         raise Contradiction
     peak = base + np.cumsum(_steps(starts, ends, largest, len(base)))[:-1]
+    if graph.soft is not None and peak[graph.soft] == base[graph.soft]:  # all is decided there
+        graph.const += graph.scale * max(0, int(base[graph.soft]) - limit)
+        peak[graph.soft] = limit
     kept = np.flatnonzero(peak > limit)
     while len(kept):
         low, high = np.searchsorted(kept, starts), np.searchsorted(kept, ends)
@@ -56,6 +59,14 @@ def drop_moments(graph: Graph, limit: int) -> None:
             break
         kept = kept[~covered]
     keep_moments(graph, kept)
+
+
+def _hard(graph: Graph) -> NDArray[np.bool_]:
+    """Which moments may not exceed the limit at any price."""
+    hard = np.ones(len(graph.moments), dtype=bool)
+    if graph.soft is not None:
+        hard[graph.soft] = False
+    return hard
 
 
 def _flat(graph: Graph) -> tuple[Indices, Indices, Indices, Bytes]:
@@ -103,7 +114,7 @@ def _merged(uses: list[Use]) -> tuple[Use, ...]:
 
 def _drop_choices(graph: Graph, limit: int) -> bool:
     """Remove choices that exceed the limit even where every other node uses its least; whether there were any."""
-    left = limit - graph.base
+    left = np.where(_hard(graph), limit - graph.base, np.iinfo(np.int64).max)
     room = RangeMinimum(left)
     arrays = graph.tables.arrays
     dropped = False
@@ -194,6 +205,14 @@ class Profiles:
         self.offsets = np.cumsum([0, *map(len, amounts)], dtype=np.int64)
         self.amounts = np.concatenate(amounts) if amounts else np.zeros(0)
         self.labels = offsets[self.owner]  # flat number of the owner's first label
+
+    def excess(self, choices: Indices, limit: int, soft: int | None) -> tuple[Bytes, int]:
+        """Bytes above the limit per moment, none at the soft one, and what is above there."""
+        over = self.of(choices) - limit
+        above = 0
+        if soft is not None:
+            above, over[soft] = max(0, int(over[soft])), 0
+        return over, above
 
     def of(self, choices: Indices) -> Bytes:
         """Bytes per moment of one label per position."""

@@ -1,6 +1,6 @@
 """The hand-over to the solver: one choice per node, costs of choices and of pairs of choices, and memory over time.
 
-    minimise    sum_v cost_v(x_v) + sum_e table_e(x_u, x_v)
+    minimise    sum_v cost_v(x_v) + sum_e table_e(x_u, x_v), and where there is a `surplus` what that has above zero
     subject to  for every moment t:  sum of usage_v(x_v) over the usages that cover t  <=  limit
 
 Costs are integers held in float64 (exact below 2**53), `inf` where a choice or pair is not allowed. Equal tables should
@@ -41,11 +41,21 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Surplus:
+    """A second sum, of any sign: `costs[v][i]` and `tables[e][i, j]`, finite everywhere. Only what it has above zero is
+    paid. The larger of two sums f and g is f + max(0, g - f)."""
+
+    costs: tuple[Costs, ...]
+    tables: tuple[Costs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     costs: tuple[Costs, ...]
     edges: tuple[Edge, ...]
     usages: tuple[Usage, ...] = ()
     limit: int | None = None
+    surplus: Surplus | None = None
 
     @property
     def moments(self) -> int:
@@ -60,6 +70,7 @@ class Solution:
     `cost`: re-computed from the problem, not the search's word. `bound`: proven lower bound on the optimum (`inf` when
     infeasible is proven). `outcome` `optimal`: bound meets cost. `shortfall_bytes`: when infeasible for memory, the
     least excess over the limit that any assignment has. `reproducible`: no wall-clock limit decided anything.
+    `surplus_price`: what a unit of the surplus costs, between 0 and 1, where the bound was found.
     """
 
     outcome: Outcome
@@ -69,6 +80,7 @@ class Solution:
     shortfall_bytes: int = 0
     reproducible: bool = True
     seconds: float = 0.0
+    surplus_price: float = 0.0
 
     @property
     def gap(self) -> float:

@@ -15,7 +15,8 @@ from shardplan.solve.graph import Contradiction, Graph, build
 from shardplan.solve.memory import tighten
 from shardplan.solve.problem import Outcome, Problem, Solution
 from shardplan.solve.shortfall import least_limit
-from shardplan.solve.tables import Tables
+from shardplan.solve.surplus import Spread, spread
+from shardplan.solve.tables import NONE, Tables
 from shardplan.solve.validate import validate
 
 
@@ -68,22 +69,23 @@ def search(
                 Progress(budget.seconds, best.cost / best.scale, best.bound / best.scale, phase[0])
             )
         try:
-            graph = build(problem, Tables())
+            wide = spread(problem)
+            graph = build(wide.problem, Tables(), wide.amounts)
             best.scale = graph.scale
             phase[0] = "bound"
             if not presolve:
                 _whole(graph, best, budget, problem.limit)
-            elif problem.limit is None:
+            elif problem.limit is None and graph.surplus == NONE:
                 close(graph, best, budget)
             else:
-                fit(graph, problem.limit, best, budget, gap, seed, roomy, unproven)
+                fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven)
         except Contradiction:
             best.bound = np.inf
         shortfall = 0
         if best.bound == np.inf and problem.limit is not None:
             needed = least_limit(problem, budget)
             shortfall = 0 if needed is None else needed - problem.limit
-        return _solution(problem, best, budget, shortfall)
+        return _solution(problem, wide, best, budget, shortfall)
 
 
 def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> None:
@@ -92,14 +94,15 @@ def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> 
     if limit is not None:
         tighten(graph, limit)
         graph.settle()
-    prove(graph, core_of(graph), best, budget, limit)
+    prove(graph, core_of(graph), best, budget, limit if graph.surplus == NONE else limit or 0)
 
 
-def _solution(problem: Problem, best: Incumbent, budget: Budget, shortfall: int) -> Solution:
+def _solution(problem: Problem, wide: Spread, best: Incumbent, budget: Budget, shortfall: int) -> Solution:
     outcome: Outcome
     cost, bound = best.cost / best.scale, best.bound / best.scale
-    if best.choices is not None:
-        priced = evaluate(problem, best.choices)
+    choices = None if best.choices is None else wide.lowered(best.choices)
+    if choices is not None:
+        priced = evaluate(problem, choices)
         if priced.cost != cost or not priced.feasible:
             raise AssertionError(f"the search priced its answer {cost}, the evaluator {priced}")
         outcome = "interrupted" if budget.interrupted else "optimal" if best.closed else "feasible"
@@ -107,10 +110,11 @@ def _solution(problem: Problem, best: Incumbent, budget: Budget, shortfall: int)
         outcome = "infeasible" if bound == np.inf else "interrupted" if budget.interrupted else "limit"
     return Solution(
         outcome=outcome,
-        choices=best.choices,
+        choices=choices,
         cost=cost,
         bound=bound,
         shortfall_bytes=shortfall,
         reproducible=not budget.timed_out and not budget.interrupted,
         seconds=budget.seconds,
+        surplus_price=best.surplus_price,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.solve.problem import Costs, Problem
+from shardplan.solve.problem import Costs, Problem, Surplus
 
 REPORTED = 20
 
@@ -46,6 +46,17 @@ def _faults(problem: Problem) -> Iterator[Diagnostic]:
         else:
             yield from costs(where, edge.table)
     yield from _bad_usages(problem, sizes)
+    if problem.surplus is not None:
+        yield from _bad_surplus(problem, problem.surplus)
+
+
+def _bad_surplus(problem: Problem, surplus: Surplus) -> Iterator[Diagnostic]:
+    wanted = [*(costs.shape for costs in problem.costs), *(edge.table.shape for edge in problem.edges)]
+    tables = [*surplus.costs, *surplus.tables]
+    if [table.shape for table in tables] != wanted:
+        yield error("bad-problem", "surplus: has not one number for every choice and pair of choices")
+    elif any((table != np.rint(table)).any() or np.isinf(table).any() for table in tables):
+        yield error("bad-problem", "surplus: a number is not a finite integer")
 
 
 def _bad_numbers(table: Costs) -> str:
