@@ -4,9 +4,11 @@ import io
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from shardplan.render.console import emit, table
+from shardplan.render.console import Folded, emit, table
 
 ROWS = [("model.layers.*.mlp.down_proj.weight", "12.1 %", "1.25 GiB"), ("lm_head.weight", "<0.1 %", "125 MiB")]
 
@@ -40,3 +42,26 @@ def test_names_are_folded_before_anything_else():
     text = printed(40)
     folded = "".join(re.sub(r" .*", "", line) for line in text.splitlines()[2:5])
     assert folded.startswith("model.layers.*.mlp.down_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("model.layers.*.mlp.down_proj.weight", 20, ["model.layers.*.mlp.", "down_proj.weight"]),
+        ("  model.layers.*.mlp.down_proj.weight", 20, ["  model.layers.*.", "    mlp.down_proj.", "    weight"]),
+        ("machine 69.9 %, gpu 1.5 %", 15, ["machine 69.9 %,", "gpu 1.5 %"]),
+        ("S(0)@machine,gpu, served R/P@gpu", 14, ["S(0)@machine,", "gpu, served", "R/P@gpu"]),
+        ("mul_{10,19…289}", 8, ["mul_{10,", "19…289}"]),
+        ("up.post_attention_layernorm", 10, ["up.", "post_atten", "tion_layer", "norm"]),
+        ("short", 5, ["short"]),
+    ],
+)
+def test_names_are_folded_where_they_may_be(text, width, lines):
+    assert [line.plain for line in Folded(text).wrap(Console(), width)] == lines
+
+
+@given(st.text(alphabet="ab. ,:%1_é", max_size=40), st.integers(1, 12))
+def test_folding_loses_nothing_but_blanks(text, width):
+    lines = [line.plain for line in Folded(text).wrap(Console(), width)]
+    assert "".join("".join(lines).split()) == "".join(text.split())
+    assert max(map(len, lines)) <= max(width, 2)

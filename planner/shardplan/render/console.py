@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.containers import Lines
 from rich.table import Table
+from rich.text import Text
 
 from shardplan.errors import visible
 
@@ -19,6 +21,53 @@ _GUTTER, _LEAST_FOLDED = 2, 12
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 PIPE_WIDTH = 10_000
 """Wider than any line of ours: rich cuts long names to the width it is told, and a script needs them whole."""
+
+
+_ENDS = re.compile(r"[.:,](?!\d)(?:\s+(?!%))?|\s+(?!%)")
+"""Where a name, or a list of names, may go on in another line; not between a number and its unit."""
+
+
+class Folded(Text):
+    """Text that is folded after the dots of names rather than inside of words; below a line that is indented the rest
+    is by two more."""
+
+    def wrap(self, console: Console, width: int, **options: Any) -> Lines:  # noqa: ARG002 - rich's signature
+        """The lines that are at most `width` wide, but for single characters."""
+        if cell_len(self.plain) <= width:
+            return Lines([self])
+        leading = len(self.plain) - len(self.plain.lstrip())
+        indent = min(leading + 2, width - 1) if leading else 0
+        lines = self.divide(_breaks(self.plain, width, indent))
+        for line in lines:
+            line.rstrip()
+        return Lines([Text(" " * indent) + line if number else line for number, line in enumerate(lines)])
+
+
+def _breaks(text: str, width: int, indent: int) -> list[int]:
+    """Where lines after the first begin: as late as may be, inside a piece only where it is wider than a line."""
+    breaks, room = list[int](), width
+    start = end = 0
+    for after in [*(match.end() for match in _ENDS.finditer(text)), len(text)]:
+        if start < end and text[start:end].strip() and cell_len(text[start:after].rstrip()) > room:
+            breaks.append(start := end)
+            room = max(1, width - indent)
+        while cell_len(text[start:after].rstrip()) > room:
+            breaks.append(start := start + room)
+            room = max(1, width - indent)
+        end = after
+    return breaks
+
+
+class _Open(Table):
+    """A table whose foldable columns hold names."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """As of any table."""
+        named = [
+            Folded(cell) if isinstance(cell, str) and not column.no_wrap else cell
+            for cell, column in zip(cells, self.columns, strict=False)
+        ]
+        super().add_row(*named, **options)
 
 
 def make_console(color: Color = "auto", file: IO[str] | None = None) -> Console:
@@ -74,7 +123,7 @@ def _least_width(renderable: RenderableType) -> int:
 def table(*columns: str) -> Table:
     """An open table. A column whose name begins with `>` holds numbers, aligned right; one with `*` is folded where a
     terminal is too narrow, the others keep their width."""
-    made = Table(box=None, pad_edge=False, header_style="dim")
+    made = _Open(box=None, pad_edge=False, header_style="dim")
     made.padding = (0, _GUTTER, 0, 0)
     for column in columns:
         name = column.lstrip(">*")

@@ -11,6 +11,9 @@ from shardplan.cluster.build import Profile
 from shardplan.render.console import emit, table
 from shardplan.units import decimal_size, rate
 
+_WIDE = 110
+"""Columns of a terminal in which the list has room for links."""
+
 
 def profile_row(profile: Profile) -> dict[str, object]:
     """What the list says of one profile."""
@@ -28,8 +31,9 @@ def profile_row(profile: Profile) -> dict[str, object]:
 
 
 def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
-    """One line per profile."""
-    rows = table("name", "device", ">memory", ">bf16", "mesh", "*links per device", "numbers")
+    """One line per profile; without the links where a terminal is too narrow for them."""
+    wide = ["*links per device"] if console.width >= _WIDE else []
+    rows = table("name", "device", ">memory", ">bf16", "*mesh", *wide, "numbers")
     for profile in profiles:
         links = ", ".join(f"{level.name} {rate(level.link_bytes_per_s)}" for level in reversed(profile.levels))
         rows.add_row(
@@ -38,7 +42,7 @@ def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
             decimal_size(profile.device.memory_bytes),
             _tflops(profile.device.peak_flops),
             " x ".join(f"{axis.name}={axis.size}" for axis in profile.axes),
-            links,
+            *([links] if wide else []),
             str(profile.provenance.get("status", "")),
         )
     emit(console, rows)

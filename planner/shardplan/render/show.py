@@ -13,7 +13,7 @@ from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
 from shardplan.plan.types import Pipeline, Plan
 from shardplan.render.again import again_groups, again_record, show_again
-from shardplan.render.console import emit, table
+from shardplan.render.console import Folded, emit, table
 from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups
 from shardplan.render.pipeline import pipeline_record, runs_text, show_stages
 from shardplan.render.recipes import Recognizer, axis_shares, recipe_text
@@ -120,36 +120,45 @@ def _show_parameters(console: Console, groups: list[ParameterGroup], plan: Plan,
         return
     largest = sorted(groups, key=lambda group: -group.bytes_per_device)[: None if everything else DEAREST]
     shown = [group for group in groups if group in largest]
-    widths = _name_and_other_widths(shown, console.width)
+    typed = not (_is_wider(shown, console.width) and len({group.dtype for group in shown}) == 1)
+    widths = _name_and_other_widths(shown, console.width, typed=typed)
+    if not typed:
+        emit(console, Text(f"all parameters shown are {shown[0].dtype}", style="dim"))
     for recipe in dict.fromkeys(group.recipe for group in shown):
         alike = [group for group in shown if group.recipe == recipe]
         stored = size(sum(group.bytes_per_device for group in alike))
         emit(console, Text.assemble((recipe_text(recipe, plan.mesh.names), "bold"), (f"  {stored} per device", "dim")))
-        emit(console, _parameter_rows(alike, widths))
+        emit(console, _parameter_rows(alike, widths, typed=typed))
     rest = [group for group in groups if group not in shown]
     _note_hidden(console, len(rest), "group{s} of parameters", size(sum(group.bytes_per_device for group in rest)))
 
 
-def _cells(group: ParameterGroup) -> tuple[str, ...]:
-    copies = f"×{group.count}" if group.count > 1 else ""
-    return (f"  {group.name}", copies, str(list(group.shape)), group.dtype, group.layout, size(group.bytes_per_device))
+def _cells(group: ParameterGroup, *, typed: bool = True) -> tuple[str, ...]:
+    copies, dtype = f"×{group.count}" if group.count > 1 else "", [group.dtype] if typed else []
+    return (f"  {group.name}", copies, str(list(group.shape)), *dtype, group.layout, size(group.bytes_per_device))
 
 
-def _name_and_other_widths(groups: list[ParameterGroup], console_width: int) -> list[int]:
-    """Widths that all the tables of parameters share; names give way where a terminal is too narrow."""
+def _is_wider(groups: list[ParameterGroup], console_width: int) -> bool:
     natural = [max(map(len, column)) for column in zip(*map(_cells, groups), strict=True)]
+    return sum(natural) + 2 * len(natural[1:]) > console_width
+
+
+def _name_and_other_widths(groups: list[ParameterGroup], console_width: int, *, typed: bool) -> list[int]:
+    """Widths that all the tables of parameters share; names give way where a terminal is too narrow."""
+    rows = [_cells(group, typed=typed) for group in groups]
+    natural = [max(map(len, column)) for column in zip(*rows, strict=True)]
     others = sum(natural[1:]) + 2 * len(natural[1:])
     return [max(12, min(natural[0], console_width - others)), *natural[1:]]
 
 
-def _parameter_rows(groups: list[ParameterGroup], widths: list[int]) -> Table:
+def _parameter_rows(groups: list[ParameterGroup], widths: list[int], *, typed: bool) -> Table:
     rows = Table.grid(padding=(0, 2, 0, 0))
     for number, width in enumerate(widths):
         justify = "right" if number in (1, len(widths) - 1) else "left"
         rows.add_column(width=width, justify=justify, overflow="fold", no_wrap=number > 0)  # type: ignore[arg-type]
     for group in groups:
-        name, copies, shape, dtype, layout, stored = _cells(group)
-        rows.add_row(name, copies, shape, dtype, Text(layout, style="cyan"), stored)
+        name, *others, layout, stored = _cells(group, typed=typed)
+        rows.add_row(Folded(name), *others, Text(layout, style="cyan"), stored)
     return rows
 
 
