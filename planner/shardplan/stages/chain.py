@@ -97,6 +97,10 @@ class RunCosts:
         costs: Costs = self._between(product, first, last) + self._own[first:last].max()
         return costs
 
+    def kinds(self, first: int, last: int) -> tuple[int, ...]:
+        """Numbers that are equal for equal units."""
+        return tuple(self._kinds[first:last])
+
     def least(self, first: int, last: int) -> float:
         """The least entry of `of`."""
         return float(self.of(first, last).min())

@@ -19,6 +19,7 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
+from shardplan.plan.types import TensorDecision
 
 
 def limit_bytes(options: PlanOptions, cluster: Cluster) -> int:
@@ -58,6 +59,24 @@ def concerning(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> t
 def kept_so(built: CostGraph, ends: Mapping[str, Layout]) -> Allowed:
     """The restriction to these tensors being kept in these layouts and no others."""
     return {("kept", name): _is(built.kept[name], layout) for name, layout in ends.items()}
+
+
+def all_kept_so(built: CostGraph, decided: Mapping[str, TensorDecision]) -> Allowed:
+    """The restriction to tensors resting and being served as they do elsewhere."""
+    masks: dict[tuple[int, Layout], NDArray[np.bool_]] = {}
+
+    def mask(space: TensorSpace, layout: Layout) -> NDArray[np.bool_]:
+        if (id(space), layout) not in masks:
+            masks[id(space), layout] = _is(space, layout)
+        return masks[id(space), layout]
+
+    kept = {("kept", name): mask(built.kept[name], like.layout) for name, like in decided.items() if name in built.kept}
+    served = {
+        ("served", name): mask(built.served[name], like.served)
+        for name, like in decided.items()
+        if name in built.served
+    }
+    return {**kept, **served}
 
 
 def _is(space: TensorSpace, layout: Layout) -> NDArray[np.bool_]:

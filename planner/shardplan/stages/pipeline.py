@@ -9,6 +9,7 @@ does not fit, the cut is excluded and the search goes on.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,7 +33,7 @@ _SMALL_UNITS, _SMALL_DEVICES = 13, 16
 """Up to so many, cuts are searched together with the layouts at their borders."""
 _TOLERANCE = 1e-3
 """Relative, of the search over cuts of larger models."""
-_EXPLORED = 2
+_EXPLORED = 8
 """Further cuts that are tried of larger models."""
 _CLOSE = 1e-6
 
@@ -134,19 +135,16 @@ class Stager:
         return True in [self.prices.raise_floor(cut, held) for cut, held in zip(cuts, waiting, strict=True)]
 
     def _explored(self, best: StagedPlans, tried: set[tuple[tuple[int, int, int], ...]]) -> StagedPlans:
-        """The best of a few more cuts: those that are best when runs cost as much more than their bounds as they were
-        found to on the same submesh, for memory above all."""
-        last = best
+        """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
         for _ in range(_EXPLORED):
-            for cut, plan in zip(last.cuts, last.plans, strict=True):
-                self.prices.strain(cut, plan.summary.step_ns)
             found = self.prices.search(self.stages, strained=True)
             if found.cuts is None or _places(found.cuts) in tried:
                 break
+            if found.cost / PICOSECONDS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
+                break
             tried.add(_places(found.cuts))
-            if (staged := self._planned(found.cuts)) is not None:
-                last = staged
-                best = _better(best, last)
+            if (staged := self._planned(found.cuts, best.step_ns)) is not None:
+                best = _better(best, staged)
         return best
 
     def _interleaved(self) -> StagedPlans:
@@ -198,10 +196,11 @@ class Stager:
     def _small(self) -> bool:
         return len(self.chain) <= _SMALL_UNITS and self.cluster.mesh.size <= _SMALL_DEVICES
 
-    def _planned(self, cuts: Sequence[Cut]) -> StagedPlans | None:
-        """The pipeline of a cut, with the best layouts at its borders; None where a stage does not fit."""
+    def _planned(self, cuts: Sequence[Cut], worth_ns: float = math.inf) -> StagedPlans | None:
+        """The pipeline of a cut, with the best layouts at its borders; None where a stage does not fit, or where a step
+        takes longer than `worth_ns`."""
         chosen = tuple(cuts) if self._small and self.schedule.pieces == 1 else self.prices.with_best_layouts(cuts)
-        plans = self.planner.plans(chosen)
+        plans = self.planner.plans(chosen, worth_ns)
         return None if plans is None else self._staged(chosen, plans)
 
     def _staged(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> StagedPlans:

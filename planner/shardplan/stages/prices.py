@@ -30,6 +30,16 @@ _TOLERANCE = 1e-3
 """Relative, of the search over cuts where layouts are not searched with them."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A stage that was planned: with `waiting` microbatches in flight it cost `strain` times the `least_ps`."""
+
+    submesh: int
+    least_ps: float
+    waiting: int
+    strain: float
+
+
 @dataclass
 class Prices:
     """Lower bounds on what stages of `chain` cost on the parts of a cluster, and what planning has told since.
@@ -50,7 +60,7 @@ class Prices:
     """Nothing was left out that might have been good."""
     _behind: list[Counts] = field(init=False)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
-    _strain: dict[int, float] = field(init=False, default_factory=dict)
+    _seen: list[_Seen] = field(init=False, default_factory=list)
     _floors: dict[int, Floors] = field(init=False, default_factory=dict)
     _tables: list[Costs] = field(init=False)
     _handing: list[list[Costs]] = field(init=False)
@@ -69,11 +79,12 @@ class Prices:
         self._apart = least_tied_ns(self.transfers, self.chain, self.parts, graphs)
 
     def search(self, stages: int | None, *, strained: bool = False) -> Found:
-        """The best cut as far as is known, of `stages` stages or of any number. `strained`: when runs cost as much more
-        than is known as `strain` was told."""
-        costs = [
-            table * (self._strain.get(number, 1.0) if strained else 1.0) for number, table in enumerate(self._now())
-        ]
+        """The best cut as far as is known, of `stages` stages or of any number.
+
+        `strained`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
+        and had no more in flight.
+        """
+        costs = self._now()
         choices = Choices(
             costs=costs,
             sizes=[part.size for part in self.parts],
@@ -82,7 +93,7 @@ class Prices:
             devices=self.cluster.mesh.size,
             share=self.share,
             stages=stages,
-            costs_behind=self._costs_behind(costs),
+            costs_behind=self._costs_behind(costs, self._seen if strained else ()),
             apart=self._apart * PICOSECONDS_PER_NS,
         )
         return search(choices, 0.0 if self.exact else _TOLERANCE)
@@ -91,6 +102,12 @@ class Prices:
     def share(self) -> float:
         """What a stage counts in a step that is not the slowest: 1 / (M V)."""
         return 1.0 / (self.options.microbatches * self.schedule.pieces)
+
+    def step_ns(self, stages_ns: Sequence[float]) -> float:
+        """A step of stages, or of all their pieces, that take so long, without what they hand on."""
+        count = len(stages_ns) // self.schedule.pieces
+        by_stage = [sum(stages_ns[place::count]) for place in range(count)]
+        return self.schedule.step(by_stage, self.options.microbatches)
 
     def in_flight(self, behind: int, stages: int) -> int:
         """Microbatches that a stage holds with so many of `stages` behind it."""
@@ -138,6 +155,16 @@ class Prices:
         kind = self.runs[0].built.kept[self.chain.borders[border]].kind
         return kind.size_bytes, kind.gradient_bytes if kind.has_gradient else 0
 
+    def kind_of(self, cut: Cut) -> tuple[object, ...]:
+        """Equal for stages that run equal units between equal borders."""
+        runs = self.runs[cut.submesh]
+        ends = [
+            runs.layouts[border][number]
+            for border, number in ((cut.first - 1, cut.enters), (cut.last - 1, cut.leaves))
+            if 0 <= border < len(self.chain) - 1
+        ]
+        return (cut.submesh, runs.kinds(cut.first, cut.last), cut.first == 0, *ends)
+
     def layout_of(self, submesh: int, border: int, number: int) -> Layout:
         """The layout that a `Cut` means by a number."""
         return self.runs[submesh].layouts[border][number]
@@ -171,10 +198,12 @@ class Prices:
             return True
         return False
 
-    def strain(self, cut: Cut, cost_ns: float) -> None:
+    def see(self, cut: Cut, in_flight: int, cost_ns: float) -> None:
         """Take note of how much more a stage costs than the least, for memory above all."""
-        strain = cost_ns / self.least_ns(cut)
-        self._strain[cut.submesh] = max(self._strain.get(cut.submesh, 1.0), strain)
+        least_ps = self.runs[cut.submesh].least(cut.first, cut.last)
+        seen = _Seen(cut.submesh, least_ps, in_flight, cost_ns * PICOSECONDS_PER_NS / least_ps)
+        if seen not in self._seen:
+            self._seen.append(seen)
 
     def raise_floor(self, cut: Cut, in_flight: int) -> bool:
         """Bring memory into the bound of a run (`shardplan.stages.floors`); whether that made it dearer."""
@@ -211,17 +240,23 @@ class Prices:
         fits = (sums[None, :] - sums[:, None]) / part.size <= limit_bytes(self.options, self.cluster)
         return np.where(fits, count, -1).astype(np.int64)
 
-    def _costs_behind(self, costs: Sequence[Costs]) -> dict[tuple[int, int], Costs]:
-        """By how many stages come behind and submesh: costs that know of memory. Equal ones are the same array."""
-        raised: dict[tuple[int, int], Costs] = {}
+    def _costs_behind(self, costs: Sequence[Costs], seen: Sequence[_Seen]) -> dict[tuple[int, int], Costs]:
+        """By how many stages come behind and submesh: costs that know of memory, and of what was seen. Equal ones are
+        the same array."""
+        raised: dict[tuple[int, int, int], Costs] = {}
         found = {}
-        for submesh, floors in self._floors.items():
+        for submesh, cost in enumerate(costs):
+            here = [one for one in seen if one.submesh == submesh]
+            floors = self._floors.get(submesh)
             for behind in range(min(len(self.chain), self.cluster.mesh.size)):
-                table = floors.table(self.in_flight(behind, behind + 1))
-                if table is not None:
-                    key = (submesh, id(table))
-                    if key not in raised:
-                        raised[key] = np.maximum(costs[submesh], table[:, :, None, None])
+                waiting = self.in_flight(behind, behind + 1)
+                table = floors.table(waiting) if floors else None
+                known = [one for one in here if one.waiting <= waiting]
+                key = (submesh, id(table), len(known))
+                if key not in raised:
+                    dearer = cost if table is None else np.maximum(cost, table[:, :, None, None])
+                    raised[key] = np.maximum(dearer, _strained(cost, known)) if known else dearer
+                if raised[key] is not cost:
                     found[behind, submesh] = raised[key]
         return found
 
@@ -262,3 +297,11 @@ class Prices:
             else:
                 table[border + 1] = cost.min()
         return table
+
+
+def _strained(cost: Costs, seen: Sequence[_Seen]) -> Costs:
+    """Costs of all runs if each is strained as the worst that was seen of those that cost no more at least."""
+    strain = np.ones_like(cost)
+    for one in seen:
+        np.maximum(strain, np.where(cost >= one.least_ps * (1.0 - 1e-9), one.strain, 1.0), out=strain)
+    return cost * strain
