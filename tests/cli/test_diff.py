@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R
 from shardplan.plan.diff import diff_plans
-from shardplan.plan.file import write_plan
+from shardplan.plan.file import read_plan, write_plan
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
 
@@ -64,6 +64,27 @@ def test_json(shardplan, plans):
     assert (result["same"], result["causes"]) == (False, ["optimizer adam-mixed → sgd"])
     assert result["effects"]["step_us"]["after"] == 43_000.0
     assert {change["change"] for change in result["changes"]} == {"changed"}
+    named = {
+        axis: {name: (share["before"], share["after"]) for name, share in found.items()}
+        for axis, found in result["parameters"].items()
+    }
+    assert named == {
+        "machine": {
+            "ZeRO-3": pytest.approx((0.710, 0.145), abs=1e-3),
+            "data parallel": pytest.approx((0.290, 0.855), abs=1e-3),
+        }
+    }
+
+
+def test_which_memory_changed(shardplan, plans):
+    whole = read_plan("new.plan.json")
+    memory = replace(whole.summary.memory, optimizer=whole.summary.memory.optimizer - 2**31, activations=2**30)
+    write_plan(replace(whole, summary=replace(whole.summary, memory=memory)), "less.plan.json")
+    run = shardplan("diff", "new.plan.json", "less.plan.json")
+    assert "\nmemory 28.1 GiB → 7.57 GiB (−73.1 %): activations −18.6 GiB, optimizer −2 GiB\n" in run.out
+    document = json.loads(shardplan("diff", "new.plan.json", "less.plan.json", "--json").out)
+    Draft202012Validator(SCHEMA).validate(document)
+    assert document["result"]["memory"]["activations"]["after"] == 2**30
 
 
 def test_the_same(shardplan, plans):

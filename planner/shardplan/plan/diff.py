@@ -9,7 +9,7 @@ from shardplan.cost.named import measure_of
 from shardplan.folding import folded, pattern
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout
-from shardplan.plan.types import OperatorDecision, Pipeline, Plan, TensorDecision
+from shardplan.plan.types import Memory, OperatorDecision, Pipeline, Plan, TensorDecision
 from shardplan.units import TIME, Measure, size
 
 _ABSENT = ""
@@ -70,13 +70,14 @@ class Effect:
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
     """`unchanged`: how many tensors and operators are as they were. `causes`: what was asked for differently.
-    `measures`: how the costs of the old plan and of the new one are read."""
+    `measures`: how the costs of the old plan and of the new one are read. `held`: memory by category."""
 
     changes: tuple[Change, ...]
     unchanged: int
     effects: tuple[Effect, ...]
     causes: tuple[str, ...]
     measures: tuple[Measure, Measure] = (TIME, TIME)
+    held: tuple[Effect, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -134,7 +135,11 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
         for (kind, _, was_text, now_text), group in groups.items()
     ]
     measures = measure_of(old.model.get("cost_model")), measure_of(new.model.get("cost_model"))
-    return PlanDiff(tuple(changes), unchanged, _effects(old, new), tuple(_causes(old, new)), measures)
+    held = tuple(
+        Effect(name, getattr(old.summary.memory, name), getattr(new.summary.memory, name))
+        for name in Memory.__dataclass_fields__
+    )
+    return PlanDiff(tuple(changes), unchanged, _effects(old, new), tuple(_causes(old, new)), measures, held)
 
 
 def _items(plan: Plan) -> dict[tuple[str, str], _Item]:

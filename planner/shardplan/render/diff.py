@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -22,13 +22,17 @@ _STYLES = {"+": "green", "-": "red", "~": "yellow"}
 _NO_CAUSE = "none in what was asked: the planner decides otherwise (another version of it?)"
 
 
-def show_diff(console: Console, diff: PlanDiff, *, everything: bool = False) -> None:
+Recipes = Mapping[str, Mapping[str, tuple[float, float]]]
+"""As `shardplan.render.recipes.recipe_changes` gives them."""
+
+
+def show_diff(console: Console, diff: PlanDiff, recipes: Recipes, *, everything: bool = False) -> None:
     """Changes, largest effect first, then the totals and the cause."""
     if diff.is_empty:
         emit(console, "the plans say the same")
         return
     show_changes(console, diff, everything=everything)
-    for line in totals(diff):
+    for line in totals(diff, recipes):
         emit(console, Text(line))
 
 
@@ -46,12 +50,12 @@ def show_changes(console: Console, diff: PlanDiff, *, everything: bool = False) 
     emit(console, Text(_rest(diff, hidden)))
 
 
-def diff_markdown(diff: PlanDiff, name: str) -> str:
+def diff_markdown(diff: PlanDiff, name: str, recipes: Recipes) -> str:
     """For a pull request: a marker by which CI finds its own comment, the totals, and the table folded away."""
     lines = [f"<!-- shardplan diff: {name} -->", f"**`{name}`** {_headline(diff)}", ""]
     if diff.is_empty:
         return "\n".join(lines)
-    lines += [f"- {line}" for line in totals(diff)]
+    lines += [f"- {line}" for line in totals(diff, recipes)]
     if diff.changes:
         shown, _ = _shown(diff.changes, everything=True)
         many = sum(change.count for change in diff.changes)
@@ -77,11 +81,11 @@ def diff_github(diff: PlanDiff, name: str) -> str:
     if diff.is_empty:
         return f"::notice file={name},title=plan unchanged::{_headline(diff)}\n"
     level = "warning" if diff.effect("step").delta > 0 else "notice"
-    text = "%0A".join(line.replace("%", "%25") for line in totals(diff))
+    text = "%0A".join(line.replace("%", "%25") for line in totals(diff, {}))
     return f"::{level} file={name},title=plan changed::{text}\n"
 
 
-def diff_document(diff: PlanDiff) -> dict[str, object]:
+def diff_document(diff: PlanDiff, recipes: Recipes | None = None) -> dict[str, object]:
     """The diff as plain data: microseconds and bytes."""
     return {
         "same": diff.is_empty,
@@ -94,20 +98,37 @@ def diff_document(diff: PlanDiff) -> dict[str, object]:
             for change in diff.changes
         ],
         "unchanged": diff.unchanged,
-        "effects": {_key(effect): _effect_record(effect) for effect in diff.effects},
+        "effects": {
+            _key(effect): _effect_record(effect, 1 if effect.name == "memory" else 1000) for effect in diff.effects
+        },
+        "memory": {effect.name: _effect_record(effect, 1) for effect in diff.held},
+        "parameters": {
+            axis: {name: {"before": was, "after": now} for name, (was, now) in named.items()}
+            for axis, named in (recipes or {}).items()
+        },
         "causes": list(diff.causes),
     }
 
 
-def totals(diff: PlanDiff) -> list[str]:
-    """`step 39.1 → 38.2 ms (−2.3 %)`, memory, and the causes, one line each."""
-    return [*effects(diff), *(f"cause: {cause}" for cause in diff.causes or (_NO_CAUSE,))]
+def totals(diff: PlanDiff, recipes: Recipes) -> list[str]:
+    """`step 39.1 → 38.2 ms (−2.3 %)`, memory, what mesh axes do otherwise, and the causes, one line each."""
+    axes = [
+        f"parameters on {axis}: " + ", ".join(f"{name} {percent(was)} → {percent(now)}" for name, (was, now) in found)
+        for axis, found in ((axis, _largest_first(named)) for axis, named in recipes.items())
+    ]
+    return [*effects(diff), *axes, *(f"cause: {cause}" for cause in diff.causes or (_NO_CAUSE,))]
+
+
+def _largest_first(named: Mapping[str, tuple[float, float]]) -> list[tuple[str, tuple[float, float]]]:
+    return sorted(named.items(), key=lambda item: (-abs(item[1][1] - item[1][0]), item[0]))
 
 
 def effects(diff: PlanDiff) -> list[str]:
     """What changes in time and memory."""
     parts = [_effect(diff, name) for name in ("step", "compute", "communication")]
-    return ["   ".join(parts), _effect(diff, "memory")]
+    changed = sorted((effect for effect in diff.held if effect.delta), key=lambda effect: -abs(effect.delta))
+    held = ", ".join(f"{effect.name} {_signed(size, effect.delta)}" for effect in changed)
+    return ["   ".join(parts), _effect(diff, "memory") + (f": {held}" if held else "")]
 
 
 def _headline(diff: PlanDiff) -> str:
@@ -174,6 +195,5 @@ def _key(effect: Effect) -> str:
     return "memory_bytes" if effect.name == "memory" else f"{effect.name}_us"
 
 
-def _effect_record(effect: Effect) -> dict[str, float]:
-    scale = 1 if effect.name == "memory" else 1000
+def _effect_record(effect: Effect, scale: int) -> dict[str, float]:
     return {"before": effect.before / scale, "after": effect.after / scale, "share": effect.share}

@@ -41,6 +41,8 @@ _VIEWS = frozenset(
         "Unsqueeze",
     }
 )
+LEAST_SHARE = 0.005
+"""Recipes for less than this share of the parameters are one entry, `other`; nor is so little told as a change."""
 _BATCH_DIM = {"GRU": 2, "LSTM": 2, "RNN": 2}
 """Dim of the first result that is the batch, where it is not the first."""
 
@@ -137,3 +139,24 @@ def axis_shares(plan: Plan, recipes: Mapping[str, tuple[str, ...]]) -> list[dict
             found[name] = found.get(name, 0.0) + math.prod(parameter.shape) / total
         shares.append(dict(sorted(found.items(), key=lambda item: (-item[1], item[0]))))
     return shares
+
+
+def recipe_changes(old: Plan, new: Plan) -> dict[str, dict[str, tuple[float, float]]]:
+    """Mesh axis -> name -> share of the parameter elements that it holds for in either plan, where they differ by more
+    than a rounding. Nothing for plans with stages, each of which has axes of its own."""
+    if old.pipeline or new.pipeline:
+        return {}
+    was, now = _shares_by_axis(old), _shares_by_axis(new)
+    changes: dict[str, dict[str, tuple[float, float]]] = {}
+    for axis in [*now, *(axis for axis in was if axis not in now)]:
+        before, after = was.get(axis, {}), now.get(axis, {})
+        pairs = {name: (before.get(name, 0.0), after.get(name, 0.0)) for name in {**after, **before}}
+        found = {name: pair for name, pair in pairs.items() if abs(pair[0] - pair[1]) >= LEAST_SHARE}
+        changes |= {axis: found} if found else {}
+    return changes
+
+
+def _shares_by_axis(plan: Plan) -> dict[str, dict[str, float]]:
+    recognizer = Recognizer(plan)
+    recipes = {tensor.name: recognizer.recipe(tensor) for tensor in plan.tensors if tensor.role == "parameter"}
+    return dict(zip(plan.mesh.names, axis_shares(plan, recipes), strict=True))

@@ -16,7 +16,7 @@ from shardplan.render.again import again_groups, again_record, show_again
 from shardplan.render.console import Folded, emit, table
 from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups
 from shardplan.render.pipeline import pipeline_record, runs_text, show_stages
-from shardplan.render.recipes import Recognizer, axis_shares, recipe_text
+from shardplan.render.recipes import LEAST_SHARE, Recognizer, axis_shares, recipe_text
 from shardplan.render.solved import facts, memory_parts, plan_line, proof_line, time_line
 from shardplan.units import Measure, percent, size
 
@@ -25,8 +25,6 @@ DEAREST = 12
 _BAR_CELLS = 30
 _WIDE = 140
 """Columns from which the layouts of moves are shown too."""
-_LEAST_SHARE = 0.005
-"""Recipes for less than this share of the parameters are one entry, `other`."""
 
 
 def show_plan(console: Console, plan: Plan, *, everything: bool = False) -> None:
@@ -106,7 +104,7 @@ def _axes(plan: Plan) -> Table:
     recipes = {tensor.name: recognizer.recipe(tensor) for tensor in plan.tensors if tensor.role == "parameter"}
     rows = table("axis", ">size", "link", "*parameters are")
     for axis, link, shares in zip(plan.mesh.axes, plan.axis_links, axis_shares(plan, recipes), strict=True):
-        named = {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
+        named = {name: share for name, share in shares.items() if share >= LEAST_SHARE}
         rest = sum(shares.values()) - sum(named.values())
         named |= {"other": rest} if len(named) < len(shares) else {}
         what = ", ".join(f"{name} {percent(share)}" for name, share in named.items())

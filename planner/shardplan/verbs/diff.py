@@ -49,6 +49,7 @@ def diff(
     from shardplan.plan.diff import diff_plans  # noqa: PLC0415
     from shardplan.plan.file import read_plan  # noqa: PLC0415
     from shardplan.render.diff import diff_document, diff_github, diff_markdown, show_diff  # noqa: PLC0415
+    from shardplan.render.recipes import recipe_changes  # noqa: PLC0415
 
     attempt = Attempts()
     fails = attempt(lambda: _condition(fail_if)) if fail_if else None
@@ -56,12 +57,13 @@ def diff(
     attempt.finish()
     assert before is not None
     assert after is not None
-    found = diff_plans(before, after)
+    found, recipes = diff_plans(before, after), recipe_changes(before, after)
     session.as_json = session.as_json or form == "json"
     if form in ("markdown", "github") and not session.as_json:
-        sys.stdout.write((diff_markdown if form == "markdown" else diff_github)(found, new))
+        sys.stdout.write(diff_markdown(found, new, recipes) if form == "markdown" else diff_github(found, new))
     else:
-        session.finish(diff_document(found), lambda console: show_diff(console, found, everything=show_all))
+        document = diff_document(found, recipes)
+        session.finish(document, lambda console: show_diff(console, found, recipes, everything=show_all))
     bad = fails(found) if fails is not None else not found.is_empty
     return EXIT_NO if bad and not exit_zero else EXIT_DONE
 
