@@ -63,6 +63,60 @@ def test_an_operator_waits_for_its_moves(plan):
         assert any(laid_out.ends[n] <= laid_out.starts[named[move.reader]] for n in brought)
 
 
+@pytest.fixture(scope="module")
+def tight():
+    """A plan that runs operators of attention a second time."""
+    sizes = SIZES | {"layers": 3, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256}
+    model = transformer(style="gpt", **sizes, attention="decomposed")
+    cluster = make_cluster(load_profile("h100-dgx"), "1x4")
+    free = plan_model(model, cluster, PlanOptions())
+    return plan_model(model, cluster, PlanOptions(remat="auto", memory_limit_bytes=free.summary.memory.total // 2))
+
+
+def test_second_runs_are_work_of_their_own(tight):
+    laid_out = timeline(tight)
+    seconds = {task.name: task.seconds for task in laid_out.tasks if task.stream == 0}
+    twice = [operator for operator in tight.operators if operator.again and operator.again_ns]
+    assert twice
+    for operator in twice:
+        assert seconds[f"again: {operator.name}"] == pytest.approx(seconds[operator.name])
+        assert seconds[f"backward: {operator.name}"] * 1e9 == pytest.approx(operator.backward_ns - operator.again_ns)
+    assert sum(name.startswith("again: ") for name in seconds) == len(twice)
+    assert sum(seconds.values()) * 1e9 == pytest.approx(tight.summary.compute_ns, abs=3 * len(tight.operators))
+
+
+def test_second_runs_come_right_before_the_backward_that_asks_for_them(tight):
+    laid_out = timeline(tight)
+    named = {task.name: number for number, task in enumerate(laid_out.tasks)}
+    order = [name for operator in tight.operators if (name := f"backward: {operator.name}") in named]
+    checked = 0
+    for operator in tight.operators:
+        number = named.get(f"again: {operator.name}")
+        if number is None or f"backward: {operator.again}" not in named:
+            continue
+        wanted = order.index(f"backward: {operator.again}")
+        assert laid_out.ends[number] <= laid_out.starts[named[order[wanted]]]
+        if wanted + 1 < len(order):
+            assert laid_out.starts[number] >= laid_out.ends[named[order[wanted + 1]]]
+            checked += 1
+    assert checked
+
+
+def test_what_reads_a_value_that_is_made_again_waits_for_its_second_run(tight):
+    laid_out = timeline(tight)
+    named = {task.name: number for number, task in enumerate(laid_out.tasks)}
+    again = {tensor.name for tensor in tight.tensors if tensor.recomputed}
+    makers = {name: operator for operator in tight.operators for name in operator.outputs}
+    waited = 0
+    for operator in tight.operators:
+        for name in again & set(operator.inputs):
+            made, reads = (named.get(task) for task in (f"again: {makers[name].name}", f"again: {operator.name}"))
+            if made is not None and reads is not None and makers[name].again == operator.again:
+                assert laid_out.ends[made] <= laid_out.starts[reads]
+                waited += 1
+    assert waited
+
+
 def test_serving_has_no_backward():
     options = PlanOptions(mode="inference")
     served = plan_model(transformer(**SIZES), make_cluster(load_profile("h100-dgx"), "1x4"), options)

@@ -2,7 +2,8 @@
 
 Three streams: compute; communication of activations and their gradients, which somebody waits for; communication that
 can hide (weights gathered ahead of use, their gradients reduced behind it). All microbatches are laid out as one: the
-work of a step is the same, and what waits for what as well. Weights updated elsewhere come back as a step begins.
+work of a step is the same, and what waits for what as well. Weights updated elsewhere come back as a step begins. What
+a plan names as running again does so right before the backward that asks for it, and not before that is reached.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class _Moves:
 
 
 class _Work:
-    """Collects the tasks of a step. `made[t]`: tasks after which tensor t can be read."""
+    """Collects the tasks of a step. `made[t]`: tasks after which tensor t can be read; in backward, `there[t]` and
+    `there[t, r]`: after which it is there again for all of its readers, and for reader r."""
 
     def __init__(self, operators: Sequence[OperatorDecision], moves: Sequence[Move]) -> None:
         self.operators = operators
@@ -84,6 +86,11 @@ class _Work:
             for name in dict.fromkeys(filter(None, operator.inputs)):
                 self.readers[name].append(operator.name)
         self.made: dict[str, tuple[int, ...]] = {}
+        self.there: dict[str | tuple[str, str], _Awaited] = {}
+        self.pieces: dict[str, list[OperatorDecision]] = defaultdict(list)
+        for operator in operators:
+            if operator.again:
+                self.pieces[operator.again].append(operator)
 
     def add(self, name: str, stream: int, nanoseconds: int, after: _Awaited) -> _Awaited:
         """A task, and its number as what to wait for; work that takes no time is no task."""
@@ -110,25 +117,45 @@ class _Work:
 
     def backward(self) -> None:
         """Operators in reverse; a gradient comes back from every reader, is stored, and starts the maker's backward."""
-        turn = self.all_so_far()
+        turn = reached = self.all_so_far()
         come: dict[str, list[int]] = defaultdict(list)
         missing = {name: len(readers) for name, readers in self.readers.items()}
-        again: dict[str, tuple[int, ...]] = {}
         stored: dict[str, tuple[int, ...]] = {}
         for operator in reversed(self.operators):
             after = list(turn)
+            for twice in self.pieces.get(operator.name, ()):
+                after += self._run_again(twice, turn, reached)
+            after += self._brought_again(operator, turn)
             for name in filter(None, operator.outputs):
                 after += stored.get(name, ())
-            for name in dict.fromkeys(filter(None, operator.inputs)):
-                if name not in again:
-                    again[name] = self._chain(self.again.shared.get(name, ()), turn, "again: ")
-                after += self._chain(self.again.own.get((name, operator.name), ()), again[name], "again: ")
-            done = self._run(operator, "backward: ", operator.backward_ns, tuple(after))
+            before = len(self.tasks)
+            done = self._run(operator, "backward: ", operator.backward_ns - operator.again_ns, tuple(after))
+            reached = (before,) if len(self.tasks) > before else reached
             for name in dict.fromkeys(filter(None, operator.inputs)):
                 come[name] += self._chain(self.back.own.get((name, operator.name), ()), done, "gradient: ")
                 missing[name] -= 1
                 if not missing[name]:
                     stored[name] = self._chain(self.back.shared.get(name, ()), tuple(come[name]), "gradient: ")
+
+    def _run_again(self, operator: OperatorDecision, turn: _Awaited, reached: _Awaited) -> _Awaited:
+        """A second run in backward, once that has `reached` what is computed before; what it makes is there again."""
+        after = (*reached, *self._brought_again(operator, turn))
+        done = self._run(operator, "again: ", operator.again_ns, after)
+        for name in filter(None, operator.outputs):
+            self.there[name] = self._chain(self.again.shared.get(name, ()), done, "again: ")
+        return done
+
+    def _brought_again(self, operator: OperatorDecision, turn: _Awaited) -> _Awaited:
+        """What an operator's second run or its backward waits for, whichever reads its operands first."""
+        after: list[int] = []
+        for name in dict.fromkeys(filter(None, operator.inputs)):
+            if name not in self.there:
+                self.there[name] = self._chain(self.again.shared.get(name, ()), turn, "again: ")
+            if (name, operator.name) not in self.there:
+                own = self.again.own.get((name, operator.name), ())
+                self.there[name, operator.name] = self._chain(own, self.there[name], "again: ")
+            after += self.there[name, operator.name]
+        return tuple(after)
 
     def _run(self, operator: OperatorDecision, prefix: str, nanoseconds: int, after: _Awaited) -> _Awaited:
         done = self.add(prefix + operator.name, COMPUTE, nanoseconds, after)
