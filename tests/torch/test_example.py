@@ -66,7 +66,14 @@ def test_it_trains_on_four_processes_from_a_checkpoint(plan):
     assert losses[0] == pytest.approx(loss_of_one_process(plan, weights), abs=2e-4)
     assert losses == sorted(losses, reverse=True)
     assert re.search(r"^forward +all_reduce +gpu +4 +131,072 +4 +131,072$", printed, re.MULTILINE)
-    assert printed.count("differs") == 1  # the loss, which is beside the plan, adds up four bytes
+    beside = re.findall(r"([\d,]+) +\d+ +([\d,]+)  differs$", printed, re.MULTILINE)
+    for planned, sent in beside:  # the loss is beside the plan, and small
+        assert 0 < number(sent) - number(planned) <= 512
+    assert len(beside) <= 2
+
+
+def number(text):
+    return int(text.replace(",", ""))
 
 
 def loss_of_one_process(path, weights):

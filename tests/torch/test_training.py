@@ -86,6 +86,19 @@ def test_fused_kernels_stand_for_the_operators_of_the_plan(four, name, recipe, m
 
 
 @pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_ids_that_are_gathered_are_not_kept_but_gathered_again(four, mode):
+    model = model_of("gpt")
+    lookup = next(operator.name for operator in model.operators if "transformer.wte.weight" in operator.inputs)
+    text = f"axes: {{gpu: {{inputs: 0}}}}\noperators: {{{lookup}: {{gpu: none}}}}"
+    constraints = parse_constraints(text, "gathered.yaml")
+    plan = plan_model(model, cluster_of("2x2"), PlanOptions(constraints=constraints))
+    assert {move.phase for move in plan.moves if move.tensor == "input_ids"} == {"forward", "backward"}
+    results = four.run("torch_cases", "train", tiny_of("gpt"), plan, mode, False, 1)
+    check(results)
+    assert [seen.differences for seen in results] == [{}] * 4
+
+
+@pytest.mark.parametrize("mode", ["eager", "exported"])
 def test_a_kernel_that_repeats_keys_moves_them_on_the_way_as_planned(four, mode):
     tiny = tiny_llama(Sizes(kv_heads=2))
     with tempfile.TemporaryDirectory() as folder:

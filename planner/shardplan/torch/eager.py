@@ -143,7 +143,7 @@ class Now:
         """The local tensor after a move; one that the plan brings again is not kept for backward."""
         del label
         made = move(local, route, self.grid, self.held)
-        if route.again and torch.is_grad_enabled() and made.requires_grad:
+        if route.again and torch.is_grad_enabled() and (made.requires_grad or not made.is_floating_point()):
             steps, grid = route.again, self.grid
             bring = Regathered(local.detach(), lambda source: run_steps(source, route.source, steps, route.shape, grid))
             storage = StorageWeakRef(made.untyped_storage())
