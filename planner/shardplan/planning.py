@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardplan.cluster.types import Cluster
@@ -13,7 +13,7 @@ from shardplan.constraints.resolve import resolve
 from shardplan.constraints.reuse import adapted
 from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError
-from shardplan.graph.build import CostGraph, build_cost_graph
+from shardplan.graph.build import CostGraph, Node, build_cost_graph
 from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
@@ -33,13 +33,18 @@ from shardplan.plan.refusals import infeasible, irreconcilable, lighter_options,
 from shardplan.plan.types import Plan
 from shardplan.recomputing import UNSOLVED, Solved, choose, flags, opened, read
 from shardplan.rules import model_rules
-from shardplan.solve import Progress, solve
-from shardplan.solve.problem import Problem, Solution
+from shardplan.solve import Progress, evaluate, solve
+from shardplan.solve.problem import Outcome, Problem, Solution
+from shardplan.solve.surplus import between
 
 __all__ = ["PlanOptions", "Planner", "Solved", "plan_model"]
 
 CLOSE = 0.01
 """Where what was chosen to recompute leaves more than this share of the step unproven, the flags are tried too."""
+BALANCED = 0.01
+"""Where compute and what hides behind it are proven to be so well balanced, no integer program is asked for better."""
+SAME = 1e-8
+"""Relative: prices are rounded to picoseconds."""
 UNPROVEN = 0.03
 """A choice of what to recompute that is proven to be so near to the best is taken: its integer programs are large."""
 Restrict = Callable[[CostGraph], Allowed]
@@ -128,49 +133,110 @@ class Planner:
 
     def plan(self, restriction: Restrict | None = None) -> Plan:
         """The best plan, of those that `restriction` allows. Raises as `plan_model`."""
-        trial, bound_s = self._shortest(lambda weight, within_s: self.solve_at(weight, restriction, within_s=within_s))
-        if self._chooses_again and trial.step_s - bound_s > CLOSE * trial.step_s:
-            trial = min([trial, *self._flagged(restriction, trial)], key=lambda tried: tried.step_s)
+        trial, bound_s = self._found(restriction)
         if self._on_warning is not None:
             for diagnostic in self._pricing.compute.warnings:
                 self._on_warning(diagnostic)
         priced, memory = trial.plan
         return assemble(priced, memory, self.limit_bytes, bound_s - priced.wish_s)
 
-    def _shortest(self, solve_within: Callable[[float, float], Solved]) -> tuple[Trial[tuple[Priced, Memory]], float]:
-        """The plan with the shortest step and the bound on any, where `solve_within(weight, seconds)` solves.
+    def _found(self, restriction: Restrict | None) -> tuple[Trial[tuple[Priced, Memory]], float]:
+        """The plan and the proven bound on its step. Raises as `plan_model`.
 
-        Raises as `plan_model`.
+        Where all fits under the compute that can hide, weight one says so. Else compute and what hides are balanced, if
+        only weights and their gradients hide; together with a choice of what is recomputed, weights must do.
+        """
+
+        def solve_within(weight: float, within_s: float) -> Solved:
+            return self.solve_at(weight, restriction, within_s=within_s)
+
+        started = time.monotonic()
+        trial, bound_s = self._shortest(solve_within, at_once=self._balances)
+        hides_more = self._balances and trial.f1_s < trial.f2_s
+        if hides_more and not self._chooses_again:
+            return self._balanced(trial, bound_s, restriction, self._left_s(started))
+        if hides_more and not trial.plan[0].built.recompute.until:
+            best, proven_s = self._balanced(trial, bound_s, restriction, self._left_s(started), limited=False)
+            if self._keeps(best.plan[0].choice, best.plan[1]):
+                return best, proven_s
+        if hides_more:
+            trial, bound_s = self._shortest(solve_within)
+        if self._chooses_again and trial.step_s - bound_s > CLOSE * trial.step_s:
+            trial = min([trial, *self._flagged(restriction, trial)], key=lambda tried: tried.step_s)
+        if hides_more:
+            trial = self._balanced(trial, bound_s, restriction, self._left_s(started))[0]
+        if trial.weight == 1.0 and trial.f1_s >= trial.f2_s:
+            return trial, bound_s
+        return _proven(*trial.plan, bound_s), bound_s
+
+    def _shortest(
+        self, solve_within: Callable[[float, float], Solved], *, at_once: bool = False
+    ) -> tuple[Trial[tuple[Priced, Memory]], float]:
+        """The plan with the shortest step and the bound on any, where `solve_within(weight, seconds)` solves;
+        `at_once`: that of weight one alone. Raises as `plan_model`.
         """
         refused: list[Solved] = []
 
         started, ended = time.monotonic(), False
         solves: list[str] = []
 
-        def left_s() -> float:
-            limit = self.options.time_limit
-            return math.inf if limit is None else max(0.0, limit - (time.monotonic() - started))
-
         def solve_at(weight: float) -> Trial[tuple[Priced, Memory]] | None:
             nonlocal ended
             if ended:
                 return None
-            solved = solve_within(weight, left_s() / max(1, MOST_SOLVES - len(solves)))
+            solved = solve_within(weight, self._left_s(started) / max(1, MOST_SOLVES - len(solves)))
             solves.append(solved.solution.outcome)
-            ended = solved.solution.outcome == "interrupted" or left_s() <= 0
+            ended = solved.solution.outcome == "interrupted" or self._left_s(started) <= 0 or at_once
             if solved.solution.choices is None:
                 refused.append(solved)
                 return None
             priced = price(solved.built, solved.solution, solved.charges)
-            bound_s = solved.solution.bound / PICOSECONDS
-            return Trial(
-                weight, (priced, solved.memory), priced.f1_s + priced.wish_s, priced.f2_s + priced.wish_s, bound_s
-            )
+            return _trial(priced, solved.memory, solved.solution.bound / PICOSECONDS)
 
         found = shortest_step(solve_at)
         if found is None:
             raise self.refusal(refused[0])
         return found
+
+    def _left_s(self, started: float) -> float:
+        limit = self.options.time_limit
+        return math.inf if limit is None else max(0.0, limit - (time.monotonic() - started))
+
+    @property
+    def _balances(self) -> bool:
+        """Whether compute and what hides behind it can be balanced: where only weights and their gradients hide."""
+        return not (self._pricing.moves.overlap.tp or self._pricing.moves.overlap.a2a)
+
+    def _balanced(
+        self,
+        known: Trial[tuple[Priced, Memory]],
+        bound_s: float,
+        restriction: Restrict | None,
+        within_s: float,
+        *,
+        limited: bool = True,
+    ) -> tuple[Trial[tuple[Priced, Memory]], float]:
+        """The plan of the shortest step that recomputes what `known` does, or `known`, and the bound on any step, from
+        `bound_s`. Not `limited`: without regard to memory."""
+        priced, memory = known.plan
+        if priced.solution.outcome != "interrupted" and within_s > 0:
+            again = priced.built.recompute
+            posed, second = (self._posed(w, restriction, again=again, complete=True) for w in (1.0, 0.0))
+            problem = between(posed.problem, second.problem)
+            if not limited:
+                problem = replace(problem, limit=None)
+            found = self._solve(problem, within_s, unproven=BALANCED if self.options.gap else 0.0)
+            for_all = not (limited and self._chooses_again)  # whatever is recomputed
+            if for_all and found.outcome != "infeasible":
+                bound_s = max(bound_s, found.bound / PICOSECONDS)
+            if found.choices is not None:
+                cost = float(evaluate(replace(posed.problem, limit=None), found.choices).cost)
+                other = price(posed.built, replace(found, cost=cost), posed.charges)
+                if other.step_s + other.wish_s < known.step_s:
+                    priced, memory = replace(other, weight=1.0 - found.surplus_price), posed.memory
+                    if for_all:
+                        return _trial(replace(priced, solution=found), memory, bound_s), bound_s
+        return _proven(priced, memory, bound_s), bound_s
 
     def _flagged(
         self, restriction: Restrict | None, chosen: Trial[tuple[Priced, Memory]]
@@ -242,12 +308,15 @@ class Planner:
         restriction: Restrict | None = None,
         without: Sequence[Constraint] = (),
         again: Recompute | None = None,
+        *,
+        complete: bool = False,
     ) -> Solved:
-        """What is to be solved, less the constraints `without`. `again`: what is recomputed, if that is decided."""
+        """What is to be solved, less the constraints `without`. `again`: what is recomputed, if that is decided;
+        `complete`: with all strategies, so that problems at several weights have the same choices."""
         if again is None:
             built, memory = self.built_at(weight)
         else:
-            built = self._build(weight, again)
+            built = self._build(weight, again, complete=complete)
             memory = Memory(built)
         asked = bearings(built, self.wishes)
         charges = charges_of(bearing for bearing in asked if bearing.constraint not in without)
@@ -260,10 +329,11 @@ class Planner:
             problem = as_known(problem, built, self.options.cost_model)
         return Solved(built, memory, problem, UNSOLVED, charges, asked)
 
-    def _build(self, weight: float, again: Recompute | None = None) -> CostGraph:
+    def _build(self, weight: float, again: Recompute | None = None, *, complete: bool = False) -> CostGraph:
+        complete = complete or self._complete or not self.options.cost_model.is_ours
         return build_cost_graph(
             self.model, self.rules, self.cluster, self.options, pricing=self._pricing, overlap_weight=weight,
-            wishes=self.wishes, complete=self._complete or not self.options.cost_model.is_ours, again=again,
+            wishes=self.wishes, complete=complete, again=again,
         )  # fmt: skip
 
     def _fits(self, posed: Solved, solution: Solution) -> bool:
@@ -271,7 +341,11 @@ class Planner:
         if solution.choices is None or solution.outcome != "optimal":
             return False
         choice = dict(zip(node_order(posed.built), solution.choices, strict=True))
-        return peak_memory(posed.memory.holdings, posed.memory.moments, choice).total <= self.limit_bytes
+        return self._keeps(choice, posed.memory)
+
+    def _keeps(self, choice: Mapping[Node, int], memory: Memory) -> bool:
+        """Whether an assignment keeps the limit on memory."""
+        return peak_memory(memory.holdings, memory.moments, choice).total <= self.limit_bytes
 
     def _solve(
         self,
@@ -347,6 +421,21 @@ class Planner:
         found = read(solved, nearest, lambda again: self._posed(weight, again=again))
         assert found.solution.choices is not None
         return need_of(found.memory, dict(zip(node_order(found.built), found.solution.choices, strict=True)))
+
+
+def _proven(priced: Priced, memory: Memory, bound_s: float) -> Trial[tuple[Priced, Memory]]:
+    """A plan, of which the solution says what is proven of its step."""
+    cost, bound = float(priced.step_s + priced.wish_s) * PICOSECONDS, float(bound_s) * PICOSECONDS
+    outcome: Outcome = "optimal" if cost - bound <= SAME * cost else "feasible"
+    if priced.solution.outcome == "interrupted":
+        outcome = "interrupted"
+    solution = replace(priced.solution, outcome=outcome, cost=cost, bound=min(cost, bound))
+    return _trial(replace(priced, solution=solution), memory, bound_s)
+
+
+def _trial(priced: Priced, memory: Memory, bound_s: float) -> Trial[tuple[Priced, Memory]]:
+    weight = priced.built.prices.weight if priced.weight is None else priced.weight
+    return Trial(weight, (priced, memory), priced.f1_s + priced.wish_s, priced.f2_s + priced.wish_s, bound_s)
 
 
 def _hard(asked: Sequence[Bearing]) -> list[Constraint]:

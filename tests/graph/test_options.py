@@ -79,7 +79,7 @@ def test_a_tighter_limit_is_kept_and_costs_time(gpt2, cluster):
     tight = plan(gpt2, cluster, memory_limit_bytes=limit).summary
     assert tight.memory.total <= limit
     assert tight.step_ns >= free.step_bound_ns
-    assert tight.gap <= 0.01
+    assert tight.gap <= 0.03
 
 
 def test_no_plan_fits_in_a_tenth(gpt2, cluster):

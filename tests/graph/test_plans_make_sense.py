@@ -1,5 +1,6 @@
 """Plans of real models under shipped profiles do what an engineer who knows the hardware would do."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -46,18 +47,20 @@ def test_llama_splits_heads_and_columns_inside_machines(llama):
     assert of["model.layers.5.mlp.down_proj"] == "k"
 
 
-def test_all_layers_of_llama_are_alike(llama):
+def test_layers_of_llama_are_alike_but_for_one_change(llama):
+    """Compute and what hides behind it are balanced by some of the first layers, which are all alike again."""
     splits = [
         tuple(llama.operators[index].split for index in copy)
         for _, copies in llama.blocks
-        for copy in copies[1:-1]  # the first and last layer have other neighbours
+        for copy in copies[:-1]  # the last layer has other neighbours
     ]
-    assert len(set(splits)) == 1
+    assert sum(one != other for one, other in itertools.pairwise(splits)) == 1
 
 
 def test_llama_stays_within_memory_and_says_so(llama):
-    assert llama.summary.outcome == "optimal"
-    assert llama.summary.gap == 0
+    assert llama.summary.gap <= 0.01
+    assert llama.summary.objective_ns == pytest.approx(llama.summary.step_ns, rel=1e-6)
+    assert llama.summary.bound_ns == pytest.approx(llama.summary.step_bound_ns, rel=1e-6)
     assert llama.summary.memory.total <= llama.summary.memory_limit_bytes
 
 

@@ -113,7 +113,7 @@ class OperatorPricer:
             compute_s = compute_s + micro * self._kernel(strategies, flops, charged, dtype, passes=2)
         inner_s = self._inner(strategies, forwards=forwards, backward=backward)
         charged_s = self.compute_weight * compute_s + inner_s
-        keep = cheapest_of_equals(strategies, charged_s)
+        keep = cheapest_of_equals(strategies, charged_s, (compute_s, inner_s) if complete else None)
         strategies.keep(keep)
         held = _held_bytes(strategies, rule, micro)
         if not complete:

@@ -241,10 +241,13 @@ def dominated(space: StrategySpace, seconds: Seconds, held_bytes: Index, *, forw
     return np.asarray((cheaper & (held_bytes[None, :] <= held_bytes[:, None])).any(axis=1))
 
 
-def cheapest_of_equals(space: StrategySpace, seconds: Seconds) -> Index:
-    """Of strategies that read and make the same layouts only the cheapest is of use: their numbers, ascending."""
+def cheapest_of_equals(space: StrategySpace, seconds: Seconds, parts: tuple[Seconds, Seconds] | None = None) -> Index:
+    """Of strategies that read and make the same layouts only the cheapest is of use: their numbers, ascending. With
+    `parts`, also those that no other one of them beats in both."""
     columns = [state for pair in (*space.reads, *space.makes) if pair is not None for state in pair]
     columns += [code for i, made in enumerate(space.makes) if made is not None for code in space.exclusive_codes(i).T]
+    if parts is not None:
+        return _unbeaten(columns, len(seconds), *parts)
     if not columns:
         return np.array([int(np.argmin(seconds))], dtype=np.int64)
     rank = np.lexsort((np.arange(len(seconds)), seconds))
@@ -252,3 +255,15 @@ def cheapest_of_equals(space: StrategySpace, seconds: Seconds) -> Index:
     _, first = np.unique(table, axis=0, return_index=True)
     chosen: Index = np.sort(rank[first])
     return chosen
+
+
+def _unbeaten(columns: list[Index], count: int, one: Seconds, other: Seconds) -> Index:
+    """Numbers of the strategies that none with the same columns beats in one part without losing in the other."""
+    least: dict[tuple[int, ...], float] = {}
+    kept = []
+    for number in np.lexsort((np.arange(count), other, one)).tolist():
+        key = tuple(int(column[number]) for column in columns)
+        if float(other[number]) < least.get(key, np.inf):
+            least[key] = float(other[number])
+            kept.append(number)
+    return np.array(sorted(kept), dtype=np.int64)

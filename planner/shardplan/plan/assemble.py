@@ -41,7 +41,7 @@ class PriceMismatchError(RuntimeError):
 class Priced:
     """An assignment with its moves and times. Seconds per step: `compute_s`; `exposed_s`, communication that cannot
     hide; `hideable_s`, that can, of which `at_best_s` does if there is compute enough. `wish_s`: charged for
-    broken soft constraints."""
+    broken soft constraints. `weight`: of f1 against f2, where the bound was found, if not that of the graph."""
 
     built: CostGraph
     solution: Solution
@@ -52,6 +52,7 @@ class Priced:
     hideable_s: float
     at_best_s: float
     wish_s: float = 0.0
+    weight: float | None = None
 
     @property
     def f1_s(self) -> float:
@@ -246,7 +247,7 @@ def _summary(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
         memory=peak_memory(memory.holdings, memory.moments, priced.choice),
         memory_limit_bytes=limit_bytes,
         reproducible=solution.reproducible,
-        overlap_weight=priced.built.prices.weight,
+        overlap_weight=priced.built.prices.weight if priced.weight is None else priced.weight,
         step_bound_ns=min(step_ns, round(step_bound_s * _NANOSECONDS)),
     )
 

@@ -10,7 +10,7 @@ from shardplan.solve.budget import Budget
 from shardplan.solve.cross import crossed, crossed_bytes, crossings
 from shardplan.solve.decode import condition, hubs
 from shardplan.solve.eliminate import eliminate
-from shardplan.solve.exact import COMBINATIONS, HUBS, Incumbent, close, combinations, offer
+from shardplan.solve.exact import COMBINATIONS, HUBS, PROVABLE, Incumbent, close, combinations, offer
 from shardplan.solve.graph import Contradiction, Graph, Take
 from shardplan.solve.integer import Pressure, integer
 from shardplan.solve.lagrange import DeadEnd, Point, Relaxation
@@ -70,7 +70,8 @@ def fit(
             _cross(relaxation, best)
         if best.within(max(gap, unproven)) or budget.expired():
             return
-        if unproven and np.isfinite(best.cost):
+        small = relaxation.soft is not None and relaxation.core.pairs <= PROVABLE
+        if unproven and np.isfinite(best.cost) and not small:
             _fuse(relaxation, best)
         elif relaxation.soft is not None:
             _finish(relaxation, best, gap)
