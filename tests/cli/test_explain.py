@@ -141,7 +141,7 @@ def test_a_plan_of_another_model(shardplan, solved):
     [
         ("layers.*.up (MatMul)", "layers.*.up (MatMul)", 2),
         ("layers.*.up (MatMul) ×2", "layers.*.up (MatMul)", 2),
-        ("operator layers.1.up (MatMul)", "up_1", 1),
+        ("operator layers.1.up (MatMul)", "layers.1.up (MatMul)", 1),
         ("MatMul", "layers.*.up (MatMul), layers.*.down (MatMul)", 4),
         ("output of layers.*.up (×2)", "h0, h1", 2),
         ("layers.0.up: h*", "h0", 1),

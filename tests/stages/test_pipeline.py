@@ -238,7 +238,17 @@ def test_the_other_verbs(model, shardplan, folder: Path):
     assert shardplan("check", plan, "--model", "chain.onnx", "--resolve").code == 0
     explained = shardplan("explain", plan, "u2", "--model", "chain.onnx")
     assert explained.code == 0
-    assert explained.out.startswith("u2  [256, 1024] float")
+    stage, _, rest = explained.out.partition(": ")
+    assert rest.startswith("u2  [256, 1024] float")
+    assert shardplan("explain", plan, f"{stage}: u2", "--model", "chain.onnx").out == explained.out
+    instead = shardplan("explain", plan, "u2", "--model", "chain.onnx", "--instead", "replicate")
+    assert instead.out.startswith(f"{stage}: u2  [256, 1024] float  → replicate\n")
+    priced = shardplan("evaluate", "chain.onnx", "--fix", plan)
+    assert (priced.code, priced.out) == (2, "")
+    assert priced.err == (
+        f"{plan}: error[pipeline-plan]: the plan is a pipeline of 2 stages, which cannot be priced anew\n"
+        f"hint: shardplan explain {plan} says what it takes\n"
+    )
     assert "stage 1: " in shardplan("explain", plan).out
     verified = shardplan("verify", "chain.onnx", plan)
     assert verified.code == 0

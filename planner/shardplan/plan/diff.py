@@ -211,7 +211,7 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
         yield f"model changed ({was.get('operators', '?')} → {now.get('operators', '?')} operators)"
     for key, usual in _ASKED.items():
         if was.get(key, usual) != now.get(key, usual):
-            yield f"{key.replace('_', ' ')} {was.get(key, usual)} → {now.get(key, usual)}"
+            yield f"{key.replace('_', ' ')} {_said(was.get(key, usual))} → {_said(now.get(key, usual))}"
     yield from _differences(_mapping(was.get("dims")), _mapping(now.get("dims")), "dim ")
     lost, added = _constraints(old) - _constraints(new), _constraints(new) - _constraints(old)
     yield from (f"constraint removed: {text}" for text in _together(lost))
@@ -222,6 +222,10 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
         yield f"memory limit {size(old.summary.memory_limit_bytes)} → {size(new.summary.memory_limit_bytes)}"
     if old.cluster.get("digest") != new.cluster.get("digest"):
         yield from _cluster_causes(old, new)
+
+
+def _said(value: object) -> object:
+    return "none" if value is None else value
 
 
 def _together(texts: Iterable[str]) -> list[str]:

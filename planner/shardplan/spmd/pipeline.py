@@ -34,13 +34,19 @@ def stage_models(model: Model, plan: Plan) -> Iterator[Model]:
 
 def stage_of(model: Model, plan: Plan, file: str, name: str) -> tuple[Plan, str, Model]:
     """The plan of the first stage that has a tensor or operator called `name` (a glob), its file, and its part of
-    `model`; the last stage where none has it. Raises `ShardplanError` (`stale-plan`) for another model."""
+    `model`; the last stage where none has it, and the one that is said where `name` begins as `stage 1: `. Raises
+    `ShardplanError` (`stale-plan`) for another model."""
     assert plan.pipeline is not None
     if not is_of(plan, model):
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
     pairs = zip(stage_models(model, plan), plan.pipeline.stages, strict=True)
-    for found in ((stage.plan, file, part) for part, stage in pairs):
-        plan = found[0]
+    said = [stage.name for stage in plan.pipeline.stages if name.startswith(f"{stage.name}: ")]
+    for part, stage in pairs:
+        plan, found = stage.plan, (stage.plan, file, part)
+        if said:
+            if stage.name in said:
+                break
+            continue
         known = {operator.name for operator in plan.operators}
         known |= {text for tensor in plan.tensors for text in (tensor.name, tensor.checkpoint, *tensor.aliases)}
         if any(matches(text, name) for text in known):

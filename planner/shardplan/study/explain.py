@@ -67,8 +67,9 @@ def described(plan: Plan, found: Named) -> Explanation:
         first, names = found.operators[0], [operator.name for operator in found.operators]
         agains = sorted({operator.again for operator in found.operators if operator.again})
         again = f", run again before the backward of '{agains[0]}'" if agains else ""
-        modules = [f"{operator.module} ({operator.op_type})" for operator in found.operators]
-        subject = _together(modules, modules) if names[1:] and first.module else names[0]
+        labels = [f"{operator.module} ({operator.op_type})" for operator in found.operators if operator.module]
+        alone = sum((o.module, o.op_type) == (first.module, first.op_type) for o in plan.operators) == 1
+        subject = _together(labels, labels) if labels and (names[1:] or alone) else names[0]
         shares = shares_of(plan, operators=names)
         return Explanation(subject, f"{first.op_type}  {first.equation}{again}", len(names), shares, ())
     first_one = found.tensors[0]

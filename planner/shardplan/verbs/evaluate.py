@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from shardplan.errors import ShardplanError, error
 from shardplan.verbs.asking import Asking, asking_options
 from shardplan.verbs.inputs import (
     Attempts,
@@ -97,6 +98,11 @@ def _of_plan(session: Session, file: str, given: dict[str, Any]) -> Evaluation:
     attempt.finish()
     assert plan is not None
     assert cost_model is not None
+    if plan.pipeline is not None:
+        summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages, which cannot be priced anew"
+        raise ShardplanError(
+            error("pipeline-plan", summary, hint=f"shardplan explain {file} says what it takes", file=file)
+        )
     options = options_of(plan, file)
     model = attempt(lambda: load_model(given["model"], dims_of(plan)))
     cluster = attempt(lambda: _cluster(plan, file, given["cluster"] if "cluster" in said else None))

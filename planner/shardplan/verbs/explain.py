@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from shardplan.verbs.inputs import load_model_of
@@ -45,13 +47,16 @@ def explain(
     from shardplan.study.explain import explain as explain_name  # noqa: PLC0415
 
     whole = load_model_of(loaded, plan, model)
-    subject, file, part = loaded, plan, whole
+    subject, file, part, label = loaded, plan, whole, ""
     if loaded.pipeline is not None:
         from shardplan.spmd.pipeline import stage_of  # noqa: PLC0415
 
         subject, file, part = stage_of(whole, loaded, plan, name)
+        label = next(f"{stage.name}: " for stage in loaded.pipeline.stages if stage.plan is subject)
+        name = name.removeprefix(label)
     if instead is None:
         found = explain_name(subject, file, part, name)
+        found = replace(found, subject=label + found.subject)
         document = explain_document(loaded, found.subject, found.shares, found)
         return session.finish(document, lambda console: show_explanation(console, loaded, found))
     from shardplan.render.explain import instead_document, show_instead  # noqa: PLC0415
@@ -61,6 +66,7 @@ def explain(
     check_model(subject, file, part)
     named = find(subject, part, name)
     described_one, other = described(subject, named), plan_instead(subject, file, part, named, instead)
+    described_one = replace(described_one, subject=label + described_one.subject)
     document = explain_document(loaded, described_one.subject, described_one.shares, described_one)
     return session.finish(
         {**document, "instead": instead_document(other)},
