@@ -46,7 +46,7 @@ def main():
         loss = pipeline.step(text, target=text)
         optimizer.step()
         optimizer.zero_grad()
-        if dist.get_rank() == dist.get_world_size() - 1:  # of the last stage, whose loss is not None
+        if dist.get_rank() == plan.pipeline.stages[-1].first_device:  # of the last stage, whose loss is not None
             print(f"step {step} loss {loss:.4f}", flush=True)
     dist.barrier()  # nobody leaves while another still sends
     dist.destroy_process_group()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import runpy
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch_twins
 from tiny_models import Tiny
@@ -27,6 +33,16 @@ class Seen:
     actual: Any
     differences: Any
     record: Any
+
+
+def seen(losses: list[float], errors: list[float], model: nn.Module, reference: nn.Module, comms: Any) -> Seen:
+    """What a model has shown, trained beside `reference`: `losses` and `errors` of gradients by step; `comms`: what was
+    sent in the last one."""
+    record = model._shardplan.engine.record
+    return Seen(
+        max(losses), max(errors), _weight_error(model, reference), comms.wire_bytes("forward"), dict(comms.actual),
+        dict(comms.differences), (dict(record.extra), dict(record.unknown)),
+    )  # fmt: skip
 
 
 _MESHES: dict[Any, Any] = {}
@@ -61,11 +77,7 @@ def train(
         errors.append(_gradient_error(model, reference))
         ours.step()
         theirs.step()
-    record = model._shardplan.engine.record
-    return Seen(
-        max(losses), max(errors), _weight_error(model, reference), comms.wire_bytes("forward"), dict(comms.actual),
-        dict(comms.differences), (dict(record.extra), dict(record.unknown)),
-    )  # fmt: skip
+    return seen(losses, errors, model, reference, comms)
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> tuple[Any, Tensor]:
@@ -274,11 +286,7 @@ def accumulate(tiny: Tiny, plan: Plan, mode: str = "eager", steps: int = 2) -> S
         errors.append(_gradient_error(model, reference))
         ours.step()
         theirs.step()
-    record = model._shardplan.engine.record
-    return Seen(
-        max(losses), max(errors), _weight_error(model, reference), comms.wire_bytes("forward"), dict(comms.actual),
-        dict(comms.differences), (dict(record.extra), dict(record.unknown)),
-    )  # fmt: skip
+    return seen(losses, errors, model, reference, comms)
 
 
 def dropping(tiny: Tiny, plan: Plan, mode: str) -> tuple[Tensor, list[float]]:
@@ -321,3 +329,14 @@ def compiled(tiny: Tiny, plan: Plan, what: str) -> tuple[float, float]:
     ours.backward()
     theirs.backward()
     return abs(ours.item() - theirs.item()), _gradient_error(model, reference)
+
+
+def script(path: str, *args: str) -> str:
+    """What a script prints, run as `torchrun` would run it in this process, but for the group, which stays."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [path, *args])
+        patch.syspath_prepend(str(Path(path).parent))
+        patch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()

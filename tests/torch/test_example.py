@@ -45,7 +45,11 @@ def launched(script, *args):
     """What `torchrun` prints of a script on four processes, and its losses."""
     launch = ("--nproc-per-node", "4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
     printed = run(sys.executable, "-m", "torch.distributed.run", *launch, str(script), *map(str, args))
-    return printed, [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
+    return printed, losses_in(printed)
+
+
+def losses_in(printed):
+    return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +97,10 @@ def loss_of_one_process(path, weights):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten()).item()
 
 
-def test_a_pipeline_of_two_stages_begins_where_one_process_does(tmp_path):
+def test_a_pipeline_of_two_stages_begins_where_one_process_does(four, tmp_path):
     path = solved(PIPELINE, tmp_path)
-    _, losses = launched(PIPELINE, path, "--steps", 3)
+    printed = four.run("torch_cases", "script", str(PIPELINE), str(path), "--steps", "3")
+    losses = losses_in("".join(printed))
     torch.manual_seed(0)
     model = runpy.run_path(str(SCRIPT))["build"](shardplan.load(path), 4, "cpu")
     ids = torch.randint(0, 256, (8, 32))
