@@ -19,6 +19,8 @@ from shardplan.plan.diff import diff_plans
 from shardplan.plan.encode import dumps
 from shardplan.planning import plan_model
 from shardplan.render.show import show_document, show_plan
+from shardplan.spmd.twin import shrink
+from shardplan.spmd.verify import verify_plan
 from shardplan.study.check import check_plan
 from shardplan.study.evaluate import evaluate_plan
 from shardplan.study.request import options_of
@@ -148,3 +150,12 @@ def test_show_lists_what_runs_again(tight):
     assert f"{many} of {len(tight.operators)} operators run again in backward" in text
     groups = show_document(tight)["again"]
     assert sum(group["count"] for group in groups) == many
+
+
+def test_forward_of_a_plan_that_recomputes_is_proved_by_its_twin(model, tight):
+    small, twin = shrink(model, tight)
+    again = {operator.name: operator.again for operator in twin.operators if operator.again}
+    assert again
+    assert again.items() <= {operator.name: operator.again for operator in tight.operators}.items()
+    assert set(again.values()) <= {operator.name for operator in small.operators}
+    assert verify_plan(small, twin).verified
