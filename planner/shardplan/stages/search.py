@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from shardplan.solve.problem import Costs
 
 Counts = NDArray[np.int64]
+_ROUNDINGS = 1e-9
+_ROUGHLY = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +82,55 @@ def search(choices: Choices, tolerance: float = 0.0) -> Found:
     """The cheapest cut, within a relative `tolerance`."""
     tables = {id(table): table for table in (*choices.costs, *choices.costs_behind.values())}
     values = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in tables.values()]))
+    best = _of_equal_stages(choices)
+    values = values[values <= best.cost]
     if not len(values):
         return Found(None, math.inf, math.inf)
     slow = 1.0 - choices.share
-    best, best_cost, bound = _limited(choices, float(values[-1])), math.inf, math.inf
-    if best.cuts is None:
-        return Found(None, math.inf, math.inf)
-    best_cost = _total(choices, best)
-    waiting = [(0, _place(choices, values, best) - 1, best.cost)]
+    work = float(_work(choices, float(values[-1]))[-1])
+    first = int(np.searchsorted(values, work / choices.devices * (1.0 - _ROUNDINGS)))
+    bound = best.cost
+    waiting = [(first, len(values) - 1, 0.0)]
     while waiting:
-        waiting.sort(key=lambda part: part[2] + slow * values[part[0]], reverse=True)
+        waiting.sort(
+            key=lambda part: part[2] + slow * values[part[0]] if part[0] <= part[1] else math.inf, reverse=True
+        )
         low, high, least = waiting.pop()
         if high < low:
             continue
         floor = least + slow * float(values[low])
-        if floor >= best_cost * (1.0 - tolerance):
+        if floor >= best.cost * (1.0 - tolerance):
             bound = min(bound, floor)
             continue
-        middle = (low + high) // 2
-        trial = _limited(choices, float(values[middle]))
-        if trial.cuts is None:
-            waiting.append((middle + 1, high, least))
-            continue
-        cost = _total(choices, trial)
-        if cost < best_cost:
-            best, best_cost = trial, cost
-        waiting += [(low, _place(choices, values, trial) - 1, trial.cost), (middle + 1, high, least)]
-    return Found(best.cuts, best_cost, min(bound, best_cost))
+        middle = high if not least else (low + high) // 2
+        trial = _limited(choices, float(values[middle]), best.cost - slow * float(values[low]))
+        waiting.append((middle + 1, high, least))
+        if trial.cuts is not None:
+            if (cost := _total(choices, trial)) < best.cost:
+                best = Found(trial.cuts, cost, cost)
+            waiting.append((low, _place(choices, values, trial) - 1, trial.cost))
+    return Found(best.cuts, best.cost, min(bound, best.cost))
+
+
+def _of_equal_stages(choices: Choices) -> Found:
+    """The best cut into stages of one size, roughly: no stage of a better one costs more than all of that."""
+    found = Found(None, math.inf, math.inf)
+    for number, size in enumerate(choices.sizes):
+        if len(choices.sizes) > 1 and choices.devices % size == 0:
+            alone = replace(
+                choices,
+                costs=[choices.costs[number]],
+                sizes=[size],
+                handing=[[choices.handing[number][number]]],
+                most_behind=[choices.most_behind[number]],
+                costs_behind={
+                    (behind, 0): cost for (behind, other), cost in choices.costs_behind.items() if other == number
+                },
+            )
+            best = search(alone, _ROUGHLY)
+            if best.cuts is not None and best.cost < found.cost:
+                found = replace(best, cuts=tuple(replace(cut, submesh=number) for cut in best.cuts))
+    return found
 
 
 def _slowest(choices: Choices, found: Found) -> float:
@@ -126,23 +150,37 @@ def _place(choices: Choices, values: Costs, found: Found) -> int:
     return int(np.searchsorted(values, _slowest(choices, found)))
 
 
-def _limited(choices: Choices, limit: float) -> Found:
-    """The least sum of shares and transfers when no stage costs more than `limit`; `cost` is that sum."""
-    run = _Run(choices, limit)
+def _limited(choices: Choices, limit: float, most: float) -> Found:
+    """The least sum of shares and transfers, at most `most`, when no stage costs more than `limit`; `cost` is that
+    sum."""
+    run = _Run(choices, limit, most)
     run.fill()
     return run.best()
+
+
+def _work(choices: Choices, limit: float) -> Costs:
+    """Of the units before each: the least sum of cost times devices, in any stages none of which costs more than
+    `limit`. They need devices enough for it."""
+    pairs = zip(choices.sizes, choices.costs, strict=True)
+    per_run = np.minimum.reduce([size * np.where(cost <= limit, cost, np.inf).min(axis=(2, 3)) for size, cost in pairs])
+    work = np.full(choices.units + 1, np.inf)
+    work[0] = 0.0
+    for last in range(1, choices.units + 1):
+        work[last] = (work[:last] + per_run[:last, last]).min()
+    return work
 
 
 class _Run:
     """Tables of one limit. `rest[k][d][s]`: least cost of units a .. end in k stages on d devices when the first of
     them runs on submesh s, shape (a, layouts in); absent where impossible."""
 
-    def __init__(self, choices: Choices, limit: float) -> None:
+    def __init__(self, choices: Choices, limit: float, most: float) -> None:
         self.choices = choices
-        self.limit = limit
+        self.limit, self.most = limit, most
         self.limited: dict[int, Costs] = {}
         self.rest: list[dict[int, dict[int, Costs]]] = [{}]
         self.behind: dict[tuple[int, int, int], Costs] = {}
+        self.work = _work(choices, limit)
 
     def costs(self, number: int, behind: int) -> Costs:
         """A stage's share of the sum, `inf` where it costs more than the limit."""
@@ -163,7 +201,8 @@ class _Run:
                     continue
                 flat = cost.transpose(0, 2, 1, 3).reshape(cost.shape[0] * cost.shape[2], -1)
                 for devices in sorted(self.rest[count - 1]):
-                    if devices + size <= choices.devices:
+                    left = choices.devices - devices - size
+                    if left >= 0 and self._possible(cost, left):
                         after = self.after(count - 1, devices, number)
                         least = (flat + after.reshape(1, -1)).min(axis=1).reshape(cost.shape[0], cost.shape[2])
                         self._put(level, devices + size, number, least)
@@ -171,8 +210,16 @@ class _Run:
             if not level:
                 break
 
-    @staticmethod
-    def _put(level: dict[int, dict[int, Costs]], devices: int, number: int, least: Costs) -> None:
+    def _possible(self, cost: Costs, left: int) -> bool:
+        """Whether a stage with these costs may have so many devices left for what comes before it."""
+        return bool(np.isfinite(cost[0] if not left else cost[1:]).any())
+
+    def _put(self, level: dict[int, dict[int, Costs]], devices: int, number: int, least: Costs) -> None:
+        left = self.choices.devices - devices
+        enough = self.work <= self.limit * left * (1.0 + _ROUNDINGS)
+        if left:
+            enough[0] = False
+        least = np.where(enough[:, None] & (least <= self.most * (1.0 + _ROUNDINGS)), least, np.inf)
         if np.isfinite(least).any():
             level.setdefault(devices, {})[number] = least
 
