@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
+from shardplan.models import transformer
 from shardplan.planning import plan_model
 from shardplan.stages.engines import DaskEngine, LocalEngine, engine_of
 from shardplan.stages.sweep import Point, Request, all_requests, pareto, plan_point, sweep
@@ -53,6 +55,26 @@ def test_points_are_what_solve_gives(model, found):
         assert point.step_us == plan.summary.step_ns / 1000
         assert point.memory_bytes == plan.summary.memory.total
         assert point.tokens_per_s == pytest.approx(8 / point.step_us * 1e6, abs=1e-3)
+
+
+def test_what_is_recomputed_is_chosen_point_by_point():
+    sizes = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
+    model = transformer(style="gpt", **sizes, attention="decomposed")
+    cluster = make_cluster(load_profile("h100-dgx"), "1x4")
+    free = plan_model(model, cluster, PlanOptions())
+    options = PlanOptions(memory_limit_bytes=int(0.6 * free.summary.memory.total))
+    requests = all_requests(["h100-dgx"], ["1x4"], [1], ["auto", "none"])
+    auto, none = sweep(model, options, requests, LocalEngine()).points
+    plan = plan_model(model, cluster, replace(options, remat="auto"))
+    assert any(operator.again for operator in plan.operators)
+    assert (auto.request.remat, auto.step_us, auto.outcome) == (
+        "auto",
+        plan.summary.step_ns / 1000,
+        plan.summary.outcome,
+    )
+    assert auto.memory_bytes is not None
+    assert auto.memory_bytes <= (options.memory_limit_bytes or 0)
+    assert none.step_us is None or auto.step_us <= none.step_us
 
 
 def test_a_stage_count_and_an_automatic_mesh(model):
