@@ -34,6 +34,7 @@ from shardplan.stages.pipeline import Stager
 from shardplan.stages.plan import plan_stages
 from shardplan.stages.schedule import parse_schedule
 from shardplan.stages.search import Cut, balanced
+from shardplan.stages.tied import least_tied_ns
 
 PLAN_SCHEMA = json.loads((files("shardplan.plan") / "schema.json").read_text(encoding="utf-8"))
 DOCUMENTS = Draft202012Validator(
@@ -281,9 +282,13 @@ tied (float[16,256] x) => (float[16,256] y)
 }"""
 
 
+def tied_model(folder):
+    onnx.save(proto_of(TIED), folder / "tied.onnx")
+    return read_model(folder / "tied.onnx")
+
+
 def test_weights_that_two_stages_hold_are_kept_equal(tmp_path, cluster):
-    onnx.save(proto_of(TIED), tmp_path / "tied.onnx")
-    model = read_model(tmp_path / "tied.onnx")
+    model = tied_model(tmp_path)
     plan = plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
     handed, tied = plan.pipeline.transfers
     assert plan.pipeline.handed == (handed,)
@@ -295,6 +300,28 @@ def test_weights_that_two_stages_hold_are_kept_equal(tmp_path, cluster):
     served = plan_stages(model, cluster, PlanOptions(mode="inference", microbatches=4), SCHEDULE, stages=2)
     assert len(served.pipeline.transfers) == 1
     assert served.pipeline.transfers[0].backward == ()
+
+
+def test_the_timeline_ends_with_tied_weights(tmp_path, cluster):
+    model = tied_model(tmp_path)
+    plan = plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
+    tied = plan.pipeline.transfers[-1]
+    laid_out = timeline(plan)
+    assert streams_of(plan)[-1] == "stage 0 to 1: shared"
+    assert [task.name for task in laid_out.tasks[-2:]] == ["gradient", "weight"]
+    assert laid_out.starts[-2] == pytest.approx(max(laid_out.ends[:-2]))
+    assert laid_out.ends[-1] - laid_out.starts[-2] == pytest.approx(tied.time_ns * 1e-9)
+
+
+def test_what_is_least_for_tied_weights_is_in_the_bound(tmp_path, cluster):
+    """So where stages are what the bound says, the pipeline is known to be the best."""
+    stager = Stager(tied_model(tmp_path), cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
+    found = stager.solve()
+    least_ns = least_tied_ns(
+        stager.prices.transfers, stager.chain, stager.parts, [runs.built for runs in stager.prices.runs]
+    )
+    assert 0 < least_ns <= sum(transfer.time_ns for transfer in found.tied)
+    assert found.step_ns - sum(transfer.time_ns for transfer in found.tied) < found.bound_ns <= found.step_ns
 
 
 def test_one_stage_is_taken_where_tied_weights_make_two_dearer(tmp_path):

@@ -2,14 +2,16 @@
 
 One stream per stage, then one per transfer. A stage runs as many microbatches forward as it may hold, then one backward
 and one forward in turn (1F1B; in GPipe it may hold all). What a stage does once a step is spread over its microbatches.
+When all are through, weights that several stages hold are made equal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from shardplan.cost.schedule import Task, Timeline, schedule
-from shardplan.plan.types import Pipeline, Plan, Stage
+from shardplan.plan.types import CollectiveStep, Pipeline, Plan, Stage, Transfer
 
 _SECOND = 1e-9
 
@@ -17,7 +19,13 @@ _SECOND = 1e-9
 def pipeline_streams(pipeline: Pipeline) -> tuple[str, ...]:
     """Names of the streams of `pipeline_timeline`."""
     handed = (f"stage {transfer.sender} to {transfer.receiver}" for transfer in pipeline.handed)
-    return (*(stage.name for stage in pipeline.stages[: _groups(pipeline)]), *handed)
+    tied = (f"stage {transfer.sender} to {transfer.receiver}: {transfer.tensor}" for transfer in _tied(pipeline))
+    return (*(stage.name for stage in pipeline.stages[: _groups(pipeline)]), *handed, *tied)
+
+
+def _tied(pipeline: Pipeline) -> tuple[Transfer, ...]:
+    """What keeps weights equal that several stages hold."""
+    return pipeline.transfers[len(pipeline.handed) :]
 
 
 def _groups(pipeline: Pipeline) -> int:
@@ -35,7 +43,8 @@ def pipeline_timeline(plan: Plan) -> Timeline:
 
 
 class _Work:
-    """Tasks by what they are: `("F" | "B" | "send" | "back", stage, microbatch)`."""
+    """Tasks by what they are: `("F" | "B" | "send" | "back", stage, microbatch)`, `("gradient" | "weight", number of
+    the weight, 0)`."""
 
     def __init__(self, pipeline: Pipeline, microbatches: int, *, training: bool) -> None:
         self.pipeline, self.microbatches, self.training = pipeline, microbatches, training
@@ -47,12 +56,16 @@ class _Work:
             self._stage(place, stage)
         for place, transfer in enumerate(self.pipeline.handed):
             stream = _groups(self.pipeline) + place
-            forward = sum(step.time_ns for step in transfer.forward)
-            backward = sum(step.time_ns for step in transfer.backward)
+            forward, backward = _time_ns(transfer.forward), _time_ns(transfer.backward)
             for batch in range(self.microbatches):
                 self._add(("send", place, batch), stream, forward, [("F", transfer.sender, batch)])
                 if self.training:
                     self._add(("back", place, batch), stream, backward, [("B", transfer.receiver, batch)])
+        ended = [("B", place, self.microbatches - 1) for place in range(len(self.pipeline.stages))]
+        for number, transfer in enumerate(_tied(self.pipeline)):
+            stream = _groups(self.pipeline) + len(self.pipeline.handed) + number
+            self._add(("gradient", number, 0), stream, _time_ns(transfer.backward), ended)
+            self._add(("weight", number, 0), stream, _time_ns(transfer.forward), [("gradient", number, 0)])
         return [
             Task(name, stream, nanoseconds * _SECOND, tuple(self.number[before] for before in after))
             for name, stream, nanoseconds, after in self.made
@@ -76,7 +89,12 @@ class _Work:
     ) -> None:
         words = {"F": "forward", "B": "backward", "send": "hand on", "back": "hand back"}
         self.number[key] = len(self.made)
-        self.made.append((f"{words[key[0]]} {key[2]}", stream, nanoseconds, after))
+        name = f"{words[key[0]]} {key[2]}" if key[0] in words else key[0]
+        self.made.append((name, stream, nanoseconds, after))
+
+
+def _time_ns(steps: Sequence[CollectiveStep]) -> int:
+    return sum(step.time_ns for step in steps)
 
 
 def _halves(stage: Stage, microbatches: int, *, training: bool) -> tuple[float, float]:
