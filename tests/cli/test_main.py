@@ -65,6 +65,14 @@ class TestCodes:
         )
         assert Path("plans/mlp.2x2.plan.json").exists()
 
+    def test_near_enough_is_no_warning(self, shardplan, mlp, planned):
+        planned(example_plan(summary=example_summary(outcome="feasible", step_bound_ns=41_150_000)))
+        run = shardplan(*SOLVE)
+        assert (run.code, run.err) == (0, "")
+        assert "within 0.2 % of the best possible" in run.out
+        assert shardplan(*SOLVE, "--gap", "0.001").err.startswith("warning[not-optimal]: ")
+        assert shardplan(*SOLVE, "--require-optimal").code == 4
+
     def test_interrupted_with_a_plan(self, shardplan, mlp, planned):
         planned(example_plan(summary=example_summary(outcome="interrupted", gap=0.02)))
         run = shardplan(*SOLVE)
@@ -156,7 +164,7 @@ class TestDocuments:
         assert list(infeasible) == list(self.document(shardplan(*SOLVE, "--json"))["result"]["summary"])
 
     def test_warning_and_plan(self, shardplan, mlp, planned):
-        planned(example_plan(summary=example_summary(outcome="feasible", gap=0.01)))
+        planned(example_plan(summary=example_summary(outcome="feasible", step_bound_ns=40_000_000)))
         document = self.document(shardplan(*SOLVE, "--json"))
         assert document["result"]["summary"]["outcome"] == "feasible"
         assert [d["code"] for d in document["diagnostics"]] == ["not-optimal"]

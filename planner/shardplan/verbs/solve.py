@@ -218,7 +218,7 @@ def _deliver(session: Session, request: _Request, plan: Plan, also: Mapping[str,
         session.paint(
             lambda console: describe_outcome(console, plan.summary, request.output, written=written, measure=measure)
         )
-    code = _judge(session, plan, require_optimal=require_optimal)
+    code = _judge(session, plan, request.options.gap, require_optimal=require_optimal)
     study = _study(session, request, plan) if request.draws else {}
     if session.as_json:
         session.write_document({"plan": request.output, "summary": summary_record(plan.summary), **also, **study})
@@ -236,8 +236,9 @@ def _study(session: Session, request: _Request, plan: Plan) -> Mapping[str, Any]
     return {"robustness": robustness_record(found)}
 
 
-def _judge(session: Session, plan: Plan, *, require_optimal: bool) -> int:
-    """The exit code of a plan that was found, with a warning where it may not be the best one."""
+def _judge(session: Session, plan: Plan, gap: float, *, require_optimal: bool) -> int:
+    """The exit code of a plan that was found, with a warning where it may be further from the best one than was said
+    to be near enough."""
     summary = plan.summary
     if summary.outcome == "optimal":
         return EXIT_DONE
@@ -245,5 +246,6 @@ def _judge(session: Session, plan: Plan, *, require_optimal: bool) -> int:
     if summary.outcome == "interrupted":
         session.say(warning("interrupted", f"interrupted: the plan is the best found so far; {within}"))
         return EXIT_INTERRUPTED
-    session.say(warning("not-optimal", f"the plan is not proven optimal; {within}"))
+    if require_optimal or summary.slack > gap:
+        session.say(warning("not-optimal", f"the plan is not proven optimal; {within}"))
     return EXIT_LIMIT if require_optimal else EXIT_DONE
