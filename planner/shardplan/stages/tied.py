@@ -48,12 +48,13 @@ def waited_ns(transfers: Sequence[Transfer]) -> float:
 def least_tied_ns(prices: Transfers, chain: Chain, parts: Sequence[Submesh], graphs: Sequence[CostGraph]) -> float:
     """The least that tied weights cost in a step of any pipeline of several stages: of those that the first and the
     last unit hold, and so two stages wherever it is cut. `graphs`: the whole model on every part."""
-    last = len(chain) - 1
+    last, devices = len(chain) - 1, prices.cluster.mesh.size
+    pairs = [(a, b) for a in range(len(parts)) for b in range(a + 1) if parts[a].size + parts[b].size <= devices]
     total = 0.0
     for name, units in shared_weights(chain, range(1, len(chain))).items():
         if units[0] == 0 and units[-1] == last and all(name in built.trainable for built in graphs):
             least = _least_handovers(prices, parts, graphs, name)
-            total += min(least[a][b] + least[b][a] for a in range(len(parts)) for b in range(a + 1))
+            total += min((least[a][b] + least[b][a] for a, b in pairs), default=0)
     return total
 
 
