@@ -72,7 +72,7 @@ def test_the_bytes_do_not_depend_on_the_process(mlp):
         run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         texts.append(run.stdout)
     assert texts[0] == texts[1]
-    assert json.loads(texts[0])["format_version"] == "1.0"
+    assert json.loads(texts[0])["format_version"] == "1.3"
 
 
 def test_output_goes_where_it_is_told(shardplan, mlp):

@@ -52,8 +52,48 @@ def test_the_required_keys_are_enough_and_every_default_is_written_out(write):
     assert (net.devices, net.node_bytes_per_s, net.link_bytes_per_s) == (0, 50e9, 12.5e9)
     assert (net.base_s, net.step_s, net.ramp_bytes) == (5e-6, 1e-5, 30e6)
     assert net.eta == {"all_reduce": 0.95, "default": 0.84, "partial": 0.96}
+    assert profile.coalesce.bucket_bytes == 25e6
     assert json.loads(json.dumps(profile.resolved)) == profile.resolved
     assert profile_from_resolved(profile.resolved) == profile
+
+
+@pytest.mark.parametrize(("written", "bucket_bytes"), [("0", 0.0), ("32", 32e6), ("25 MiB", 25 * 2**20), ("1 GB", 1e9)])
+def test_buckets_of_gradients(write, written, bucket_bytes):
+    profile = load_profile(write(textwrap.dedent(SMALL) + f"coalesce: {{bucket_mb: {written}}}\n"))
+    assert profile.coalesce.bucket_bytes == bucket_bytes
+
+
+def test_a_profile_in_a_plan_of_before_there_were_buckets_has_none(write):
+    resolved = dict(load_profile(write(SMALL)).resolved)
+    del resolved["coalesce"]
+    assert profile_from_resolved(resolved).coalesce.bucket_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("{bucket_mb: -1}", "23: error[bad-value]: coalesce.bucket_mb: expected at least 0, found '-1'"),
+        (
+            "{bucket_mb: 25 GB/s}",
+            (
+                "23: error[bad-value]: coalesce.bucket_mb: expected the unit of a size such as 8 MB, found 'GB/s' in "
+                "'25 GB/s'"
+            ),
+        ),
+        ("{bucket_mb: auto}", "23: error[bad-value]: coalesce.bucket_mb: expected a size such as 8 MB, found 'auto'"),
+        (
+            "{bucket: 25}",
+            (
+                "12: error[unknown-key]: unknown key 'bucket' in 'coalesce'\n  allowed: bucket_mb\n"
+                "hint: did you mean 'bucket_mb'?"
+            ),
+        ),
+        ("25", "11: error[bad-value]: coalesce: expected a mapping, found a value"),
+    ],
+)
+def test_what_is_no_bucket(write, written, message):
+    text = textwrap.dedent(SMALL) + f"coalesce: {written}\n"
+    assert complaint(write(text)) == f"mine.yaml:8:{message}"
 
 
 def test_a_default_efficiency_replaces_what_is_assumed_for_each_collective(write):
@@ -183,7 +223,7 @@ def test_missing_keys_are_told_where_they_belong(write):
             "<<: {name: a}",
             (
                 "mine.yaml:1:1: error[unknown-key]: unknown key '<<'\n"
-                "  allowed: schema, name, extends, provenance, mesh, device, levels, overlap, curves\n"
+                "  allowed: schema, name, extends, provenance, mesh, device, levels, overlap, coalesce, curves\n"
                 "hint: use 'extends: builtin:NAME' to build on a profile"
             ),
         ),

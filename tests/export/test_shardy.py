@@ -43,7 +43,7 @@ def test_the_text():
     )
 
 
-@pytest.mark.parametrize("plan", [small(), read_plan(PLANS / "gpt2_small.4x4.plan.json")], ids=["small", "gpt2"])
+@pytest.mark.parametrize("plan", [small(), read_plan(PLANS / "llama3_8b.4x8.plan.json")], ids=["small", "llama"])
 def test_mlir_reads_it(plan):
     pytest.importorskip("jax")
     from jax._src.interpreters import mlir

@@ -81,6 +81,7 @@ def test_the_scores_of_attention_are_among_what_runs_again(model, tight):
 
 
 def test_it_is_written_as_format_1_2_and_read_back(tight):
+    tight = replace(tight, moves=tuple(replace(move, bucket=None) for move in tight.moves))
     text = dumps(tight)
     document = json.loads(text)
     assert document["format_version"] == "1.2"

@@ -1,12 +1,14 @@
 """Plans laid out in time."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from example_plans import example_plan
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
+from shardplan.cluster.types import Coalesce
 from shardplan.models import transformer
 from shardplan.plan.file import dumps, loads
 from shardplan.plan.timeline import ACTIVATIONS, STREAMS, WEIGHTS, chrome_trace, timeline
@@ -53,7 +55,9 @@ def test_forward_comes_before_backward_and_the_optimizer_last(plan):
     assert laid_out.starts[named[f"backward: {module}"]] >= laid_out.ends[named[module]]
 
 
-def test_an_operator_waits_for_its_moves(plan):
+def test_an_operator_waits_for_its_moves():
+    cluster = replace(make_cluster(load_profile("h100-dgx"), "2x4"), coalesce=Coalesce())
+    plan = plan_model(transformer(**SIZES), cluster, PlanOptions())  # data parallel if gradients go together
     laid_out = timeline(plan)
     named = {task.name: number for number, task in enumerate(laid_out.tasks)}
     moves = [move for move in plan.moves if move.phase == "forward" and move.time_ns and move.reader in named]

@@ -8,6 +8,7 @@ import numpy as np
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
+from shardplan.cluster.types import Coalesce
 from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
@@ -24,8 +25,10 @@ from shardplan.solve.problem import Costs, Problem
 TRAINING, INFERENCE = PlanOptions(), PlanOptions(mode="inference")
 
 
-def cluster_of(mesh: str):
-    return make_cluster(load_profile("generic"), mesh)
+def cluster_of(mesh: str, bucket_bytes: float | None = None):
+    """The generic cluster; `bucket_bytes`: of gradients that are sent together, if not what the profile says."""
+    cluster = make_cluster(load_profile("generic"), mesh)
+    return cluster if bucket_bytes is None else replace(cluster, coalesce=Coalesce(bucket_bytes))
 
 
 def forced_plan(
@@ -36,10 +39,11 @@ def forced_plan(
     recipe: str = "",
     seed: int | None = None,
     limit_bytes: int | None = None,
+    bucket_bytes: float | None = None,
 ) -> Plan:
     """The plan of a recipe (`2-D`: every axis splits every matrix product, each in its own way), or, with a seed, one
     whose every choice is drawn at random among those that fit."""
-    cluster = cluster_of(mesh)
+    cluster = cluster_of(mesh, bucket_bytes)
     built = build_cost_graph(model, model_rules(model), cluster, options)
     memory = Memory(built)
     problem = to_problem(built, memory, limit_bytes)

@@ -340,3 +340,27 @@ def script(path: str, *args: str) -> str:
         patch.setattr(torch.distributed, "destroy_process_group", lambda: None)
         runpy.run_path(path, run_name="__main__")
     return printed.getvalue()
+
+
+def gradients_apart(tiny: Tiny, *plans: Plan) -> float:
+    """How far the gradients of one step under two plans are apart."""
+    found = []
+    for plan in plans:
+        model, ids = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"])
+        shardplan.torch.parallelize(model, plan, mesh_of(plan))
+        _loss(model(ids).full_tensor(), ids).backward()
+        found.append([parameter.grad.full_tensor() for parameter in model.parameters()])
+    return max(float((one - other).abs().max()) for one, other in zip(*found, strict=True))
+
+
+def penalised(tiny: Tiny, plan: Plan) -> float:
+    """One step of a model that also scales by a weight's own norm, which no plan knows of: the error of gradients."""
+    models = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    for model in models:
+        head, run = model.lm_head, model.lm_head.forward
+        head.forward = lambda x, head=head, run=run: run(x) * head.weight.square().mean()
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    shardplan.torch.parallelize(models[0], plan, mesh_of(plan), strict=False)
+    _loss(models[0](ids).full_tensor(), ids).backward()
+    _loss(models[1](ids), ids).backward()
+    return _gradient_error(*models)

@@ -55,7 +55,7 @@ def test_a_plan_of_one_microbatch_is_left_alone(tmp_path):
 
 def test_too_few_rows_are_refused(tmp_path):
     """The planner makes no such plan; one may come from elsewhere."""
-    plan = forced_plan(tiny_gpt().model(tmp_path), "2x2", recipe="data parallel")
+    plan = forced_plan(tiny_gpt().model(tmp_path), "2x2", recipe="data parallel", bucket_bytes=0.0)
     plan = replace(plan, model={**plan.model, "microbatches": 2})
     with pytest.raises(ShardplanError) as caught:
         one_microbatch(plan)

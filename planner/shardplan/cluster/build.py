@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from shardplan.cluster.types import Curve, Device, GemmEfficiency, Level, Overlap
+from shardplan.cluster.types import Coalesce, Curve, Device, GemmEfficiency, Level, Overlap
 from shardplan.errors import Diagnostic
 
 
@@ -35,6 +35,7 @@ class Profile:
     resolved: Mapping[str, object]
     curves: tuple[Curve, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
+    coalesce: Coalesce = field(default_factory=Coalesce)
 
 
 def profile_from_resolved(resolved: Mapping[str, Any], warnings: tuple[Diagnostic, ...] = ()) -> Profile:
@@ -51,6 +52,7 @@ def profile_from_resolved(resolved: Mapping[str, Any], warnings: tuple[Diagnosti
         resolved=resolved,
         curves=tuple(_build_curve(curve) for curve in resolved["curves"]),
         warnings=warnings,
+        coalesce=_build_coalesce(resolved.get("coalesce", {})),
     )
 
 
@@ -98,6 +100,11 @@ def _by_count(table: Mapping[str, float], scale: float = 1.0) -> dict[int, float
 
 def _build_overlap(resolved: Mapping[str, Any]) -> Overlap:
     return Overlap(**resolved)
+
+
+def _build_coalesce(resolved: Mapping[str, Any]) -> Coalesce:
+    """Plans of before there was such a thing say nothing of it: there every gradient is sent by itself."""
+    return Coalesce(bucket_bytes=resolved.get("bucket_mb", 0.0) * 1e6)
 
 
 def _build_curve(resolved: Mapping[str, Any]) -> Curve:

@@ -53,8 +53,8 @@ def cluster_from_resolved(resolved: dict[str, object]) -> Cluster:
 
 
 def cluster_digest(cluster: Cluster) -> str:
-    """`sha256:` and 64 hex digits of all that decides a cost: device, levels, mesh, overlap, curves; not the name and
-    not the provenance."""
+    """`sha256:` and 64 hex digits of all that decides a cost: device, levels, mesh, overlap, buckets, curves; not the
+    name and not the provenance."""
     decisive = {key: value for key, value in cluster.resolved.items() if key not in ("name", "provenance")}
     text = json.dumps(decisive, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
@@ -189,6 +189,7 @@ def _cluster(profile: Profile, placed: Placed) -> Cluster:
         resolved={**profile.resolved, "mesh": {"axes": described}},
         curves=profile.curves,
         warnings=(*profile.warnings, *_uneven(profile, placed)),
+        coalesce=profile.coalesce,
     )
 
 

@@ -91,6 +91,7 @@ def resolve(profile: Record, name: str) -> Plain:
         "device": _resolve_device(data["device"]),
         "levels": _resolve_levels(data["levels"], axes),
         "overlap": schema.OVERLAP_DEFAULTS | data.get("overlap", {}),
+        "coalesce": schema.COALESCE_DEFAULTS | data.get("coalesce", {}),
         "curves": [_resolve_curve(curve) for curve in data.get("curves", [])],
     }
 

@@ -71,6 +71,7 @@ PROFILE: Final = Section({
         "weight_gather": _HIDDEN, "grad_reduce": _HIDDEN, "tp": _HIDDEN, "a2a": _HIDDEN, "p2p": _HIDDEN,
         "kappa": Number(minimum=1.0),
     }),
+    "coalesce": Section({"bucket_mb": Number(MEGABYTES)}),  # 0: every weight's gradient is sent by itself
     "curves": Sequence(Section({
         "collective": Text(COLLECTIVES),
         "group": Section({"nodes": _COUNT, "per_node": _COUNT}),
@@ -86,6 +87,9 @@ GEMM_DEFAULTS: Final[dict[str, float]] = {"e": 0.75, "m0": 64.0, "n0": 64.0, "k0
 OVERLAP_DEFAULTS: Final[dict[str, float]] = {
     "weight_gather": 0.9, "grad_reduce": 0.9, "tp": 0.0, "a2a": 0.0, "p2p": 0.9, "kappa": 1.1,
 }  # fmt: skip
+
+COALESCE_DEFAULTS: Final[dict[str, float]] = {"bucket_mb": 25.0}
+"""As torch's DDP does it; XLA joins up to 30 MB."""
 
 ETA_DEFAULTS: Final[dict[str, dict[str, object]]] = {
     "switch": {

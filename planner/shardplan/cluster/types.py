@@ -88,6 +88,14 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
+class Coalesce:
+    """`bucket_bytes`: gradients of weights are sent together until every collective carries so much; 0: each by
+    itself."""
+
+    bucket_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
     """Measured times of one collective on groups of `per_node` devices in each of `nodes` machines: (payload bytes as
     in `layout.Collective.share`, seconds), by rising payload."""
@@ -117,3 +125,4 @@ class Cluster:
     resolved: Mapping[str, object]
     curves: tuple[Curve, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
+    coalesce: Coalesce = field(default_factory=Coalesce)

@@ -180,7 +180,8 @@ def _add_edges(built: CostGraph) -> None:
                 times, turns = again.reads(index, position), model.turns(operator.reads_in)
                 key = ("read", id(source), id(strategies), position, times, turns)
                 if key not in tables:
-                    tables[key] = turns * edges.to_read(source, strategies, position, forwards=times)
+                    last = source.kind.coalesces and turns == 1
+                    tables[key] = turns * edges.to_read(source, strategies, position, forwards=times, last=last)
                 _join(graph, built.source_of_reads(name), node, tables[key])
         for position, name in enumerate(operator.outputs):
             kept = built.kept.get(name)
@@ -196,7 +197,8 @@ def _add_edges(built: CostGraph) -> None:
         times, turns = again.serves(name), model.turns(built.flow.lives_in.get(name, ()))
         serving_key = ("served", id(built.kept[name]), id(serving), times, turns)
         if serving_key not in tables:
-            tables[serving_key] = turns * edges.kept_to_served(built.kept[name], serving, forwards=times)
+            last = built.kept[name].kind.coalesces and turns == 1
+            tables[serving_key] = turns * edges.kept_to_served(built.kept[name], serving, forwards=times, last=last)
         _join(graph, ("kept", name), ("served", name), tables[serving_key])
     _add_updates(built, tables)
     _tie_carried(built, tables)

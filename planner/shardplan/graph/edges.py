@@ -5,8 +5,9 @@ kept -> served   a tensor with several readers is gathered once for all; their g
 kept or served -> read   what one reader needs beyond that
 kept -> updated  the gradient of a weight is brought to where the optimizer's state is, and the new weight back, once
 
-A value that backward reads again is gathered again there, unless it was kept as it is read. What happens inside of a
-loop happens in every turn; a value from outside is served once, and read in every turn.
+The last moves of weights' gradients, and those of new weights, are charged their share of a bucket
+(`shardplan.cost.coalesce`). A value that backward reads again is gathered again there, unless it was kept as it is
+read. What happens inside of a loop happens in every turn; a value from outside is served once, and read in every turn.
 """
 
 from __future__ import annotations
@@ -43,27 +44,40 @@ def made_to_kept(
     return _picoseconds(table)
 
 
-def kept_to_served(kept: TensorSpace, served: TensorSpace, *, forwards: int) -> Table:
-    """Kept choices (rows) to served choices (columns). `forwards`: 2 when backward gathers the value again."""
+def kept_to_served(kept: TensorSpace, served: TensorSpace, *, forwards: int, last: bool = False) -> Table:
+    """Kept choices (rows) to served choices (columns). `forwards`: 2 when backward gathers the value again; `last`:
+    as in `to_read`."""
     table = forwards * served.value_move(kept.forward, served.forward)
     table += _gradient_back(served, kept.codes, kept.gradient, served.codes, served.gradient)
+    if last:
+        together = kept.gradient_share(served.gradient, kept.gradient).T
+        table = np.where(kept.forward[:, None] == served.forward[None, :], together, table)
     return _picoseconds(table)
 
 
 def kept_to_updated(kept: TensorSpace, updated: TensorSpace) -> Table:
     """Kept choices of a weight (rows) to the layouts its optimizer state may have (columns)."""
-    table = kept.gradient_move(kept.gradient, updated.gradient)
-    return _picoseconds(table + kept.value_move_once(updated.forward, kept.forward).T)
+    table = kept.gradient_share(kept.gradient, updated.gradient)
+    return _picoseconds(table + kept.value_share(updated.forward, kept.forward).T)
 
 
-def to_read(source: TensorSpace, strategies: StrategySpace, position: int, *, forwards: int) -> Table:
-    """Kept or served choices (rows) to strategies of the reader (columns)."""
+def to_read(
+    source: TensorSpace, strategies: StrategySpace, position: int, *, forwards: int, last: bool = False
+) -> Table:
+    """Kept or served choices (rows) to strategies of the reader (columns).
+
+    `last`: this is the last move of a weight's gradient but for the one to the optimizer, once a step. Where the value
+    is read as it is kept, nothing waits for it, and it is sent together with those of other weights.
+    """
     read = strategies.reads[position]
     assert read is not None
     value, gradient = read
     table = forwards * source.value_move(source.forward, value)
     codes = strategies.layout_codes("operands", position)
     table += _gradient_back(source, source.codes, source.gradient, codes, gradient)
+    if last:
+        together = source.gradient_share(gradient, source.gradient).T
+        table = np.where(source.forward[:, None] == value[None, :], together, table)
     return _picoseconds(table)
 
 

@@ -55,7 +55,8 @@ class Pricing:
     @classmethod
     def of(cls, cluster: Cluster) -> Pricing:
         """Our own cost model of `cluster`."""
-        return cls.made(cluster.mesh, CollectiveModel(cluster), ComputeModel(cluster), cluster.overlap)
+        collectives, compute = CollectiveModel(cluster), ComputeModel(cluster)
+        return cls.made(cluster.mesh, collectives, compute, cluster.overlap, cluster.coalesce.bucket_bytes)
 
     @classmethod
     def alpa(
@@ -116,13 +117,20 @@ class Pricing:
         return replace(made, optimizer=False)
 
     @classmethod
-    def made(cls, mesh: Mesh, collectives: CollectivePricer, compute: ComputePricer, overlap: Overlap) -> Pricing:
-        """A cost model from its parts."""
+    def made(
+        cls,
+        mesh: Mesh,
+        collectives: CollectivePricer,
+        compute: ComputePricer,
+        overlap: Overlap,
+        bucket_bytes: float = 0.0,
+    ) -> Pricing:
+        """A cost model from its parts; `bucket_bytes`: see `shardplan.cost.coalesce`."""
 
         def seconds(collective: Collective, size_bytes: float) -> float:
             return collectives.seconds(collective.kind, collective.axes, float(collective.share) * size_bytes)
 
-        return cls(collectives, compute, MovePrices(mesh, seconds, overlap))
+        return cls(collectives, compute, MovePrices(mesh, seconds, overlap, bucket_bytes=bucket_bytes))
 
 
 def _per_axis(cost_model: CostModel, setting: str, mesh: Mesh, usual: Sequence[float]) -> tuple[float, ...]:

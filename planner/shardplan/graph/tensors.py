@@ -7,7 +7,7 @@ n is R, n+1 is P and, for tensors with a gradient, n+2 is R/P. Tensors of one `T
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.cluster.types import Overlap
+from shardplan.cost.coalesce import in_bucket
 from shardplan.cost.moves import CollectiveSeconds, Index, MoveSpace, Seconds, move_space
 from shardplan.layout.collective import Collective, CollectiveKind
 from shardplan.layout.layout import Layout
@@ -38,6 +39,7 @@ class TensorKind:
     and outputs), so partial values are not allowed. `ordered`: several axes on one dim may take any order (parameters).
     `accumulates`: it may rest whole while its gradient is summed up as a partial one (weights whose optimizer state is
     sharded apart from them). `size_bytes`, `gradient_bytes`: payload of the whole value and gradient in one microbatch.
+    `coalesces`: a weight, whose gradient is sent together with those of others where nobody waits for it.
     """
 
     shape: tuple[int, ...]
@@ -50,6 +52,7 @@ class TensorKind:
     ordered: bool
     microbatches: int
     accumulates: bool = False
+    coalesces: bool = False
 
 
 class TensorSpace:
@@ -66,6 +69,7 @@ class TensorSpace:
         self._prices = prices
         self._forward_s = prices.of(kind, self.legal, "forward")
         self._gradient_s = prices.of(kind, self.legal, "backward") if kind.has_gradient else None
+        self._shares_s: dict[Phase, Seconds] = {}
         self.codes = self._kept_codes(mesh)
         self.forward = self.forward_state(self.codes)
         self.gradient = self.gradient_state(self.codes)
@@ -129,6 +133,31 @@ class TensorSpace:
             return np.zeros((len(source), len(target)))
         return self._gradient_s[np.ix_(source, target)]
 
+    def gradient_share(self, source: Index, target: Index) -> Seconds:
+        """As `gradient_move`, of the last move of a step's gradient: it shares buckets with those of other weights."""
+        if self._gradient_s is None:
+            return np.zeros((len(source), len(target)))
+        return self._shares("backward")[np.ix_(source, target)]
+
+    def most_saved(self, source: Index) -> Seconds:
+        """Seconds that the gradient's last move from each of the states `source` costs less in a bucket, at most."""
+        if self._gradient_s is None or not self.kind.coalesces:
+            return np.zeros(len(source))
+        alone, together = self._gradient_s[source], self._shares("backward")[source]
+        saved = np.zeros_like(alone)
+        np.subtract(alone, together, out=saved, where=np.isfinite(alone))
+        return np.asarray(saved.max(axis=1))
+
+    def value_share(self, source: Index, target: Index) -> Seconds:
+        """As `value_move_once`, of a new weight that is brought together with others."""
+        return self._shares("forward")[np.ix_(source, target)]
+
+    def _shares(self, phase: Phase) -> Seconds:
+        if phase not in self._shares_s:
+            make = self._prices.shares if self.kind.coalesces else self._prices.of
+            self._shares_s[phase] = make(self.kind, self.legal, phase)
+        return self._shares_s[phase]
+
     def _tie_picoseconds(self, pieces: Index) -> NDArray[np.float64]:
         """A few picoseconds per choice that decide between equally good ones: of a weight the one with fewer bytes on a
         device, of an activation the one with fewer splits."""
@@ -167,13 +196,20 @@ class MovePrices:
     """Charged prices of moves on one cluster; kinds that differ only in their choices share one matrix.
 
     `seconds(collective, size_bytes)`: real time of a collective on a tensor of so many bytes. `weight`: share of what
-    can hide that the objective takes to be hidden (see `shardplan.graph.overlap`).
+    can hide that the objective takes to be hidden (see `shardplan.graph.overlap`). `bucket_bytes`: of gradients that
+    are sent together (see `shardplan.cost.coalesce`).
     """
 
     def __init__(
-        self, mesh: Mesh, seconds: Callable[[Collective, float], float], overlap: Overlap, weight: float = 1.0
+        self,
+        mesh: Mesh,
+        seconds: CollectiveSeconds,
+        overlap: Overlap,
+        weight: float = 1.0,
+        bucket_bytes: float = 0.0,
     ) -> None:
         self.mesh = mesh
+        self.bucket_bytes = bucket_bytes
         self.seconds = seconds
         self.overlap = overlap
         self.weight = weight
@@ -181,19 +217,33 @@ class MovePrices:
 
     def at(self, weight: float) -> MovePrices:
         """The same prices at another weight; matrices that differ by a factor only are not computed again."""
-        other = MovePrices(self.mesh, self.seconds, self.overlap, weight)
+        other = MovePrices(self.mesh, self.seconds, self.overlap, weight, self.bucket_bytes)
         other._matrices = self._matrices
         return other
 
-    def of(self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase) -> Seconds:
-        """Charged seconds between all plain layouts of a value (`forward`) or a gradient (`backward`)."""
+    def of(self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase, bucket_bytes: float = 0.0) -> Seconds:
+        """Charged seconds between all plain layouts of a value (`forward`) or a gradient (`backward`), in a bucket of
+        so many bytes if not 0."""
         size_bytes = kind.size_bytes if phase == "forward" else kind.gradient_bytes
         shares = {self.hidden(kind, phase, kind_of) for kind_of in ("all_gather", "all_to_all")}
         if len(shares) > 1:
-            rest = (self.weight, phase, kind.traffic)
-            return self._matrix(len(kind.shards), rest, legal, size_bytes, self.charged(kind, phase))
+            rest = (self.weight, phase, kind.traffic, bucket_bytes)
+            charged = self.charged(kind, phase, bucket_bytes)
+            return self._matrix(len(kind.shards), rest, legal, size_bytes, charged)
         exposed = 1.0 - self.weight * shares.pop()
-        return exposed * self._matrix(len(kind.shards), (), legal, size_bytes, self.seconds)
+        return exposed * self._matrix(len(kind.shards), (bucket_bytes,), legal, size_bytes, self.one(bucket_bytes))
+
+    def shares(self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase) -> Seconds:
+        """As `of`, where values or gradients of many weights are sent together: what a device has of them at the end
+        where it has more makes the bucket full."""
+        pieces = move_space(self.mesh, len(kind.shards)).tiles.prod(axis=1)
+        least = np.minimum(pieces[:, None], pieces[None, :])
+        seconds = self.of(kind, legal, phase).copy()
+        for count in sorted({int(count) for count in pieces[legal]}):
+            bucket_bytes = self.bucket_bytes * count
+            if (kind.size_bytes if phase == "forward" else kind.gradient_bytes) < bucket_bytes:
+                seconds[least == count] = self.of(kind, legal, phase, bucket_bytes)[least == count]
+        return seconds
 
     def without_masks(self, kind: TensorKind, legal: NDArray[np.bool_]) -> Seconds:
         """Charged seconds between all plain layouts of a value, when nothing may become partial on the way."""
@@ -214,13 +264,16 @@ class MovePrices:
             self._matrices[key] = move_space(self.mesh, count).prices(legal, size_bytes, price)
         return self._matrices[key]
 
-    def charged(self, kind: TensorKind, phase: Phase) -> Callable[[Collective, float], float]:
+    def one(self, bucket_bytes: float) -> CollectiveSeconds:
+        """Time of a collective by itself, or of its share in a bucket of so many bytes."""
+        return in_bucket(self.seconds, bucket_bytes) if bucket_bytes else self.seconds
+
+    def charged(self, kind: TensorKind, phase: Phase, bucket_bytes: float = 0.0) -> CollectiveSeconds:
         """Time of a collective less what the objective takes to be hidden."""
+        seconds = self.one(bucket_bytes)
 
         def price(collective: Collective, size_bytes: float) -> float:
-            return self.seconds(collective, size_bytes) * (
-                1.0 - self.weight * self.hidden(kind, phase, collective.kind)
-            )
+            return seconds(collective, size_bytes) * (1.0 - self.weight * self.hidden(kind, phase, collective.kind))
 
         return price
 

@@ -60,9 +60,10 @@ def tensor_kinds(
             stored=name in rests,
             ordered=parameter or name in reordered,
             microbatches=micro,
+            coalesces=name in trainable,
         )
         if len(flow.readers.get(name, ())) > 1 or name in flow.kept_until:
-            served[name] = replace(kept[name], stored=False, ordered=False)
+            served[name] = replace(kept[name], stored=False, ordered=False, coalesces=False)
         if options.shard_optimizer and name in trainable:
             updated[name] = kept[name]
             kept[name] = replace(kept[name], accumulates=True)

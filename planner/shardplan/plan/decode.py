@@ -301,6 +301,7 @@ class _Decoder:
             regather=row.flag("regather", default=False),
             count=row.integer("count"),
             hidden=row.number("hidden"),
+            bucket=row.integer("bucket") if row.has("bucket") else None,
         )
 
     def step(self, row: Record) -> CollectiveStep:

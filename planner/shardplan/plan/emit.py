@@ -5,11 +5,12 @@ Moves are lowered by `shardplan.layout.lower` at the prices that the cost graph 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
 
+from shardplan.cost.coalesce import COALESCED
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.edges import gradient_count
 from shardplan.graph.tensors import Phase as Priced
@@ -19,9 +20,13 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.lower import lower
 from shardplan.layout.placement import P
+from shardplan.plan.buckets import UNNUMBERED, numbered, tiles
 from shardplan.plan.types import CollectiveStep, Move, Phase
 
 _NANOSECONDS = 1e9
+_STEP_S = 4e-15
+"""Charged for every step while the cheapest way is looked for: an all-reduce costs what a reduce-scatter and an
+all-gather do, and which of both has the lower rounded sum shall not decide."""
 
 
 class Emitter:
@@ -46,7 +51,21 @@ class Emitter:
                 if name in self.built.kept:
                     self._collect(forward, backward, self._storing(index, position, name))
         updates = [move for name in self.built.updated for move in self._updating(name) if move.steps]
-        return (*forward, *reversed(backward), *updates)
+        return self._in_buckets((*forward, *reversed(backward)), updates)
+
+    def _in_buckets(self, moves: Sequence[Move], updates: Sequence[Move]) -> tuple[Move, ...]:
+        """Gradients come to the optimizer in the order of backward: last weight first."""
+        model, mesh, size = self.built.model, self.built.cluster.mesh, self.built.prices.bucket_bytes
+
+        def dtype(name: str) -> str:
+            return model.tensor(name).dtype
+
+        home = [move for move in updates if move.phase == "backward"]
+        news = [move for move in updates if move.phase == "update"]
+        found = numbered((*moves, *reversed(home), *news), mesh, dtype, size)
+        start = len(moves)
+        pairs = {(move.tensor, move.phase): move for move in found[start:]}
+        return (*found[:start], *(pairs[move.tensor, move.phase] for move in updates))
 
     @staticmethod
     def _collect(forward: list[Move], backward: list[Move], moves: Iterator[Move]) -> None:
@@ -76,11 +95,14 @@ class Emitter:
 
     def _serving(self, name: str) -> Iterator[Move]:
         kept, served = self.built.kept[name], self.built.served[name]
-        codes = kept.codes[self.choice["kept", name]], served.codes[self.choice["served", name]]
+        choices = self.choice["kept", name], self.choice["served", name]
+        codes = kept.codes[choices[0]], served.codes[choices[1]]
+        stays = bool(kept.forward[choices[0]] == served.forward[choices[1]])
         again = self.built.recompute.serves(name) > 1
         turns = self.built.model.turns(self.built.flow.lives_in.get(name, ()))
         layouts = self.kept_layout(name), self.served_layout(name)
-        yield from self._bringing(name, *layouts, "", codes, again=again, turns=turns)
+        last = stays and kept.kind.coalesces and turns == 1
+        yield from self._bringing(name, *layouts, "", codes, again=again, turns=turns, last=last)
 
     def _reading(self, index: int, position: int, name: str) -> Iterator[Move]:
         operator, space = self.built.model.operators[index], self.built.operators[index].strategies
@@ -89,9 +111,12 @@ class Emitter:
         node = self.built.source_of_reads(name)
         source = self.built.graph.nodes[node]["space"]
         codes = source.codes[self.choice[node]], space.layout_codes("operands", position)[self._strategy(index)]
+        stays = bool(source.forward[self.choice[node]] == source.forward_state(codes[1]))
         again = self.built.recompute.reads(index, position) > 1
         turns = self.built.model.turns(operator.reads_in)
-        yield from self._bringing(name, self.served_layout(name), read, operator.name, codes, again=again, turns=turns)
+        last = stays and source.kind.coalesces and turns == 1
+        layouts = self.served_layout(name), read
+        yield from self._bringing(name, *layouts, operator.name, codes, again=again, turns=turns, last=last)
 
     def _bringing(
         self,
@@ -103,13 +128,15 @@ class Emitter:
         *,
         again: bool,
         turns: int,
+        last: bool,
     ) -> Iterator[Move]:
-        """A value is brought to where it is read, perhaps again for backward, and its gradient comes back."""
+        """A value is brought to where it is read, perhaps again for backward, and its gradient comes back; `last`:
+        together with those of other weights (see `shardplan.graph.edges.to_read`)."""
         space, micro = self.built.kept[name], turns * self.built.options.microbatches
         yield self._move(name, source, target, reader, "forward", count=micro)
         if space.kind.has_gradient:
             count = turns * int(gradient_count(space, codes[0][None], codes[1][None])[0, 0])
-            yield self._move(name, target, source, reader, "backward", count=count)
+            yield self._move(name, target, source, reader, "backward", count=count, together=last)
         if again:
             yield self._move(name, source, target, reader, "backward", count=micro, regather=True)
 
@@ -123,8 +150,8 @@ class Emitter:
     def _updating(self, name: str) -> Iterator[Move]:
         kept, updated = self.kept_layout(name), self.updated_layout(name)
         if updated is not None:
-            yield self._move(name, kept, updated, "", "backward", count=1)
-            yield self._move(name, updated, kept, "", "update", count=1)
+            yield self._move(name, kept, updated, "", "backward", count=1, together=True)
+            yield self._move(name, updated, kept, "", "update", count=1, together=True)
 
     def _strategy(self, index: int) -> int:
         return self.choice["operator", self.built.model.operators[index].name]
@@ -139,41 +166,49 @@ class Emitter:
         *,
         count: int,
         regather: bool = False,
+        together: bool = False,
     ) -> Move:
         """The gradient moves when the phase is backward, unless the value is gathered again."""
         space = self.built.kept[name]
         value = phase != "backward" or regather
         start, goal = (source.forward, target.forward) if value else (source.gradient, target.gradient)
         priced: Priced = "forward" if value else "backward"
-        steps, hidden = self._lower(space, start, goal, priced)
-        return Move(name, start, goal, reader, phase, steps, regather=regather, count=count, hidden=hidden)
+        together = together and self.built.prices.bucket_bytes > 0
+        steps, hidden = self._lower(space, start, goal, priced, together=together)
+        together = together and any(step.collective.kind in COALESCED for step in steps)
+        bucket = UNNUMBERED if together else None
+        return Move(
+            name, start, goal, reader, phase, steps, regather=regather, count=count, hidden=hidden, bucket=bucket
+        )
 
     def _lower(
-        self, space: TensorSpace, source: Layout, target: Layout, priced: Priced
+        self, space: TensorSpace, source: Layout, target: Layout, priced: Priced, *, together: bool
     ) -> tuple[tuple[CollectiveStep, ...], float]:
-        key = (id(space), source, target, priced)
+        key = (id(space), source, target, priced, together)
         if key not in self._lowered:
-            self._lowered[key] = self._lower_anew(space, source, target, priced)
+            self._lowered[key] = self._lower_anew(space, source, target, priced, together=together)
         return self._lowered[key]
 
     def _lower_anew(
-        self, space: TensorSpace, source: Layout, target: Layout, priced: Priced
+        self, space: TensorSpace, source: Layout, target: Layout, priced: Priced, *, together: bool
     ) -> tuple[tuple[CollectiveStep, ...], float]:
         if source == target:
             return (), 0.0
         kind, prices, mesh = space.kind, self.built.prices, self.built.cluster.mesh
         size_bytes = kind.size_bytes if priced == "forward" else kind.gradient_bytes
-        charged = prices.charged(kind, priced)
+        ways = min(tiles(layout, mesh) for layout in (source, target))
+        bucket_bytes = prices.bucket_bytes * ways if together else 0.0
+        charged, real = prices.charged(kind, priced, bucket_bytes), prices.one(bucket_bytes)
 
         def price(collective: Collective) -> float:
-            return charged(collective, float(size_bytes))
+            return charged(collective, float(size_bytes)) + _STEP_S
 
         def legal(layout: Layout) -> bool:
             return is_legal(layout, mesh, kind.shape)
 
         partial = {p for p in (*source.placements, *target.placements) if p.kind == "P"} or {P()}
         steps = lower(mesh, source, target, price, shards=(*kind.shards, *partial), legal=legal)
-        seconds = [prices.seconds(step.collective, float(size_bytes)) for step in steps]
+        seconds = [real(step.collective, float(size_bytes)) for step in steps]
         hides = [prices.hidden(kind, priced, step.collective.kind) for step in steps]
         emitted = [_emitted(step.collective, size_bytes, time) for step, time in zip(steps, seconds, strict=True)]
         if len(set(hides)) == 1:

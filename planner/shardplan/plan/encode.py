@@ -33,6 +33,8 @@ PIPELINE_VERSION = "1.1"
 """Of a plan with stages."""
 RECOMPUTING_VERSION = "1.2"
 """Of a plan that says for single operators that they run again in backward."""
+BUCKETS_VERSION = "1.3"
+"""Of a plan whose weights' gradients are sent together."""
 MAJOR = 1
 LINE_WIDTH = 110
 Record = dict[str, object]
@@ -73,6 +75,8 @@ def dumps(plan: Plan) -> str:
 def _version(plan: Plan) -> str:
     """The least version whose readers understand all that the plan says."""
     parts = [stage.plan for stage in plan.pipeline.stages] if plan.pipeline else [plan]
+    if any(move.bucket is not None for part in parts for move in part.moves):
+        return BUCKETS_VERSION
     if any(operator.again for part in parts for operator in part.operators):
         return RECOMPUTING_VERSION
     return PIPELINE_VERSION if plan.pipeline else FORMAT_VERSION
@@ -251,6 +255,8 @@ class _Encoder:
         row["collectives"] = [self._step(step) for step in move.steps]
         row["count"] = move.count
         row["hidden"] = move.hidden
+        if move.bucket is not None:
+            row["bucket"] = move.bucket
         row["time_ns"] = move.time_ns
         return row
 

@@ -87,7 +87,8 @@ class Move:
     readers or stores the producer's result). In phase `backward` it is the gradient that moves, from the reader back,
     or (`regather`) the saved value that is gathered again for the reader's backward. In phase `update` the new weight
     comes back from where the optimizer made it.
-    `count`: times per step (microbatches); `hidden`: the share of its time that can hide behind compute."""
+    `count`: times per step (microbatches); `hidden`: the share of its time that can hide behind compute. `bucket`:
+    moves of one number are sent together, and times are shares of it (`shardplan.plan.buckets`); None: by itself."""
 
     tensor: str
     source: Layout
@@ -98,6 +99,7 @@ class Move:
     regather: bool = False
     count: int = 1
     hidden: float = 0.0
+    bucket: int | None = None
 
     @property
     def time_ns(self) -> int:

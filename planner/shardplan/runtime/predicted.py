@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
-from shardplan.layout.collective import CollectiveKind
+from shardplan.cost.coalesce import COALESCED
+from shardplan.layout.collective import Collective, CollectiveKind
 from shardplan.layout.layout import Layout
 from shardplan.layout.lower import wire_share
+from shardplan.layout.mesh import Mesh
 from shardplan.plan.types import Phase, Plan
 
 
@@ -22,7 +25,7 @@ class Predicted:
     """One collective of one move. `count`: times per step. `payload_bytes`, `wire_bytes`: of each time.
 
     `tensor`, `reader`, `source`, `target`, `regather`: of the move, in the graph's own dims (see `plan.types.Move`).
-    `step`: place of the collective in the move.
+    `step`: place of the collective in the move; `bucket`: of the move.
     """
 
     phase: Phase
@@ -37,6 +40,7 @@ class Predicted:
     target: Layout
     regather: bool = False
     step: int = 0
+    bucket: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,8 @@ Key = tuple[Phase, CollectiveKind, tuple[str, ...]]
 
 
 def predicted_collectives(plan: Plan, *, free: bool = False) -> tuple[Predicted, ...]:
-    """Every collective that sends something, in the plan's order; with `free` also slices and masks.
+    """Every collective that sends something, in the plan's order; with `free` also slices and masks. What is sent in a
+    bucket with others is listed by itself: see `sent_together`.
 
     Collectives over axes of size 1 send nothing and are left out. What operators send inside themselves is not in it:
     see `inner_operators`.
@@ -69,10 +74,32 @@ def predicted_collectives(plan: Plan, *, free: bool = False) -> tuple[Predicted,
             found.append(
                 Predicted(
                     move.phase, collective.kind, axes, move.count, step.payload_bytes, wire, move.tensor, move.reader,
-                    move.source, move.target, move.regather, place,
+                    move.source, move.target, move.regather, place, move.bucket,
                 )
             )  # fmt: skip
     return tuple(found)
+
+
+def sent_together(plan: Plan) -> tuple[Predicted, ...]:
+    """As `predicted_collectives`, of every bucket one row for all: that of its first move, with the bytes of all."""
+    first: dict[tuple[object, ...], int] = {}
+    found: list[Predicted] = []
+    for row in predicted_collectives(plan):
+        key = (row.bucket, row.step)
+        if row.bucket is None or row.kind not in COALESCED:
+            found.append(row)
+        elif key not in first:
+            first[key] = len(found)
+            found.append(row)
+        else:
+            found[first[key]] = _both(found[first[key]], row, plan.mesh)
+    return tuple(found)
+
+
+def _both(one: Predicted, other: Predicted, mesh: Mesh) -> Predicted:
+    payload = one.payload_bytes + other.payload_bytes
+    collective = Collective(one.kind, tuple(map(mesh.index, one.axes)), Fraction(1))
+    return replace(one, payload_bytes=payload, wire_bytes=math.ceil(payload * wire_share(collective, mesh)))
 
 
 def total(rows: Iterable[Predicted]) -> Mapping[Key, Total]:

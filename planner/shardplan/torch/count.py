@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardplan.layout.collective import CollectiveKind
 from shardplan.plan.types import Phase, Plan
-from shardplan.runtime.predicted import Key, Total, predicted_collectives, total
+from shardplan.runtime.predicted import Key, Total, sent_together, total
 from shardplan.torch.grid import Grid
 from shardplan.torch.parallelize import applied_to
 from shardplan.torch.running import Pipeline
@@ -61,7 +61,7 @@ class Comms:
     @property
     def predicted(self) -> Mapping[Key, Total]:
         """The same of one step of the plan."""
-        return total(row for plan in self.plans for row in predicted_collectives(plan))
+        return total(row for plan in self.plans for row in sent_together(plan))
 
     @property
     def differences(self) -> Mapping[Key, tuple[Total, Total]]:

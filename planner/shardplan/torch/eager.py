@@ -6,7 +6,7 @@ of torch that meets one is run by the engine, so code written for one device run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from shardplan.torch.functions import in_place
 from shardplan.torch.grid import Grid
 from shardplan.torch.moves import Held, Regathered, Route, move
 from shardplan.torch.steps import run_steps
+from shardplan.torch.together import bring, together
 from shardplan.torch.values import Value
 
 _ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
@@ -149,6 +150,14 @@ class Now:
             storage = StorageWeakRef(made.untyped_storage())
             self._again[storage.cdata] = storage, bring
         return made
+
+    def bring(self, locals_: Sequence[Tensor], routes: Sequence[Route]) -> list[Tensor]:
+        """New weights from where the optimizer made them."""
+        return bring(locals_, routes, self.grid, self.held)
+
+    def together(self, locals_: Sequence[Tensor], routes: Sequence[Route], news: Sequence[Tensor]) -> list[Tensor]:
+        """Weights whose gradients go home together."""
+        return together(locals_, routes, news, self.grid, self.held)
 
     def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:
         """Its dtype, and whether a gradient comes back to it."""

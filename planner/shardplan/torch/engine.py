@@ -33,6 +33,12 @@ class Backend(Protocol):
     def move(self, local: Any, route: Route, label: str) -> Any:
         """The local tensor after a move."""
 
+    def bring(self, locals_: Sequence[Any], routes: Sequence[Route]) -> list[Any]:
+        """New weights from where the optimizer made them, together."""
+
+    def together(self, locals_: Sequence[Any], routes: Sequence[Route], news: Sequence[Any]) -> list[Any]:
+        """Weights as they are, or `news` in their place; their gradients go home together."""
+
     def describe(self, local: Any) -> tuple[torch.dtype, bool]:
         """Its dtype, and whether a gradient comes back to it."""
 

@@ -37,6 +37,7 @@ from shardplan.torch.parallelize import (
 )
 from shardplan.torch.parameters import local_part, parameter_value
 from shardplan.torch.strictness import check_record
+from shardplan.torch.together import Weights
 from shardplan.torch.values import Value
 from shardplan.torch.writing import Traced, Writer
 
@@ -190,6 +191,7 @@ class Rewriting:
         """Write everything; the nodes of the outputs."""
         specs = input_specs(self.program)
         partner = self.partners(argument_names(self.program))
+        self.weights = self._weights(specs)
         for node in self.program.graph.nodes:
             if not self.wants(node):
                 continue
@@ -217,9 +219,9 @@ class Rewriting:
     def _placeholder(self, node: fx.Node, spec: InputSpec, partner: Mapping[str, TensorDecision]) -> Any:
         if spec.kind == InputKind.USER_INPUT:
             return self._argument(node, partner)
-        name = str(spec.target)
-        if spec.kind in {InputKind.PARAMETER, InputKind.BUFFER} and name in self.applied.named:
-            return self._parameter(name, self.applied.named[name])
+        name, named = str(spec.target), self._named(spec)
+        if named is not None:
+            return self._parameter(named)
         if spec.kind == InputKind.CONSTANT_TENSOR:
             tensor = self.program.constants[name].to(self.applied.grid.device)
             name = f"constant_{name.replace('.', '_')}"
@@ -233,18 +235,37 @@ class Rewriting:
         path, _, attribute = name.rpartition(".")
         return getattr(self.writer.root.get_submodule(path), attribute)
 
-    def _parameter(self, name: str, named: Named) -> Value:
+    def _weights(self, specs: Mapping[str, InputSpec]) -> Weights:
+        """The parameters of the program, as this process holds them."""
+        held: dict[str, tuple[Named, Traced]] = {}
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder" and self.wants(node):
+                named = self._named(specs[node.name])
+                if named is not None and named.decision.name not in held:
+                    held[named.decision.name] = named, self.weight(str(specs[node.name].target), named)
+        return Weights(self.engine, self.applied.shared, held)
+
+    def _named(self, spec: InputSpec) -> Named | None:
+        kinds = {InputKind.PARAMETER, InputKind.BUFFER}
+        return self.applied.named.get(str(spec.target)) if spec.kind in kinds else None
+
+    def weight(self, name: str, named: Named) -> Traced:
+        """What this process holds of a parameter."""
         parts = parts_of(named.layout, self.applied.grid.mesh)
         if parts is None:
-            return parameter_value(self.engine, named, self._local(name))
-        locals_ = [self._local(part_name(name, number)) for number in range(len(parts.sizes))]
-        return parameter_value(self.engine, named, parts.join(locals_))
+            return self._local(name)
+        joined: Traced = parts.join([self._local(part_name(name, number)) for number in range(len(parts.sizes))])
+        return joined
 
     def _local(self, name: str) -> Traced:
         tensor = self._held(name)
         local = tensor.to_local()
         meta = torch.empty_like(local, device="meta").requires_grad_(tensor.requires_grad and self.applied.trains)
         return self.writer.module("local_part", self.parts, self.writer.attribute(name, meta), meta)
+
+    def _parameter(self, named: Named) -> Value:
+        _, local = self.weights.held[named.decision.name]
+        return parameter_value(self.engine, named, local, self.weights)
 
     def _argument(self, node: fx.Node, partner: Mapping[str, TensorDecision]) -> Any:
         example = node.meta.get("val")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -107,6 +107,16 @@ class Router:
         once = bool(backward) and self._micro > 1
         return Route(source, target, shape, forward, backward, None, planned=True, once=once, update=True)
 
+    def home(self, source: Layout, target: Layout, shape: tuple[int, ...], planned: Move) -> Route:
+        """A weight that stays where it is, and its gradient back as the plan's move `planned` says, from that of the
+        pair `target` to that of `source`."""
+        key = ("home", source, target, shape, planned.tensor)
+        if key not in self._routes:
+            of = (planned.tensor, planned.reader, "backward", False, planned.source.forward, planned.target.forward)
+            backward, _ = self._retraced(target.gradient, source.gradient, shape, of)
+            self._routes[key] = Route(source, target, shape, (), backward, None, planned=True, once=self._micro > 1)
+        return self._routes[key]
+
     def _is_once(self, tensor: str, reader: str, start: Layout, goal: Layout) -> bool:
         """Whether the plan moves this gradient, a weight's, once for all microbatches."""
         found = self._moves.get((tensor, reader, "backward", False, start.gradient, goal.gradient))
@@ -158,6 +168,9 @@ class Regathered:
         return found
 
 
+Brought = TypeVar("Brought", Tensor, list[Tensor])
+
+
 class Held:
     """What outlives a microbatch: gradients of weights that wait for the last one, new weights that were brought for
     the first. `is_first`, `is_last`: which one the forward pass now under way is."""
@@ -165,25 +178,26 @@ class Held:
     def __init__(self) -> None:
         self.is_first = self.is_last = True
         self._sums: dict[int, Tensor] = {}
-        self._weights: dict[int, Tensor] = {}
+        self._weights: dict[int, Any] = {}
 
     def turn(self, number: int, count: int) -> None:
         """Microbatch `number` of `count` runs forward."""
         self.is_first, self.is_last = number == 0, number == count - 1
 
-    def brought(self, route: Route, bring: Callable[[], Tensor]) -> Tensor:
-        """A weight from where the optimizer made it, brought for the first microbatch, let go with the last."""
+    def brought(self, route: Route, bring: Callable[[], Brought]) -> Brought:
+        """A weight from where the optimizer made it, or several of which this is the first, brought for the first
+        microbatch, let go with the last."""
         found = self._weights.pop(id(route), None)
         made = bring() if found is None or self.is_first else found
         if not self.is_last:
             self._weights[id(route)] = made
         return made
 
-    def added(self, route: Route, gradient: Tensor, *, is_last: bool) -> Tensor | None:
-        """The sum over the microbatches with the last of them, None before."""
+    def added(self, route: Route, gradient: Tensor | None, *, is_last: bool) -> Tensor | None:
+        """The sum over the microbatches with the last of them, None before, or if there was no gradient in any."""
         before = self._sums.pop(id(route), None)
-        total = gradient if before is None else before + gradient
-        if is_last:
+        total = before if gradient is None else gradient if before is None else before + gradient
+        if is_last or total is None:
             return total
         self._sums[id(route)] = total
         return None

@@ -22,9 +22,10 @@ from shardplan.torch.graph import Key
 from shardplan.torch.grid import Grid
 from shardplan.torch.microbatch import microbatches_of, one_microbatch
 from shardplan.torch.naming import name_parameters
-from shardplan.torch.parameters import distribute, enter_module, leave_module, owner_of
+from shardplan.torch.parameters import distribute, enter_module, held_weights, leave_module, owner_of
 from shardplan.torch.placements import to_layout, to_placements
 from shardplan.torch.strictness import check_record
+from shardplan.torch.together import Shared, Weights
 from shardplan.torch.values import Value
 
 _ATTRIBUTE = "_shardplan"
@@ -39,7 +40,9 @@ class Applied:
         self.plan, self.grid, self.strict = plan, grid, strict
         self.now = Now(grid)
         micro = one_microbatch(plan, fed)
-        self.engine = Engine(micro, grid, self.now)
+        self.shared = Shared.of(micro)
+        self.engine = Engine(self.shared.seen_by(micro), grid, self.now)
+        self.weights: Weights | None = None
         self.inputs = [tensor for tensor in micro.tensors if tensor.role == "input"]
         self.arguments = _argument_names(model)
         self.named: dict[str, Named] = {}
@@ -151,11 +154,11 @@ def run_eagerly(model: nn.Module, enter: Callable[..., Any], leave: Callable[...
 
 def _enter(applied: Applied) -> Callable[..., Any]:
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        del module
         applied.depth += 1
         if applied.depth > 1:
             return None
         applied.engine.record = Record()
+        applied.weights = Weights(applied.engine, applied.shared, held_weights(module, applied))
         applied.start_saving()
         return planned_arguments(applied, args, kwargs)
 
@@ -170,6 +173,7 @@ def _leave(applied: Applied) -> Callable[..., Any]:
             return None
         applied.stop_saving()
         applied.parameters.clear()
+        applied.weights = None
         if output is None:
             return None
         found = _left(applied, output)

@@ -20,6 +20,7 @@ from shardplan.torch.grid import Grid
 from shardplan.torch.naming import kept_layout
 from shardplan.torch.placements import to_placements
 from shardplan.torch.steps import part_of_whole
+from shardplan.torch.together import Weights
 from shardplan.torch.values import Value
 
 if TYPE_CHECKING:
@@ -133,13 +134,31 @@ def _planned(applied: Applied, name: str, *held: DTensor) -> Planned:
     decision = named.decision
     if applied.depth and decision.name in applied.parameters:
         return applied.parameters[decision.name]
-    locals_ = [local_part(applied, tensor) for tensor in held]
-    parts = parts_of(named.layout, applied.grid.mesh)
-    local = locals_[0] if parts is None else parts.join(locals_)
-    planned = Planned.of(parameter_value(applied.engine, named, local), applied.engine)
+    weights = applied.weights
+    _, local = weights.held[decision.name] if weights is not None else (named, held_part(applied, named, held))
+    planned = Planned.of(parameter_value(applied.engine, named, local, weights), applied.engine)
     if applied.depth:
         applied.parameters[decision.name] = planned
     return planned
+
+
+def held_weights(model: nn.Module, applied: Applied) -> dict[str, tuple[Named, Tensor]]:
+    """By the plan's names, what this process holds of every parameter when a forward pass begins."""
+    found: dict[str, tuple[Named, Tensor]] = {}
+    for name, named in applied.named.items():
+        if named.decision.name not in found:
+            owner, attribute = owner_of(model, name)
+            held = [getattr(owner, attribute)] if _joined(owner, attribute) is None else _originals(owner, attribute)
+            if all(isinstance(tensor, DTensor) for tensor in held):
+                found[named.decision.name] = named, held_part(applied, named, held)
+    return found
+
+
+def held_part(applied: Applied, named: Named, held: Sequence[DTensor]) -> Tensor:
+    """What this process holds of a parameter, in one or several tensors."""
+    locals_ = [local_part(applied, tensor) for tensor in held]
+    parts = parts_of(named.layout, applied.grid.mesh)
+    return locals_[0] if parts is None else parts.join(locals_)
 
 
 def local_part(applied: Applied, tensor: DTensor) -> Tensor:
@@ -149,12 +168,15 @@ def local_part(applied: Applied, tensor: DTensor) -> Tensor:
     return tensor.to_local(grad_placements=tensor.placements)
 
 
-def parameter_value(engine: Engine, named: Named, local: Any) -> Value:
-    """A parameter as the module sees it; what the plan calls by its name may be its transpose."""
+def parameter_value(engine: Engine, named: Named, local: Any, weights: Weights | None) -> Value:
+    """A parameter as the module sees it; what the plan calls by its name may be its transpose. `weights`: all of a
+    forward pass, whose gradients go home together."""
     dtype, grad = engine.backend.describe(local)
     signature = engine.graph.signatures.leaf("weight", named.decision.checkpoint)
     key = Key(signature, named.shape, permuted((), named.perm))
     value = Value(local, named.layout.forward, named.shape, dtype, grad, key)
+    if weights is not None:
+        return weights.value(named.decision.name, value)
     if named.decision.optimizer is None:
         return value
     return engine.updated(value, kept_layout(named), named.decision)

@@ -24,10 +24,9 @@ from shardplan.torch.exported import Rewriting
 from shardplan.torch.graph import Key
 from shardplan.torch.microbatch import microbatches_of
 from shardplan.torch.parallelize import Applied, output_tensor, run_eagerly
-from shardplan.torch.parameters import parameter_value
 from shardplan.torch.strictness import check_record
 from shardplan.torch.values import Value
-from shardplan.torch.writing import Writer
+from shardplan.torch.writing import Traced, Writer
 
 
 class Left(NamedTuple):
@@ -180,12 +179,12 @@ class _StageRewriting(Rewriting):
 class _Probe(_StageRewriting):
     """Works out what values are, for a stage that this process need not run."""
 
-    def _parameter(self, name: str, named: Named) -> Value:
+    def weight(self, name: str, named: Named) -> Traced:
         shape = local_shape(named.layout.forward, self.applied.grid.mesh, named.shape)
         tensor = self._held(name)
         meta = torch.empty(shape, dtype=tensor.dtype, device="meta")
         meta.requires_grad_(tensor.requires_grad and self.applied.trains)
-        return parameter_value(self.engine, named, self.writer.attribute(name, meta))
+        return self.writer.attribute(name, meta)
 
 
 def _finish(part: Part) -> None:

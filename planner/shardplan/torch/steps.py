@@ -45,7 +45,7 @@ def run_steps(local: Tensor, source: Layout, steps: Sequence[Step], shape: tuple
 
 def part_of_whole(tensor: Tensor, layout: Layout, grid: Grid) -> Tensor:
     """What this process holds in a plain layout of a tensor that it has whole; nothing is sent."""
-    exchange = _Exchange(
+    exchange = Exchange(
         grid, Collective("slice", (), Fraction(0)), Layout.replicated(len(grid.mesh)), layout, tuple(tensor.shape)
     )
     return exchange.slice(tensor)
@@ -57,7 +57,7 @@ def run_step(local: Tensor, source: Layout, step: Step, shape: tuple[int, ...], 
     if grid.mesh.ways(collective.axes) == 1:
         return local
     wire = local.to(torch.uint8) if local.dtype == torch.bool else local
-    exchange = _Exchange(grid, collective, source, target, shape)
+    exchange = Exchange(grid, collective, source, target, shape)
     match collective.kind:
         case "slice":
             result = exchange.slice(wire)
@@ -75,7 +75,7 @@ def run_step(local: Tensor, source: Layout, step: Step, shape: tuple[int, ...], 
 
 
 @dataclass(frozen=True)
-class _Exchange:
+class Exchange:
     """One collective under way; `held`, `wanted`: runs of any rank before and after it."""
 
     grid: Grid
@@ -121,23 +121,32 @@ class _Exchange:
         group, ranks = self.grid.group(self.collective.axes)
         flat = local.new_empty(len(ranks) * local.numel())
         dist.all_gather_single(flat, local.contiguous().view(-1), group)
-        parts = flat.view(len(ranks), *local.shape)
+        return self.joined(flat.view(len(ranks), *local.shape))
+
+    def joined(self, parts: Tensor) -> Tensor:
+        """What is wanted, of what all members hold, one after the other along a dim before the others."""
+        _, ranks = self.grid.group(self.collective.axes)
         dim = self._joined_dim(ranks)
         if dim is not None:
             return parts.movedim(0, dim).reshape(self.wanted_shape)
-        made, mine = local.new_empty(self.wanted_shape), self.wanted(self.grid.rank)
+        made, mine = parts.new_empty(self.wanted_shape), self.wanted(self.grid.rank)
         for part, rank in zip(parts, ranks, strict=True):
             for wanted, held in shared_boxes(mine, self.held(rank)):
                 made[wanted] = part[held]
         return made
 
     def reduce_scatter(self, local: Tensor) -> Tensor:
-        group, ranks = self.grid.group(self.collective.axes)
-        held = self.held(self.grid.rank)
-        parts = torch.cat([self._part(local, held, self.wanted(rank)).view(-1) for rank in ranks])
-        made = local.new_empty(parts.numel() // len(ranks))
-        dist.reduce_scatter_single(made, parts, self.combine, group)
+        group, _ = self.grid.group(self.collective.axes)
+        parts = self.apart(local)
+        made = local.new_empty(parts.shape[1])
+        dist.reduce_scatter_single(made, parts.view(-1), self.combine, group)
         return made.view(self.wanted_shape)
+
+    def apart(self, local: Tensor) -> Tensor:
+        """What every member wants of a local tensor, flat, in rows."""
+        _, ranks = self.grid.group(self.collective.axes)
+        held = self.held(self.grid.rank)
+        return torch.stack([self._part(local, held, self.wanted(rank)).view(-1) for rank in ranks])
 
     def send(self, local: Tensor, *, whole: bool) -> Tensor:
         """Everyone sends everyone what it wants (`all_to_all`), or each one its whole part to one other (`permute`)."""

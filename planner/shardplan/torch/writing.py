@@ -6,7 +6,7 @@ as on any tensor; what they do to local parts is what is written down.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,31 @@ class Mover(nn.Module):  # type: ignore[misc]
         return f"{self.label or 'value'}: forward {kinds}; backward {back}"
 
 
+class Bringer(nn.Module):  # type: ignore[misc]
+    """New weights on their way from where the optimizer made them, in a graph."""
+
+    def __init__(self, backend: Backend, routes: Sequence[Route]) -> None:
+        super().__init__()
+        self.backend, self.routes = backend, routes
+
+    def forward(self, *locals_: Tensor) -> tuple[Tensor, ...]:
+        """The weights as the plan keeps them."""
+        return tuple(self.backend.bring(locals_, self.routes))
+
+
+class Bundle(nn.Module):  # type: ignore[misc]
+    """Weights in a graph whose gradients go home together; what replaces them comes after them."""
+
+    def __init__(self, backend: Backend, routes: Sequence[Route]) -> None:
+        super().__init__()
+        self.backend, self.routes = backend, routes
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The weights, or what replaces them."""
+        count = len(self.routes)
+        return tuple(self.backend.together(tensors[:count], self.routes, tensors[count:]))
+
+
 class Writer:
     """Writes a graph. `backend`: what moves when the graph runs."""
 
@@ -111,6 +136,30 @@ class Writer:
         meta = torch.empty(shape, dtype=local.meta.dtype, device="meta", requires_grad=local.meta.requires_grad)
         self._moves += 1
         return self.module(f"move_{self._moves}", Mover(self.backend, route, label), local, meta)
+
+    def bring(self, locals_: Sequence[Traced], routes: Sequence[Route]) -> list[Traced]:
+        """New weights, by a module of its own."""
+        return self._several(Bringer(self.backend, routes), locals_, routes, trains=False)
+
+    def together(self, locals_: Sequence[Traced], routes: Sequence[Route], news: Sequence[Traced]) -> list[Traced]:
+        """Weights whose gradients go home together, by a module of its own."""
+        return self._several(Bundle(self.backend, routes), [*locals_, *news], routes, trains=True)
+
+    def _several(
+        self, module: nn.Module, given: Sequence[Traced], routes: Sequence[Route], *, trains: bool
+    ) -> list[Traced]:
+        """The results of a module of weights, in the layouts to which `routes` lead."""
+        self._moves += 1
+        name = f"move_{self._moves}"
+        self.root.add_module(name, module)
+        node = self.graph.call_module(name, tuple(traced.node for traced in given))
+        shapes = [local_shape(route.target.forward, self.mesh, route.shape) for route in routes]
+        metas = [
+            torch.empty(shape, dtype=traced.meta.dtype, device="meta", requires_grad=trains)
+            for shape, traced in zip(shapes, given, strict=False)
+        ]
+        made: list[Traced] = self._results(node, metas)
+        return made
 
     def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:
         """Dtype of a tensor, and whether a gradient comes back to it."""

@@ -1,0 +1,33 @@
+"""Gradients of weights sent together: what one of them costs as its share of a bucket.
+
+A collective of few bytes costs mostly its latency. Frameworks put gradients together until a bucket is full, and send
+that. With T(S) what it takes to move a tensor of which a device has S bytes, and B the size of a bucket, it is charged
+
+    S / B T(B)   for S < B,      T(S)   else
+
+T is concave and 0 at 0, so that is min(T(S), S / B T(B)): it rises, is concave, and never above T. A bucket is closed
+when it holds at least B; whatever it is made of, it takes at most the sum of what its parts are charged, and more than
+half of that. Of every group of moves that can be sent together the last bucket may be emptier: the sum is too small by
+less than one bucket, T(B), for each group (tests/cost/test_coalesce.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shardplan.cost.moves import CollectiveSeconds
+from shardplan.layout.collective import Collective, CollectiveKind
+
+COALESCED: Final[frozenset[CollectiveKind]] = frozenset({"all_reduce", "reduce_scatter", "all_gather"})
+"""Collectives of several tensors that are one collective of their elements in a row."""
+
+
+def in_bucket(seconds: CollectiveSeconds, bucket_bytes: float) -> CollectiveSeconds:
+    """`seconds` of a collective on a tensor of so many bytes, in a bucket of `bucket_bytes`, all of whole tensors."""
+
+    def price(collective: Collective, size_bytes: float) -> float:
+        if collective.kind not in COALESCED or size_bytes >= bucket_bytes:
+            return seconds(collective, size_bytes)
+        return seconds(collective, bucket_bytes) * (size_bytes / bucket_bytes)
+
+    return price

@@ -1,0 +1,73 @@
+"""Gradients that a plan sends together are sent together: as many collectives as it says, and the same gradients."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forced_plans import forced_plan
+from tiny_models import Sizes, tiny_gpt
+
+from shardplan.graph.options import PlanOptions
+from shardplan.plan.buckets import buckets_of
+
+TINY = tiny_gpt(Sizes(batch=8))
+BUCKET = 10_000
+
+
+@pytest.fixture(scope="module")
+def plan_of(tmp_path_factory):
+    model = TINY.model(tmp_path_factory.mktemp("model"))
+
+    def plan_of(recipe, bucket_bytes=BUCKET, **options):
+        return forced_plan(model, "2x2", PlanOptions(**options), recipe=recipe, bucket_bytes=bucket_bytes)
+
+    return plan_of
+
+
+def sent(seen, phase):
+    return sum(total.count for (when, *_), total in seen.actual.items() if when == phase)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "mode"),
+    [
+        ("data parallel", {}, "eager"),
+        ("data parallel", {}, "exported"),
+        ("Megatron + sequence", {}, "eager"),
+        ("ZeRO-1", {"shard_optimizer": True}, "eager"),
+        ("ZeRO-1", {"shard_optimizer": True}, "exported"),
+    ],
+)
+def test_it_trains_as_one_process_and_sends_whole_buckets(four, plan_of, recipe, options, mode):
+    plan = plan_of(recipe, **options)
+    buckets = buckets_of(plan.moves)
+    assert 1 < len(buckets) < sum(map(len, buckets.values())) / 2
+    for seen in four.run("torch_cases", "train", TINY, plan, mode):
+        assert seen.loss_error < 1e-5
+        assert seen.gradient_error < 1e-5
+        assert seen.differences == {}
+
+
+@pytest.mark.parametrize("recipe", ["data parallel", "ZeRO-1"])
+def test_once_for_all_microbatches(four, plan_of, recipe):
+    plan = plan_of(recipe, microbatches=2, shard_optimizer=recipe == "ZeRO-1")
+    for seen in four.run("torch_cases", "accumulate", TINY, plan):
+        assert seen.loss_error < 1e-5
+        assert seen.gradient_error < 1e-5
+        assert seen.differences == {}
+
+
+def test_gradients_are_those_of_weights_sent_one_by_one(four, plan_of):
+    together = plan_of("data parallel")
+    alone = replace(together, moves=tuple(replace(move, bucket=None) for move in together.moves))
+    counts = [len(TINY.weights), len(buckets_of(together.moves))]
+    for plan, count in zip((alone, together), counts, strict=True):
+        assert {sent(seen, "backward") for seen in four.run("torch_cases", "train", TINY, plan)} == {count}
+    assert max(four.run("torch_cases", "gradients_apart", TINY, alone, together)) < 1e-6
+
+
+def test_what_a_program_does_beside_the_plan_stays_right(four, plan_of):
+    for error in four.run("torch_cases", "penalised", TINY, plan_of("data parallel")):
+        assert error < 1e-5
