@@ -13,8 +13,9 @@ from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.assemble import model_section
 from shardplan.plan.types import Memory, Pipeline, Plan, Stage, Summary, Transfer
+from shardplan.stages.by_hand import plan_by_hand
 from shardplan.stages.found import StagedPlans
-from shardplan.stages.manual import ManualStages, plan_by_hand
+from shardplan.stages.manual import ManualStages
 from shardplan.stages.pipeline import Stager
 from shardplan.stages.schedule import Schedule
 from shardplan.stages.submeshes import placed
