@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,50 @@ def test_a_full_disk_is_no_defect(folder, command):
         run = subprocess.run([*COMMAND, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     said = "error[unwritable-output]: cannot write all of the output: no space left on device"
     assert (run.returncode, run.stderr.splitlines()[-1]) == (2, said)
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """From now on the user stops every search: it ends with what it has."""
+
+    def stop() -> None:
+        whole = planning.Planner._solve
+        monkeypatch.setattr(
+            planning.Planner,
+            "_solve",
+            lambda self, *given, **named: replace(whole(self, *given, **named), outcome="interrupted"),
+        )
+
+    return stop
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("compare", *HERE),
+        ("check", "plans/mlp.2x2.plan.json", "--model", "mlp.onnx", "--resolve"),
+        ("explain", "plans/mlp.2x2.plan.json", "up.weight", "--model", "mlp.onnx"),
+        ("explain", "plans/mlp.2x2.plan.json", "up.weight", "--model", "mlp.onnx", "--instead", "replicate"),
+        ("evaluate", *HERE, "--pin", "up.weight=replicate"),
+    ],
+    ids=["compare", "check", "explain", "instead", "evaluate"],
+)
+def test_half_an_answer_is_none(shardplan, mlp, stopped, command):
+    assert shardplan("solve", *HERE).code == 0
+    stopped()
+    run = shardplan(*command)
+    assert (run.code, run.err.lstrip()) == (130, "error[interrupted]: interrupted before there was a result\n")
+
+
+def test_that_nothing_fits_is_an_answer_without_remedies(shardplan, mlp, monkeypatch):
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shardplan.study.remedies._first", stop)
+    run = shardplan("solve", *HERE, "--memory-limit", "20 KiB")
+    assert run.code == 3
+    assert run.err.startswith("error[infeasible]: no plan fits in memory: every device is at least ")
+    assert run.err.splitlines()[-1].startswith("hint: more --microbatches")
 
 
 def test_a_reader_that_stops_reading_is_141(mlp):

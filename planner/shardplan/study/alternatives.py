@@ -49,6 +49,8 @@ def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tupl
     `plan_model` where there is no plan at all.
     """
     best = planner.solve_at(weight, roomy_first=True)
+    if best.solution.outcome == "interrupted":
+        raise KeyboardInterrupt
     if best.solution.choices is None:
         raise planner.refusal(best)
     choice = dict(zip(node_order(best.built), best.solution.choices, strict=True))
@@ -76,6 +78,8 @@ def _try(
 
     solved = planner.solve_at(weight, pin, roomy_first=True)
     solution = solved.solution
+    if solution.outcome == "interrupted":
+        raise KeyboardInterrupt
     if solution.choices is None:
         short = solution.shortfall_bytes
         why = f"does not fit: {size(short)} too much" if short else "contradicts the constraints"

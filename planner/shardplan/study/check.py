@@ -20,6 +20,7 @@ from shardplan.model.types import Model
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.types import Plan
 from shardplan.planning import plan_model
+from shardplan.study.finished import finished
 from shardplan.study.request import cluster_of, is_of, options_of
 from shardplan.units import percent, size
 
@@ -126,7 +127,7 @@ def _mesh_text(mesh: Mesh) -> str:
 
 def _solve_again(plan: Plan, file: str, model: Model, solve: Solve) -> Verdict:
     try:
-        best = solve(model, cluster_of(plan, file), options_of(plan, file))
+        best = finished(solve(model, cluster_of(plan, file), options_of(plan, file)))
     except InfeasibleError as problem:
         return Verdict("infeasible", (problem.diagnostics[0].summary,))
     was, now = plan.summary, best.summary

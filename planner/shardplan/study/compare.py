@@ -12,6 +12,7 @@ from shardplan.graph.recipes import recipes_for
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner, Restrict
+from shardplan.study.finished import finished
 
 BEST = "best"
 _UNLIMITED = 1 << 60
@@ -47,12 +48,12 @@ def compare_recipes(
 
 def _contend(name: str, recipe: Restrict | None, planner: Planner, roomy: Planner) -> Contender:
     try:
-        fastest = roomy.plan(recipe)
+        fastest = finished(roomy.plan(recipe))
     except InfeasibleError:
         return Contender(name, None, fits=False)
     if fastest.summary.memory.total <= planner.limit_bytes:
         return Contender(name, fastest, fits=True)
     try:
-        return Contender(name, planner.plan(recipe), fits=True)
+        return Contender(name, finished(planner.plan(recipe)), fits=True)
     except InfeasibleError:
         return Contender(name, fastest, fits=False)

@@ -14,6 +14,7 @@ from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.study.decided import masks_of
+from shardplan.study.finished import finished
 from shardplan.study.request import is_of
 
 _UNLIMITED = 1 << 60
@@ -40,7 +41,7 @@ def evaluate_plan(model: Model, cluster: Cluster, options: PlanOptions, decided:
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
     planner = Planner(model, cluster, _roomy(options), reasons=False, complete=True, decided=decided)
     everything = len(decided.operators) + len(decided.tensors)
-    return _evaluation(planner.plan(decisions_of(decided, file)), _limit(cluster, options), everything)
+    return _evaluation(finished(planner.plan(decisions_of(decided, file))), _limit(cluster, options), everything)
 
 
 def evaluate_constraints(model: Model, cluster: Cluster, options: PlanOptions) -> Evaluation:
@@ -51,7 +52,7 @@ def evaluate_constraints(model: Model, cluster: Cluster, options: PlanOptions) -
     planner = Planner(model, cluster, _roomy(options), reasons=False)
     asked = [*planner.wishes.operators, *planner.wishes.tensors]
     fixed = {wish.operator if hasattr(wish, "operator") else wish.tensor for wish in asked}
-    return _evaluation(planner.plan(), _limit(cluster, options), len(fixed))
+    return _evaluation(finished(planner.plan()), _limit(cluster, options), len(fixed))
 
 
 def _roomy(options: PlanOptions) -> PlanOptions:

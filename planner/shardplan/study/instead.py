@@ -13,6 +13,7 @@ from shardplan.patterns import literal
 from shardplan.plan.diff import PlanDiff, diff_plans
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.study.finished import finished
 from shardplan.study.named import Named
 from shardplan.study.request import cluster_of, options_of
 from shardplan.study.shares import Share, shares_of
@@ -42,7 +43,7 @@ def instead(plan: Plan, file: str, model: Model, found: Named, spec: str) -> Ins
     options = options_of(plan, file)
     options = replace(options, time_limit=_SECONDS, constraints=(*options.constraints, *pins))
     try:
-        other = Planner(model, cluster_of(plan, file), options).plan()
+        other = finished(Planner(model, cluster_of(plan, file), options).plan())
     except ShardplanError as problem:
         raise type(problem)(*_once(problem.diagnostics)) from None
     return Instead(spec, other, diff_plans(plan, other), _terms(shares_of(plan), shares_of(other)))

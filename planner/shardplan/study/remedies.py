@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from shardplan.errors import InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.planning import Planner
+from shardplan.study.finished import finished
 from shardplan.units import TIME, Measure, size
 
 _MICROBATCHES = (2, 4, 8, 16)
@@ -34,15 +36,19 @@ def find_remedies(model: Model, cluster: Cluster, options: PlanOptions) -> tuple
     """The least change of each kind under which a plan fits, for a request that has none.
 
     More microbatches, rematerialisation, optimizer state sharded apart from its weight, a lighter optimizer, a smaller
-    cache of keys and values, and more devices of the same profile; each alone.
+    cache of keys and values, and more devices of the same profile; each alone. Those found before the user stops it.
     """
     kinds = [
         [(change, cluster, asked) for change, asked in kind]
         for kind in (_microbatches(options), _remat(options), _sharded(options), _optimizer(options), _cache(options))
     ]
     kinds.append([(f"--mesh {text}", grown, options) for text, grown in _larger(cluster)])
-    found = (_first(model, candidates) for candidates in kinds)
-    return tuple(remedy for remedy in found if remedy is not None)
+    found: list[Remedy] = []
+    with contextlib.suppress(KeyboardInterrupt):  # that nothing fits is known: what was found by then is said
+        for candidates in kinds:
+            remedy = _first(model, candidates)
+            found += [remedy] if remedy else []
+    return tuple(found)
 
 
 def remedies_text(remedies: Sequence[Remedy], measure: Measure = TIME) -> str:
@@ -67,7 +73,7 @@ def _first(model: Model, candidates: Sequence[tuple[str, Cluster, PlanOptions]])
     for change, cluster, options in candidates:
         try:
             quick = replace(options, gap=max(options.gap, _NEAR_ENOUGH), time_limit=_SECONDS)
-            summary = Planner(model, cluster, quick, reasons=False).plan().summary
+            summary = finished(Planner(model, cluster, quick, reasons=False).plan()).summary
         except (InfeasibleError, LimitError):
             continue
         except ShardplanError:  # the model cannot be cut so: other candidates of the kind cannot help either

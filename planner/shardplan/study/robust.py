@@ -25,6 +25,7 @@ from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.study.compare import Contender, compare_recipes
 from shardplan.study.decided import masks_of
+from shardplan.study.finished import finished
 
 SPREAD = 0.15
 WORTH_HAVING = 0.01
@@ -87,10 +88,10 @@ def regret(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan) -> 
     """Step of `plan` on `cluster` over that of the best plan there, less 1; infinite where it does not fit."""
     planner = Planner(model, cluster, options, reasons=False)
     try:
-        held = planner.plan(fixed_to(plan)).summary.step_ns
+        held = finished(planner.plan(fixed_to(plan))).summary.step_ns
     except InfeasibleError:
         return math.inf
-    return max(0.0, held / min(held, planner.plan().summary.step_ns) - 1.0)
+    return max(0.0, held / min(held, finished(planner.plan()).summary.step_ns) - 1.0)
 
 
 def _slack(name: str, regret_at: Callable[[Mapping[str, float]], float]) -> Slack:
