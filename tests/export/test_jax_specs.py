@@ -55,7 +55,8 @@ def test_a_real_plan_is_python():
     exported = export_jax(read_plan(PLANS / "gpt2_small.4x4.plan.json"))
     compile(exported.text, "specs.py", "exec")
     assert '"transformer.wte.weight": "lm_head.weight"' in exported.text
-    assert '"lm_head.weight": P(None, ("machine", "gpu")),' in exported.text
+    llama = export_jax(read_plan(PLANS / "llama3_8b.4x8.plan.json"))
+    assert '"model.embed_tokens.weight": P(None, ("machine", "gpu")),' in llama.text
 
 
 RUN = """

@@ -36,8 +36,8 @@ def test_shardings_of_frameworks(plan):
     assert specs in export_jax(plan).text
     llama = shardplan.load(ROOT / "plans" / "llama3_8b.4x8.plan.json")
     assert shown(FRAMEWORKS, "mlir", "module").rstrip("\n") in export_shardy(llama).text
-    refused = "\n".join(map(str, export_tp_plan(plan).refused))
-    assert shown(FRAMEWORKS, "console", "$ shardplan export plans/gpt2_small.4x4.plan.json --to tp-plan\n").endswith(
+    refused = "\n".join(map(str, export_tp_plan(llama).refused))
+    assert shown(FRAMEWORKS, "console", "$ shardplan export plans/llama3_8b.4x8.plan.json --to tp-plan\n").endswith(
         f"--to tp-plan\n{refused}\n"
     )
 

@@ -96,11 +96,11 @@ def reasons(plan, export=export_portable):
 
 
 def test_two_axes_are_refused():
-    plan = read_plan(ROOT / "plans/gpt2_small.4x4.plan.json")
+    plan = read_plan(ROOT / "plans/llama3_8b.4x8.plan.json")
     assert str(export_portable(plan).refused[0]) == (
         "error[cannot-say]: a portable tp_plan cannot say what this plan does\n"
-        "  parameters are sharded over machine and gpu, and one axis is all there is: 'lm_head.weight' over machine; "
-        "'lm_head.weight' over gpu\n"
+        "  parameters are sharded over machine and gpu, and one axis is all there is: "
+        "'model.embed_tokens.weight' over machine; 'model.embed_tokens.weight' over gpu\n"
         "hint: solve with one mesh axis and shardplan's constraints"
     )
     assert "parameters are sharded over machine and gpu" in reasons(example_plan(), export_tp_plan)

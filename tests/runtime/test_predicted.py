@@ -28,13 +28,13 @@ def test_sums_count_microbatches():
 
 
 def test_slices_and_masks_are_free():
-    plan = read_plan(PLANS / "gpt2_small.4x4.plan.json")
+    plan = read_plan(PLANS / "llama3_8b.4x8.plan.json")
     moved, everything = predicted_collectives(plan), predicted_collectives(plan, free=True)
     assert len(moved) < len(everything)
     assert {row.kind for row in everything} - {row.kind for row in moved} == {"mask", "slice"}
     assert sum(row.wire_bytes for row in everything) == sum(row.wire_bytes for row in moved)
     gathered = total(moved)["forward", "all_gather", ("machine", "gpu")]
-    assert gathered == Total(1, 50257 * 768 * 4, 50257 * 768 * 4 * 15 // 16)
+    assert gathered == Total(1, 8 * 2048 * 4096 * 2, 8 * 2048 * 4096 * 2 * 31 // 32)
 
 
 def test_operators_that_talk_inside_are_told():
