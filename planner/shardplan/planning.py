@@ -35,7 +35,7 @@ from shardplan.recomputing import UNSOLVED, Solved, choose, flags, opened, read
 from shardplan.rules import model_rules
 from shardplan.solve import Progress, evaluate, solve
 from shardplan.solve.problem import Outcome, Problem, Solution
-from shardplan.solve.surplus import between
+from shardplan.solve.surplus import between, breadth
 
 __all__ = ["PlanOptions", "Planner", "Solved", "plan_model"]
 
@@ -43,6 +43,8 @@ CLOSE = 0.01
 """Where what was chosen to recompute leaves more than this share of the step unproven, the flags are tried too."""
 BALANCED = 0.01
 """Where compute and what hides behind it are proven to be so well balanced, no integer program is asked for better."""
+BROADEST = 5e7
+"""Entries of tables that balancing may add; beyond, weights must do."""
 SAME = 1e-8
 """Relative: prices are rounded to picoseconds."""
 UNPROVEN = 0.03
@@ -152,19 +154,19 @@ class Planner:
 
         started = time.monotonic()
         trial, bound_s = self._shortest(solve_within, at_once=self._balances)
-        hides_more = self._balances and trial.f1_s < trial.f2_s
-        if hides_more and not self._chooses_again:
-            return self._balanced(trial, bound_s, restriction, self._left_s(started))
-        if hides_more and not trial.plan[0].built.recompute.until:
-            best, proven_s = self._balanced(trial, bound_s, restriction, self._left_s(started), limited=False)
+        sums = self._sums(trial, restriction) if self._balances and trial.f1_s < trial.f2_s else None
+        if sums is not None and not self._chooses_again:
+            return self._balanced(trial, bound_s, sums, self._left_s(started))
+        if sums is not None and not trial.plan[0].built.recompute.until:
+            best, proven_s = self._balanced(trial, bound_s, sums, self._left_s(started), limited=False)
             if self._keeps(best.plan[0].choice, best.plan[1]):
                 return best, proven_s
-        if hides_more:
+        if self._balances and trial.f1_s < trial.f2_s:
             trial, bound_s = self._shortest(solve_within)
         if self._chooses_again and trial.step_s - bound_s > CLOSE * trial.step_s:
             trial = min([trial, *self._flagged(restriction, trial)], key=lambda tried: tried.step_s)
-        if hides_more:
-            trial = self._balanced(trial, bound_s, restriction, self._left_s(started))[0]
+        if sums is not None and (sums := self._sums(trial, restriction)) is not None:
+            trial = self._balanced(trial, bound_s, sums, self._left_s(started))[0]
         if trial.weight == 1.0 and trial.f1_s >= trial.f2_s:
             return trial, bound_s
         return _proven(*trial.plan, bound_s), bound_s
@@ -207,30 +209,33 @@ class Planner:
         """Whether compute and what hides behind it can be balanced: where only weights and their gradients hide."""
         return not (self._pricing.moves.overlap.tp or self._pricing.moves.overlap.a2a)
 
+    def _sums(self, known: Trial[tuple[Priced, Memory]], restriction: Restrict | None) -> Solved | None:
+        """The problem of the shortest step that recomputes what `known` does; `None` where it is too large."""
+        again = known.plan[0].built.recompute
+        first, second = (self._posed(w, restriction, again=again, complete=True) for w in (1.0, 0.0))
+        problem = between(first.problem, second.problem)
+        return replace(first, problem=problem) if breadth(problem) <= BROADEST else None
+
     def _balanced(
         self,
         known: Trial[tuple[Priced, Memory]],
         bound_s: float,
-        restriction: Restrict | None,
+        posed: Solved,
         within_s: float,
         *,
         limited: bool = True,
     ) -> tuple[Trial[tuple[Priced, Memory]], float]:
-        """The plan of the shortest step that recomputes what `known` does, or `known`, and the bound on any step, from
-        `bound_s`. Not `limited`: without regard to memory."""
+        """The plan of the shortest step, or `known`, and the bound on any step, from `bound_s`. Not `limited`: without
+        regard to memory."""
         priced, memory = known.plan
         if priced.solution.outcome != "interrupted" and within_s > 0:
-            again = priced.built.recompute
-            posed, second = (self._posed(w, restriction, again=again, complete=True) for w in (1.0, 0.0))
-            problem = between(posed.problem, second.problem)
-            if not limited:
-                problem = replace(problem, limit=None)
+            problem = posed.problem if limited else replace(posed.problem, limit=None)
             found = self._solve(problem, within_s, unproven=BALANCED if self.options.gap else 0.0)
             for_all = not (limited and self._chooses_again)  # whatever is recomputed
             if for_all and found.outcome != "infeasible":
                 bound_s = max(bound_s, found.bound / PICOSECONDS)
             if found.choices is not None:
-                cost = float(evaluate(replace(posed.problem, limit=None), found.choices).cost)
+                cost = float(evaluate(replace(posed.problem, limit=None, surplus=None), found.choices).cost)
                 other = price(posed.built, replace(found, cost=cost), posed.charges)
                 if other.step_s + other.wish_s < known.step_s:
                     priced, memory = replace(other, weight=1.0 - found.surplus_price), posed.memory

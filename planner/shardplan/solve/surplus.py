@@ -80,6 +80,22 @@ def spread(problem: Problem) -> Spread:
     return Spread(wide, amounts, tuple(places.tolist()), tuple(pairs))
 
 
+def breadth(problem: Problem) -> int:
+    """Entries of the tables that `spread` adds, at most: a choice of its own for every pair that is allowed."""
+    assert problem.surplus is not None
+    known: dict[int, int] = {}
+    for edge, table in zip(problem.edges, problem.surplus.tables, strict=True):
+        if id(table) not in known:
+            pairs = int(np.isfinite(edge.table).sum()) if table.any() else 0
+            known[id(table)] = min(pairs, _distinct(table) * len(table)) * sum(table.shape)
+    return sum(known[id(table)] for table in problem.surplus.tables)
+
+
+def _distinct(table: Costs) -> int:
+    """How many columns differ."""
+    return len(np.unique(table, axis=1).T)
+
+
 def _parts(problem: Problem, surplus: Surplus) -> list[_Pair | None]:
     """The table of every edge as a node, where it adds to the sum."""
     known: dict[tuple[int, int], _Pair | None] = {}
