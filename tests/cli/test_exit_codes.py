@@ -139,11 +139,14 @@ def test_that_nothing_fits_is_an_answer_without_remedies(shardplan, mlp, monkeyp
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shardplan.study.remedies._first", stop)
-    run = shardplan("solve", *HERE, "--memory-limit", "20 KiB")
-    assert run.code == 3
-    assert run.err.startswith("error[infeasible]: no plan fits in memory: every device is at least ")
-    assert run.err.splitlines()[-1].startswith("hint: more --microbatches")
+    for changes in ({"_first": stop}, {"_IN_ALL": -1.0}):
+        with monkeypatch.context() as patch:
+            for name, value in changes.items():
+                patch.setattr(f"shardplan.study.remedies.{name}", value)
+            run = shardplan("solve", *HERE, "--memory-limit", "20 KiB")
+        assert run.code == 3
+        assert run.err.startswith("error[infeasible]: no plan fits in memory: every device is at least ")
+        assert run.err.splitlines()[-1].startswith("hint: more --microbatches")
 
 
 def test_a_reader_that_stops_reading_is_141(mlp):

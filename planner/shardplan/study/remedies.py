@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,8 +20,9 @@ from shardplan.units import TIME, Measure, size
 _MICROBATCHES = (2, 4, 8, 16)
 _GROWTH = (2, 4, 8)
 
-_NEAR_ENOUGH, _SECONDS = 0.1, 20.0
-"""A remedy is to be found, not perfected: relative gap and time limit of each solve."""
+_NEAR_ENOUGH, _SECONDS, _IN_ALL = 0.1, 20.0, 60.0
+"""A remedy is to be found, not perfected: relative gap and time limit of each solve. After so many seconds in all, no
+further one is begun: somebody waits to be told that nothing fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,10 @@ def find_remedies(model: Model, cluster: Cluster, options: PlanOptions) -> tuple
     ]
     kinds.append([(f"--mesh {text}", grown, options) for text, grown in _larger(cluster)])
     found: list[Remedy] = []
+    ends_s = time.monotonic() + _IN_ALL
     with contextlib.suppress(KeyboardInterrupt):  # that nothing fits is known: what was found by then is said
         for candidates in kinds:
-            remedy = _first(model, candidates)
+            remedy = _first(model, candidates, ends_s)
             found += [remedy] if remedy else []
     return tuple(found)
 
@@ -69,8 +72,10 @@ def remedies_record(remedies: Sequence[Remedy]) -> list[dict[str, object]]:
     ]
 
 
-def _first(model: Model, candidates: Sequence[tuple[str, Cluster, PlanOptions]]) -> Remedy | None:
+def _first(model: Model, candidates: Sequence[tuple[str, Cluster, PlanOptions]], ends_s: float) -> Remedy | None:
     for change, cluster, options in candidates:
+        if time.monotonic() > ends_s:
+            return None
         try:
             quick = replace(options, gap=max(options.gap, _NEAR_ENOUGH), time_limit=_SECONDS)
             summary = finished(Planner(model, cluster, quick, reasons=False).plan()).summary
