@@ -300,6 +300,20 @@ def test_files_of_another_split_are_refused(tmp_path):
         assert text in refusal(lambda: open_presharded(tmp_path / "out"))
 
 
+def test_a_checkpoint_of_another_size(tmp_path):
+    names = [f"layers.{number}.{part}" for number in range(3) for part in "abcdefghij"]
+    mesh = Mesh.of(tp=2)
+    plan = plan_of(mesh, {name: ((4, 4), Layout.of(S(0))) for name in names})
+    said = refusal(lambda: assign(plan, stored(tmp_path, {name: np.zeros((2, 2), np.float32) for name in names})))
+    lines = said.splitlines()
+    assert lines[0] == "error[wrong-shape]: 'layers.*.a' (×3) has shape [2, 2] in the checkpoint, [4, 4] in the plan"
+    assert len(lines) == 10
+    assert lines[-2:] == [
+        "  and 2 more kinds of tensors",
+        "hint: is this the checkpoint of the model that was planned?",
+    ]
+
+
 def test_a_plan_of_another_model(tmp_path):
     arrays = weights()
     arrays["norm.wieght"] = arrays.pop("norm.weight")

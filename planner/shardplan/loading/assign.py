@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
+from shardplan.folding import folded, pattern
 from shardplan.layout.layout import Layout
 from shardplan.loading.checkpoint import Checkpoint
 from shardplan.loading.header import Entry
@@ -174,7 +175,7 @@ def _named(
     """Layouts of the tensors that the plan names, the plan's own names of them, and shapes that differ."""
     layouts: dict[str, Layout] = {}
     taken: set[str] = set()
-    faults = []
+    wrong: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for entry in checkpoint:
         decision = known.get(_called(entry.name, rename))
         if decision is None:
@@ -182,11 +183,25 @@ def _named(
         taken.add(decision.checkpoint)
         shape = checkpoint_shape(decision.shape, decision.perm)
         if shape != entry.shape:
-            summary = f"'{entry.name}' has shape {list(entry.shape)} in the checkpoint, {list(shape)} in the plan"
-            faults.append(error("wrong-shape", summary, hint="is this the checkpoint of the model that was planned?"))
+            wrong.setdefault((pattern(entry.name), tuple(entry.shape), tuple(shape)), []).append(entry.name)
             continue
         layouts[entry.name] = checkpoint_layout(decision.layout, decision.perm)
-    return layouts, taken, faults[:_SHOWN]
+    return layouts, taken, _wrong_shapes(wrong, [entry.name for entry in checkpoint])
+
+
+def _wrong_shapes(
+    wrong: Mapping[tuple[str, tuple[int, ...], tuple[int, ...]], Sequence[str]], everything: Sequence[str]
+) -> list[Diagnostic]:
+    """One fault for corresponding tensors of identical layers; the last says how many kinds are not shown."""
+    faults = []
+    for (_, found, planned), names in list(wrong.items())[:_SHOWN]:
+        who = f"'{folded(names, everything)}' (×{len(names)})" if names[1:] else f"'{names[0]}'"
+        summary = f"{who} has shape {list(found)} in the checkpoint, {list(planned)} in the plan"
+        faults.append(error("wrong-shape", summary))
+    if faults:
+        rest = f"and {len(wrong) - _SHOWN} more kinds of tensors" if len(wrong) > _SHOWN else ""
+        faults[-1] = replace(faults[-1], detail=rest, hint="is this the checkpoint of the model that was planned?")
+    return faults
 
 
 def _unit_of(decision: TensorDecision, shapes: Mapping[str, Sequence[int]]) -> Unit | None:
