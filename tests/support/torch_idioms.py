@@ -27,7 +27,7 @@ class Mixer(nn.Module):
         both = self.both(seen).view(batch, length, 2, HEADS, -1)
         query = self.query(seen).view(batch, length, HEADS, -1).transpose(1, 2).reshape(batch * HEADS, length, -1)
         keys = both[:, :, 0].permute(0, 2, 3, 1).reshape(batch * HEADS, -1, length)
-        values = both[:, :, -1].transpose(1, 2)
+        values = both[:, :, [-1]].squeeze(2).transpose(1, 2).reshape(batch, HEADS, length, -1)
         scores = distance.baddbmm(batch1=query, batch2=keys, beta=0.5, alpha=0.25)
         shares = torch.softmax(scores.view(batch, HEADS, length, length), -1)
         mixed = torch.matmul(shares, values).transpose(1, 2).reshape(batch, length, HIDDEN)

@@ -103,13 +103,13 @@ def test_a_kernel_that_repeats_keys_moves_them_on_the_way_as_planned(four, mode)
     tiny = tiny_llama(Sizes(kv_heads=2))
     with tempfile.TemporaryDirectory() as folder:
         model = tiny.model(pathlib.Path(folder))
-    repeated = [operator.inputs[0] for operator in model.operators if operator.op_type == "Expand"]
-    cut = "".join(f"  {name}: [machine, gpu, null, null, null]\n" for name in repeated)
-    keys_values = [w for w in tiny.weights if w.endswith(("k_proj.weight", "v_proj.weight"))]
-    rows = "".join(f"  {name}: [null, gpu]\n" for name in keys_values)
-    constraints = parse_constraints(f"tensors:\n{cut}parameters:\n{rows}", "repeated.yaml")
+    apart = [operator for operator in model.operators if operator.op_type == "Unsqueeze"]
+    heads = "".join(f"  {operator.outputs[0]}: [machine, gpu, null, null, null]\n" for operator in apart)
+    positions = "".join(f"  {operator.name}: {{machine: a, gpu: c}}\n" for operator in apart)
+    constraints = parse_constraints(f"tensors:\n{heads}operators:\n{positions}", "repeated.yaml")
     plan = plan_model(model, cluster_of("2x2"), PlanOptions(constraints=constraints))
-    assert {move.tensor for move in plan.moves if not move.reader} & set(repeated)
+    sent = {move.tensor for move in plan.moves if any(not step.collective.is_free for step in move.steps)}
+    assert sent >= {operator.outputs[0] for operator in apart}
     check(four.run("torch_cases", "train", tiny, plan, mode, True, 1))
 
 

@@ -20,10 +20,13 @@ VIEWS = frozenset(
 )
 _GUARDS = frozenset(("IsNaN", "IsInf"))
 """As `rules_elementwise.GUARDS`: a mask of what is no number says nothing of its own."""
+_RESHAPES = frozenset(("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"))
+"""Views that are nothing at all where they leave the shape as it is."""
 _SAME_DIMS = frozenset(("Identity", "Cast", "CastLike", "Dropout")) | _GUARDS
 _SUMS = frozenset(("Add", "Sub", "Sum", "Mean", "Neg", "Where", "Concat", "ReduceSum", "ReduceMean", "Trilu", "Pad"))
 _SCALES = frozenset(("Mul", "Div"))
 _PIECES = frozenset(("Split", "Slice"))
+_LOOKUPS = frozenset(("Gather", "GatherND"))
 _PRODUCTS = frozenset(("MatMul", "Einsum", "ConvTranspose"))
 _BIASED = frozenset(("Gemm", "Conv"))
 """A product, to which something is added."""
@@ -110,6 +113,8 @@ def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence
             continue
         is_factor = operator.op_type in _BIASED and position < 2
         for result in _made_of_factor(graph, operator, position, results) if is_factor else results:
+            if key == result:
+                continue
             if (key, result) not in graph.reads:
                 graph.reads[key, result] = read = Read(name, operator.name, layout)
                 graph.readers[key] += 1
@@ -148,6 +153,10 @@ def _results(
         if signature == CONSTANT:
             found.append(None)
             continue
+        source = graph.keys.get(operator.inputs[0])
+        if source is not None and source.shape == shape and operator.op_type in _RESHAPES:
+            found.append(source)
+            continue
         key = Key(signature, shape, _perm(graph, operator, signature, shape))
         found.append(key.chained(graph.keys[name] for name in operator.inputs if name in graph.keys))
     return tuple(found)
@@ -176,7 +185,7 @@ def _signature(
         return inputs[0]
     if kind in _SUMS or (kind in _SCALES and sum(signature != CONSTANT for signature in inputs) == 1):
         return terms.linear(inputs)
-    if kind in _PIECES or (kind == "Gather" and _is_piece(graph, operator, inputs, shape)):
+    if kind in _PIECES or (kind in _LOOKUPS and _is_piece(graph, operator, inputs, shape)):
         source = graph.keys.get(operator.inputs[0])
         whole = source is not None and source.shape == shape
         return inputs[0] if whole else terms.part(inputs[0], shape, (operator.name, position), "plan")

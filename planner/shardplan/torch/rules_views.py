@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import R
 from shardplan.torch.engine import Engine, Op
 from shardplan.torch.graph import Key, permuted
 from shardplan.torch.rules_elementwise import lift, unary
+from shardplan.torch.signature import CONSTANT
 from shardplan.torch.values import Call, Dims, Pieces, Site, Value
 
 PERMUTATIONS = frozenset(
@@ -148,12 +151,31 @@ def expand(engine: Engine, op: Op) -> Value:
         (f"x{dim + offset}",) if size == shape[dim + offset] else () for dim, size in enumerate(value.shape)
     )
     after: Dims = tuple((f"x{dim}",) for dim in range(len(shape)))
+    key = Key(value.key.signature, shape)
+    operands, dims = [value], [before]
+    new = [dim for dim in range(len(shape)) if (f"x{dim}",) not in before]
+    guide = _guide(engine, key, new)
+    if guide is not None:
+        operands.append(guide)
+        dims.append(tuple((f"x{dim}",) if dim in new else () for dim in range(len(shape))))
     call = Call(
-        [value], [before], [after], [shape], [Key(value.key.signature, shape)],
-        {f"x{dim}": size for dim, size in enumerate(shape)},
+        operands, dims, [after], [shape], [key], {f"x{dim}": size for dim, size in enumerate(shape)},
         lambda locals_, site: locals_[0].expand(site.local_result()), linear=(frozenset({0}),),
     )  # fmt: skip
     return engine.run(call)[0]
+
+
+def _guide(engine: Engine, key: Key, new: Sequence[int]) -> Value | None:
+    """Tells in which parts a plan makes the dims `new` of a value, of which no operand knows."""
+    planned = engine.graph.values.get(key)
+    if planned is None:
+        return None
+    placements = [p if p.is_shard and p.dim in new else R for p in planned.layout.placements]
+    if set(placements) == {R}:
+        return None
+    shape = tuple(size if dim in new else 1 for dim, size in enumerate(key.shape))
+    layout = Layout.of(*placements, order=planned.layout.order)
+    return Value(None, layout, shape, torch.float32, grad=False, key=Key(CONSTANT, shape))
 
 
 def repeat(engine: Engine, op: Op) -> Value:
@@ -290,8 +312,7 @@ def getitem(engine: Engine, op: Op) -> Value:
     from shardplan.torch.rules_elementwise import whole  # noqa: PLC0415
 
     value, index = op.args[0], op.args[1] if isinstance(op.args[1], tuple) else (op.args[1],)
-    index = tuple(_as_slice(item) for item in index)
-    if any(not isinstance(item, (int, slice, type(None), type(Ellipsis))) or isinstance(item, bool) for item in index):
+    if any(not _is_basic(item) for item in index):
         return whole(engine, op)  # type: ignore[no-any-return]
     explicit = sum(item is not None and item is not Ellipsis for item in index)
     filled: list[Any] = []
@@ -304,17 +325,28 @@ def getitem(engine: Engine, op: Op) -> Value:
             dim += 1
         elif isinstance(item, int):
             result = narrow(engine, Op("select", None, [result, dim, item]))
+        elif isinstance(item, list):
+            result = _one_of(engine, result, dim, item[0])
+            dim += 1
         else:
             result = _slice(engine, result, dim, item)
             dim += 1
     return result  # type: ignore[no-any-return]
 
 
-def _as_slice(item: Any) -> Any:
-    """A list of one index as a slice."""
-    if isinstance(item, list) and len(item) == 1 and type(item[0]) is int:
-        return slice(item[0], item[0] + 1 or None)
-    return item
+def _is_basic(item: Any) -> bool:
+    if isinstance(item, list):
+        return len(item) == 1 and type(item[0]) is int
+    return isinstance(item, (int, slice, type(None), type(Ellipsis))) and not isinstance(item, bool)
+
+
+def _one_of(engine: Engine, value: Value, dim: int, index: int) -> Value:
+    """One index of a dim, which stays, as exporters write it: with the dim in front."""
+    order = (dim, *(other for other in range(value.rank) if other != dim))
+    first = permute_by(engine, value, order) if dim else value
+    index %= value.shape[dim]
+    taken = _slice(engine, first, 0, slice(index, index + 1))
+    return permute_by(engine, taken, [order.index(place) for place in range(value.rank)]) if dim else taken
 
 
 def cat(engine: Engine, op: Op) -> Value:
