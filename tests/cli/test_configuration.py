@@ -92,3 +92,23 @@ def test_completion_is_what_the_documents_say(shell, folder):
     env = {**os.environ, "PYTHONPATH": str(root / "planner"), "_SHARDPLAN_COMPLETE": f"{shell}_source"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert "_SHARDPLAN_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("shardplan solve m.onnx --cluster h1", ["plain,h100-dgx", "file,h1"]),
+        ("shardplan sweep m.onnx -c a100-dgx,h2", ["plain,a100-dgx,h200-dgx"]),
+        ("shardplan profiles show v", ["plain,v100-p3-16xl", "file,v"]),
+        ("shardplan export p.json --to tp", ["plain,tp-plan", "plain,tp-plan-portable"]),
+        ("shardplan expl", ["plain,explain"]),
+        ("shardplan explain p.json --ins", ["plain,--instead"]),
+    ],
+)
+def test_what_a_shell_offers(words, offered, folder):
+    root = Path(__file__).resolve().parents[2]
+    code = "import sys; from shardplan.cli import main; sys.argv[0] = 'shardplan'; raise SystemExit(main())"
+    asked = {"_SHARDPLAN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    env = {**os.environ, "PYTHONPATH": str(root / "planner"), **asked}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (offered, "")

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.verbs.inputs import Attempts, dim_option, load_model, parse_cache, parse_dims, parse_memory_limit
-from shardplan.verbs.session import Verb, option
+from shardplan.verbs.inputs import (
+    Attempts,
+    dim_option,
+    load_model,
+    parse_cache,
+    parse_dims,
+    parse_memory_limit,
+    profile_names,
+)
+from shardplan.verbs.session import Verb, completing, option
 
 if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster
@@ -22,6 +30,7 @@ _OPTIONS = (
         "-c",
         "--cluster",
         metavar="NAME|FILE",
+        shell_complete=completing(profile_names, files=True),
         default="h100-dgx",
         show_default=True,
         help="A shipped profile or a YAML file.",

@@ -11,7 +11,7 @@ import click
 from shardplan.errors import ShardplanError, error
 from shardplan.export.targets import TARGETS, Target, find_target
 from shardplan.verbs.inputs import Attempts, dim_option, load_model, parse_dims
-from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, verb
+from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, completing, verb
 
 if TYPE_CHECKING:
     from shardplan.export.types import Exported, Source
@@ -30,7 +30,14 @@ def _formats() -> str:
 @click.command(short_help="Write a plan in another program's format.", epilog=_formats())
 @click.argument("plan", type=click.Path(path_type=str))
 @click.argument("model", type=click.Path(path_type=str), required=False)
-@click.option("--to", "name", metavar="FORMAT", required=True, help="One of the formats below.")
+@click.option(
+    "--to",
+    "name",
+    metavar="FORMAT",
+    required=True,
+    help="One of the formats below.",
+    shell_complete=completing(lambda: [target.name for target in TARGETS]),
+)
 @click.option("-o", "--output", metavar="PATH", help="The file or folder to write; text goes to standard output else.")
 @click.option("--stage", type=int, metavar="N", help="Of a plan with stages: the stage to export (text formats only).")
 @dim_option

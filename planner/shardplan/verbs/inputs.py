@@ -65,6 +65,13 @@ def dim_option(function: Verb) -> Verb:
     return cast("Verb", _dim(_trip(with_trips)))
 
 
+def profile_names() -> tuple[str, ...]:
+    """Names of the shipped profiles, for a shell to offer."""
+    from shardplan.cluster.profile import list_profiles  # noqa: PLC0415
+
+    return list_profiles()
+
+
 def constraint_options(function: Verb) -> Verb:
     """Add `--constraints` and `--pin`, as `constraint_files` and `pins`."""
     return _constraint_file(_pin(function))

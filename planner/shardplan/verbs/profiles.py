@@ -6,7 +6,8 @@ import functools
 
 import click
 
-from shardplan.verbs.session import Session, verb
+from shardplan.verbs.inputs import profile_names
+from shardplan.verbs.session import Session, completing, verb
 
 
 class _ListByDefault(click.Group):
@@ -36,7 +37,7 @@ def list_all(session: Session, /) -> int:
 
 
 @profiles.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=completing(profile_names, files=True))
 @verb
 def show_one(session: Session, /, name: str) -> int:
     """Print the profile NAME (or a file) with every default written out."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from shardplan.errors import Diagnostic
 
@@ -121,6 +122,17 @@ def option(*names: str, **settings: Any) -> Callable[[Verb], Verb]:
     longest = max((name for name in names if name.startswith("--")), key=len).partition("/")[0]
     variable = "SHARDPLAN_" + longest.removeprefix("--").replace("-", "_").upper()
     return click.option(*names, envvar=variable, show_envvar=True, **settings)
+
+
+def completing(names: Callable[[], Iterable[str]], *, files: bool = False) -> Callable[..., list[CompletionItem]]:
+    """What a shell offers for an argument: `names`, of a list with commas for its last entry; and `files`."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature
+        before, comma, begun = incomplete.rpartition(",")
+        found = [CompletionItem(before + comma + name) for name in names() if name.startswith(begun)]
+        return [*found, *([CompletionItem(incomplete, type="file")] if files else [])]
+
+    return complete
 
 
 def verb(function: Callable[..., int]) -> Callable[..., int]:

@@ -18,9 +18,10 @@ from shardplan.verbs.inputs import (
     model_argument,
     parse_dims,
     parse_memory_limit,
+    profile_names,
     read_all_constraints,
 )
-from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, option, verb
+from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, completing, option, verb
 
 if TYPE_CHECKING:
     from shardplan.stages.sweep import Point, Request
@@ -30,7 +31,16 @@ AUTO = "auto"
 
 @click.command(short_help="Plan many combinations, side by side.")
 @model_argument
-@option("-c", "--cluster", "clusters", metavar="NAME,…", default="h100-dgx", show_default=True, help="Profiles.")
+@option(
+    "-c",
+    "--cluster",
+    "clusters",
+    metavar="NAME,…",
+    default="h100-dgx",
+    show_default=True,
+    help="Profiles.",
+    shell_complete=completing(profile_names),
+)
 @option(
     "-m",
     "--mesh",
