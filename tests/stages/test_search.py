@@ -30,7 +30,9 @@ def random_choices(seed: int, units: int, sizes: tuple[int, ...], devices: int, 
         for number, mesh in itertools.product(range(units), range(len(sizes)))
         if rng.random() < 0.3
     }
-    return Choices(costs, sizes, handing, behind, devices, 1 / int(rng.integers(1, 6)), stages, dearer)
+    return Choices(
+        costs, sizes, handing, behind, devices, 1 / int(rng.integers(1, 6)), stages, dearer, float(rng.integers(0, 30))
+    )
 
 
 def price(choices: Choices, cuts: tuple[Cut, ...]) -> float:
@@ -41,7 +43,8 @@ def price(choices: Choices, cuts: tuple[Cut, ...]) -> float:
     sent = sum(
         float(choices.handing[a.submesh][b.submesh][b.first, a.leaves, b.enters]) for a, b in itertools.pairwise(cuts)
     )
-    return choices.share * sum(each) + (1 - choices.share) * max(each) + sent
+    apart = choices.apart if len(cuts) > 1 else 0.0
+    return choices.share * sum(each) + (1 - choices.share) * max(each) + sent + apart
 
 
 def enumerated(choices: Choices) -> float:

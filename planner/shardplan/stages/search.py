@@ -60,8 +60,8 @@ class Choices:
     """1 / (M V)."""
     stages: int | None = None
     costs_behind: Mapping[tuple[int, int], Costs] = field(default_factory=dict)
-    """By how many stages come behind and submesh: the costs there, where they are not those of `costs`; equal ones are
-    the same array."""
+    """By how many stages come behind and submesh: the costs there, where they are more than those of `costs`; equal
+    ones are the same array."""
     apart: float = 0.0
     """What several stages cost besides, whichever they are."""
 
