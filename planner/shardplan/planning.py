@@ -18,7 +18,7 @@ from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.overlap import MOST_SOLVES, Trial, shortest_step
+from shardplan.graph.overlap import MOST_SOLVES, shortest_step
 from shardplan.graph.peers import as_known
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import node_order, to_problem
@@ -27,14 +27,15 @@ from shardplan.graph.remat import Recompute
 from shardplan.graph.tensors import PICOSECONDS
 from shardplan.graph.wishes import Bearing, Without, allowed, bearings, charged, charges_of
 from shardplan.model.types import DTYPE_BITS, Model
-from shardplan.plan.assemble import Priced, assemble, peak_memory, price, recompute_of
+from shardplan.plan.assemble import assemble, peak_memory, price, recompute_of
 from shardplan.plan.need import Need, need_of
 from shardplan.plan.refusals import infeasible, irreconcilable, lighter_options, many_axes, out_of_time, without_rule
+from shardplan.plan.trial import PlanTrial, proven, trial_of
 from shardplan.plan.types import Plan
 from shardplan.recomputing import UNSOLVED, Solved, choose, flags, opened, read
 from shardplan.rules import model_rules
 from shardplan.solve import Progress, evaluate, solve
-from shardplan.solve.problem import Outcome, Problem, Solution
+from shardplan.solve.problem import Problem, Solution
 from shardplan.solve.surplus import between, breadth
 
 __all__ = ["PlanOptions", "Planner", "Solved", "plan_model"]
@@ -45,8 +46,6 @@ BALANCED = 0.01
 """Where compute and what hides behind it are proven to be so well balanced, no integer program is asked for better."""
 BROADEST = 5e7
 """Entries of tables that balancing may add; beyond, weights must do."""
-SAME = 1e-8
-"""Relative: prices are rounded to picoseconds."""
 UNPROVEN = 0.03
 """A choice of what to recompute that is proven to be so near to the best is taken: its integer programs are large."""
 Restrict = Callable[[CostGraph], Allowed]
@@ -142,7 +141,7 @@ class Planner:
         priced, memory = trial.plan
         return assemble(priced, memory, self.limit_bytes, bound_s - priced.wish_s)
 
-    def _found(self, restriction: Restrict | None) -> tuple[Trial[tuple[Priced, Memory]], float]:
+    def _found(self, restriction: Restrict | None) -> tuple[PlanTrial, float]:
         """The plan and the proven bound on its step. Raises as `plan_model`.
 
         Where all fits under the compute that can hide, weight one says so. Else compute and what hides are balanced, if
@@ -153,6 +152,9 @@ class Planner:
             return self.solve_at(weight, restriction, within_s=within_s)
 
         started = time.monotonic()
+        found = None if self._chooses_again else self._at_once(restriction)
+        if found is not None:
+            return found
         trial, bound_s = self._shortest(solve_within, at_once=self._balances)
         sums = self._sums(trial, restriction) if self._balances and trial.f1_s < trial.f2_s else None
         if sums is not None and not self._chooses_again:
@@ -169,20 +171,38 @@ class Planner:
             trial = self._balanced(trial, bound_s, sums, self._left_s(started))[0]
         if trial.weight == 1.0 and trial.f1_s >= trial.f2_s:
             return trial, bound_s
-        return _proven(*trial.plan, bound_s), bound_s
+        return proven(*trial.plan, bound_s), bound_s
+
+    def _at_once(self, restriction: Restrict | None) -> tuple[PlanTrial, float] | None:
+        """The plan, where the best one at weight one without a limit on memory says that it need not be sought with it:
+        it fits, or hides more than it computes."""
+        if not self._balances or self.options.time_limit is not None:
+            return None
+        posed = self._posed(1.0, restriction)
+        roomy = self._solve(replace(posed.problem, limit=None))
+        if roomy.choices is None:
+            return None
+        known = trial_of(price(posed.built, roomy, posed.charges), posed.memory, roomy.bound / PICOSECONDS)
+        fits = self._fits(posed, roomy)
+        if fits and known.f1_s >= known.f2_s:
+            return known, known.bound_s
+        sums = self._sums(known, restriction) if known.f1_s < known.f2_s else None
+        if sums is None:
+            return None
+        best = self._balanced(known if fits else replace(known, f2_s=math.inf), known.bound_s, sums, math.inf)
+        return best if self._keeps(best[0].plan[0].choice, best[0].plan[1]) else None
 
     def _shortest(
         self, solve_within: Callable[[float, float], Solved], *, at_once: bool = False
-    ) -> tuple[Trial[tuple[Priced, Memory]], float]:
+    ) -> tuple[PlanTrial, float]:
         """The plan with the shortest step and the bound on any, where `solve_within(weight, seconds)` solves;
         `at_once`: that of weight one alone. Raises as `plan_model`.
         """
         refused: list[Solved] = []
-
         started, ended = time.monotonic(), False
         solves: list[str] = []
 
-        def solve_at(weight: float) -> Trial[tuple[Priced, Memory]] | None:
+        def solve_at(weight: float) -> PlanTrial | None:
             nonlocal ended
             if ended:
                 return None
@@ -193,7 +213,7 @@ class Planner:
                 refused.append(solved)
                 return None
             priced = price(solved.built, solved.solution, solved.charges)
-            return _trial(priced, solved.memory, solved.solution.bound / PICOSECONDS)
+            return trial_of(priced, solved.memory, solved.solution.bound / PICOSECONDS)
 
         found = shortest_step(solve_at)
         if found is None:
@@ -209,7 +229,7 @@ class Planner:
         """Whether compute and what hides behind it can be balanced: where only weights and their gradients hide."""
         return not (self._pricing.moves.overlap.tp or self._pricing.moves.overlap.a2a)
 
-    def _sums(self, known: Trial[tuple[Priced, Memory]], restriction: Restrict | None) -> Solved | None:
+    def _sums(self, known: PlanTrial, restriction: Restrict | None) -> Solved | None:
         """The problem of the shortest step that recomputes what `known` does; `None` where it is too large."""
         again = known.plan[0].built.recompute
         first, second = (self._posed(w, restriction, again=again, complete=True) for w in (1.0, 0.0))
@@ -217,14 +237,8 @@ class Planner:
         return replace(first, problem=problem) if breadth(problem) <= BROADEST else None
 
     def _balanced(
-        self,
-        known: Trial[tuple[Priced, Memory]],
-        bound_s: float,
-        posed: Solved,
-        within_s: float,
-        *,
-        limited: bool = True,
-    ) -> tuple[Trial[tuple[Priced, Memory]], float]:
+        self, known: PlanTrial, bound_s: float, posed: Solved, within_s: float, *, limited: bool = True
+    ) -> tuple[PlanTrial, float]:
         """The plan of the shortest step, or `known`, and the bound on any step, from `bound_s`. Not `limited`: without
         regard to memory."""
         priced, memory = known.plan
@@ -240,12 +254,10 @@ class Planner:
                 if other.step_s + other.wish_s < known.step_s:
                     priced, memory = replace(other, weight=1.0 - found.surplus_price), posed.memory
                     if for_all:
-                        return _trial(replace(priced, solution=found), memory, bound_s), bound_s
-        return _proven(priced, memory, bound_s), bound_s
+                        return trial_of(replace(priced, solution=found), memory, bound_s), bound_s
+        return proven(priced, memory, bound_s), bound_s
 
-    def _flagged(
-        self, restriction: Restrict | None, chosen: Trial[tuple[Priced, Memory]]
-    ) -> Iterator[Trial[tuple[Priced, Memory]]]:
+    def _flagged(self, restriction: Restrict | None, chosen: PlanTrial) -> Iterator[PlanTrial]:
         """The plans that the flags of rematerialisation lead to, where any fits that may be faster than `chosen`."""
         if self.options.time_limit is not None:
             return
@@ -426,21 +438,6 @@ class Planner:
         found = read(solved, nearest, lambda again: self._posed(weight, again=again))
         assert found.solution.choices is not None
         return need_of(found.memory, dict(zip(node_order(found.built), found.solution.choices, strict=True)))
-
-
-def _proven(priced: Priced, memory: Memory, bound_s: float) -> Trial[tuple[Priced, Memory]]:
-    """A plan, of which the solution says what is proven of its step."""
-    cost, bound = float(priced.step_s + priced.wish_s) * PICOSECONDS, float(bound_s) * PICOSECONDS
-    outcome: Outcome = "optimal" if cost - bound <= SAME * cost else "feasible"
-    if priced.solution.outcome == "interrupted":
-        outcome = "interrupted"
-    solution = replace(priced.solution, outcome=outcome, cost=cost, bound=min(cost, bound))
-    return _trial(replace(priced, solution=solution), memory, bound_s)
-
-
-def _trial(priced: Priced, memory: Memory, bound_s: float) -> Trial[tuple[Priced, Memory]]:
-    weight = priced.built.prices.weight if priced.weight is None else priced.weight
-    return Trial(weight, (priced, memory), priced.f1_s + priced.wish_s, priced.f2_s + priced.wish_s, bound_s)
 
 
 def _hard(asked: Sequence[Bearing]) -> list[Constraint]:

@@ -12,7 +12,7 @@ from shardplan.solve.decode import condition, hubs
 from shardplan.solve.eliminate import eliminate
 from shardplan.solve.exact import COMBINATIONS, HUBS, PROVABLE, Incumbent, close, combinations, offer
 from shardplan.solve.graph import Contradiction, Graph, Take
-from shardplan.solve.integer import Pressure, integer
+from shardplan.solve.integer import Effort, Pressure, integer
 from shardplan.solve.lagrange import DeadEnd, Point, Relaxation
 from shardplan.solve.large import search_large
 from shardplan.solve.marginals import Marginals
@@ -36,6 +36,8 @@ NEAR = 4
 CROSSINGS = 20
 SWEEPS = 10
 SHARES = (0.02, 0.1, 0.4, 1.0)
+BALANCE: Effort = (150.0, 0.05, 5.0)
+"""For a mixture that balances a surplus: there are many that are much the same."""
 CLOSE = 1e-2
 """Share of the cost below which a gap is left to the proof."""
 
@@ -262,7 +264,7 @@ def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
         if len(seen) < trial.sizes[node]:
             trial.keep(node, tuple(seen))
     try:
-        integer(trial, _pressure(relaxation), best, None)
+        integer(trial, _pressure(relaxation), best, None, None if relaxation.soft is None else BALANCE)
     except Contradiction:
         return
 
