@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 
-from shardplan.layout.layout import Layout
-from shardplan.layout.placement import R
 from shardplan.torch.engine import Engine, Op
 from shardplan.torch.graph import Key, permuted
 from shardplan.torch.rules_elementwise import lift, unary
-from shardplan.torch.signature import CONSTANT
 from shardplan.torch.values import Call, Dims, Pieces, Site, Value
 
 PERMUTATIONS = frozenset(
@@ -152,30 +149,13 @@ def expand(engine: Engine, op: Op) -> Value:
     )
     after: Dims = tuple((f"x{dim}",) for dim in range(len(shape)))
     key = Key(value.key.signature, shape)
-    operands, dims = [value], [before]
-    new = [dim for dim in range(len(shape)) if (f"x{dim}",) not in before]
-    guide = _guide(engine, key, new)
-    if guide is not None:
-        operands.append(guide)
-        dims.append(tuple((f"x{dim}",) if dim in new else () for dim in range(len(shape))))
+    planned = engine.graph.values.get(key)
     call = Call(
-        operands, dims, [after], [shape], [key], {f"x{dim}": size for dim, size in enumerate(shape)},
+        [value], [before], [after], [shape], [key], {f"x{dim}": size for dim, size in enumerate(shape)},
         lambda locals_, site: locals_[0].expand(site.local_result()), linear=(frozenset({0}),),
+        guide=None if planned is None else planned.layout,
     )  # fmt: skip
     return engine.run(call)[0]
-
-
-def _guide(engine: Engine, key: Key, new: Sequence[int]) -> Value | None:
-    """Tells in which parts a plan makes the dims `new` of a value, of which no operand knows."""
-    planned = engine.graph.values.get(key)
-    if planned is None:
-        return None
-    placements = [p if p.is_shard and p.dim in new else R for p in planned.layout.placements]
-    if set(placements) == {R}:
-        return None
-    shape = tuple(size if dim in new else 1 for dim, size in enumerate(key.shape))
-    layout = Layout.of(*placements, order=planned.layout.order)
-    return Value(None, layout, shape, torch.float32, grad=False, key=Key(CONSTANT, shape))
 
 
 def repeat(engine: Engine, op: Op) -> Value:

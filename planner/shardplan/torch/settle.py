@@ -44,7 +44,8 @@ class Settled:
 def settle(call: Call, mesh: Mesh) -> Settled:
     """The split of `call` that follows from its operands."""
     chosen = [_choose(call, axis) for axis in range(len(mesh))]
-    order = next((v.layout.order for v in call.operands if v.layout.order != tuple(range(len(mesh)))), None)
+    layouts = [*(value.layout for value in call.operands), *([call.guide] if call.guide else [])]
+    order = next((layout.order for layout in layouts if layout.order != tuple(range(len(mesh)))), None)
     while True:
         settled = _layouts(call, chosen, order, mesh)
         bad = _illegal(call, settled, mesh)
@@ -91,10 +92,21 @@ def _choose(call: Call, axis: int) -> Choice:
             tokens[token] = max(tokens.get(token, 0), math.prod(value.shape))
     if tokens:
         return max(tokens, key=lambda token: tokens[token])
-    return _unsplit(call, axis)
+    choice = _unsplit(call, axis)
+    return choice if choice.startswith("+") else _guided(call, axis) or choice
 
 
-def _unsplit(call: Call, axis: int) -> Choice:
+def _guided(call: Call, axis: int) -> Token | None:
+    """What the plan splits along an axis that splits no operand: a factor that only the result has."""
+    placement = call.guide.placements[axis] if call.guide else None
+    if placement is None or not placement.is_shard:
+        return None
+    factors = call.results[0][placement.dim]
+    known = {factor for dims in call.dims for group in dims for factor in group}
+    return Token(factors[0], placement.segments) if len(factors) == 1 and factors[0] not in known else None
+
+
+def _unsplit(call: Call, axis: int) -> str:
     placements = [value.layout.placements[axis] for value in call.operands]
     partial = frozenset(position for position, p in enumerate(placements) if p.kind == "P" and p.reduction == "sum")
     if partial and all(p.kind != "S" for p in placements):

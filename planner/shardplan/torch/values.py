@@ -72,7 +72,8 @@ class Call:
     `dims`, `results`: factors of every dim of operands and results; `keys`: what the results are. A factor in `whole`
     may not be split; one that is in no result is summed, unless in `whole`. `linear`: sets of operands in which the
     operation is linear, taken jointly. `pieces`: (factor, sizes by result or operand): a dim that is cut into, or
-    joined from, pieces; every piece must then be split on its own. `run`: the operation on local tensors.
+    joined from, pieces; every piece must then be split on its own. `guide`: the plan's layout of the first result; it
+    says how factors are split that no operand has. `run`: the operation on local tensors.
     """
 
     operands: Sequence[Value]
@@ -85,6 +86,7 @@ class Call:
     whole: frozenset[str] = frozenset()
     linear: tuple[frozenset[int], ...] = ()
     pieces: Pieces | None = None
+    guide: Layout | None = None
     integer: bool = False
     reduction: str = "sum"
     chains: bool = True
