@@ -17,7 +17,7 @@ from shardplan.solve.core import core_of
 from shardplan.solve.dual import Dual
 from shardplan.solve.eliminate import eliminate
 from shardplan.solve.graph import Contradiction, Graph, build
-from shardplan.solve.lagrange import Relaxation
+from shardplan.solve.lagrange import DeadEnd, Relaxation
 from shardplan.solve.marginals import Marginals
 from shardplan.solve.memory import Profiles, tighten
 from shardplan.solve.minplus import min_plus
@@ -121,6 +121,29 @@ def test_the_least_larger_sum_under_memory_is_that_of_enumeration(
     both: tuple[Problem, Problem], presolve: bool
 ) -> None:
     check(between(*both), presolve=presolve)
+
+
+def test_a_proof_that_is_asked_for_less_than_a_whole_unit_of_cost_is_none() -> None:
+    """The relaxation promises 1, nothing costs less than 2, and there is no cost between the two."""
+    costs = tuple(map(np.array, ([0.0, 0.0], [0.0, 0.0], [math.inf, 0.0, -4.0])))
+    usage = Usage(0, 0, 0, np.array([0, 0]))
+    tables = ([[0.0, 0.0, 6.0], [0.0, math.inf, math.inf]], [[0.0, 2.0, 4.0], [0.0, math.inf, math.inf]])
+    first, second = (Problem(costs, (Edge(0, 2, np.array(table)),), (usage,), 0) for table in tables)
+    check(between(first, second))
+
+
+@laws
+@given(problems_of_two_sums(memory=True))
+def test_where_no_labels_can_be_read_off_the_messages_the_proof_is_sought_all_the_same(
+    both: tuple[Problem, Problem],
+) -> None:
+    def dead_end(*_: object) -> None:
+        raise DeadEnd
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Relaxation, "at", dead_end)
+        check(between(*both))
+        check(both[0])
 
 
 @laws

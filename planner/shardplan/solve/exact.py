@@ -59,10 +59,14 @@ class Incumbent:
 
     def prove(self, bound: float) -> None:
         """Take a bound if it is better; costs are integers, so it is rounded up to the next."""
-        rounded = np.ceil(bound / self.scale - 1e-6) * self.scale if np.isfinite(bound) else bound
+        rounded = self.step_up(bound)
         if min(rounded, self.cost) > self.bound:
             self.bound = min(rounded, self.cost)
             self.report()
+
+    def step_up(self, cost: float) -> float:
+        """The next cost that an assignment can have: a program that is to prove less would prove nothing."""
+        return float(np.ceil(cost / self.scale - 1e-6) * self.scale) if np.isfinite(cost) else cost
 
     @property
     def target(self) -> float:

@@ -75,7 +75,7 @@ def fit(
         small = relaxation.soft is not None and relaxation.core.pairs <= PROVABLE
         if unproven and np.isfinite(best.cost) and not small:
             _fuse(relaxation, best)
-        elif relaxation.soft is not None:
+        elif relaxation.soft is not None or relaxation.best is None:
             _finish(relaxation, best, gap)
         else:
             _branch(relaxation, best, gap)
@@ -184,10 +184,10 @@ def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
                 _cross(part, trial)
             if trial.within(enough):
                 pass
-            elif part.core.pairs < SHRINKS * relaxation.core.pairs and part.reduction[1] is not None:
-                _branch(part, trial, enough)
-            else:
+            elif part.best is None or part.core.pairs >= SHRINKS * relaxation.core.pairs or part.reduction[1] is None:
                 _finish(part, trial, enough)
+            else:
+                _branch(part, trial, enough)
         except Contradiction:
             trial.prove(trial.cost)
         best.take(trial)
@@ -256,8 +256,10 @@ def _near(relaxation: Relaxation) -> list[Point]:
 
 
 def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
-    """The best mixture of the assignments near the best prices."""
+    """The best mixture of the assignments near the best prices, where there are any."""
     near = _near(relaxation)
+    if not near:
+        return
     trial = relaxation.graph.copy()
     for position, node in enumerate(relaxation.core.nodes):
         seen = sorted({int(point.choices[position]) for point in near})
@@ -270,8 +272,12 @@ def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
 
 
 def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
-    """Forbid what the best prices exclude, and let HiGHS prove the rest until the gap is small enough."""
+    """Forbid what the best prices exclude, and let HiGHS prove the rest until the gap is small enough. Where there are
+    no prices, as nothing could be read off the messages, it gets everything."""
     graph = relaxation.graph
+    if relaxation.best is None:
+        integer(graph.copy(), _pressure(relaxation), best, np.inf)
+        return
     if not best.within(CLOSE):
         _fuse(relaxation, best)
     if not np.isfinite(best.cost):
@@ -279,10 +285,10 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     for share in SHARES:
         if best.within(enough) or relaxation.budget.expired() or not np.isfinite(best.cost):
             return
-        bound, cost = relaxation.known.bound, best.cost
-        ceiling = bound + share * (cost - bound)
+        bound, cost = best.bound, best.cost
+        ceiling = best.step_up(bound + share * (cost - bound))
         trial = graph.copy()
-        _forbid(trial, Marginals(*relaxation.reduction, ceiling - bound))
+        _forbid(trial, Marginals(*relaxation.reduction, ceiling - relaxation.known.bound))
         try:
             integer(trial, _pressure(relaxation), best, ceiling)
         except Contradiction:
