@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from shardplan.cluster.mesh import make_cluster
@@ -58,7 +58,12 @@ def test_everyone_gets_each_element_it_wants_once(source, target):
         assert (value == wanted[rank] + 1).all()
 
 
+UNEVEN = End(Layout.of(R, S(1, (12, 12, 24))), Mesh.of(machine=2, gpu=2), 0)
+"""What each of its processes holds, four that hold quarters want unequal parts of."""
+
+
 @given(ends(0), ends(8), st.sampled_from([1, 1 << 20]))
+@example(UNEVEN, End(Layout.of(R, S(1)), Mesh.of(machine=1, gpu=4), 8), 1)
 def test_nobody_sends_or_gets_more_than_was_priced(source, target, element_bytes):
     """Small values are sent, large ones sent in pieces and gathered."""
     parts = (part(CLUSTER, end.mesh.shape) for end in (source, target))

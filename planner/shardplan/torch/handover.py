@@ -58,21 +58,21 @@ class Message:
 
 
 def messages(source: End, target: End, shape: tuple[int, ...]) -> tuple[Message, ...]:
-    """Everything that is sent. Of n processes that hold the same and m that want of it, each sends m/n shares: the
-    shares in order of the receivers, cut evenly among the senders."""
+    """Everything that is sent. Of n processes that hold the same, each sends one n-th of all that is wanted of it,
+    receiver after receiver."""
     wanting = target.parts(shape)
     found = []
     for held, senders in source.parts(shape).items():
         asked = [(ranks, tuple(shared_boxes(wanted, held))) for wanted, ranks in wanting.items()]
         receivers = sorted((rank, boxes) for ranks, boxes in asked if boxes for rank in ranks)
-        count, wants = len(senders), len(receivers)
-        for place, (receiver, boxes) in enumerate(receivers):
-            size, begin, end = sum(box_size(box) for box, _ in boxes), place * count, (place + 1) * count
-            for number in range(begin // wants, -(-end // wants)):
-                low, high = max(begin, number * wants), min(end, (number + 1) * wants)
-                start, stop = (low - begin) * size // count, (high - begin) * size // count
+        sizes = [sum(box_size(box) for box, _ in boxes) for _, boxes in receivers]
+        cuts = [number * sum(sizes) // len(senders) for number in range(len(senders) + 1)]
+        for (receiver, boxes), size, end in zip(receivers, sizes, itertools.accumulate(sizes), strict=True):
+            begin = end - size
+            for sender, (low, high) in zip(senders, itertools.pairwise(cuts), strict=True):
+                start, stop = max(low, begin) - begin, min(high, end) - begin
                 if start < stop:
-                    found.append(Message(senders[number], receiver, boxes, start, stop))
+                    found.append(Message(sender, receiver, boxes, start, stop))
     return tuple(found)
 
 
