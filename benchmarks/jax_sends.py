@@ -42,7 +42,7 @@ def prepare(devices: int) -> None:
     """Set what XLA reads when jax starts."""
     import importlib.util
 
-    found = importlib.util.find_spec("nvidia.cuda_nvcc")
+    found = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cuda_nvcc")
     folder = next(iter(found.submodule_search_locations or ()), "") if found else ""
     # without a device nothing can be tried out: no kernel is timed, products of matrices go to cuBLAS
     gpu = f"--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false --xla_gpu_cuda_data_dir={folder}"

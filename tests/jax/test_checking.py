@@ -103,6 +103,78 @@ def test_sums_that_the_plan_has_apart_stay_apart():
         assert (found.agrees, found.folded) == (False, 0)
 
 
+CUT_TWICE = "  %cut = f32[1,8]{1,0} dynamic-slice(%all, %place, %place), dynamic_slice_sizes={1,8}\n"
+
+
+def test_sums_over_one_axis_after_the_other_that_are_cut_by_both_count_as_the_reduce_scatter_of_the_plan():
+    lines = SUM, OVER_MACHINES, CUT_TWICE
+    found = check_text(program(*lines), plan_of("reduce_scatter", axes=(0, GPU)))
+    assert found.agrees, str(found)
+    assert (found.folded, found.scattered) == (1, 1)
+    assert found.emitted_bytes("forward") == BYTES * 15 // 16
+    summed = check_text(program(*lines), plan_of("all_reduce", axes=(0, GPU)))  # and a slice, which is free
+    assert (summed.agrees, summed.folded, summed.scattered) == (True, 1, 0)
+
+
+def test_sums_that_are_cut_by_fewer_devices_than_summed_them_are_no_reduce_scatter():
+    by_one_axis = CUT_TWICE.replace("f32[1,8]", "f32[2,16]").replace("{1,8}", "{2,16}")
+    found = check_text(program(SUM, OVER_MACHINES, by_one_axis), plan_of("reduce_scatter", axes=(0, GPU)))
+    assert (found.agrees, found.folded, found.scattered) == (False, 0, 0)
+
+
+GATHERED = (
+    "  %rows = f32[32,16]{1,0} all-gather(%x), replica_groups=[4,4]<=[16], dimensions={0}\n",
+    "  %turned = f32[32,16]{0,1} fusion(%rows), kind=kLoop, calls=%turn\n",
+    "  %square = f32[32,64]{1,0} all-gather(%turned), replica_groups=[4,4]<=[4,4]T(1,0), dimensions={1}\n",
+)
+TURN = """%turn (p: f32[32,16]) -> f32[32,16] {
+  %p = f32[32,16]{1,0} parameter(0)
+  ROOT %q = f32[32,16]{0,1} OP(%p)
+}
+"""
+
+
+def gathered(*lines: str, between: str = "copy") -> str:
+    return program(*lines).replace("ENTRY", f"{TURN.replace('OP', between)}\nENTRY")
+
+
+def gather_plan(*axes_and_bytes: tuple[tuple[int, ...], int]):
+    layouts = Layout.of(S(1), S(0)), Layout.of(R, R)
+    steps = [CollectiveStep(Collective("all_gather", axes, Fraction(1)), size, 1) for axes, size in axes_and_bytes]
+    return example_plan(moves=tuple(Move("x", *layouts, "", "forward", (step,)) for step in steps))
+
+
+@pytest.mark.parametrize("between", ["copy", "convert"])
+def test_gathers_over_one_axis_after_the_other_count_as_the_one_of_the_plan(between):
+    found = check_text(gathered(*GATHERED, between=between), gather_plan(((0, GPU), 16 * BYTES)))
+    assert found.agrees, str(found)
+    assert found.gathered == 1
+    assert found.emitted_bytes("forward") == 15 * BYTES
+    assert str(found).endswith("\n1 all-gathers that others gather further counted as one with these")
+
+
+@pytest.mark.parametrize(
+    ("lines", "plan", "between"),
+    [
+        (GATHERED, gather_plan(((0, GPU), 16 * BYTES)), "negate"),  # not what was gathered
+        (GATHERED, gather_plan(((0, GPU), 8 * BYTES)), "copy"),  # other bytes
+        (GATHERED, gather_plan(((GPU,), 16 * BYTES)), "copy"),  # other axes
+        ((*GATHERED[:2], "  %read = f32[32,16]{1,0} negate(%rows)\n", *GATHERED[2:]),
+         gather_plan(((0, GPU), 16 * BYTES)), "copy"),  # what lies between is read
+        ((GATHERED[0], GATHERED[1].replace("f32[32,16]{0,1} fusion", "f32[8,16]{0,1} fusion"), GATHERED[2]),
+         gather_plan(((0, GPU), 16 * BYTES)), "copy"),  # a part of it is gathered further
+    ],
+)  # fmt: skip
+def test_other_gathers_stay_apart(lines, plan, between):
+    found = check_text(gathered(*lines, between=between), plan)
+    assert (found.agrees, found.gathered) == (False, 0)
+
+
+def test_gathers_that_the_plan_has_one_after_the_other_stay_so():
+    found = check_text(gathered(*GATHERED), gather_plan(((GPU,), 4 * BYTES), ((0,), 16 * BYTES)))
+    assert (found.agrees, found.gathered) == (True, 0)
+
+
 def test_the_table():
     assert str(check_text(program(SUM, CUT, GATHER), plan_of("reduce_scatter"))) == (
         "phase     collective      axes                    emitted      planned  bytes of one device\n"

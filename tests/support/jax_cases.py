@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tiny_models import Tiny, megatron, tiny_gpt, tiny_llama, tiny_moe
 
 import shardplan
 from shardplan.constraints.parse import parse_constraints
+from shardplan.jax.checking import Check
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import PlanOptions, plan_model
@@ -72,6 +74,28 @@ def pulled(run):
     return both
 
 
+def backward_sent(check: Check) -> tuple[list[str], list[str], int]:
+    """Every collective of the backward pass as emitted, and as planned if every sum is one of the whole gradient; and
+    how many of these the plan does otherwise: where the devices of an axis all have the same gradient, each sums a part
+    of it with its like over the other axis, and then all gather. XLA has each of them sum the whole."""
+    emitted = [
+        f"{row.kind} {','.join(row.axes)} {row.payload_bytes}"
+        for row in check.emitted
+        if row.phase == "backward"
+        for _ in range(row.count)
+    ]
+    planned, undivided = [], 0
+    for row in (row for row in check.predicted if row.phase == "backward"):
+        before = planned[-1] if planned and row.step else None
+        if before and row.kind == "all_gather" and before.kind == "reduce_scatter" and {*before.axes} < {*row.axes}:
+            planned[-1] = replace(before, kind="all_reduce", payload_bytes=row.payload_bytes)
+            undivided += row.count
+        else:
+            planned.append(row)
+    told = [f"{row.kind} {','.join(row.axes)} {row.payload_bytes}" for row in planned for _ in range(row.count)]
+    return sorted(emitted), sorted(told), undivided
+
+
 def outcome(case: dict[str, object], folder: Path) -> dict[str, object]:
     """Run one case: {"model", "mesh", "plan", "gradients"}."""
     tiny, model, inputs, cotangent, out, grads, reference_error = whole(case["model"], folder)
@@ -89,6 +113,7 @@ def outcome(case: dict[str, object], folder: Path) -> dict[str, object]:
     check = shardplan.jax.checking.check_text(compiled.as_text(), plan)
     got = compiled(*args)
     got_out, got_grads = got if case["gradients"] else (got, {})
+    emitted, planned, undivided = backward_sent(check)
     largest = max(float(abs(np.asarray(grad)).max()) for grad in grads.values())
     errors = [
         float(abs(np.asarray(g).reshape(grads[n].shape) - np.asarray(grads[n])).max()) for n, g in got_grads.items()
@@ -99,6 +124,9 @@ def outcome(case: dict[str, object], folder: Path) -> dict[str, object]:
         "emitted_bytes": check.emitted_bytes("forward"),
         "planned_bytes": check.predicted_bytes("forward"),
         "backward_ratio": check.ratio("backward"),
+        "backward_emitted": emitted,
+        "backward_planned": planned,
+        "undivided": undivided,
         "scattered": check.scattered,
         "folded": check.folded,
         "text": str(check),

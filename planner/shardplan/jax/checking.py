@@ -7,12 +7,17 @@ result every device then cuts to its own part, on every way to its readers:
 - where the plan has an all-reduce of that size and XLA gathers again what it cut, in an all-gather that the plan does
   not have, the three are counted as the one all-reduce: reduce-scatter and all-gather send what an all-reduce sends.
 The third needs an all-reduce whose only reader is another one over other axes, as which XLA adds up what is split by
-two axes in two dims (the gradient of a norm's weight):
-- where the plan has one all-reduce of that size over the axes of both, the two are counted as that.
+two axes in two dims (the gradient of a norm's weight, or of a matrix, where batch and sequence are split):
+- where the plan has one all-reduce of that size over the axes of both, or the reduce-scatter as which it would count,
+  the two are counted as that.
+The fourth is for what XLA does everywhere, because no collective of its gathers along two dims at once:
+- where the plan has one all-gather over several axes, two of which one alone reads the other's whole result are counted
+  as that. Gathering over one axis after the other sends as many bytes as over both at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,15 +54,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """What was found. `emitted`: after the credits, given `scattered`, `merged` and `folded` times; `predicted`: of the
-    phases that the function has. `inner`: operators whose own collectives the plan's moves leave out. `endless`: loops
-    whose number of turns XLA does not tell; what is inside counts once. `widened`: 32-bit floats counted as 16-bit."""
+    """What was found. `emitted`: after the credits, given `scattered`, `merged`, `folded` and `gathered` times;
+    `predicted`: of the phases that the function has. `inner`: operators whose own collectives the plan's moves leave
+    out. `endless`: loops whose number of turns XLA does not tell; what is inside counts once. `widened`: 32-bit floats
+    counted as 16-bit."""
 
     emitted: tuple[Emitted, ...]
     predicted: tuple[Predicted, ...]
     scattered: int = 0
     merged: int = 0
     folded: int = 0
+    gathered: int = 0
     inner: tuple[str, ...] = ()
     endless: int = 0
     widened: bool = False
@@ -107,6 +114,8 @@ class Check:
             lines.append(f"{self.merged} all-reduce + slice + all-gather counted as all-reduce")
         if self.folded:
             lines.append(f"{self.folded} all-reduces that others sum further counted as one with these")
+        if self.gathered:
+            lines.append(f"{self.gathered} all-gathers that others gather further counted as one with these")
         if self.widened:
             lines.append("32-bit floats counted as 16-bit ones, which XLA on CPU computes and sends so")
         if self.inner:
@@ -162,10 +171,12 @@ def check_text(text: str, plan: Plan, *, phases: Sequence[Phase] | None = None, 
         differentiated = any("transpose(" in instruction.op_name for _, instruction in module.instructions())
         phases = _PHASES if differentiated else ("forward",)
     predicted = tuple(row for row in predicted_collectives(plan) if row.phase in phases)
-    summed, folded = _fold(emitted, predicted, plan.mesh)
-    counted, scattered, merged = _credit(summed, predicted)
+    joined = _fold(emitted, predicted, plan.mesh)
+    fewer = Counter(row.kind for row in emitted) - Counter(row.kind for row in joined)
+    counted, scattered, merged = _credit(joined, predicted)
     endless = sum(i.opcode == "while" and i.trips is None for _, i in module.instructions())
-    return Check(counted, predicted, scattered, merged, folded, inner_operators(plan), endless, widened)
+    folded, gathered = fewer["all_reduce"], fewer["all_gather"]
+    return Check(counted, predicted, scattered, merged, folded, gathered, inner_operators(plan), endless, widened)
 
 
 def _owed(emitted: Iterable[Emitted], predicted: Iterable[Predicted]) -> Counter[Sized]:
@@ -178,24 +189,29 @@ def _owed(emitted: Iterable[Emitted], predicted: Iterable[Predicted]) -> Counter
     return owed
 
 
-def _fold(emitted: Sequence[Emitted], predicted: Iterable[Predicted], mesh: Mesh) -> tuple[tuple[Emitted, ...], int]:
-    """All-reduces that run one after the other over different axes as the one that the plan has, and how many fewer."""
+def _fold(emitted: Sequence[Emitted], predicted: Iterable[Predicted], mesh: Mesh) -> tuple[Emitted, ...]:
+    """`emitted`, all-reduces and all-gathers that run one after the other over different axes as the one that the plan
+    has; what counts as a reduce-scatter there is still an all-reduce here (see `_credit`)."""
     owed, left = _owed(emitted, predicted), {row.place: row for row in emitted}
     for row in emitted:
         chain = _chain(row, left)
         for end in range(len(chain), 1, -1):
-            folded = _joined(chain[:end], mesh)
-            if folded is not None and owed[_key(folded)] >= row.count:
-                owed[_key(folded)] -= row.count
+            joined = _joined(chain[:end], mesh)
+            if joined is None:
+                continue
+            wanted = [replace(joined, kind="reduce_scatter")] * joined.sliced + [joined]
+            key = next((_key(one) for one in wanted if owed[_key(one)] >= row.count), None)
+            if key is not None:
+                owed[key] -= row.count
                 for link in chain[: end - 1]:
                     del left[link.place]
-                left[folded.place] = folded
+                left[joined.place] = joined
                 break
-    return tuple(left.values()), len(emitted) - len(left)
+    return tuple(left.values())
 
 
 def _chain(row: Emitted, left: Mapping[Place | None, Emitted]) -> list[Emitted]:
-    """An all-reduce and those that sum its result further."""
+    """A collective and those of its kind that take its result further."""
     chain = [row] if row.place in left else []
     while chain and chain[-1].then is not None and (after := left.get(chain[-1].then)) is not None:
         chain.append(after)
@@ -203,10 +219,14 @@ def _chain(row: Emitted, left: Mapping[Place | None, Emitted]) -> list[Emitted]:
 
 
 def _joined(chain: Sequence[Emitted], mesh: Mesh) -> Emitted | None:
-    """All-reduces one after the other as the one over all of their axes; None where an axis would be there twice."""
+    """Collectives one after the other as the one over all of their axes; None where an axis would be there twice, or
+    where an all-gather takes more than the whole result of the one before."""
     axes = [axis for link in chain for axis in link.axes]
     if len(axes) != len(set(axes)) or not all(link.axes for link in chain):
         return None
+    for link, after in itertools.pairwise(chain):
+        if link.payload_bytes * (after.ways if link.kind == "all_gather" else 1) != after.payload_bytes:
+            return None
     ways = math.prod(link.ways for link in chain)
     return replace(chain[-1], axes=tuple(sorted(axes, key=mesh.names.index)), ways=ways)
 

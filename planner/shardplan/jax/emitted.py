@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardplan.jax.flow import reaches_only_slices, summed_again
+from shardplan.jax.flow import sent_on, times_cut
 from shardplan.jax.groups import Groups, replica_groups, source_target_pairs
 from shardplan.jax.hlo import Computation, Instruction, Module, Shape
 from shardplan.layout.collective import CollectiveKind
@@ -24,6 +24,8 @@ _KINDS: dict[str, CollectiveKind] = {
     "ragged-all-to-all": "all_to_all",
     "collective-permute": "permute",
 }
+_FOLLOWED = frozenset({"all_reduce", "all_gather"})
+"""Kinds that over two axes do the same, in as many bytes or more, as over one axis after the other."""
 _BACKWARD = "transpose("
 """Part of an `op_name`: jax names what differentiation adds so."""
 _COMBINED = re.compile(r"(.*/)?\((.*)\)")
@@ -40,9 +42,10 @@ class Emitted:
     of one device, as in `shardplan.runtime.predicted`.
 
     `axes`: the mesh axes over which it talks; empty where its groups are not those of any axes. `ways`: devices of a
-    group. `sliced`: an all-reduce of which every device then keeps its own part only, so a reduce-scatter would do.
+    group. `parts`: into how many parts every device cuts the result of an all-reduce, to keep one of them.
     `op_name`: the jax operation it belongs to. `place`: instruction and which of its tensors. `then`: the place of the
-    all-reduce that is the only reader of this one's result and sums it further.
+    all-reduce that is the only reader of this one's result and sums it further; of an all-gather, the one that gathers
+    it further.
     """
 
     phase: Phase
@@ -52,9 +55,14 @@ class Emitted:
     count: int
     payload_bytes: int
     op_name: str
-    sliced: bool = False
+    parts: int = 1
     place: Place | None = None
     then: Place | None = None
+
+    @property
+    def sliced(self) -> bool:
+        """Whether it is an all-reduce of which every device keeps its own part only, so a reduce-scatter would do."""
+        return self.parts >= self.ways
 
     @property
     def wire_bytes(self) -> int:
@@ -108,16 +116,15 @@ def _rows(
     for element, (size_bytes, op_name) in enumerate(tensors):
         phase: Phase = "backward" if _BACKWARD in op_name else "forward"
         payload = size_bytes * ways if kind == "all_gather" else size_bytes
-        followed = kind == "all_reduce" and whole
-        sliced = followed and reaches_only_slices(module, computation, instruction, element, ways)
-        then = _summed_on(module, computation, instruction, element) if followed else None
+        parts = times_cut(module, computation, instruction, element) if kind == "all_reduce" and whole else 1
+        then = _sent_on(module, computation, instruction, element) if kind in _FOLLOWED and whole else None
         place = (instruction.name, element)
-        yield Emitted(phase, kind, axes, ways, count, payload, op_name, sliced, place, then)
+        yield Emitted(phase, kind, axes, ways, count, payload, op_name, parts, place, then)
 
 
-def _summed_on(module: Module, computation: Computation, instruction: Instruction, element: int) -> Place | None:
-    """Where one all-reduce feeds another of the same kind (both sum, or both take the maximum), and nothing else."""
-    then = summed_again(computation, instruction, element)
+def _sent_on(module: Module, computation: Computation, instruction: Instruction, element: int) -> Place | None:
+    """Where one collective feeds another of the same kind (both sum, or both take the maximum), and nothing else."""
+    then = sent_on(module, computation, instruction, element)
     if then is None:
         return None
     kinds = {
@@ -125,7 +132,7 @@ def _summed_on(module: Module, computation: Computation, instruction: Instructio
         for reduction in (instruction, computation.instructions[then[0]])
         for name in reduction.calls
     }
-    return then if len(kinds) == 1 else None
+    return then if len(kinds) <= 1 else None
 
 
 def _tensors(

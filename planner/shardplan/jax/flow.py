@@ -1,11 +1,11 @@
-"""Who reads a value: does it reach its readers only as the part that each device keeps, or only another all-reduce?
+"""Who reads a value: does it reach its readers only as the part that each device keeps, or only the next collective?
 
 XLA on CPU (and wherever no pass rewrites it) emits a reduce-scatter as an all-reduce whose result is then cut. Such an
 all-reduce is recognised by following its result: through operators that work on each element or only rearrange, into
-and out of fusions, until every way has met a `dynamic-slice` that keeps at most 1/ways of it at a place that depends on
-the device.
+and out of fusions, until every way has met a `dynamic-slice` at a place that depends on the device.
 
-It also sums over two mesh axes in two all-reduces, one after the other, where the axes shard different dims.
+It also sums over two mesh axes in two all-reduces, one after the other, where the axes shard different dims; and XLA
+everywhere gathers what is split by two axes in two dims over one axis after the other.
 """
 
 from __future__ import annotations
@@ -25,23 +25,30 @@ _PASSES = frozenset(
     )
 )  # fmt: skip
 """Operators that could as well run on the parts: elementwise ones, and those that only rearrange."""
-_SAME = frozenset({"bitcast", "copy", "copy-start", "copy-done", "reshape", "all-reduce-done"})
+_SAME = frozenset(
+    {"bitcast", "copy", "copy-start", "copy-done", "reshape", "transpose", "all-reduce-done", "all-gather-done"}
+)
 """Operators whose result has the same numbers."""
-_SUMS = frozenset({"all-reduce", "all-reduce-start"})
+_ON_THE_WAY = {"all-reduce": _SAME, "all-gather": _SAME | {"convert"}}
+"""What may lie between two collectives of a kind that run one after the other as well before both or after both."""
 _DEVICE = frozenset({"partition-id", "replica-id"})
 _HANDS_ON = frozenset({"fusion", "call", "while"})
 """What hands its operands to a computation, in order."""
 
 
-def reaches_only_slices(module: Module, computation: Computation, value: Instruction, element: int, ways: int) -> bool:
-    """Whether element `element` of `value` (0 where it is no tuple) is cut to 1/`ways` on every way to its readers."""
-    most = value.shapes[element].elements // ways
-    walk = _Walk(module, most)
-    return walk.readers(computation, value, element if len(value.shapes) > 1 else None) and walk.slices > 0
+def times_cut(module: Module, computation: Computation, value: Instruction, element: int) -> int:
+    """Into how many parts every device cuts element `element` of `value` (0 where it is no tuple) on every way to its
+    readers, to keep one of them; the fewest where ways differ, 1 where a reader takes it whole or nobody reads it."""
+    whole = value.shapes[element].elements
+    walk = _Walk(module, whole)
+    reached = walk.readers(computation, value, element if len(value.shapes) > 1 else None)
+    return whole // walk.largest if reached and walk.largest else 1
 
 
-def summed_again(computation: Computation, value: Instruction, element: int) -> tuple[str, int] | None:
-    """The all-reduce that alone reads element `element` of `value` (0 where it is no tuple), and as which operand."""
+def sent_on(module: Module, computation: Computation, value: Instruction, element: int) -> tuple[str, int] | None:
+    """The collective of the same kind that alone reads element `element` of `value` (0 where it is no tuple), and as
+    which operand."""
+    kind = value.opcode.removesuffix("-start")
     wanted = element if len(value.shapes) > 1 else None
     while not value.is_root:
         users = [
@@ -52,23 +59,36 @@ def summed_again(computation: Computation, value: Instruction, element: int) -> 
         if len(users) != 1:
             return None
         (user,) = users
-        if wanted is None and user.opcode in _SUMS and user.operands.count(value.name) == 1:
+        if wanted is None and user.opcode.removesuffix("-start") == kind and user.operands.count(value.name) == 1:
             return user.name, user.operands.index(value.name)
         if user.opcode == "get-tuple-element":
             wanted = None
-        elif user.opcode not in _SAME:
+        elif user.opcode == "all-gather-done":
+            wanted = element if len(user.shapes) > 1 else None
+        elif user.opcode not in _ON_THE_WAY[kind] and not _consists_of(module, user, _ON_THE_WAY[kind]):
             return None
         value = user
     return None
 
 
+def _consists_of(module: Module, fusion: Instruction, opcodes: frozenset[str]) -> bool:
+    """Whether it is a fusion that applies some of these operators to its one operand."""
+    if fusion.opcode != "fusion" or len(fusion.operands) != 1 or len(fusion.shapes) != 1:
+        return False
+    inside = module.computations[fusion.calls[0]]
+    value = inside.root
+    while value.opcode in opcodes:
+        value = inside.instructions[value.operands[0]]
+    return value.opcode == "parameter"
+
+
 @dataclass
 class _Walk:
-    """`most`: how many elements a slice may keep. `slices`: how many were met."""
+    """`whole`: how many elements the value has. `largest`: how many the largest of the slices that were met keeps."""
 
     module: Module
-    most: int
-    slices: int = 0
+    whole: int
+    largest: int = 0
     seen: set[tuple[str, str, int | None]] = field(default_factory=set)
 
     def readers(self, computation: Computation, value: Instruction, element: int | None) -> bool:
@@ -107,11 +127,12 @@ class _Walk:
         )
 
     def _slice(self, computation: Computation, instruction: Instruction) -> bool:
-        if instruction.shapes[0].elements > self.most:
+        kept = instruction.shapes[0].elements
+        if kept == self.whole:
             return False
         if not any(depends_on_device(self.module, computation, name) for name in instruction.operands[1:]):
             return False
-        self.slices += 1
+        self.largest = max(self.largest, kept)
         return True
 
 
