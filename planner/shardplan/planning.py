@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shardplan.cluster.types import Cluster
@@ -13,41 +12,31 @@ from shardplan.constraints.resolve import resolve
 from shardplan.constraints.reuse import adapted
 from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError
-from shardplan.graph.build import CostGraph, Node, build_cost_graph
+from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.overlap import MOST_SOLVES, shortest_step
 from shardplan.graph.peers import as_known
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import node_order, to_problem
 from shardplan.graph.recipes import Allowed, restrict
 from shardplan.graph.remat import Recompute
-from shardplan.graph.tensors import PICOSECONDS
 from shardplan.graph.wishes import Bearing, Without, allowed, bearings, charged, charges_of
 from shardplan.model.types import DTYPE_BITS, Model
-from shardplan.plan.assemble import assemble, peak_memory, price, recompute_of
+from shardplan.plan.assemble import assemble, peak_memory, recompute_of
 from shardplan.plan.need import Need, need_of
 from shardplan.plan.refusals import infeasible, irreconcilable, lighter_options, many_axes, out_of_time, without_rule
-from shardplan.plan.trial import PlanTrial, proven, trial_of
+from shardplan.plan.trial import PlanTrial
 from shardplan.plan.types import Plan
-from shardplan.recomputing import UNSOLVED, Solved, choose, flags, opened, read
+from shardplan.recomputing import UNPROVEN, UNSOLVED, Solved, choose, opened, read
 from shardplan.rules import model_rules
-from shardplan.solve import Progress, evaluate, solve
+from shardplan.shortest import Asked, shortest
+from shardplan.solve import Progress, solve
 from shardplan.solve.problem import Problem, Solution
-from shardplan.solve.surplus import between, breadth
 
 __all__ = ["PlanOptions", "Planner", "Solved", "plan_model"]
 
-CLOSE = 0.01
-"""Where what was chosen to recompute leaves more than this share of the step unproven, the flags are tried too."""
-BALANCED = 0.01
-"""Where compute and what hides behind it are proven to be so well balanced, no integer program is asked for better."""
-BROADEST = 5e7
-"""Entries of tables that balancing may add; beyond, weights must do."""
-UNPROVEN = 0.03
-"""A choice of what to recompute that is proven to be so near to the best is taken: its integer programs are large."""
 Restrict = Callable[[CostGraph], Allowed]
 """What is to be allowed in a cost graph; nodes that are not named are free."""
 
@@ -142,139 +131,27 @@ class Planner:
         return assemble(priced, memory, self.limit_bytes, bound_s - priced.wish_s)
 
     def _found(self, restriction: Restrict | None) -> tuple[PlanTrial, float]:
-        """The plan and the proven bound on its step. Raises as `plan_model`.
+        """The plan and the proven bound on its step. Raises as `plan_model`."""
 
-        Where all fits under the compute that can hide, weight one says so. Else compute and what hides are balanced, if
-        only weights and their gradients hide; together with a choice of what is recomputed, weights must do.
-        """
+        def pose(weight: float, again: Recompute | None = None, *, complete: bool = False) -> Solved:
+            return self._posed(weight, restriction, again=again, complete=complete)
 
-        def solve_within(weight: float, within_s: float) -> Solved:
+        def solve_at(weight: float, within_s: float) -> Solved:
             return self.solve_at(weight, restriction, within_s=within_s)
 
-        started = time.monotonic()
-        found = None if self._chooses_again else self._at_once(restriction)
-        if found is not None:
-            return found
-        trial, bound_s = self._shortest(solve_within, at_once=self._balances)
-        sums = self._sums(trial, restriction) if self._balances and trial.f1_s < trial.f2_s else None
-        if sums is not None and not self._chooses_again:
-            return self._balanced(trial, bound_s, sums, self._left_s(started))
-        if sums is not None and not trial.plan[0].built.recompute.until:
-            best, proven_s = self._balanced(trial, bound_s, sums, self._left_s(started), limited=False)
-            if self._keeps(best.plan[0].choice, best.plan[1]):
-                return best, proven_s
-        if self._balances and trial.f1_s < trial.f2_s:
-            trial, bound_s = self._shortest(solve_within)
-        if self._chooses_again and trial.step_s - bound_s > CLOSE * trial.step_s:
-            trial = min([trial, *self._flagged(restriction, trial)], key=lambda tried: tried.step_s)
-        if sums is not None and (sums := self._sums(trial, restriction)) is not None:
-            trial = self._balanced(trial, bound_s, sums, self._left_s(started))[0]
-        if trial.weight == 1.0 and trial.f1_s >= trial.f2_s:
-            return trial, bound_s
-        return proven(*trial.plan, bound_s), bound_s
-
-    def _at_once(self, restriction: Restrict | None) -> tuple[PlanTrial, float] | None:
-        """The plan, where the best one at weight one without a limit on memory says that it need not be sought with it:
-        it fits, or hides more than it computes."""
-        if not self._balances or self.options.time_limit is not None:
-            return None
-        posed = self._posed(1.0, restriction)
-        roomy = self._solve(replace(posed.problem, limit=None))
-        if roomy.choices is None:
-            return None
-        known = trial_of(price(posed.built, roomy, posed.charges), posed.memory, roomy.bound / PICOSECONDS)
-        fits = self._fits(posed, roomy)
-        if fits and known.f1_s >= known.f2_s:
-            return known, known.bound_s
-        sums = self._sums(known, restriction) if known.f1_s < known.f2_s else None
-        if sums is None:
-            return None
-        best = self._balanced(known if fits else replace(known, f2_s=math.inf), known.bound_s, sums, math.inf)
-        return best if self._keeps(best[0].plan[0].choice, best[0].plan[1]) else None
-
-    def _shortest(
-        self, solve_within: Callable[[float, float], Solved], *, at_once: bool = False
-    ) -> tuple[PlanTrial, float]:
-        """The plan with the shortest step and the bound on any, where `solve_within(weight, seconds)` solves;
-        `at_once`: that of weight one alone. Raises as `plan_model`.
-        """
-        refused: list[Solved] = []
-        started, ended = time.monotonic(), False
-        solves: list[str] = []
-
-        def solve_at(weight: float) -> PlanTrial | None:
-            nonlocal ended
-            if ended:
-                return None
-            solved = solve_within(weight, self._left_s(started) / max(1, MOST_SOLVES - len(solves)))
-            solves.append(solved.solution.outcome)
-            ended = solved.solution.outcome == "interrupted" or self._left_s(started) <= 0 or at_once
-            if solved.solution.choices is None:
-                refused.append(solved)
-                return None
-            priced = price(solved.built, solved.solution, solved.charges)
-            return trial_of(priced, solved.memory, solved.solution.bound / PICOSECONDS)
-
-        found = shortest_step(solve_at)
-        if found is None:
-            raise self.refusal(refused[0])
-        return found
-
-    def _left_s(self, started: float) -> float:
-        limit = self.options.time_limit
-        return math.inf if limit is None else max(0.0, limit - (time.monotonic() - started))
-
-    @property
-    def _balances(self) -> bool:
-        """Whether compute and what hides behind it can be balanced: where only weights and their gradients hide."""
-        return not (self._pricing.moves.overlap.tp or self._pricing.moves.overlap.a2a)
-
-    def _sums(self, known: PlanTrial, restriction: Restrict | None) -> Solved | None:
-        """The problem of the shortest step that recomputes what `known` does; `None` where it is too large."""
-        again = known.plan[0].built.recompute
-        first, second = (self._posed(w, restriction, again=again, complete=True) for w in (1.0, 0.0))
-        problem = between(first.problem, second.problem)
-        return replace(first, problem=problem) if breadth(problem) <= BROADEST else None
-
-    def _balanced(
-        self, known: PlanTrial, bound_s: float, posed: Solved, within_s: float, *, limited: bool = True
-    ) -> tuple[PlanTrial, float]:
-        """The plan of the shortest step, or `known`, and the bound on any step, from `bound_s`. Not `limited`: without
-        regard to memory."""
-        priced, memory = known.plan
-        if priced.solution.outcome != "interrupted" and within_s > 0:
-            problem = posed.problem if limited else replace(posed.problem, limit=None)
-            found = self._solve(problem, within_s, unproven=BALANCED if self.options.gap else 0.0)
-            for_all = not (limited and self._chooses_again)  # whatever is recomputed
-            if for_all and found.outcome != "infeasible":
-                bound_s = max(bound_s, found.bound / PICOSECONDS)
-            if found.choices is not None:
-                cost = float(evaluate(replace(posed.problem, limit=None, surplus=None), found.choices).cost)
-                other = price(posed.built, replace(found, cost=cost), posed.charges)
-                if other.step_s + other.wish_s < known.step_s:
-                    priced, memory = replace(other, weight=1.0 - found.surplus_price), posed.memory
-                    if for_all:
-                        return trial_of(replace(priced, solution=found), memory, bound_s), bound_s
-        return proven(priced, memory, bound_s), bound_s
-
-    def _flagged(self, restriction: Restrict | None, chosen: PlanTrial) -> Iterator[PlanTrial]:
-        """The plans that the flags of rematerialisation lead to, where any fits that may be faster than `chosen`."""
-        if self.options.time_limit is not None:
-            return
-        built = self.built_at(1.0)[0]
-        for again in flags(built):
-
-            def solve_within(weight: float, within_s: float, again: Recompute = again) -> Solved:
-                posed = self._posed(weight, restriction, again=again)
-                solution = self._solve(posed.problem, within_s)
-                if solution.choices is None:
-                    raise LimitError(out_of_time(self.model, self.cluster))
-                return replace(posed, solution=solution)
-
-            with contextlib.suppress(LimitError):
-                bound_s = solve_within(chosen.weight, math.inf).solution.bound / PICOSECONDS
-                if bound_s < chosen.step_s:
-                    yield self._shortest(solve_within)[0]
+        overlap = self._pricing.moves.overlap
+        return shortest(
+            Asked(
+                options=self.options,
+                limit_bytes=self.limit_bytes,
+                balances=not (overlap.tp or overlap.a2a),  # only weights and their gradients hide
+                chooses=self._chooses_again,
+                pose=pose,
+                solve=self._solve,
+                solve_at=solve_at,
+                refusal=self.refusal,
+            )
+        )
 
     def built_at(self, weight: float) -> tuple[CostGraph, Memory]:
         """The cost graph at an overlap weight and its memory rows; the last one is kept."""
@@ -358,11 +235,7 @@ class Planner:
         if solution.choices is None or solution.outcome != "optimal":
             return False
         choice = dict(zip(node_order(posed.built), solution.choices, strict=True))
-        return self._keeps(choice, posed.memory)
-
-    def _keeps(self, choice: Mapping[Node, int], memory: Memory) -> bool:
-        """Whether an assignment keeps the limit on memory."""
-        return peak_memory(memory.holdings, memory.moments, choice).total <= self.limit_bytes
+        return peak_memory(posed.memory.holdings, posed.memory.moments, choice).total <= self.limit_bytes
 
     def _solve(
         self,

@@ -16,6 +16,8 @@ from shardplan.graph.wishes import Bearing
 from shardplan.solve import Problem, Solution, evaluate
 from shardplan.solve.problem import Costs
 
+UNPROVEN = 0.03
+"""A choice of what to recompute that is proven to be so near to the best is taken: its integer programs are large."""
 UNSOLVED = Solution("limit", None, np.inf, -np.inf)
 
 
