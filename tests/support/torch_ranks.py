@@ -71,6 +71,7 @@ def _nursery(pipes: list[Connection], meeting: str, modules: list[str]) -> None:
         children.append(child)
     for child in children:
         os.waitpid(child, 0)
+    os._exit(0)  # an interpreter with torch in it takes seconds to end
 
 
 def _rank(rank: int, world: int, pipe: Connection, meeting: str) -> None:
