@@ -128,9 +128,12 @@ class _Search:
         sums = self._sums(posed.built.recompute) if known.f1_s < known.f2_s else None
         if sums is None:
             return None
+        known = known if fits else replace(known, f2_s=math.inf)
         if asked.chooses:
             sums = replace(sums, problem=replace(sums.problem, limit=None))
-        known = known if fits else replace(known, f2_s=math.inf)
+            rough = self._roughly(sums, self._left_s() / 4)
+            if not (fits or (rough is not None and asked.fits(rough))):
+                return None
         best = self._balanced(known, known.bound_s, sums, self._left_s() / 2)
         return best if asked.fits(best[0]) else None
 
@@ -148,11 +151,9 @@ class _Search:
             if found.outcome != "infeasible":
                 bound_s = max(bound_s, found.bound / PICOSECONDS)
             if found.choices is not None:
-                cost = float(evaluate(replace(posed.problem, limit=None, surplus=None), found.choices).cost)
-                other = price(posed.built, replace(found, cost=cost), posed.charges)
-                if other.step_s + other.wish_s < known.step_s:
-                    priced, memory = replace(other, weight=1.0 - found.surplus_price), posed.memory
-                    return trial_of(replace(priced, solution=found), memory, bound_s), bound_s
+                other = self._priced(posed, found)
+                if other.step_s < known.step_s:
+                    return replace(other, bound_s=bound_s), bound_s
         return proven(priced, memory, bound_s), bound_s
 
     def _chosen(self) -> tuple[PlanTrial, float] | None:
@@ -206,14 +207,26 @@ class _Search:
             raise self.asked.refusal(refused[0])
         return found
 
+    def _roughly(self, posed: Solved, within_s: float) -> PlanTrial | None:
+        """What prices of memory alone lead to."""
+        found = self.asked.solve(posed.problem, within_s, unproven=math.inf)
+        return None if found.choices is None else self._priced(posed, found)
+
+    @staticmethod
+    def _priced(posed: Solved, found: Solution) -> PlanTrial:
+        """A solution of the problem of the larger sum as a plan."""
+        assert found.choices is not None
+        cost = float(evaluate(replace(posed.problem, limit=None, surplus=None), found.choices).cost)
+        priced = price(posed.built, replace(found, cost=cost), posed.charges)
+        priced = replace(priced, weight=1.0 - found.surplus_price, solution=found)
+        return trial_of(priced, posed.memory, found.bound / PICOSECONDS)
+
     def _flagged(self, chosen: PlanTrial) -> Iterator[PlanTrial]:
         """The plans of the flags of rematerialisation that may be faster than what was chosen."""
         for again in flags(self.asked.pose(1.0).built):
             sums = self._sums(again) if self.asked.balances else None
             if sums is not None:
-                found = self._balanced(replace(chosen, f2_s=math.inf), 0.0, sums, math.inf)[0]
-                if found.step_s < math.inf:
-                    yield found
+                yield from self._balanced_flag(sums, chosen)
                 continue
 
             def solve_at(weight: float, within_s: float, again: Recompute = again) -> Solved:
@@ -223,3 +236,9 @@ class _Search:
             there = solve_at(chosen.weight, math.inf).solution
             if there.choices is not None and there.bound / PICOSECONDS < chosen.step_s:
                 yield self._by_weights(solve_at)[0]
+
+    def _balanced_flag(self, sums: Solved, chosen: PlanTrial) -> Iterator[PlanTrial]:
+        """The plan of a flag, where it may be faster than what was chosen."""
+        rough = self._roughly(sums, math.inf)
+        if rough is not None and rough.bound_s < chosen.step_s:
+            yield self._balanced(rough, rough.bound_s, sums, math.inf)[0]
