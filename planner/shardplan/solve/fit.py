@@ -278,6 +278,7 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     if relaxation.best is None:
         integer(graph.copy(), _pressure(relaxation), best, np.inf)
         return
+    best.prove(relaxation.known.bound)
     if not best.within(CLOSE):
         _fuse(relaxation, best)
     if not np.isfinite(best.cost):
@@ -288,8 +289,8 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
         bound, cost = best.bound, best.cost
         ceiling = best.step_up(bound + share * (cost - bound))
         trial = graph.copy()
-        _forbid(trial, Marginals(*relaxation.reduction, ceiling - relaxation.known.bound))
         try:
+            _forbid(trial, Marginals(*relaxation.reduction, ceiling - relaxation.known.bound))
             integer(trial, _pressure(relaxation), best, ceiling)
         except Contradiction:
             best.prove(ceiling)
