@@ -55,8 +55,9 @@ def mesh_of(plan: Plan) -> Any:
 
 
 def train(
-    tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool | str = False, steps: int = 2, strict: bool = True
-) -> Seen:
+    tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool | str = False, steps: int = 2, strict: bool = True,
+    adam: bool = False,
+) -> Seen:  # fmt: skip
     """Train a twin under `plan` and beside it the same in one process; what is sent in the last step is counted."""
     model, reference = torch_twins.twin(tiny, fused=fused), torch_twins.twin(tiny)
     ids = torch.tensor(tiny.inputs["input_ids"])
@@ -65,18 +66,24 @@ def train(
         model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh, strict=strict)
     else:
         shardplan.torch.parallelize(model, plan, mesh, strict=strict)
-    ours, theirs = (torch.optim.AdamW(m.parameters(), 1e-3) for m in (model, reference))
+    ours, theirs = (optimizer_of(m, adam=adam) for m in (model, reference))
     losses, errors = [], []
     for step in range(steps):
+        if step:
+            ours.step()
+            theirs.step()
         comms, loss = _step(model, ours, ids, counted=step == steps - 1)
         expected = _loss(reference(ids), ids)
         theirs.zero_grad()
         expected.backward()
         losses.append(abs(loss.item() - expected.item()))
         errors.append(_gradient_error(model, reference))
-        ours.step()
-        theirs.step()
     return seen(losses, errors, model, comms)
+
+
+def optimizer_of(model: Any, *, adam: bool = False) -> torch.optim.Optimizer:
+    """Of one operation for a weight, so that torch works out little; or of many."""
+    return torch.optim.AdamW(model.parameters(), 1e-3) if adam else torch.optim.SGD(model.parameters(), 0.5)
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor, *, counted: bool) -> tuple[Any, Tensor]:
@@ -266,10 +273,13 @@ def accumulate(tiny: Tiny, plan: Plan, mode: str = "eager", steps: int = 2) -> S
         model = shardplan.torch.parallelize_exported(model, (ids[: len(ids) // count],), plan, mesh)
     else:
         shardplan.torch.parallelize(model, plan, mesh)
-    ours, theirs = (torch.optim.AdamW(m.parameters(), 1e-3) for m in (model, reference))
+    ours, theirs = (optimizer_of(m) for m in (model, reference))
     batch = {"input_ids": ids, "targets": ids.roll(-1, 1)}
     losses, errors = [], []
-    for _ in range(steps):
+    for step in range(steps):
+        if step:
+            ours.step()
+            theirs.step()
         ours.zero_grad()
         theirs.zero_grad()
         total, sent = 0.0, []
@@ -287,8 +297,6 @@ def accumulate(tiny: Tiny, plan: Plan, mode: str = "eager", steps: int = 2) -> S
         expected.backward()
         losses.append(abs(total - expected.item()))
         errors.append(_gradient_error(model, reference))
-        ours.step()
-        theirs.step()
     return seen(losses, errors, model, comms)
 
 

@@ -13,7 +13,7 @@ import torch_twins
 from tiny_models import Tiny
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
-from torch_cases import _loss, far, mesh_of
+from torch_cases import _loss, far, mesh_of, optimizer_of
 
 import shardplan.torch
 from shardplan.layout.collective import Collective
@@ -46,10 +46,13 @@ def train(tiny: Tiny, plan: Plan, fused: bool = False, steps: int = 2, strict: b
     micro = int(plan.model["microbatches"])
     example = (ids[: len(ids) // micro],)
     pipe = shardplan.torch.pipeline(model, example, plan, mesh_of(plan), loss=loss, strict=strict)
-    ours, theirs = torch.optim.AdamW(pipe.parameters(), 1e-3), torch.optim.AdamW(reference.parameters(), 1e-3)
+    ours, theirs = optimizer_of(pipe), optimizer_of(reference)
     others = dict(reference.named_parameters(remove_duplicate=False))
     losses, gradients = [0.0], []
-    for _ in range(steps):
+    for step in range(steps):
+        if step:
+            ours.step()
+            theirs.step()
         ours.zero_grad()
         theirs.zero_grad()
         with shardplan.torch.count_comms(pipe) as comms:
@@ -60,8 +63,6 @@ def train(tiny: Tiny, plan: Plan, fused: bool = False, steps: int = 2, strict: b
         losses += [] if got is None else [abs(got.item() - expected.item())]
         losses += _evaluated(pipe, reference, ids, micro) if not gradients else []
         gradients += [far(p.grad, others[name].grad) for name, p in pipe.named_parameters()]
-        ours.step()
-        theirs.step()
     held = len(list(pipe.named_parameters()))
     return Seen(max(losses), max(gradients), held, dict(comms.differences), pipe.is_last)
 

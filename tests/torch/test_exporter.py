@@ -19,7 +19,7 @@ TINIES = {"gpt": tiny_gpt(), "llama_tied": tiny_llama(tied=True)}
 @pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron + sequence"])
 def test_exported_graphs_plan_their_own_models(four, name, recipe):
     plan = forced_plan(read_model(FOLDER / f"{name}.onnx"), "2x2", recipe=recipe)
-    for seen in four.run("torch_cases", "train", TINIES[name], plan, "eager", False, 2):
+    for seen in four.run("torch_cases", "train", TINIES[name], plan):
         assert seen.loss_error < 1e-5
         assert seen.gradient_error < 1e-5
         assert seen.record == ({}, {})

@@ -30,7 +30,7 @@ def plan_of(tmp_path_factory):
 
 @pytest.mark.parametrize("mode", ["eager", "exported"])
 def test_trains_as_one_process_and_sends_what_the_plan_says(four, plan_of, mode):
-    for seen in four.run("torch_cases", "train", TINY, plan_of(1), mode):
+    for seen in four.run("torch_cases", "train", TINY, plan_of(1), mode, False, 2, True, True):
         assert seen.loss_error < 1e-5
         assert seen.gradient_error < 1e-5
         assert any(phase == "update" and kind == "all_gather" for phase, kind, _ in seen.actual)
