@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from itertools import permutations, product
+from itertools import permutations
 
 import numpy as np
 
+from shardplan.solve.ascent import ascend
+from shardplan.solve.balance import balance
 from shardplan.solve.budget import Budget
 from shardplan.solve.cross import crossed, crossed_bytes, crossings
-from shardplan.solve.decode import condition, hubs
-from shardplan.solve.eliminate import eliminate
-from shardplan.solve.exact import COMBINATIONS, HUBS, PROVABLE, Incumbent, close, combinations, offer
-from shardplan.solve.graph import Contradiction, Graph, Take
+from shardplan.solve.decode import hubs
+from shardplan.solve.exact import HUBS, PROVABLE, Incumbent, close, offer
+from shardplan.solve.graph import Contradiction, Graph
 from shardplan.solve.integer import Effort, Pressure, integer
-from shardplan.solve.lagrange import DeadEnd, Point, Relaxation
+from shardplan.solve.lagrange import Point, Relaxation
 from shardplan.solve.large import search_large
 from shardplan.solve.marginals import Marginals
 from shardplan.solve.memory import Profiles, reduce
 from shardplan.solve.presolve import presolve
-from shardplan.solve.prices import Prices
 from shardplan.solve.problem import Solution
-from shardplan.solve.prune import prune
 from shardplan.solve.tables import open_rows
+from shardplan.solve.ways import forbid, ways_to_fix
 
-POINTS = 60
 SHRINKS = 0.95
-WAYS = 6
-"""So many ways to fix the hubs are followed one by one."""
 FIRST_PRICE = 0.5
 """Of the surplus."""
-STALL = 5
-RISES = 0.005
-"""Prices are good enough when they promise, or the last few brought, less than this share of the gap."""
 NEAR = 4
 CROSSINGS = 20
 SWEEPS = 10
@@ -70,17 +64,35 @@ def fit(
         _sound(relaxation, best, gap)
         if not best.within(gap):
             _cross(relaxation, best)
-        if best.within(max(gap, unproven)) or budget.expired():
-            return
-        small = relaxation.soft is not None and relaxation.core.pairs <= PROVABLE
-        if unproven and np.isfinite(best.cost) and not small:
-            _fuse(relaxation, best)
-        elif relaxation.soft is not None or relaxation.best is None:
-            _finish(relaxation, best, gap)
+        if relaxation.soft is not None and len(graph.moments) == 1 and relaxation.best is not None:
+            _balance(relaxation, best, max(gap, unproven))
         else:
-            _branch(relaxation, best, gap)
+            _settle(relaxation, best, gap, unproven)
     except Contradiction:
         best.prove(best.cost)
+
+
+def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float) -> None:
+    """What is left when prices close the gap no further."""
+    if best.within(max(gap, unproven)) or relaxation.budget.expired():
+        return
+    small = relaxation.soft is not None and relaxation.core.pairs <= PROVABLE
+    if unproven and np.isfinite(best.cost) and not small:
+        _fuse(relaxation, best)
+    elif relaxation.soft is not None or relaxation.best is None:
+        _finish(relaxation, best, gap)
+    else:
+        _branch(relaxation, best, gap)
+
+
+def _balance(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
+    """Where there is nothing but a surplus: parts, as soon as something is known that they must beat."""
+    if not best.within(CLOSE):
+        _fuse(relaxation, best)
+    if np.isfinite(best.cost):
+        balance(relaxation, best, enough)
+    else:
+        _finish(relaxation, best, enough)
 
 
 def _pressure(relaxation: Relaxation) -> Pressure:
@@ -98,7 +110,7 @@ def _sound(relaxation: Relaxation, best: Incumbent, gap: float) -> None:
         frugal(relaxation.graph, best)
         if best.choices is not None:
             relaxation.know(best.choices, -np.inf)
-    _price(relaxation, best, {} if soft is None else {soft: FIRST_PRICE * best.scale}, gap)
+    ascend(relaxation, best, {} if soft is None else {soft: FIRST_PRICE * best.scale}, gap)
     if soft is not None and relaxation.best is not None:
         best.surplus_price = relaxation.known.prices.get(soft, 0.0) / best.scale
 
@@ -146,41 +158,16 @@ def frugal(graph: Graph, best: Incumbent) -> None:
         best.take(trial)
 
 
-def _price(relaxation: Relaxation, best: Incumbent, prices: Prices, enough: float = 0.0) -> None:
-    """Raise the bound by better and better prices, and offer what fits on the way."""
-    history = [best.bound]
-    for _ in range(POINTS):
-        try:
-            there = relaxation.best is not None and relaxation.known.prices == prices
-            point = relaxation.known if there else relaxation.at(prices)
-        except DeadEnd:
-            return
-        best.prove(point.bound)
-        fits, above = relaxation.fits(point)
-        if fits:
-            offer(relaxation.graph, relaxation.core, point.choices, best, above)
-        asked = point.prices
-        ceiling, prices = relaxation.propose()
-        history.append(best.bound)
-        known = relaxation.known.bound
-        gap = max((best.cost if np.isfinite(best.cost) else ceiling) - known, best.scale)
-        stalled = len(history) > STALL and history[-1] - history[-STALL] <= RISES * gap
-        if best.within(enough) or relaxation.budget.expired():
-            return
-        if ceiling - known <= RISES * gap or stalled or prices == asked:
-            return
-
-
 def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     """Fix the hubs in every way that can still be better: without them elimination is complete and bounds are exact."""
-    ways = _ways(relaxation, best)
+    ways = ways_to_fix(relaxation, best)
     bounds = []
     for labels in ways:
         trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
         try:
             part, prices = relaxation.restricted(labels)
             if part is not relaxation:
-                _price(part, trial, prices, enough)
+                ascend(part, trial, prices, enough)
                 _cross(part, trial)
             if trial.within(enough):
                 pass
@@ -193,36 +180,6 @@ def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
         best.take(trial)
         bounds.append(trial.bound)
     best.prove(min(bounds, default=best.cost))
-
-
-def _ways(relaxation: Relaxation, best: Incumbent) -> list[dict[int, tuple[int, ...]]]:
-    """Choices to keep for the nodes that elimination leaves; together the ways hold everything better than the
-    incumbent.
-
-    One way per surviving assignment of the hubs when they are few, else a single way with the choices that survive.
-    """
-    reduced, dual = relaxation.reduction
-    if dual is None:
-        return [{}]
-    held = relaxation.held(relaxation.known.prices)
-    trial = reduced.copy()
-    prune(trial, dual, best.target + held)
-    eliminate(trial)
-    left = {node: tuple(range(relaxation.graph.sizes[node])) for node in dual.core.nodes}
-    for step in trial.trail:
-        if isinstance(step, Take) and step.node in left:
-            left[step.node] = tuple(left[step.node][row] for row in step.rows)
-    fixed = hubs(trial)
-    if combinations(trial) > COMBINATIONS:
-        return [left]
-    ways = []
-    for labels in product(*(range(trial.sizes[node]) for node in fixed)):
-        found = condition(trial, dict(zip(fixed, labels, strict=True)))
-        if found is not None and found[0] - held <= best.target:
-            ways.append(left | {node: (left[node][label],) for node, label in zip(fixed, labels, strict=True)})
-    if len(ways) <= WAYS:
-        return ways
-    return [left | {node: tuple(sorted({way[node][0] for way in ways})) for node in fixed}]
 
 
 def _cross(relaxation: Relaxation, best: Incumbent) -> None:
@@ -290,23 +247,9 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
         ceiling = best.step_up(bound + share * (cost - bound))
         trial = graph.copy()
         try:
-            _forbid(trial, Marginals(*relaxation.reduction, ceiling - relaxation.known.bound))
+            forbid(trial, [Marginals(*relaxation.reduction, ceiling - relaxation.known.bound)])
             integer(trial, _pressure(relaxation), best, ceiling)
         except Contradiction:
             best.prove(ceiling)
         if best.bound - bound < (ceiling - bound) / 2 and best.cost == cost:
             return  # it got stuck; a proof for more would take even longer
-
-
-def _forbid(graph: Graph, known: Marginals) -> None:
-    tables = graph.tables
-    for u in graph.alive:
-        for v in [v for v in graph.neighbours[u] if u < v]:
-            excess = known.pair.get(u, {}).get(v)
-            table = tables.arrays[graph.neighbours[u][v]]
-            if excess is not None and (np.isinf(excess) & np.isfinite(table)).any():
-                graph.replace_edge(u, v, np.where(np.isinf(excess), np.inf, table))
-    for node in graph.alive:
-        fits = np.isfinite(known.node[node])
-        if not fits.all():
-            graph.keep(node, open_rows(fits))

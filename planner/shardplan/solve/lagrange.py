@@ -129,6 +129,15 @@ class Relaxation:
 
     def at(self, prices: Prices) -> Point:
         """L at a price list. Keeps the best point, and how its bound came about."""
+        point, reduced, dual = self.look(prices)
+        self.points.append(point)
+        self._last = point
+        if self.best is None or point.bound > self.known.bound:
+            self.best = point, reduced, dual
+        return point
+
+    def look(self, prices: Prices) -> tuple[Point, Graph, Dual | None]:
+        """L at a price list, and how it comes about: what elimination left, with its trail, and the dual of that."""
         reduced = priced(self.graph, prices)
         for node in reduced.alive:
             reduced.uses[node] = ()
@@ -139,11 +148,7 @@ class Relaxation:
         choices = np.array([found[node] for node in self.core.nodes], dtype=np.int64)
         bound = (reduced.const if dual is None else dual.bound()) - self.held(prices)
         point = Point(prices, bound, choices, self.core.cost(choices), self.profiles.of(choices) - self.limit)
-        self.points.append(point)
-        self._last = point
-        if self.best is None or point.bound > self.known.bound:
-            self.best = point, reduced, dual
-        return point
+        return point, reduced, dual
 
     def propose(self) -> tuple[float, Prices]:
         """A ceiling on L under all planes seen, and the prices to try next."""
