@@ -287,14 +287,20 @@ def tied_model(folder):
     return read_model(folder / "tied.onnx")
 
 
-def test_weights_that_two_stages_hold_are_kept_equal(tmp_path, cluster):
-    model = tied_model(tmp_path)
-    plan = plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
-    handed, tied = plan.pipeline.transfers
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory, cluster):
+    """A model whose first and last operator share a weight, and its two stages."""
+    model = tied_model(tmp_path_factory.mktemp("models"))
+    return model, plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
+
+
+def test_weights_that_two_stages_hold_are_kept_equal(tied, cluster):
+    model, plan = tied
+    handed, shared = plan.pipeline.transfers
     assert plan.pipeline.handed == (handed,)
-    assert (tied.tensor, tied.sender, tied.receiver, tied.count, tied.hidden) == ("shared", 0, 1, 1, 0.0)
+    assert (shared.tensor, shared.sender, shared.receiver, shared.count, shared.hidden) == ("shared", 0, 1, 1, 0.0)
     stages = [stage.plan.summary.step_ns for stage in plan.pipeline.stages]
-    waited = (1 - handed.hidden) * handed.time_ns + tied.time_ns
+    waited = (1 - handed.hidden) * handed.time_ns + shared.time_ns
     assert plan.summary.step_ns == pytest.approx(SCHEDULE.step(stages, 4) + waited, abs=2)
     assert verify_plan(model, plan).verified
     served = plan_stages(model, cluster, PlanOptions(mode="inference", microbatches=4), SCHEDULE, stages=2)
@@ -302,26 +308,58 @@ def test_weights_that_two_stages_hold_are_kept_equal(tmp_path, cluster):
     assert served.pipeline.transfers[0].backward == ()
 
 
-def test_the_timeline_ends_with_tied_weights(tmp_path, cluster):
-    model = tied_model(tmp_path)
-    plan = plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
-    tied = plan.pipeline.transfers[-1]
+def test_the_timeline_ends_with_tied_weights(tied):
+    _, plan = tied
+    shared = plan.pipeline.transfers[-1]
     laid_out = timeline(plan)
     assert streams_of(plan)[-1] == "stage 0 to 1: shared"
     assert [task.name for task in laid_out.tasks[-2:]] == ["gradient", "weight"]
     assert laid_out.starts[-2] == pytest.approx(max(laid_out.ends[:-2]))
-    assert laid_out.ends[-1] - laid_out.starts[-2] == pytest.approx(tied.time_ns * 1e-9)
+    assert laid_out.ends[-1] - laid_out.starts[-2] == pytest.approx(shared.time_ns * 1e-9)
 
 
-def test_what_is_least_for_tied_weights_is_in_the_bound(tmp_path, cluster):
-    """So where stages are what the bound says, the pipeline is known to be the best."""
-    stager = Stager(tied_model(tmp_path), cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
-    found = stager.solve()
-    least_ns = least_tied_ns(
-        stager.prices.transfers, stager.chain, stager.parts, [runs.built for runs in stager.prices.runs]
-    )
-    assert 0 < least_ns <= sum(transfer.time_ns for transfer in found.tied)
-    assert found.step_ns - sum(transfer.time_ns for transfer in found.tied) < found.bound_ns <= found.step_ns
+def with_all_tied_layouts(stager, cuts):
+    weight, graphs = "shared", [runs.built for runs in stager.prices.runs]
+    if len(cuts) == 1:
+        return [cuts]
+    first, last = (range(len(graphs[cut.submesh].kept[weight])) for cut in (cuts[0], cuts[-1]))
+    return [
+        (replace(cuts[0], tied=one), *cuts[1:-1], replace(cuts[-1], tied=other))
+        for one, other in itertools.product(first, last)
+    ]
+
+
+def test_how_tied_weights_are_kept_is_chosen_with_the_cut(tmp_path):
+    """In both stages, and as enumeration of all their layouts has it; so the plan is known to be the best."""
+    short = TIED.replace("  c = MatMul (b, w)\n  d = Relu (c)\n", "").replace("(d, shared)", "(b, shared)")
+    onnx.save(proto_of(short.replace(", float[256,256] w", "")), tmp_path / "short.onnx")
+    model = read_model(tmp_path / "short.onnx")
+    pair, options = make_cluster(load_profile("generic"), "1x4"), PlanOptions(microbatches=4, gap=0.0)
+    fresh = Stager(model, pair, options, SCHEDULE, stages=2)
+    best = math.inf
+    for cuts in itertools.chain.from_iterable(
+        with_all_tied_layouts(fresh, cuts) for cuts in all_cuts(fresh) if len(cuts) == 2
+    ):
+        plans = [fresh.planner.plan(cut, fresh.planner.in_flight(i, 2), i) for i, cut in enumerate(cuts)]
+        best = min(best, fresh._staged(cuts, tuple(plans)).step_ns)
+    found = plan_stages(model, pair, options, SCHEDULE, stages=2).summary
+    assert found.step_ns == pytest.approx(best, abs=1)
+    assert (found.outcome, found.gap, found.step_bound_ns) == ("optimal", 0.0, found.step_ns)
+
+
+def test_what_is_least_for_tied_weights_is_no_more_than_they_cost(tied, cluster):
+    model, plan = tied
+    prices = Stager(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2).prices
+    least_ns = least_tied_ns(prices.transfers, prices.chain, prices.parts, [runs.built for runs in prices.runs])
+    assert 0 < least_ns <= plan.pipeline.transfers[-1].time_ns
+
+
+def test_a_stage_may_have_no_weights(tied, cluster):
+    """It hands gradients on."""
+    model, _ = tied
+    plan = plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=4)
+    assert any(all("Relu" in one.name for one in stage.plan.operators) for stage in plan.pipeline.stages)
+    assert verify_plan(model, plan).verified
 
 
 def test_one_stage_is_taken_where_tied_weights_make_two_dearer(tmp_path):

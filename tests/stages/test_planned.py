@@ -13,12 +13,14 @@ from shardplan.stages.planned import StagePlanner
 from shardplan.stages.schedule import parse_schedule
 from shardplan.stages.search import Cut
 
-MODEL = described("transformer:layers=8,hidden=128,heads=4,vocab=256,seq=64,batch=16")
+MODEL, LARGER = (
+    described(f"transformer:layers={layers},hidden=128,heads=4,vocab=256,seq=64,batch=16") for layers in (8, 14)
+)
 CLUSTER = make_cluster(load_profile("h100-dgx"), "2x2")
 
 
-def stager(remat="none", **options):
-    return Stager(MODEL, CLUSTER, PlanOptions(microbatches=4, remat=remat, **options), parse_schedule("1f1b"))
+def stager(remat="none", model=MODEL, **options):
+    return Stager(model, CLUSTER, PlanOptions(microbatches=4, remat=remat, **options), parse_schedule("1f1b"))
 
 
 def cuts_of_two_layers(stager):
@@ -78,7 +80,7 @@ def test_what_cannot_be_worth_it_is_not_planned():
 
 def test_guesses_from_what_was_seen_raise_no_bound():
     """Runs that are no shorter and hold no less are taken to be strained as much; others, and the bound, are not."""
-    found = stager()
+    found = stager(model=LARGER)
     before = found.prices.search(None)
     for cut in before.cuts:
         found.prices.see(cut, 1, 3.0 * found.prices.least_ns(cut))

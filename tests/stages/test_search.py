@@ -30,9 +30,9 @@ def random_choices(seed: int, units: int, sizes: tuple[int, ...], devices: int, 
         for number, mesh in itertools.product(range(units), range(len(sizes)))
         if rng.random() < 0.3
     }
-    return Choices(
-        costs, sizes, handing, behind, devices, 1 / int(rng.integers(1, 6)), stages, dearer, float(rng.integers(0, 30))
-    )
+    apart = rng.integers(0, 30, (len(sizes), len(sizes))).astype(float)[:, rng.integers(0, len(sizes), len(sizes))]
+    share = 1 / int(rng.integers(1, 6))
+    return Choices(costs, sizes, handing, behind, devices, share, stages, dearer, apart if rng.random() < 0.8 else None)
 
 
 def price(choices: Choices, cuts: tuple[Cut, ...]) -> float:
@@ -43,7 +43,7 @@ def price(choices: Choices, cuts: tuple[Cut, ...]) -> float:
     sent = sum(
         float(choices.handing[a.submesh][b.submesh][b.first, a.leaves, b.enters]) for a, b in itertools.pairwise(cuts)
     )
-    apart = choices.apart if len(cuts) > 1 else 0.0
+    apart = 0.0 if choices.apart is None or len(cuts) == 1 else choices.apart[cuts[0].submesh, cuts[-1].submesh]
     return choices.share * sum(each) + (1 - choices.share) * max(each) + sent + apart
 
 
@@ -85,6 +85,29 @@ def test_the_search_finds_what_enumeration_finds(seed, units, devices, layouts, 
         assert found.cost == pytest.approx(best, rel=1e-12)
         assert price(choices, found.cuts) == pytest.approx(found.cost, rel=1e-12)
         assert found.bound == pytest.approx(found.cost, rel=1e-12)
+
+
+def test_what_first_and_last_cost_besides_decides():
+    """Of two cuts into unlike stages the one whose ends are cheaper together, though its stages are dearer."""
+    run = np.full((3, 3, 1, 1), np.inf)
+    run[0, 1], run[1, 2] = 10.0, 10.0
+    costs = [run, run + np.array([[0, 0, 0], [0, 0, 3], [0, 0, 0]])[:, :, None, None]]
+    still = [[np.zeros((3, 1, 1))] * 2] * 2
+    roomy = [np.full((3, 3), 9)] * 2
+    found = [
+        search(Choices(costs, [1, 1], still, roomy, 2, 0.5, 2, {}, np.array([[apart, apart], [2 * apart, 0.0]])))
+        for apart in (0.0, 1.0, 9.0)
+    ]
+    assert [[cut.submesh for cut in one.cuts] for one in found] == [[0, 0], [0, 0], [1, 1]]
+    assert [one.cost for one in found] == [one.bound for one in found] == [15.0, 16.0, 18.0]
+
+
+def test_what_is_not_worth_it_is_not_looked_for():
+    choices = random_choices(5, 4, (1, 2, 4), 4, 2, None)
+    best = search(choices)
+    assert search(choices, worth=best.cost * 1.01).cost == best.cost
+    none = search(choices, worth=best.cost)
+    assert (none.cuts, none.bound) == (None, best.cost)
 
 
 def test_a_tolerance_leaves_a_bound_below_the_cost():

@@ -135,7 +135,7 @@ def _stays(model: Model, reader: int, home: int) -> bool:
 def training_obstacles(model: Model) -> list[Diagnostic]:
     """Why `model` cannot be trained, naming the nodes that stand against it; empty when it can."""
     hint = "plan it for serving: --mode inference"
-    if not any(parameter.trainable for parameter in model.parameters):
+    if not model.fed and not any(parameter.trainable for parameter in model.parameters):
         return [error("not-trainable", f"'{model.name}' has no float weights to train", hint=hint)]
     weights = {parameter.tensor for parameter in model.parameters}
     inputs = set(model.inputs)

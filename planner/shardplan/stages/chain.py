@@ -51,6 +51,7 @@ class RunCosts:
     _kinds: list[int] = field(init=False)
     _like: list[Piece] = field(init=False)
     _matrices: dict[int, Costs] = field(init=False)
+    _uncharged: dict[tuple[object, ...], Costs] = field(init=False, default_factory=dict)
     _products: list[Costs] = field(init=False)
     _longer: dict[tuple[int, int], int] = field(init=False)
 
@@ -139,11 +140,20 @@ class RunCosts:
         key = (product, kind)
         if key not in self._longer:
             if kind not in self._matrices:
-                self._matrices[kind] = _matrix(self._like[kind], self.charges)
+                self._matrices[kind] = self._matrix(self._like[kind])
             end = self._matrices[kind]
             self._longer[key] = len(self._products)
             self._products.append(end if product == _NOTHING else min_plus(self._products[product], end))
         return self._longer[key]
+
+    def _matrix(self, piece: Piece) -> Costs:
+        """Units that are charged nothing cost the same under all charges."""
+        if any(charge is not None for charge in piece.charges(self.charges)):
+            return _matrix(piece, self.charges)
+        key = piece.key(self.charges)
+        if key not in self._uncharged:
+            self._uncharged[key] = _matrix(piece, self.charges)
+        return self._uncharged[key]
 
 
 def _work_for_itself(built: CostGraph, chain: Chain) -> Costs:

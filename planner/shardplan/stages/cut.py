@@ -8,7 +8,7 @@ reads one computes it for itself. What lies between two neighbouring cuts is a u
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardplan.errors import ShardplanError, error
@@ -129,6 +129,22 @@ def shared_weights(chain: Chain, cuts: Sequence[int]) -> dict[str, tuple[int, ..
             if value in weights:
                 found.setdefault(value, set()).add(stage)
     return {value: tuple(sorted(stages)) for value, stages in sorted(found.items()) if len(stages) > 1}
+
+
+def chain_part(chain: Chain, first: int, last: int) -> Chain:
+    """Units `first` .. `last` - 1 as the chain of a model of their own."""
+    model = part_of(chain, first, last, chain.model.name)
+    place = {operator.name: index for index, operator in enumerate(model.operators)}
+    operators = chain.model.operators
+
+    def there(indices: Iterable[int]) -> tuple[int, ...]:
+        return tuple(place[operators[index].name] for index in indices if operators[index].name in place)
+
+    units = tuple(there(unit) for unit in chain.units[first:last])
+    inner = slice(first, last - 1)
+    return Chain(
+        model, units, chain.borders[inner], chain.names[first:last], frozenset(there(chain.free)), chain.batch[inner]
+    )
 
 
 def _free(model: Model) -> frozenset[int]:

@@ -16,6 +16,9 @@ from shardplan.stages.submeshes import Submesh
 from shardplan.stages.tied import tied_transfers, waited_ns
 from shardplan.stages.transfer import Transfers, exposed_ns
 
+CLOSE = 1e-6
+"""What may be faster by no more than this share of a step is not looked for."""
+
 
 @dataclass(frozen=True)
 class StagedPlans:

@@ -21,7 +21,7 @@ from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.rules import model_rules
 from shardplan.stages.cut import Chain, chain_of
-from shardplan.stages.found import StagedPlans, put_together
+from shardplan.stages.found import CLOSE, StagedPlans, put_together
 from shardplan.stages.planned import StagePlanner
 from shardplan.stages.prices import PICOSECONDS_PER_NS, Prices
 from shardplan.stages.schedule import Schedule
@@ -35,7 +35,6 @@ _TOLERANCE = 1e-3
 """Relative, of the search over cuts of larger models."""
 _EXPLORED = 8
 """Further cuts that are tried of larger models."""
-_CLOSE = 1e-6
 
 
 @dataclass
@@ -87,11 +86,9 @@ class Stager:
         best: StagedPlans | None = None
         bound = 0.0
         for _ in range(_MOST_ROUNDS):
-            found = self.prices.search(self.stages)
-            if found.cuts is None:
-                break
+            found = self.prices.search(self.stages, worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
             bound = self._bound(found, bound)
-            if best is not None and bound >= best.step_ns * (1.0 - _CLOSE):
+            if found.cuts is None:
                 break
             plans = self.planner.plans(found.cuts)
             if plans is None:
@@ -124,6 +121,8 @@ class Stager:
             tried.add(_places(found.cuts))
             if (staged := self._planned(found.cuts)) is not None:
                 best = _better(best, staged)
+                if self._sharpened(staged.cuts, staged.plans):
+                    tried.discard(_places(found.cuts))
         return best if best is None else self._explored(best, tried), bound
 
     def _bound(self, found: Found, bound: float) -> float:
@@ -157,8 +156,8 @@ class Stager:
             if rest or stages < 2 or (self.stages or stages) != stages or pieces > len(self.chain):
                 continue
             runs = self.prices.runs[number]
-            bounds.append(runs.least(0, len(self.chain)) / stages / PICOSECONDS_PER_NS)
-            edges = balanced([runs.least(u, u + 1) for u in range(len(self.chain))], pieces)
+            bounds.append(self._interleaved_bound(number, stages))
+            edges = balanced([float(runs.of(u, u + 1).min()) for u in range(len(self.chain))], pieces)
             cuts = [Cut(low, high, number, 0, 0) for low, high in itertools.pairwise(edges)]
             if all(self.prices.can_hold(cut, 0) for cut in cuts) and (staged := self._planned(cuts)) is not None:
                 best = _better(best, staged)
@@ -170,6 +169,15 @@ class Stager:
         if best is None:
             raise InfeasibleError(self._does_not_fit())
         return replace(best, bound_ns=min(*bounds, best.step_ns))
+
+    def _interleaved_bound(self, part: int, stages: int) -> float:
+        """Nanoseconds of the least step of so many stages on one kind of part: all are as busy as the mean, and of what
+        they hand on and of tied weights it is the least."""
+        busy_ns = self.prices.least_ns(Cut(0, len(self.chain), part, 0, 0)) / stages
+        handed = [float(self.prices.handed_ps(part, part, border).min()) for border in range(len(self.chain) - 1)]
+        sent_ns = sum(sorted(handed)[: stages * self.schedule.pieces - 1]) / PICOSECONDS_PER_NS
+        step_ns = self.schedule.step([busy_ns] * stages, self.options.microbatches)
+        return step_ns + sent_ns + self.prices.apart_ns(part)
 
     def _or_whole(self, best: StagedPlans) -> StagedPlans:
         """The better of `best` and one stage: of what tied weights cost the search knows the least only."""
@@ -189,8 +197,14 @@ class Stager:
             waiting = self.planner.in_flight(place, len(cuts))
             least = plan if waiting == 1 else self.planner.plan(cut, 1, place)
             assert least is not None
-            learnt |= self.prices.learn(cut, least.summary.step_ns, _CLOSE)
-        return learnt
+            learnt |= self.prices.learn(cut, least.summary.step_ns, CLOSE)
+        return self._sharpened(cuts, plans) or learnt
+
+    def _sharpened(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
+        """Whether what stages send was brought into their bounds, because they cost more than these."""
+        waiting = [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))]
+        seen = zip(cuts, waiting, plans, strict=True)
+        return True in [self.prices.sharpen(cut, held, plan.summary.step_ns) for cut, held, plan in seen]
 
     @property
     def _small(self) -> bool:

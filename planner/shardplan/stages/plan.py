@@ -14,7 +14,7 @@ from shardplan.model.types import Model
 from shardplan.plan.assemble import model_section
 from shardplan.plan.types import Memory, Pipeline, Plan, Stage, Summary, Transfer
 from shardplan.stages.by_hand import plan_by_hand
-from shardplan.stages.found import StagedPlans
+from shardplan.stages.found import CLOSE, StagedPlans
 from shardplan.stages.manual import ManualStages
 from shardplan.stages.pipeline import Stager
 from shardplan.stages.schedule import Schedule
@@ -119,7 +119,7 @@ def _summary(asked: _Asked, found: StagedPlans) -> Summary:
     step_ns, bound_ns = round(found.step_ns), math.floor(found.bound_ns)
     compute_ns = round(_weighted(asked, parts, [part.compute_ns for part in parts]))
     hidden_ns = round(_weighted(asked, parts, [part.hidden_ns for part in parts]))
-    closed = bound_ns >= step_ns * (1.0 - 1e-9)
+    closed = found.bound_ns >= found.step_ns * (1.0 - 1.001 * CLOSE)
     return Summary(
         outcome="optimal" if closed else "feasible",
         objective_ns=step_ns,

@@ -113,7 +113,7 @@ class StagePlanner:
             memory_limit_bytes=limit_bytes(self.options, self.cluster) // self.pieces,
         )
         planner = Planner(model, cluster, options, reasons=False)
-        ends: dict[str, Layout] = {}
+        ends: dict[str, Layout] = dict(self.prices.tied_layout(cut))
         if cut.first:
             ends[chain.borders[cut.first - 1]] = self.prices.layout_of(cut.submesh, cut.first - 1, cut.enters)
         if cut.last < len(chain):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from shardplan.cluster.types import Cluster
-from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.planning import Planner
 from shardplan.solve.problem import Costs
+from shardplan.stages.bounds import LeastCosts
 from shardplan.stages.chain import RunCosts
 from shardplan.stages.cut import Chain
 from shardplan.stages.floors import Floors
@@ -22,12 +23,16 @@ from shardplan.stages.parts import limit_bytes, weight_bytes
 from shardplan.stages.schedule import Schedule
 from shardplan.stages.search import Choices, Counts, Cut, Found, search
 from shardplan.stages.submeshes import Submesh
-from shardplan.stages.tied import least_tied_ns
+from shardplan.stages.tied import held_at_both_ends, least_tied_ns, tied_ns
 from shardplan.stages.transfer import Transfers, exposed_ns
+from shardplan.stages.ways import Ends, Way
 
 PICOSECONDS_PER_NS = 1000.0
 _TOLERANCE = 1e-3
 """Relative, of the search over cuts where layouts are not searched with them."""
+
+_STRAINED = 2e-3
+"""A stage that costs more than this share above its bound is worth a closer look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +60,74 @@ class Prices:
     schedule: Schedule
     exact: bool
     transfers: Transfers = field(init=False)
-    runs: list[RunCosts] = field(init=False)
+    runs: list[LeastCosts] = field(init=False)
     proven: bool = field(init=False, default=True)
     """Nothing was left out that might have been good."""
     _behind: list[Counts] = field(init=False)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
     _seen: list[_Seen] = field(init=False, default_factory=list)
     _floors: dict[int, Floors] = field(init=False, default_factory=dict)
-    _tables: list[Costs] = field(init=False)
+    _tables: dict[Way, Costs] = field(init=False, default_factory=dict)
     _handing: list[list[Costs]] = field(init=False)
     _handovers: dict[tuple[object, ...], Costs] = field(init=False, default_factory=dict)
-    _apart: float = field(init=False)
+    _ends: Ends | None = field(init=False, default=None)
+    _apart: Costs = field(init=False)
 
     def __post_init__(self) -> None:
         self.transfers = Transfers(self.cluster)
-        self.runs = [RunCosts(self._graph(part), self.chain) for part in self.parts]
+        self.runs = [self._least_costs(self.chain, part) for part in self.parts]
         count = min(len(self.chain), self.cluster.mesh.size)
         self._behind = [self._fitting(part, count) for part in self.parts]
-        self._tables = [self._table(number) for number in range(len(self.parts))]
+        graphs = [runs.built for runs in self.runs]
+        if self.exact:
+            self._ends = Ends(self.transfers, self.parts, self.runs, self._least_costs)
         each = range(len(self.parts))
         self._handing = [[self._handed(sender, receiver) for receiver in each] for sender in each]
-        graphs = [runs.built for runs in self.runs]
-        self._apart = least_tied_ns(self.transfers, self.chain, self.parts, graphs)
+        if self._ends is None:
+            least_ns = least_tied_ns(self.transfers, self.chain, self.parts, graphs)
+            self._apart = np.full((len(self.parts), len(self.parts)), PICOSECONDS_PER_NS * least_ns)
+        else:
+            self._apart = PICOSECONDS_PER_NS * self._ends.apart_ns()
 
-    def search(self, stages: int | None, *, strained: bool = False) -> Found:
-        """The best cut as far as is known, of `stages` stages or of any number.
+    def search(self, stages: int | None, *, strained: bool = False, worth_ns: float = math.inf) -> Found:
+        """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
+        `worth_ns`.
 
         `strained`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
         and had no more in flight.
         """
-        costs = self._now()
+        costs, ways = self._now(), self._ways
         choices = Choices(
             costs=costs,
-            sizes=[part.size for part in self.parts],
-            handing=self._handing,
-            most_behind=self._behind,
+            sizes=[self.parts[way.part].size for way in ways],
+            handing=[[self._handing[sender.part][receiver.part] for receiver in ways] for sender in ways],
+            most_behind=[self._behind[way.part] for way in ways],
             devices=self.cluster.mesh.size,
             share=self.share,
             stages=stages,
-            costs_behind=self._costs_behind(costs, self._seen if strained else ()),
-            apart=self._apart * PICOSECONDS_PER_NS,
+            costs_behind={} if self.exact else self._costs_behind(costs, self._seen if strained else ()),
+            apart=self._apart,
         )
-        return search(choices, 0.0 if self.exact else _TOLERANCE)
+        found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PICOSECONDS_PER_NS)
+        if found.cuts is None:
+            return found
+        return replace(found, cuts=tuple(self._meant(cut, ways[cut.submesh]) for cut in found.cuts))
+
+    def _meant(self, cut: Cut, way: Way) -> Cut:
+        return replace(cut, submesh=way.part, tied=way.tied)
+
+    @property
+    def _ways(self) -> Sequence[Way]:
+        return self._ends.ways if self._ends else [Way(part) for part in range(len(self.parts))]
+
+    def _least(self, cut: Cut) -> Costs:
+        return self._ends.of(cut) if self._ends else self.runs[cut.submesh].of(cut.first, cut.last)
+
+    def apart_ns(self, part: int) -> float:
+        """The least that tied weights cost when the first and the last stage run on this part."""
+        graphs, parts = [self.runs[part].built], [self.parts[part]]
+        names = held_at_both_ends(self.chain, graphs)
+        return sum(float(tied_ns(self.transfers, parts, graphs, name)[0][0].min()) for name in names)
 
     @property
     def share(self) -> float:
@@ -115,11 +146,14 @@ class Prices:
 
     def least_ns(self, cut: Cut) -> float:
         """The least that the run of a stage costs, whatever it is handed and however little waits."""
-        return self.runs[cut.submesh].least(cut.first, cut.last) / PICOSECONDS_PER_NS
+        return self._least_ps(cut) / PICOSECONDS_PER_NS
+
+    def _least_ps(self, cut: Cut) -> float:
+        return float(self.runs[cut.submesh].of(cut.first, cut.last).min())
 
     def bound_ns(self, cut: Cut, in_flight: int) -> float:
         """The least that a stage costs with so many microbatches in flight, between borders as the cut has them."""
-        cost = float(self.runs[cut.submesh].of(cut.first, cut.last)[cut.enters, cut.leaves])
+        cost = float(self._least(cut)[cut.enters, cut.leaves])
         floors = self._floors[cut.submesh].table(in_flight) if cut.submesh in self._floors else None
         return max(cost, 0.0 if floors is None else float(floors[cut.first, cut.last])) / PICOSECONDS_PER_NS
 
@@ -157,17 +191,21 @@ class Prices:
 
     def kind_of(self, cut: Cut) -> tuple[object, ...]:
         """Equal for stages that run equal units between equal borders."""
-        runs = self.runs[cut.submesh]
+        runs = self.runs[cut.submesh].first
         ends = [
             runs.layouts[border][number]
             for border, number in ((cut.first - 1, cut.enters), (cut.last - 1, cut.leaves))
             if 0 <= border < len(self.chain) - 1
         ]
-        return (cut.submesh, runs.kinds(cut.first, cut.last), cut.first == 0, *ends)
+        return (cut.submesh, runs.kinds(cut.first, cut.last), cut.first == 0, cut.tied, *ends)
 
     def layout_of(self, submesh: int, border: int, number: int) -> Layout:
         """The layout that a `Cut` means by a number."""
         return self.runs[submesh].layouts[border][number]
+
+    def tied_layout(self, cut: Cut) -> Mapping[str, Layout]:
+        """How a stage keeps the weight that the first and the last hold, if that is said."""
+        return self._ends.layout(cut) if self._ends else {}
 
     def with_best_layouts(self, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
         """The same stages with the layouts at their borders for which the sum of stages and transfers is least."""
@@ -192,7 +230,7 @@ class Prices:
     def learn(self, cut: Cut, cost_ns: float, close: float) -> bool:
         """Take note of what a stage costs that holds one microbatch; whether that is more than was known."""
         cost = cost_ns * PICOSECONDS_PER_NS
-        known = self._known.get(cut, self.runs[cut.submesh].of(cut.first, cut.last)[cut.enters, cut.leaves])
+        known = self._known.get(cut, self._least(cut)[cut.enters, cut.leaves])
         if cost > known * (1.0 + close):
             self._known[cut] = cost
             return True
@@ -200,17 +238,29 @@ class Prices:
 
     def see(self, cut: Cut, in_flight: int, cost_ns: float) -> None:
         """Take note of how much more a stage costs than the least, for memory above all."""
-        least_ps = self.runs[cut.submesh].least(cut.first, cut.last)
+        least_ps = self._least_ps(cut)
         seen = _Seen(cut.submesh, least_ps, in_flight, cost_ns * PICOSECONDS_PER_NS / least_ps)
         if seen not in self._seen:
             self._seen.append(seen)
 
     def raise_floor(self, cut: Cut, in_flight: int) -> bool:
         """Bring memory into the bound of a run (`shardplan.stages.floors`); whether that made it dearer."""
-        runs = self.runs[cut.submesh]
+        runs = self.runs[cut.submesh].first
         if cut.submesh not in self._floors:
             self._floors[cut.submesh] = Floors(runs, limit_bytes(self.options, self.cluster))
         return self._floors[cut.submesh].raise_for(cut.first, cut.last, in_flight, runs.least(cut.first, cut.last))
+
+    def sharpen(self, cut: Cut, in_flight: int, cost_ns: float) -> bool:
+        """Where a stage costs more than it is known to at least, bring what is sent into the bounds
+        (`shardplan.stages.bounds`); whether that was left to do."""
+        runs = self.runs[cut.submesh]
+        if runs.is_sharp or cost_ns <= self.bound_ns(cut, in_flight) * (1.0 + _STRAINED):
+            return False
+        runs.sharpen()
+        if self._ends:
+            self._ends.sharpen(cut.submesh)
+        self._tables = {way: table for way, table in self._tables.items() if way.part != cut.submesh}
+        return True
 
     def refuse(self, cut: Cut, behind: int, *, one_waits: bool, never: bool) -> None:
         """Leave out a stage that does not fit with so many stages behind it: the run, where it is proven that it does
@@ -229,9 +279,10 @@ class Prices:
         longer = self._behind[cut.submesh][: cut.first + 1, cut.last :]
         np.minimum(longer, behind - 1, out=longer)
 
-    def _graph(self, part: Submesh) -> CostGraph:
+    def _least_costs(self, chain: Chain, part: Submesh) -> LeastCosts:
         options = replace(self.options, constraints=(), memory_limit_bytes=1 << 60)
-        return Planner(self.model, part.cluster, options, reasons=False).built_at(1.0)[0]
+        planner = Planner(chain.model, part.cluster, options, reasons=False)
+        return LeastCosts(lambda weight: RunCosts(planner.built_at(weight)[0], chain))
 
     def _fitting(self, part: Submesh, count: int) -> Counts:
         """How many stages may follow a run of units on `part`, as far as its weights and their states tell."""
@@ -267,22 +318,31 @@ class Prices:
 
     def _now(self) -> list[Costs]:
         """The tables, and what planning has told."""
-        tables = list(self._tables)
+        ways = self._ways
+        tables = [self._table(way) for way in ways]
         for cut, cost_ps in self._known.items():
-            if tables[cut.submesh] is self._tables[cut.submesh]:
-                tables[cut.submesh] = tables[cut.submesh].copy()
-            tables[cut.submesh][cut.first, cut.last, cut.enters, cut.leaves] = cost_ps
+            number = self._ends.number(cut) if self._ends else cut.submesh
+            if tables[number] is self._tables[ways[number]]:
+                tables[number] = tables[number].copy()
+            tables[number][cut.first, cut.last, cut.enters, cut.leaves] = cost_ps
         return tables
 
-    def _table(self, submesh: int) -> Costs:
-        """Costs of all runs on a submesh; where the search is not exact, of the best layouts at both ends."""
-        runs, units, layouts = self.runs[submesh], len(self.chain), self._layouts
+    def _table(self, way: Way) -> Costs:
+        if way not in self._tables:
+            self._tables[way] = self._leasts(way)
+        return self._tables[way]
+
+    def _leasts(self, way: Way) -> Costs:
+        """Costs of all runs that may be so; where the search is not exact, of the best layouts at both ends."""
+        units, layouts = len(self.chain), self._layouts
         if not self.exact:
-            return runs.leasts()[:, :, None, None]
+            return self.runs[way.part].leasts()[:, :, None, None]
+        tied = self._ends is not None and self._ends.weight
         table = np.full((units + 1, units + 1, layouts, layouts), np.inf)
         for first, last in itertools.combinations(range(units + 1), 2):
-            cost = runs.of(first, last)
-            table[first, last, : cost.shape[0], : cost.shape[1]] = cost
+            if not tied or way.allows(first, last, units):
+                cost = self._least(Cut(first, last, way.part, 0, 0, way.tied))
+                table[first, last, : cost.shape[0], : cost.shape[1]] = cost
         return table
 
     def _handed(self, sender: int, receiver: int) -> Costs:

@@ -12,6 +12,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +28,14 @@ _ROUGHLY = 0.02
 @dataclass(frozen=True, slots=True)
 class Cut:
     """One stage: units `first` .. `last` - 1 on submesh number `submesh`; `enters`, `leaves`: number of the layout at
-    either end."""
+    either end; `tied`: of the weight that the first and the last stage hold, -1 where it is left open."""
 
     first: int
     last: int
     submesh: int
     enters: int
     leaves: int
+    tied: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +65,62 @@ class Choices:
     costs_behind: Mapping[tuple[int, int], Costs] = field(default_factory=dict)
     """By how many stages come behind and submesh: the costs there, where they are more than those of `costs`; equal
     ones are the same array."""
-    apart: float = 0.0
-    """What several stages cost besides, whichever they are."""
+    apart: Costs | None = None
+    """What several stages cost besides, by the submeshes of the first and of the last."""
 
     @property
     def units(self) -> int:
         return int(self.costs[0].shape[1]) - 1
 
+    def between(self, first: int, last: int) -> float:
+        """What several stages cost besides when the first and the last run on these submeshes."""
+        return 0.0 if self.apart is None else float(self.apart[first, last])
+
+    @property
+    def endings(self) -> tuple[frozenset[int], ...]:
+        """Submeshes for the last stage, together where they make no difference to what stages cost besides."""
+        alike: dict[bytes, list[int]] = {}
+        for number in range(len(self.sizes)):
+            column = b"" if self.apart is None else self.apart[:, number].tobytes()
+            alike.setdefault(column, []).append(number)
+        return tuple(frozenset(numbers) for numbers in alike.values())
+
     def cost(self, submesh: int, behind: int) -> Costs:
         """Costs of a stage on a submesh with so many stages behind it."""
         return self.costs_behind.get((behind, submesh), self.costs[submesh])
+
+    @cached_property
+    def leasts(self) -> list[Costs]:
+        """Of each submesh and run the cost in its best layouts."""
+        return [cost.min(axis=(2, 3)) for cost in self.costs]
+
+    @cached_property
+    def hands_on(self) -> frozenset[int]:
+        """Submeshes on which a stage may have others behind it."""
+        return frozenset(number for number, least in enumerate(self.leasts) if np.isfinite(least[:, :-1]).any())
 
     @property
     def most_stages(self) -> int:
         return min(self.units, self.devices // min(self.sizes))
 
 
-def search(choices: Choices, tolerance: float = 0.0) -> Found:
-    """The cheapest cut, within a relative `tolerance`."""
+def search(choices: Choices, tolerance: float = 0.0, worth: float = math.inf) -> Found:
+    """The cheapest cut, within a relative `tolerance`; none where none costs less than `worth`."""
     tables = {id(table): table for table in (*choices.costs, *choices.costs_behind.values())}
     values = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in tables.values()]))
-    best = _of_equal_stages(choices)
+    best = min(Found(None, worth, worth), _of_equal_stages(choices), key=lambda found: found.cost)
+    bound = math.inf
+    for ending in choices.endings:
+        best = _ending_so(choices, ending, values, best, tolerance)
+        bound = min(bound, best.bound)
+    return replace(best, bound=min(bound, best.cost))
+
+
+def _ending_so(choices: Choices, ending: frozenset[int], values: Costs, best: Found, tolerance: float) -> Found:
+    """The better of `best` and the best cut whose last stage runs on one of `ending`; the bound is of these alone."""
     values = values[values <= best.cost]
     if not len(values):
-        return Found(None, math.inf, math.inf)
+        return replace(best, bound=math.inf)
     slow = 1.0 - choices.share
     work = float(_work(choices, float(values[-1]))[-1])
     first = int(np.searchsorted(values, work / choices.devices * (1.0 - _ROUNDINGS)))
@@ -103,26 +138,28 @@ def search(choices: Choices, tolerance: float = 0.0) -> Found:
             bound = min(bound, floor)
             continue
         middle = high if not least else (low + high) // 2
-        trial = _limited(choices, float(values[middle]), best.cost - slow * float(values[low]))
+        trial = _limited(choices, ending, float(values[middle]), best.cost - slow * float(values[low]))
         waiting.append((middle + 1, high, least))
         if trial.cuts is not None:
             if (cost := _total(choices, trial)) < best.cost:
                 best = Found(trial.cuts, cost, cost)
             waiting.append((low, _place(choices, values, trial) - 1, trial.cost))
-    return Found(best.cuts, best.cost, min(bound, best.cost))
+    return replace(best, bound=min(bound, best.cost))
 
 
 def _of_equal_stages(choices: Choices) -> Found:
     """The best cut into stages of one size, roughly: no stage of a better one costs more than all of that."""
     found = Found(None, math.inf, math.inf)
     for number, size in enumerate(choices.sizes):
-        if len(choices.sizes) > 1 and choices.devices % size == 0:
+        ends = (choices.costs[number][0, :-1], choices.costs[number][1:, -1])
+        if len(choices.sizes) > 1 and choices.devices % size == 0 and all(np.isfinite(end).any() for end in ends):
             alone = replace(
                 choices,
                 costs=[choices.costs[number]],
                 sizes=[size],
                 handing=[[choices.handing[number][number]]],
                 most_behind=[choices.most_behind[number]],
+                apart=None if choices.apart is None else choices.apart[[number]][:, [number]],
                 costs_behind={
                     (behind, 0): cost for (behind, other), cost in choices.costs_behind.items() if other == number
                 },
@@ -150,10 +187,10 @@ def _place(choices: Choices, values: Costs, found: Found) -> int:
     return int(np.searchsorted(values, _slowest(choices, found)))
 
 
-def _limited(choices: Choices, limit: float, most: float) -> Found:
-    """The least sum of shares and transfers, at most `most`, when no stage costs more than `limit`; `cost` is that
-    sum."""
-    run = _Run(choices, limit, most)
+def _limited(choices: Choices, ending: frozenset[int], limit: float, most: float) -> Found:
+    """The least sum of shares and transfers, at most `most`, when no stage costs more than `limit` and the last runs on
+    one of `ending`; `cost` is that sum."""
+    run = _Run(choices, ending, limit, most)
     run.fill()
     return run.best()
 
@@ -161,8 +198,8 @@ def _limited(choices: Choices, limit: float, most: float) -> Found:
 def _work(choices: Choices, limit: float) -> Costs:
     """Of the units before each: the least sum of cost times devices, in any stages none of which costs more than
     `limit`. They need devices enough for it."""
-    pairs = zip(choices.sizes, choices.costs, strict=True)
-    per_run = np.minimum.reduce([size * np.where(cost <= limit, cost, np.inf).min(axis=(2, 3)) for size, cost in pairs])
+    pairs = zip(choices.sizes, choices.leasts, strict=True)
+    per_run = np.minimum.reduce([size * np.where(least <= limit, least, np.inf) for size, least in pairs])
     work = np.full(choices.units + 1, np.inf)
     work[0] = 0.0
     for last in range(1, choices.units + 1):
@@ -170,49 +207,71 @@ def _work(choices: Choices, limit: float) -> Costs:
     return work
 
 
+class _Stage(NamedTuple):
+    """Costs of a stage, `flat` with a row for every first unit and layout in; whether any begins with the first unit,
+    or with a later one."""
+
+    cost: Costs
+    flat: Costs
+    begins: bool
+    comes_later: bool
+
+
+def _stage(cost: Costs) -> _Stage:
+    flat = cost.transpose(0, 2, 1, 3).reshape(cost.shape[0] * cost.shape[2], -1)
+    possible = np.isfinite(cost.min(axis=(2, 3)))
+    return _Stage(cost, flat, bool(possible[0].any()), bool(possible[1:].any()))
+
+
 class _Run:
     """Tables of one limit. `rest[k][d][s]`: least cost of units a .. end in k stages on d devices when the first of
     them runs on submesh s, shape (a, layouts in); absent where impossible."""
 
-    def __init__(self, choices: Choices, limit: float, most: float) -> None:
-        self.choices = choices
+    def __init__(self, choices: Choices, ending: frozenset[int], limit: float, most: float) -> None:
+        self.choices, self.ending = choices, ending
         self.limit, self.most = limit, most
-        self.limited: dict[int, Costs] = {}
+        self.limited: dict[tuple[int, bytes], _Stage] = {}
         self.rest: list[dict[int, dict[int, Costs]]] = [{}]
         self.behind: dict[tuple[int, int, int], Costs] = {}
         self.work = _work(choices, limit)
 
-    def costs(self, number: int, behind: int) -> Costs:
-        """A stage's share of the sum, `inf` where it costs more than the limit."""
-        cost = self.choices.cost(number, behind)
-        if id(cost) not in self.limited:
-            self.limited[id(cost)] = np.where(cost <= self.limit, self.choices.share * cost, np.inf)
-        return self.limited[id(cost)]
+    def costs(self, number: int, behind: int) -> _Stage:
+        """A stage's share of the sum, `inf` where it costs more than the limit or may not have so many behind it."""
+        cost, most_behind = self.choices.cost(number, behind), self.choices.most_behind[number]
+        allowed = most_behind >= behind
+        key = (id(cost), b"" if allowed.all() else allowed.tobytes())
+        if key not in self.limited:
+            possible = (cost <= self.limit) & allowed[:, :, None, None]
+            self.limited[key] = _stage(np.where(possible, self.choices.share * cost, np.inf))
+        return self.limited[key]
 
     def fill(self) -> None:
         choices = self.choices
         for count in range(1, (choices.stages or choices.most_stages) + 1):
             level: dict[int, dict[int, Costs]] = {}
-            for number, size in enumerate(choices.sizes):
-                allowed = (choices.most_behind[number] >= count - 1)[:, :, None, None]
-                cost = np.where(allowed, self.costs(number, count - 1), np.inf)
+            for number in sorted(self.ending if count == 1 else choices.hands_on):
+                stage, size = self.costs(number, count - 1), choices.sizes[number]
                 if count == 1:
-                    self._put(level, size, number, cost[:, -1, :, 0])
+                    self._put(level, size, number, stage.cost[:, -1, :, 0])
                     continue
-                flat = cost.transpose(0, 2, 1, 3).reshape(cost.shape[0] * cost.shape[2], -1)
                 for devices in sorted(self.rest[count - 1]):
                     left = choices.devices - devices - size
-                    if left >= 0 and self._possible(cost, left):
-                        after = self.after(count - 1, devices, number)
-                        least = (flat + after.reshape(1, -1)).min(axis=1).reshape(cost.shape[0], cost.shape[2])
-                        self._put(level, devices + size, number, least)
+                    if left >= 0 and (stage.comes_later if left else stage.begins):
+                        self._put(level, devices + size, number, self._first_of(stage, number, count, devices, left))
             self.rest.append(level)
             if not level:
                 break
 
-    def _possible(self, cost: Costs, left: int) -> bool:
-        """Whether a stage with these costs may have so many devices left for what comes before it."""
-        return bool(np.isfinite(cost[0] if not left else cost[1:]).any())
+    def _first_of(self, stage: _Stage, number: int, count: int, devices: int, left: int) -> Costs:
+        """Least cost of a stage and `count` - 1 behind it on `devices`, shape (a, layouts in); of what begins with the
+        first unit where no devices are left, else of the others."""
+        units, inside = stage.cost.shape[0], stage.cost.shape[2]
+        least = np.full((units, inside), np.inf)
+        rows = slice(1, None) if left else slice(0, 1)
+        behind = self.after(count - 1, devices, number).reshape(1, -1)
+        flat = stage.flat[inside:] if left else stage.flat[:inside]
+        least[rows] = (flat + behind).min(axis=1).reshape(-1, inside)
+        return least
 
     def _put(self, level: dict[int, dict[int, Costs]], devices: int, number: int, least: Costs) -> None:
         left = self.choices.devices - devices
@@ -238,7 +297,7 @@ class _Run:
         choices = self.choices
         wanted = [choices.stages] if choices.stages else range(1, len(self.rest))
         ends = [
-            (float(rest[0, 0]) + (choices.apart if count > 1 else 0.0), count, number)
+            (float(rest[0, 0]) + (choices.between(number, min(self.ending)) if count > 1 else 0.0), count, number)
             for count in wanted
             if count < len(self.rest)
             for number, rest in sorted(self.rest[count].get(choices.devices, {}).items())
@@ -254,8 +313,7 @@ class _Run:
         choices, devices, first, enters = self.choices, self.choices.devices, 0, 0
         found = []
         while True:
-            allowed = (choices.most_behind[number][first] >= count - 1)[:, None]
-            cost = np.where(allowed, self.costs(number, count - 1)[first, :, enters, :], np.inf)
+            cost = self.costs(number, count - 1).cost[first, :, enters, :]
             devices -= choices.sizes[number]
             if count == 1:
                 found.append(Cut(first, choices.units, number, enters, 0))

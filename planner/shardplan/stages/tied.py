@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardplan.graph.build import CostGraph
 from shardplan.plan.types import Plan, Transfer
 from shardplan.stages.cut import Chain, shared_weights
@@ -45,29 +48,40 @@ def waited_ns(transfers: Sequence[Transfer]) -> float:
     return sum((1.0 - transfer.hidden) * transfer.time_ns for transfer in transfers)
 
 
-def least_tied_ns(prices: Transfers, chain: Chain, parts: Sequence[Submesh], graphs: Sequence[CostGraph]) -> float:
-    """The least that tied weights cost in a step of any pipeline of several stages: of those that the first and the
-    last unit hold, and so two stages wherever it is cut. `graphs`: the whole model on every part."""
-    last, devices = len(chain) - 1, prices.cluster.mesh.size
-    pairs = [(a, b) for a in range(len(parts)) for b in range(a + 1) if parts[a].size + parts[b].size <= devices]
-    total = 0.0
-    for name, units in shared_weights(chain, range(1, len(chain))).items():
-        if units[0] == 0 and units[-1] == last and all(name in built.trainable for built in graphs):
-            least = _least_handovers(prices, parts, graphs, name)
-            total += min((least[a][b] + least[b][a] for a, b in pairs), default=0)
-    return total
+def held_at_both_ends(chain: Chain, graphs: Sequence[CostGraph]) -> dict[str, tuple[int, ...]]:
+    """Trained weights that the first and the last unit hold, and so two stages wherever a pipeline is cut, with the
+    units that hold them. `graphs`: the whole model on every part."""
+    last = len(chain) - 1
+    return {
+        name: units
+        for name, units in shared_weights(chain, range(1, len(chain))).items()
+        if units[0] == 0 and units[-1] == last and all(name in built.trainable for built in graphs)
+    }
 
 
-def _least_handovers(
+def tied_ns(
     prices: Transfers, parts: Sequence[Submesh], graphs: Sequence[CostGraph], name: str
-) -> list[list[int]]:
-    """Nanoseconds of handing a weight from every part to every part, in the layout for which that is least."""
-    layouts = [[space.layout(choice) for choice in range(len(space))] for space in (g.kept[name] for g in graphs)]
+) -> list[list[NDArray[np.float64]]]:
+    """What keeping a weight equal costs in a step, by the parts of the first and of the last stage: nanoseconds, shape
+    (its layouts in the first, in the last)."""
+    spaces = [built.kept[name] for built in graphs]
+    layouts = [[space.layout(choice) for choice in range(len(space))] for space in spaces]
     size_bytes = graphs[0].model.tensor(name).size_bytes
-    return [
-        [
-            min(prices.handover(sender, receiver, layout, size_bytes).time_ns for layout in wanted)
-            for receiver, wanted in zip(parts, layouts, strict=True)
-        ]
-        for sender in parts
-    ]
+
+    def handed(sender: int, receiver: int) -> NDArray[np.float64]:
+        ways = (prices.handover(parts[sender], parts[receiver], layout, size_bytes) for layout in layouts[receiver])
+        return np.array([float(way.time_ns) for way in ways])
+
+    each = range(len(parts))
+    return [[handed(last, first)[:, None] + handed(first, last)[None, :] for last in each] for first in each]
+
+
+def least_tied_ns(prices: Transfers, chain: Chain, parts: Sequence[Submesh], graphs: Sequence[CostGraph]) -> float:
+    """The least that tied weights cost in a step of any pipeline of several stages."""
+    devices, each = prices.cluster.mesh.size, range(len(parts))
+    pairs = [(a, b) for a in each for b in each if parts[a].size + parts[b].size <= devices]
+    total = 0.0
+    for name in held_at_both_ends(chain, graphs):
+        tables = tied_ns(prices, parts, graphs, name)
+        total += min((float(tables[a][b].min()) for a, b in pairs), default=0.0)
+    return total
