@@ -1,5 +1,7 @@
 """`scaled_dot_product_attention` in every form that it may be called in."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -10,9 +12,12 @@ from forced_plans import forced_plan
 from small_models import proto_of
 from tensor_parallel import solved
 from tiny_models import tiny_gpt
+from torch.nn import functional
+from torch.nn.attention.bias import CausalBias
 from torch_context import GRAPH
 from torch_twins import FORMS
 
+from shardplan.torch import rules_attention
 from shardplan.torch.rules_attention import attend
 
 TINY = tiny_gpt()
@@ -67,6 +72,41 @@ def test_what_is_left_is_scaled_and_parts_draw_their_own():
     assert not torch.equal(first, seen(1))
     assert first.unique().tolist() == pytest.approx([0.0, 1 / 64 / 0.75])
     assert (first == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize(("first", "keys", "told"), [(0, 24, None), (8, 24, CausalBias), (16, 24, CausalBias)])
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_a_part_of_causal_queries_takes_no_mask(monkeypatch, first, keys, told, rate):
+    """Torch is told in a word which keys they see; it is given no others."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, length, 8, requires_grad=True) for length in (8, keys, keys))
+    calls, kernel = [], functional.scaled_dot_product_attention
+
+    def watched(query, key, value, mask=None, rate=0.0, is_causal=False, **options):
+        calls.append((key.shape[-2], value.shape[-2], type(mask), is_causal))
+        return kernel(query, key, value, mask, rate, is_causal, **options)
+
+    monkeypatch.setattr(rules_attention, "functional", SimpleNamespace(scaled_dot_product_attention=watched))
+    made = attend(query, key, value, None, first, 0.3, rate, 0)
+    assert calls == [(first + 8, first + 8, told or type(None), told is None)]
+    if rate:
+        assert torch.isfinite(made).all()
+        return
+    mask = torch.ones(8, keys, dtype=torch.bool).tril(first)
+    expected = kernel(query, key, value, mask, scale=0.3)
+    assert torch.allclose(made, expected, atol=1e-6)
+    scale = torch.linspace(1, 2, made.numel()).view(made.shape)
+    ours, theirs = (torch.autograd.grad((one * scale).sum(), (query, key, value)) for one in (made, expected))
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("first", [0, 4, 8])
+def test_causal_queries_may_be_more_than_keys(first):
+    """Torch's causality begins with the first key whatever the lengths; the last queries see all keys."""
+    query, key, value = (torch.randn(1, 2, length, 8) for length in (4, 6, 6))
+    mask = torch.ones(4, 6, dtype=torch.bool).tril(first)
+    expected = functional.scaled_dot_product_attention(query, key, value, mask, scale=0.3)
+    assert torch.allclose(attend(query, key, value, None, first, 0.3, 0.0, 0), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["eager", "exported"])

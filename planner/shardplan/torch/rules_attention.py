@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 
 from shardplan.layout.layout import Layout
@@ -171,11 +172,10 @@ def attend(
     if has_torch_function((query, key, value)):
         given = (query, key, value, bias, first, scale, rate, part)
         return handle_torch_function(attend, (query, key, value), *given)
-    if first:  # torch's own causality begins with the first key; as many keys are read as the last query sees
-        rows, seen = query.shape[-2], first + query.shape[-2]
-        key, value = key[..., :seen, :], value[..., :seen, :]
-        bias = torch.ones(rows, seen, dtype=torch.bool, device=query.device).tril(first)
-    causal = first == 0
+    causal = first is not None
+    if first is not None:
+        seen, bias = _band(query.shape[-2], key.shape[-2], first, query.device)
+        key, value, causal = key[..., :seen, :], value[..., :seen, :], bias is None
     if not rate:
         return functional.scaled_dot_product_attention(query, key, value, bias, is_causal=causal, scale=scale)
     seed = drawn_seed(part)
@@ -183,6 +183,18 @@ def attend(
     with torch.random.fork_rng(devices, device_type=query.device.type if devices else "cuda"):
         torch.manual_seed(seed)
         return functional.scaled_dot_product_attention(query, key, value, bias, rate, causal, scale=scale)
+
+
+def _band(rows: int, keys: int, first: int, device: torch.device) -> tuple[int, Tensor | None]:
+    """How many of the keys are read by queries that see those up to their own place, and what tells torch so: nothing
+    where its own causality does, which begins with the first key. Behind the first queries the last one sees the last
+    key that is read, which torch is told by a bias that its kernels need no memory for."""
+    seen = min(first + rows, keys)
+    if not first:
+        return seen, None
+    if seen == first + rows:
+        return seen, causal_lower_right(rows, seen)
+    return seen, torch.ones(rows, seen, dtype=torch.bool, device=device).tril(first)
 
 
 def _read_turned(engine: Engine, value: Value, result: Key) -> Value:
