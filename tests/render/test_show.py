@@ -10,7 +10,7 @@ from example_plans import example_plan, example_summary
 from shardplan.plan.types import Memory, Plan
 from shardplan.render.console import PIPE_WIDTH, make_console
 from shardplan.render.show import show_document, show_plan
-from shardplan.render.solved import memory_line
+from shardplan.render.solved import memory_line, proof_line
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -56,6 +56,12 @@ def test_the_largest_are_shown_and_the_rest_counted(drawn, monkeypatch):
 def test_proof(drawn, changes, proof):
     text = drawn(show_plan, example_plan(summary=example_summary(**changes)))
     assert text.splitlines()[2] == f"proof     {proof}"
+
+
+def test_a_pipeline_is_the_best_of_those_that_were_asked_for():
+    """`--stages 2` may well be slower than one stage."""
+    summary = example_summary()
+    assert proof_line(summary, staged=True) == "optimal: no pipeline as was asked for is predicted to be faster"
 
 
 def test_a_plan_without_parameters_or_moves(drawn):

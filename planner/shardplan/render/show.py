@@ -90,7 +90,7 @@ def _head(plan: Plan) -> Table:
         *([("loops", _loops(loops))] if isinstance(loops := plan.model.get("loops"), Mapping) else []),
         *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
         ("step", time_line(plan.summary, measure).removeprefix("step ")),
-        ("proof", proof_line(plan.summary, measure)),
+        ("proof", proof_line(plan.summary, measure, staged=plan.pipeline is not None)),
     )
 
 

@@ -90,13 +90,15 @@ def _cluster_line(cluster: Cluster, defaults: Collection[str]) -> str:
     return f"{name}, mesh{of_profile} {' x '.join(axes)}, {size(cluster.device.usable_bytes)} usable per device"
 
 
-def describe_outcome(console: Console, summary: Summary, path: str, *, written: bool, measure: Measure = TIME) -> None:
+def describe_outcome(
+    console: Console, summary: Summary, path: str, *, written: bool, staged: bool = False, measure: Measure = TIME
+) -> None:
     """Time, proof, memory, the file, and what to do next."""
     emit(
         console,
         facts(
             ("plan", time_line(summary, measure)),
-            ("", proof_line(summary, measure)),
+            ("", proof_line(summary, measure, staged=staged)),
             *(("", line) for line in scheduled_lines(summary)),
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
             ("wrote" if written else "same as", path),
@@ -118,11 +120,15 @@ def time_line(summary: Summary, measure: Measure = TIME) -> str:
     return f"step {measure.text(summary.step_ns)} = compute {compute} + communication {communication}{hidden}"
 
 
-def proof_line(summary: Summary, measure: Measure = TIME) -> str:
-    """How good the plan is known to be: by the proven bound on the step where there is one, else by the objective's."""
+def proof_line(summary: Summary, measure: Measure = TIME, *, staged: bool = False) -> str:
+    """How good the plan is known to be: by the proven bound on the step where there is one, else by the objective's.
+
+    Pipelines (`staged`) are known to be the best of those that were asked for: so many stages, say.
+    """
     least, slack = measure.text(summary.least_ns), summary.slack
     if summary.outcome == "optimal" and slack < _NOTHING:
-        return "optimal: no plan of this model on this mesh is predicted to be faster"
+        others = "pipeline as was asked for" if staged else "plan of this model on this mesh"
+        return f"optimal: no {others} is predicted to be faster"
     if summary.outcome == "optimal":
         return f"no plan can take less than {least}, {percent(slack)} less than this one"
     stopped = "the search was interrupted; " if summary.outcome == "interrupted" else ""

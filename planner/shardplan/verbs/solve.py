@@ -216,7 +216,14 @@ def _deliver(session: Session, request: _Request, plan: Plan, also: Mapping[str,
     else:
         written, measure = write_text(text, request.output), Measure(request.options.cost_model.unit)
         session.paint(
-            lambda console: describe_outcome(console, plan.summary, request.output, written=written, measure=measure)
+            lambda console: describe_outcome(
+                console,
+                plan.summary,
+                request.output,
+                written=written,
+                staged=plan.pipeline is not None,
+                measure=measure,
+            )
         )
     code = _judge(session, plan, request.options.gap, require_optimal=require_optimal)
     study = _study(session, request, plan) if request.draws else {}
