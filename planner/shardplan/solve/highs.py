@@ -129,8 +129,7 @@ class Program:
         """The integer program, with the memory rows that its answers break added until none is."""
         core = self.dual.core
         while True:
-            if self.soft is not None:  # it would try to round its relaxation, by a program of its own without an end
-                self.highs.clearSolver()
+            self.highs.clearSolver()  # it would try to round its relaxation, by a program of its own without an end
             verdict, values = self._run()
             if verdict == "infeasible":
                 return Answer("infeasible", None, np.inf)
