@@ -37,6 +37,8 @@ from shardplan.solve.problem import Problem, Solution
 
 __all__ = ["PlanOptions", "Planner", "Solved", "plan_model"]
 
+NEED_SECONDS = 15.0
+"""For a plan that shows what fills the memory, where none fits."""
 Restrict = Callable[[CostGraph], Allowed]
 """What is to be allowed in a cost graph; nodes that are not named are free."""
 
@@ -245,10 +247,11 @@ class Planner:
         unproven: float = 0.0,
     ) -> Solution:
         options = self.options
+        left_s = within_s if options.time_limit is None else min(options.time_limit, within_s)
         return solve(
             problem,
             unproven=unproven,
-            time_limit=None if options.time_limit is None else max(0.0, min(options.time_limit, within_s)),
+            time_limit=None if left_s == math.inf else max(0.0, left_s),
             gap=options.gap,
             seed=options.seed,
             presolve=options.presolve,
@@ -304,7 +307,7 @@ class Planner:
     def _least_need(self, solved: Solved) -> Need | None:
         """What the plan holds that comes nearest to fitting."""
         limit = self.limit_bytes + solved.solution.shortfall_bytes
-        nearest = self._solve(replace(solved.problem, limit=limit))
+        nearest = self._solve(replace(solved.problem, limit=limit), NEED_SECONDS)
         if nearest.choices is None:
             return None
         weight = solved.built.prices.weight

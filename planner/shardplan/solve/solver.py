@@ -19,6 +19,9 @@ from shardplan.solve.surplus import Spread, spread
 from shardplan.solve.tables import NONE, Tables
 from shardplan.solve.validate import validate
 
+SHORTFALL_SECONDS = 15.0
+"""For the proof of how much memory is missing."""
+
 
 def solve(
     problem: Problem,
@@ -83,9 +86,17 @@ def search(
             best.bound = np.inf
         shortfall = 0
         if best.bound == np.inf and problem.limit is not None:
-            needed = least_limit(problem, budget)
-            shortfall = 0 if needed is None else needed - problem.limit
+            shortfall = _shortfall(problem, problem.limit, budget)
         return _solution(problem, wide, best, budget, shortfall)
+
+
+def _shortfall(problem: Problem, limit: int, budget: Budget) -> int:
+    """By how much the least that fits is above the limit, or a lower bound of it: that nothing fits is known, and
+    somebody waits to be told."""
+    ends = budget.seconds + SHORTFALL_SECONDS
+    budget.time_limit = ends if budget.time_limit is None else min(budget.time_limit, ends)
+    needed = least_limit(problem, budget)
+    return 0 if needed is None else needed - limit
 
 
 def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> None:
