@@ -153,7 +153,8 @@ def main():
 
     stay = ((places, places, places, None), None)
     step = jax.jit(functools.partial(adam, run, 1e-3), donate_argnums=0, out_shardings=stay)
-    state = (params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), 0)
+    started = jax.device_put(jnp.int32(0), jax.NamedSharding(MESH, jax.P()))  # as it comes back, or jax compiles twice
+    state = (params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), started)
     for number in range(ARGS.steps):
         state, loss = step(state, ids)
         print(f"step {number} loss {loss:.4f}")

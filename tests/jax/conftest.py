@@ -1,5 +1,8 @@
 """Simulated devices for JAX: 16 of them in this process, for what is quickly done, and in processes of their own for
-what compiles long. jax fixes their number when it first asks for devices, so the flag is set before any test runs."""
+what compiles long. jax fixes their number when it first asks for devices, so the flag is set before any test runs.
+
+Machine code is not optimised, which is half of what compiling costs: what XLA partitions and sends is settled before.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +15,40 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEVICES = 16
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+FLAGS = f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = FLAGS
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 @pytest.fixture(scope="session")
 def start():
-    """Starts `python args...` in the checkout, with shardplan and the tests' helpers; `finish` gives what it prints."""
+    """Starts `python args...` in the checkout, with shardplan and the tests' helpers; `finish` gives what it prints.
+    XLA is told what it is told here, unless `flags` says otherwise (None: nothing). What still runs in the end is ended.
+    """
     paths = os.pathsep.join(str(ROOT / folder) for folder in ("planner", "tests/support"))
-    environment = {**os.environ, "PYTHONPATH": paths}
-    environment.pop("XLA_FLAGS")
+    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    started: list[subprocess.Popen] = []
 
-    def begin(*args: str) -> subprocess.Popen:
-        command = [sys.executable, *args]
-        return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    def begin(*args: str, flags: str | None = FLAGS) -> subprocess.Popen:
+        environment = {**inherited, "PYTHONPATH": paths} | ({} if flags is None else {"XLA_FLAGS": flags})
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, *args], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
         )
+        started.append(process)
+        return process
 
-    return begin
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="session")
 def finish():
     """Waits for a started program and gives what it printed; one that fails is a failure, with what it said."""
 
-    def end(process: subprocess.Popen, timeout: float = 600) -> str:
+    def end(process: subprocess.Popen, timeout: float = 300) -> str:
         out, err = process.communicate(timeout=timeout)
         assert process.returncode == 0, err[-4000:]
         return out

@@ -42,8 +42,10 @@ def printed(start, finish, tmp_path_factory):
     }
     save_file(weights, folder / "model.safetensors")
     extras = ((), ("--checkpoint", str(folder / "model.safetensors"), "--steps", "2"))
-    running = [start(str(SCRIPT), str(plan), "--heads", "8", *extra) for plan, extra in zip(plans, extras, strict=True)]
-    return [finish(process) for process in running]
+    first, second = [
+        (str(SCRIPT), str(plan), "--heads", "8", *extra) for plan, extra in zip(plans, extras, strict=True)
+    ]
+    return [finish(process) for process in (start(*first, flags=None), start(*second))]
 
 
 def test_it_learns(printed):
