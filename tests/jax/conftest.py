@@ -23,7 +23,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 @pytest.fixture(scope="session")
 def start():
     """Starts `python args...` in the checkout, with shardplan and the tests' helpers; `finish` gives what it prints.
-    XLA is told what it is told here, unless `flags` says otherwise (None: nothing). What still runs in the end is ended.
+    XLA is told what it is told here, unless `flags` says otherwise (None: nothing). What runs in the end is ended.
     """
     paths = os.pathsep.join(str(ROOT / folder) for folder in ("planner", "tests/support"))
     inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
