@@ -24,6 +24,7 @@ from shardplan.rules import model_rules
 from shardplan.solve import evaluate, solve
 from shardplan.solve.budget import Budget
 from shardplan.solve.shortfall import least_limit
+from shardplan.solve.surplus import between
 
 CHAIN = """
 chain (float[2048,64] x) => (float[2048,8] y)
@@ -53,8 +54,8 @@ def cluster():
     return make_cluster(load_profile("generic"), "2")
 
 
-def assignments(model, cluster):
-    """The problem of every set of operators that may run again, each with what else follows from it."""
+def assignments(model, cluster, weight=1.0):
+    """The problem, at an overlap weight, of every set of operators that may run again, each with what else follows from it."""
     rules, options = model_rules(model), PlanOptions()
     flow = trace(model, rules, training=True)
     fusion = fuse(model, rules, flow)
@@ -62,7 +63,7 @@ def assignments(model, cluster):
     for chosen in itertools.product(*labels):
         until = {index: label for index, label in enumerate(chosen) if label != ONCE}
         again = running_again(model, rules, flow, fusion, until)
-        built = build_cost_graph(model, rules, cluster, options, again=again)
+        built = build_cost_graph(model, rules, cluster, options, overlap_weight=weight, complete=True, again=again)
         yield until, to_problem(built, Memory(built), None)
 
 
@@ -94,3 +95,22 @@ def test_the_best_of_every_choice_tried_one_by_one(model, cluster):
         assert solved.solution.cost == pytest.approx(best_of(tried, limit), abs=len(model.operators))
         found.add(frozenset(solved.built.recompute.until))
     assert len(found) > 2
+
+
+def test_the_shortest_step_of_every_choice_tried_one_by_one(model, cluster):
+    problems = list(zip(assignments(model, cluster), assignments(model, cluster, weight=0.0), strict=True))
+    tried = []
+    for (_, first), (_, second) in problems:
+        larger = between(first, second)
+        tried.append((solve(larger).cost, least_limit(first, Budget()), larger))
+    least = min(least for _, least, _ in tried)
+    most = evaluate(tried[0][2], solve(tried[0][2]).choices).peak_bytes
+    found = set()
+    for share in (0.0, 0.2, 0.5):
+        limit = least + round(share * (most - least))
+        options = PlanOptions(remat="auto", memory_limit_bytes=limit, gap=0.0)
+        plan = Planner(model, cluster, options).plan()
+        best_ns = best_of(tried, limit) / 1000
+        assert plan.summary.step_ns == pytest.approx(best_ns, abs=1 + len(model.operators) / 1000)
+        found.add(tuple(operator.again for operator in plan.operators))
+    assert len(found) > 1
