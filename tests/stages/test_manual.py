@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from small_models import proto_of
+from small_models import FOUR_GEMMS, proto_of
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
@@ -24,17 +24,6 @@ from shardplan.stages.schedule import parse_schedule
 from shardplan.yaml_source import Mark
 
 MICROBATCHES = 2
-MLP = """
-mlp (float[BATCH,6] x) => (float[BATCH,14] y)
-<float[6,8] w1, float[8] b1, float[8,10] w2, float[10] b2, float[10,12] w3, float[12] b3, float[12,14] w4,
- float[14] b4> {
-  h1 = Gemm (x, w1, b1)
-  a1 = Relu (h1)
-  h2 = Gemm (a1, w2, b2)
-  h3 = Gemm (h2, w3, b3)
-  a3 = Relu (h3)
-  y = Gemm (a3, w4, b4)
-}"""
 STAGES = """
 stages:
   - runs: [Gemm_0, Relu_1, Gemm_2]
@@ -58,7 +47,7 @@ SCHEDULE = parse_schedule("1f1b")
 
 def mlp(folder: Path, batch: int):
     path = folder / f"mlp{batch}.onnx"
-    onnx.save(proto_of(MLP.replace("BATCH", str(batch))), path)
+    onnx.save(proto_of(FOUR_GEMMS.replace("BATCH", str(batch))), path)
     return read_model(path)
 
 
@@ -121,7 +110,47 @@ def test_the_layouts_of_one_batch_for_another(tmp_path, cluster):
         ("stages: [{mesh: 1x2}]\n", "a stage needs 'runs': a list of patterns of modules, blocks or operators"),
         ("stages: [{runs: ['*']}]\n", "a stage needs 'mesh': its part of the devices, such as 1x2"),
         (STAGES.replace("mesh: 1x2", "mesh: 1x4"), "the stages take 8 devices, and the cluster has 4"),
-        (STAGES.replace('["*"]', "[nothing]"), "stage 1 runs nothing: no module, block or operator is left"),
+        (
+            STAGES.replace('["*"]', '["*", Gem_5]'),
+            (
+                "fixed.yaml:8:17: error[no-match]: stage 1: no module, block or operator matches 'Gem_5'\n"
+                "hint: did you mean 'Gemm_5'?"
+            ),
+        ),
+        (
+            STAGES.replace('["*"]', '["Gemm_[23]", "*"]'),
+            (
+                "fixed.yaml:8:12: error[bad-stages]: stage 1: 'Gemm_[23]' names 'Gemm_2', which stage 0 runs\n"
+                "hint: every operator is in one stage; '*' means what no stage before has"
+            ),
+        ),
+        (
+            STAGES.replace("[Gemm_0, Relu_1, Gemm_2]", "[Gemm_0, Gemm_5]"),
+            "stage 1 runs nothing: no module, block or operator is left that matches",
+        ),
+        (
+            STAGES.replace("[Gemm_0, Relu_1, Gemm_2]", "[Gemm_0, Gemm_3]").replace('["*"]', '["Relu_1", "Gemm_5"]'),
+            (
+                "fixed.yaml:8:5: error[bad-stages]: stage 1 names 'Relu_1', which comes before 'Gemm_3' of stage 0\n"
+                "hint: stages run one after the other"
+            ),
+        ),
+        (
+            STAGES.replace("    mesh: 1x2\n", "    mehs: 1x2\n", 1),
+            (
+                "fixed.yaml:4:5: error[unknown-key]: unknown key 'mehs' in a stage\n"
+                "  allowed: runs, mesh, mesh_axis_names, inputs, outputs, parameters, tensors, operators, axes\n"
+                "hint: did you mean 'mesh'?"
+            ),
+        ),
+        (
+            STAGES + "pipeline_intermediate_axes: {dta: 0}\n",
+            (
+                "error[bad-stages]: pipeline_intermediate_axes: no stage has an axis 'dta'\n"
+                "  there are data, dummy, model\n"
+                "hint: did you mean 'data'?"
+            ),
+        ),
         (STAGES + "pipeline_intermediate_axes: {data: a}\n", "'data' needs the number of a dim"),
         (STAGES.replace("[null, model]", "[null, modell]"), "the mesh machine=1 x gpu=2 has no axis 'modell'"),
     ],

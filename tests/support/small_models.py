@@ -14,6 +14,18 @@ from onnx import parser
 from shardplan.model.read import read_model
 from shardplan.model.types import Model
 
+FOUR_GEMMS = """
+mlp (float[BATCH,6] x) => (float[BATCH,14] y)
+<float[6,8] w1, float[8] b1, float[8,10] w2, float[10] b2, float[10,12] w3, float[12] b3, float[12,14] w4,
+ float[14] b4> {
+  h1 = Gemm (x, w1, b1)
+  a1 = Relu (h1)
+  h2 = Gemm (a1, w2, b2)
+  h3 = Gemm (h2, w3, b3)
+  a3 = Relu (h3)
+  y = Gemm (a3, w4, b4)
+}"""
+"""What Alpa's tests of manual sharding cut into two stages; BATCH stands for a number."""
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}]>'
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("safetensors")
 
 from forced_plans import cluster_of
 from safetensors.numpy import save_file
-from small_models import proto_of
+from small_models import FOUR_GEMMS, proto_of
 from tiny_models import Sizes, megatron, tiny_gpt, tiny_llama, tiny_moe
 from torch import nn
 
@@ -58,7 +58,7 @@ def plan_of(name, *, inside="", schedule="1f1b", micro=2, stages=2, mode="traini
     return plan_stages(model_of(name), cluster_of("2x2"), asked, parse_schedule(schedule), cut)
 
 
-def stages_by_hand(stages, handed="data: 0"):
+def stages_by_hand(stages, handed):
     """`stages`: what each runs, with its mesh and layouts as lines of YAML. `handed`: which axis shards which dim of
     what is handed on, where a stage has it."""
     runs = [f"  - runs: [{what}]\n{textwrap.indent(lines, '    ')}\n" for what, lines in stages]
@@ -96,31 +96,19 @@ def test_trains_as_one_process_and_sends_what_its_stages_say(four, case):
     assert 0 < results[0].parameters < whole
 
 
-MLP = """
-mlp (float[64,6] x) => (float[64,14] y)
-<float[6,8] w1, float[8] b1, float[8,10] w2, float[10] b2, float[10,12] w3, float[12] b3, float[12,14] w4,
- float[14] b4> {
-  h1 = Gemm (x, w1, b1)
-  a1 = Relu (h1)
-  h2 = Gemm (a1, w2, b2)
-  h3 = Gemm (h2, w3, b3)
-  a3 = Relu (h3)
-  y = Gemm (a3, w4, b4)
-}"""
-
-
 def by_hand(model, stages, micro=2, schedule="1f1b"):
     """A plan for four devices of one machine."""
     cluster = make_cluster(load_profile("h100-dgx"), "1x4")
     asked = PlanOptions(microbatches=micro)
-    return plan_stages(model, cluster, asked, parse_schedule(schedule), stages_by_hand(stages))
+    axis = "data" if any("data" in lines for _, lines in stages) else "dummy"
+    return plan_stages(model, cluster, asked, parse_schedule(schedule), stages_by_hand(stages, f"{axis}: 0"))
 
 
 @functools.cache
 def mlp():
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "mlp.onnx"
-        onnx.save(proto_of(MLP), path)
+        onnx.save(proto_of(FOUR_GEMMS.replace("BATCH", "64")), path)
         return read_model(path)
 
 

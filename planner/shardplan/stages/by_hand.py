@@ -11,16 +11,16 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import resolve
 from shardplan.constraints.types import Constraint, Dims
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
-from shardplan.patterns import matches
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.stages.cut import Chain, chain_at, part_of
 from shardplan.stages.found import StagedPlans, put_together
 from shardplan.stages.manual import ManualStages, StageWish
+from shardplan.stages.named import places
 from shardplan.stages.parts import concerning
 from shardplan.stages.schedule import Schedule
 from shardplan.stages.search import Cut
@@ -36,12 +36,13 @@ def plan_by_hand(
     Raises `ShardplanError` (`bad-stages`, `no-cut`, or as planning does), `InfeasibleError` where one does not fit.
     """
     _refuse_unmatched(options.constraints, model, cluster.mesh)
-    chain = chain_at(model, _places(model, manual))
+    chain = chain_at(model, places(model, manual.stages))
     parts = tuple(_part(cluster, wish) for wish in manual.stages)
     used = sum(part.size for part in parts)
     if used > cluster.mesh.size:
         summary = f"the stages take {used} devices, and the cluster has {cluster.mesh.size}"
         raise ShardplanError(error("bad-stages", summary, **manual.stages[0].mark.where))
+    _refuse_unknown_axes(manual, [part.mesh for part in parts])
     plans, waiting = [], []
     for place, (wish, part) in enumerate(zip(manual.stages, parts, strict=True)):
         held = schedule.in_flight(len(parts) - 1 - place, len(parts), options.microbatches)
@@ -63,47 +64,24 @@ def _refuse_unmatched(constraints: Sequence[Constraint], model: Model, mesh: Mes
             raise ShardplanError(*unmatched) from None
 
 
-def _places(model: Model, manual: ManualStages) -> list[int]:
-    """Where every stage but the first begins: at the first operator that it has and no stage before. What comes before
-    all that the first stage names is the first stage's."""
-    places: list[int] = []
-    begun = 0
-    taken = [False] * len(model.operators)
-    blocks = {
-        index: name
-        for block in model.blocks
-        for name, copy in zip(block.names, block.copies, strict=True)
-        for index in copy
-    }
-    for number, wish in enumerate(manual.stages):
-        own = [
-            index
-            for index, operator in enumerate(model.operators)
-            if not taken[index]
-            and any(
-                matches(text, run) or matches(text, f"{run}.*")
-                for run in wish.runs
-                for text in (operator.module, operator.name, blocks.get(index, ""))
-                if text
-            )
-        ]
-        if not own:
-            summary = (
-                f"stage {number} runs nothing: no module, block or operator is left that matches {list(wish.runs)}"
-            )
-            raise ShardplanError(error("bad-stages", summary, **wish.mark.where))
-        if not number:
-            begun = own[0]
-        else:
-            first = next((index for index in own if index > begun), own[0])
-            if first <= begun:
-                summary = f"stage {number} begins before stage {number - 1} does"
-                raise ShardplanError(error("bad-stages", summary, **wish.mark.where))
-            places.append(first)
-            begun = first
-        for index in own:
-            taken[index] = True
-    return places
+def _refuse_unknown_axes(manual: ManualStages, meshes: Sequence[Mesh]) -> None:
+    """Every axis that shards what is handed on must be one of some stage."""
+    known = sorted(
+        {name for wish, mesh in zip(manual.stages, meshes, strict=True) for name in wish.names or mesh.names}
+    )
+    faults = [
+        error(
+            "bad-stages",
+            f"pipeline_intermediate_axes: no stage has an axis '{axis}'",
+            detail=f"there are {', '.join(known)}",
+            hint=did_you_mean(axis, known),
+            **manual.stages[0].mark.where,
+        )
+        for axis in manual.intermediate
+        if axis not in known
+    ]
+    if faults:
+        raise ShardplanError(*faults)
 
 
 def _part(cluster: Cluster, wish: StageWish) -> Submesh:

@@ -45,7 +45,7 @@ def chain_of(model: Model, rules: Sequence[Rule]) -> Chain:
 
     Raises `ShardplanError` (`no-cut`) when there is no place to cut.
     """
-    crossing = _crossing(model, _free(model))
+    crossing = _crossing(model, free_of_weights(model))
     possible = sorted(crossing)
     if not possible:
         summary = f"'{model.name}' cannot be cut into stages: more than one value crosses every place"
@@ -58,7 +58,7 @@ def chain_at(model: Model, cuts: Sequence[int], rules: Sequence[Rule] | None = N
 
     Raises `ShardplanError` (`no-cut`) for a place that not exactly one value crosses.
     """
-    free = _free(model)
+    free = free_of_weights(model)
     crossing = _crossing(model, free)
     for cut in cuts:
         if cut not in crossing:
@@ -83,7 +83,7 @@ def _near(model: Model, possible: Sequence[int], cut: int) -> str:
 def begins(model: Model, parts: Sequence[Sequence[str]]) -> list[int]:
     """Where each part but the first begins, given the names of the operators of each, those that all share among
     them."""
-    free, place = _free(model), {operator.name: index for index, operator in enumerate(model.operators)}
+    free, place = free_of_weights(model), {operator.name: index for index, operator in enumerate(model.operators)}
     own = [[place[name] for name in part if name in place and place[name] not in free] for part in parts]
     return [min(indices) for indices in own[1:] if indices]
 
@@ -147,7 +147,7 @@ def chain_part(chain: Chain, first: int, last: int) -> Chain:
     )
 
 
-def _free(model: Model) -> frozenset[int]:
+def free_of_weights(model: Model) -> frozenset[int]:
     """Operators that no weight has an influence on; small buffers that nobody trains are none."""
     bound = set(model.fed)
     for parameter in model.parameters:

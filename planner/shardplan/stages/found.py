@@ -51,20 +51,28 @@ def put_together(
     options: PlanOptions,
     schedule: Schedule,
 ) -> StagedPlans:
-    """The pipeline of these plans, with the time of its step; its bound is that of these cuts."""
+    """The pipeline of these plans, with the time of its step; its bound is that of these cuts: what stages hand on
+    takes at least what it does when every device sends and receives an equal share."""
     stages = len(cuts) // schedule.pieces
     summaries = [plan.summary for plan in plans]
     steps_ns = [sum(float(summary.step_ns) for summary in summaries[place::stages]) for place in range(stages)]
     bounds_ns = [sum(float(summary.step_bound_ns) for summary in summaries[place::stages]) for place in range(stages)]
-    handed_ns = 0.0
+    handed_ns = least_ns = 0.0
     for (mine, theirs), (source, target), (value, gradient) in zip(
         itertools.pairwise(parts), borders, sizes, strict=True
     ):
+        back, forth = transfers.least_ns(theirs, mine, gradient), transfers.least_ns(mine, theirs, value)
+        least_ns += (1.0 - transfers.hidden) * options.microbatches * (forth + (back if gradient else 0))
         ways = [transfers.handover(mine, theirs, target, value)]
         if gradient:
             ways.append(transfers.handover(theirs, mine, source, gradient))
         handed_ns += sum(exposed_ns(way, transfers.hidden, options.microbatches) for way in ways)
     tied = tied_transfers(transfers, chain, [cut.first for cut in cuts[1:]], parts, plans, training=options.training)
+    least_ns += sum(
+        transfers.least_ns(parts[one], parts[other], chain.model.tensor(weight.tensor).size_bytes)
+        for weight in tied
+        for one, other in ((weight.sender, weight.receiver), (weight.receiver, weight.sender))
+    )
     return StagedPlans(
         chain=chain,
         cuts=tuple(cuts),
@@ -75,5 +83,5 @@ def put_together(
         sizes=tuple(sizes),
         tied=tied,
         step_ns=schedule.step(steps_ns, options.microbatches) + handed_ns + waited_ns(tied),
-        bound_ns=schedule.step(bounds_ns, options.microbatches),
+        bound_ns=schedule.step(bounds_ns, options.microbatches) + least_ns,
     )

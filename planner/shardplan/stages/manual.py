@@ -24,8 +24,8 @@ from pathlib import Path
 import yaml
 
 from shardplan.constraints.parse import constraints_of
-from shardplan.constraints.types import Constraint, Dims
-from shardplan.errors import ShardplanError, error
+from shardplan.constraints.types import SECTIONS, Constraint, Dims
+from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.patterns import literal
@@ -35,17 +35,22 @@ from shardplan.study.request import options_of
 from shardplan.yaml_source import Mark, compose, mark_of
 
 _OWN = ("runs", "mesh")
+_ALLOWED = (*_OWN, "mesh_axis_names", *SECTIONS)
+REST = "*"
+"""Of `runs`: what no stage before has."""
 
 
 @dataclass(frozen=True)
 class StageWish:
-    """One entry of `stages:`. `runs`: patterns of modules, blocks and operators; `mesh`: as `--mesh` takes it."""
+    """One entry of `stages:`. `runs`: patterns of modules, blocks and operators, written at `marks` where these are
+    known; `mesh`: as `--mesh` takes it."""
 
     runs: tuple[str, ...]
     mesh: str
     constraints: tuple[Constraint, ...]
     names: tuple[str, ...]
     mark: Mark
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,19 @@ def _entries(node: yaml.Node) -> dict[str, yaml.Node]:
 
 def _stage(node: yaml.Node, file: str) -> StageWish:
     entries = _entries(node)
+    if unknown := [(key, str(key.value)) for key, _ in node.value if str(key.value) not in _ALLOWED] if entries else []:
+        raise ShardplanError(
+            *(
+                error(
+                    "unknown-key",
+                    f"unknown key '{name}' in a stage",
+                    detail=f"allowed: {', '.join(_ALLOWED)}",
+                    hint=did_you_mean(name, _ALLOWED),
+                    **mark_of(key, file).where,
+                )
+                for key, name in unknown
+            )
+        )
     runs, mesh = entries.get("runs"), entries.get("mesh")
     if not isinstance(runs, yaml.SequenceNode) or not runs.value:
         raise _bad(node, file, "a stage needs 'runs': a list of patterns of modules, blocks or operators")
@@ -103,7 +121,12 @@ def _stage(node: yaml.Node, file: str) -> StageWish:
     named = entries.get("mesh_axis_names")
     names = tuple(str(entry.value) for entry in named.value) if isinstance(named, yaml.SequenceNode) else ()
     return StageWish(
-        tuple(str(entry.value) for entry in runs.value), str(mesh.value), constraints, names, mark_of(node, file)
+        tuple(str(entry.value) for entry in runs.value),
+        str(mesh.value),
+        constraints,
+        names,
+        mark_of(node, file),
+        tuple(mark_of(entry, file) for entry in runs.value),
     )
 
 
