@@ -55,7 +55,7 @@ def cluster():
 
 
 def assignments(model, cluster, weight=1.0):
-    """The problem, at an overlap weight, of every set of operators that may run again, each with what else follows from it."""
+    """The problem, at a weight, of every set of operators that may run again, each with what else follows from it."""
     rules, options = model_rules(model), PlanOptions()
     flow = trace(model, rules, training=True)
     fusion = fuse(model, rules, flow)

@@ -36,6 +36,13 @@ three (float[1024,32] x) => (float[1024,8] y)
   b = Tanh (a)
   y = MatMul (b, w2)
 }"""
+LARGE_WEIGHTS = """
+large_weights (float[1024,512] x) => (float[1024,64] y)
+<float[512,512] w1, float[512,64] w2> {
+  a = MatMul (x, w1)
+  b = Tanh (a)
+  y = MatMul (b, w2)
+}"""
 BATCHES = 4096
 """Assignments that are priced at once."""
 
@@ -93,9 +100,13 @@ def every_step(first, second):
         yield from zip(step[possible].tolist(), held[possible].max(axis=1).tolist(), strict=True)
 
 
-@pytest.mark.parametrize("text", [TWO, THREE], ids=["two", "three"])
-def test_auto_is_the_best_of_everything_there_is(text, tmp_path):
-    model, cluster = model_of(text, tmp_path), make_cluster(load_profile("generic"), "2")
+@pytest.mark.parametrize(
+    ("text", "profile", "mesh"),
+    [(TWO, "generic", "2"), (THREE, "generic", "2"), (LARGE_WEIGHTS, "h100-dgx", "2x1")],
+    ids=["two", "three", "large weights"],
+)
+def test_auto_is_the_best_of_everything_there_is(text, profile, mesh, tmp_path):
+    model, cluster = model_of(text, tmp_path), make_cluster(load_profile(profile), mesh)
     found = [sorted(set(every_step(*pair))) for pair in labelled(model, cluster, PlanOptions(remat="auto"))]
     assert len(found) >= 2
     least = min(peak for steps in found for _, peak in steps)
