@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
@@ -18,6 +18,7 @@ class _Named:
     wrong with that."""
 
     model: Model
+    blocks: Mapping[int, str]
     names: Sequence[tuple[str, ...]]
     free: frozenset[int]
     stage_of: dict[int, int] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class _Named:
         self.faults.append(error("bad-stages", summary, hint=hint, **wish.mark.where))
 
     def _text(self, index: int) -> str:
-        return f"'{self.model.operators[index].name}'"
+        return f"'{self.blocks.get(index, self.model.operators[index].name)}'"
 
 
 def places(model: Model, stages: Sequence[StageWish]) -> list[int]:
@@ -91,7 +92,7 @@ def places(model: Model, stages: Sequence[StageWish]) -> list[int]:
         tuple(filter(None, (operator.module, operator.name, blocks.get(index, ""))))
         for index, operator in enumerate(model.operators)
     ]
-    named = _Named(model, names, free_of_weights(model))
+    named = _Named(model, blocks, names, free_of_weights(model))
     begins = [named.take(number, wish) for number, wish in enumerate(stages)]
     if named.faults:
         raise ShardplanError(*named.faults)
