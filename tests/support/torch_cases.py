@@ -213,10 +213,6 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
                 shardplan.torch.parallelize(model, plan, mesh)
                 model.transformer.ln_f.forward = lambda x: torch.special.zeta(x, x)
                 model(ids)
-            case "lost gradient":
-                shardplan.torch.parallelize(model, plan, mesh)
-                model.transformer.ln_f.forward = Doubled.apply
-                model(ids)
             case "not parallel":
                 with shardplan.torch.count_comms(model):
                     pass
@@ -225,18 +221,6 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
     except ShardplanError as problem:
         return str(problem)
     return "nothing"
-
-
-class Doubled(torch.autograd.Function):
-    """What a program may define for itself."""
-
-    @staticmethod
-    def forward(_ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(_ctx, gradient):
-        return gradient * 2
 
 
 def recompute(tiny: Tiny, plan: Plan) -> tuple[float, float]:

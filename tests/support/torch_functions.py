@@ -11,18 +11,92 @@ import torch_twins
 from tiny_models import Tiny
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch_cases import mesh_of
 
 import shardplan.torch
+from shardplan.errors import ShardplanError
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.placement import R, S
 from shardplan.plan.types import Plan
-from shardplan.torch.eager import Planned
+from shardplan.torch.eager import Planned, value_of
 from shardplan.torch.graph import Key
 from shardplan.torch.parallelize import applied_to
 from shardplan.torch.steps import part_of_whole
 from shardplan.torch.values import Value
+
+
+class Exp(torch.autograd.Function):
+    """Saves its result, as programs do that compute a backward of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, times: float) -> Tensor:
+        made = (times * x).exp()
+        ctx.save_for_backward(made)
+        ctx.times = times
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (made,) = ctx.saved_tensors
+        return gradient * made * ctx.times, None
+
+
+class Scored(torch.autograd.Function):
+    """Sums over what a part has only a part of, forward and backward; its backward is not that of its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x.softmax(-1) @ w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return 3 * (gradient @ w.T), x.T @ gradient
+
+
+class Kept(torch.autograd.Function):
+    """Gives on what it is given, and no gradient to one of two."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor, _other: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return -gradient, None
+
+
+class Halves(torch.autograd.Function):
+    """Has two results."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Any:
+        return x.chunk(2, -1)
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.cat(gradients, -1)
+
+
+def changed_after(x: Tensor) -> Tensor:
+    """The operand of a function is changed in place before the result is read."""
+    inner = x * 2
+    made = Exp.apply(inner, 0.5)
+    inner *= 3
+    return made * inner
+
+
+LOST: dict[str, Callable[[Tensor], Tensor]] = {
+    "several results": lambda x: Halves.apply(x)[0] + 1,
+    "one after the other": lambda x: Exp.apply(Exp.apply(x, 0.5), 0.5) + 1,
+    "changed": changed_after,
+    "reentrant": lambda x: checkpoint(torch.tanh, x, use_reentrant=True) + 1,
+}
+"""What cannot be done with functions of one's own."""
+
 
 Case = tuple[Callable[..., Any], Sequence[tuple[int, ...]]]
 """A function of tensors, and their shapes."""
@@ -86,6 +160,9 @@ CASES: dict[str, Case] = {
     "matmul": (torch.matmul, [(4, 4, 4, 8), (4, 8, 4)]),
     "matmul with a vector": (torch.matmul, [(4, 4, 8), (8,)]),
     "einsum": (lambda x, y: torch.einsum("bik, bjk -> bij", x, y), [(4, 4, 8), (4, 8, 8)]),
+    "a function of one's own": (lambda x: 1 + Exp.apply(x, 0.5), [(4, 8)]),
+    "a function of one's own, with sums": (lambda x, w: Scored.apply(x, w) * 2, [(4, 8), (8, 16)]),
+    "a function of one's own, of nothing": (lambda x, y: Kept.apply(x, y) + y, [(4, 8), (4, 8)]),
     "conv1d": (lambda x, w, b: functional.conv1d(x, w, b, padding=1), [(4, 8, 8), (16, 8, 3), (16,)]),
     "conv2d of groups": (lambda x, w: functional.conv2d(x, w, stride=2, groups=4), [(4, 8, 8, 8), (16, 2, 2, 2)]),
     "attention": (
@@ -111,6 +188,17 @@ def compare(tiny: Tiny, plan: Plan, names: list[str]) -> dict[str, str]:
             if problem:
                 wrong[f"{name} {[layout.placements for layout in layouts]}"] = problem
     return wrong
+
+
+def lost(tiny: Tiny, plan: Plan, what: str) -> str:
+    """What is said of a function whose gradient would be lost."""
+    engine, x = _applied(tiny, plan).engine, torch.randn(4, 8, requires_grad=True)
+    value = Value(x, Layout.replicated(len(plan.mesh)), (4, 8), x.dtype, True, _key(engine, 0, x))
+    try:
+        LOST[what](Planned.of(value, engine))
+    except ShardplanError as problem:
+        return str(problem)
+    return "nothing"
 
 
 _LAST: list[tuple[Plan, Any]] = []
@@ -152,7 +240,7 @@ def _problem(engine: Any, function: Any, plain: list[Tensor], layouts: tuple[Lay
         for number, (part, layout, tensor) in enumerate(zip(parts, layouts, plain, strict=True))
     ]
     made = function(*given)
-    whole = engine.convert(made.value, Layout.replicated(len(engine.grid.mesh)))
+    whole = engine.convert(value_of(made), Layout.replicated(len(engine.grid.mesh)))
     if tuple(whole.local.shape) != tuple(expected.shape):
         return f"shape {list(whole.local.shape)}, not {list(expected.shape)}"
     if not torch.allclose(whole.local, expected, rtol=1e-9, atol=1e-9):

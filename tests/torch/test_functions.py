@@ -18,3 +18,19 @@ def plan(tmp_path_factory):
 def test_function(four, plan, name):
     for wrong in four.run("torch_functions", "compare", tiny_gpt(), plan, [name]):
         assert wrong == {}
+
+
+LOST = {
+    "several results": ("Halves", "it has several results"),
+    "one after the other": ("Exp", "it is given what another one has returned"),
+    "changed": ("Exp", "its argument is changed in place before its result is read"),
+    "reentrant": ("CheckpointFunction", "it brings weights gradients that it is not given"),
+}
+HINT = "compute it with torch's own functions; torch.utils.checkpoint takes use_reentrant=False"
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_gradients_are_not_lost_in_silence(four, plan, what):
+    name, why = LOST[what]
+    said = f"error[lost-gradient]: '{name}' is an autograd.Function, whose backward would be lost: {why}\nhint: {HINT}"
+    assert four.run("torch_functions", "lost", tiny_gpt(), plan, what) == [said] * 4

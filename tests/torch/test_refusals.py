@@ -18,7 +18,6 @@ TEXTS = {
     "another model": "error[unrealised-move]",
     "unknown operation": "error[unknown-operation]: operations without a rule were run whole on every process: "
     "special_zeta (1 times)",
-    "lost gradient": "error[lost-gradient]: 'Doubled' is an autograd.Function, whose backward would be lost",
     "not parallel": "error[not-parallel]: no plan has been applied to this model",
 }
 

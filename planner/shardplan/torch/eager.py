@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from shardplan.errors import ShardplanError, error
+from shardplan.torch.custom import in_graph
 from shardplan.torch.dispatch import apply
 from shardplan.torch.engine import Engine
 from shardplan.torch.functions import in_place
@@ -28,10 +28,13 @@ _ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
 
 class Planned(Tensor):  # type: ignore[misc]
     """The whole tensor to look at, a part of it to hold. Made by the adapter; programs only meet them inside a
-    model."""
+    model. `seen`: the value that was last read with gradients off, and how often it had been changed; `is_in_graph`: it
+    is the result of a program's `autograd.Function` and has its gradient."""
 
     value: Value
     engine: Engine
+    seen: tuple[Value, int] | None
+    is_in_graph: bool
 
     @staticmethod
     def of(value: Value, engine: Engine, *, is_leaf: bool = True) -> Planned:
@@ -40,7 +43,7 @@ class Planned(Tensor):  # type: ignore[misc]
         made: Planned = make(
             Planned, value.shape, dtype=value.dtype, device=value.local.device, requires_grad=value.grad and is_leaf
         )
-        made.value, made.engine = value, engine
+        made.value, made.engine, made.seen, made.is_in_graph = value, engine, None, False
         return made
 
     @classmethod
@@ -52,6 +55,8 @@ class Planned(Tensor):  # type: ignore[misc]
         if name in _PLAIN:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
                 return func(*args, **kwargs)
+        if func is torch.ops.aten.detach.default:  # as below, past a mode of torch's that looks on
+            return cls.__torch_dispatch__(func, types, args, kwargs)
         engine = next(_planned((args, kwargs))).engine
         if name == "backward":
             raise RuntimeError("call backward on what the model returns, not on a value inside it")
@@ -84,7 +89,7 @@ def _attribute(func: Any, args: Any) -> Any:
     name = getattr(getattr(func, "__self__", None), "__name__", "")
     planned: Planned = args[0]
     if name in _ASKED_OF_LOCAL:
-        return getattr(planned.value.local, name)
+        return getattr(value_of(planned).local, name)
     if name in _VIEWS:
         return _VIEWS[name](planned)
     if name == "data":
@@ -104,14 +109,17 @@ def _planned(argument: Any) -> Iterator[Planned]:
 
 
 def value_of(planned: Planned) -> Value:
-    """The value of a planned tensor. Raises `ShardplanError` (`lost-gradient`) for what an `autograd.Function` of the
-    program has returned: it ran on planned tensors with gradients off, and its `backward` would never be called."""
+    """The value of a planned tensor. What an `autograd.Function` of the program has returned gets its gradient now.
+
+    Raises `ShardplanError` (`lost-gradient`): see `shardplan.torch.custom`.
+    """
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
         made_by = planned.grad_fn
-    if made_by is not None:
-        summary = f"'{made_by.name().removesuffix('Backward')}' is an autograd.Function, whose backward would be lost"
-        hint = "compute it with torch's own functions; torch.utils.checkpoint takes use_reentrant=False"
-        raise ShardplanError(error("lost-gradient", summary, hint=hint))
+    if made_by is not None and not planned.is_in_graph and not planned.engine.is_beside_plan:
+        planned.value = in_graph(planned.value, made_by, planned.engine, Planned.of)
+        planned.is_in_graph = True
+    if planned.value.grad and not torch.is_grad_enabled():
+        planned.seen = planned.value, planned.value.local._version  # noqa: SLF001 - as autograd does
     return planned.value
 
 

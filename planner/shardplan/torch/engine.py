@@ -8,8 +8,9 @@ forward and backward. A move that no plan asked for is made where operands disag
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -61,6 +62,17 @@ class Engine:
         self.graph: PlanGraph = plan_graph(plan)
         self.router = Router(plan)
         self.record = Record()
+        self.is_beside_plan = False
+
+    @contextlib.contextmanager
+    def beside_plan(self) -> Iterator[None]:
+        """While operations run that are none of the plan's, and are not recorded."""
+        graph, record = self.graph, self.record
+        self.graph, self.record, self.is_beside_plan = PlanGraph(graph.signatures), Record(), True
+        try:
+            yield
+        finally:
+            self.graph, self.record, self.is_beside_plan = graph, record, False
 
     def with_backend(self, backend: Backend) -> Engine:
         """The same plan, worked out once, for another backend."""
