@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.solve.ascent import ascend
-from shardplan.solve.exact import Incumbent, close
+from shardplan.solve.exact import COMBINATIONS, Incumbent, close
 from shardplan.solve.fronts import TooManyError, View, cheapest
 from shardplan.solve.graph import Contradiction, Gone, Graph
 from shardplan.solve.integer import Pressure, integer
@@ -26,16 +26,23 @@ from shardplan.solve.memory import reduce
 from shardplan.solve.presolve import presolve
 from shardplan.solve.ways import forbid, ways_to_fix
 
-EXACT_WORK = 2e3
-"""Work, about two seconds, after which a gap that is small enough will do, where no limit is given."""
-REDUCED, SMALL = 40_000, 8_000
+MOST_WORK, LARGEST_WORK = 2.5e3, 1.5e3
+"""Work, about two seconds, after which a gap will do, and of a part beyond which none is split, where no limit is given
+and some gap is good enough."""
+REDUCED, SMALL = 200_000, 60_000
 """Pairs that are worth all reductions, and so few that all ways to settle them may be kept."""
+SHARES = (0.05, 0.2, 1.0)
+"""Of the gap, within which a part's best assignments are sought one after the other."""
 ASIDE = 0.35
 """The other two prices are where the best assignments of either side are this share of the gap above the bound."""
 LEAST = 1e-3
-"""Share of the gap that a half whose bound does not rise counts for."""
-NODE_WORK, PAIR_WORK = 3e5, 50.0
+"""Share of the gap that half counts for whose best does not get dearer."""
+WHOLE_WORK = 1e3
+"""Of an integer program for a part."""
+NODE_WORK, PAIR_WORK = 3e5, 200.0
 """Entries looked at in a part, per node and per pair, on average."""
+PRICING = 0.2
+"""Share of the work of a part that goes into its price."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,19 +67,25 @@ class _Split:
 def balance(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     """Prove the incumbent or better it, for a graph with no moment but that of the surplus, whose prices are known.
 
-    Ends early with the budget, or with a relative gap of `enough` after some work.
+    Ends early with the budget, and where some gap is good `enough` after about two seconds.
     """
-    search = _Search(relaxation, best)
     budget = relaxation.budget
-    most, began = budget.efforts()[0], budget.work
-    unlimited = budget.time_limit is None and budget.work_limit is None
+    free = budget.time_limit is None and budget.work_limit is None and enough > 0
+    if free and _work(relaxation.graph) > 1e6 * LARGEST_WORK:
+        return
+    search = _Search(relaxation, best)
+    end = budget.work + (MOST_WORK if free else budget.efforts()[0])
     while search.parts and search.parts[0].bound <= best.target and not budget.expired():
         best.prove(min(search.parts[0].bound, search.left))
-        worked = budget.work - began
-        if worked > most or (unlimited and worked > EXACT_WORK and best.within(enough)):
+        if budget.work > end:
             break
         search.step(heappop(search.parts))
     best.prove(min(search.left, search.parts[0].bound if search.parts else np.inf, best.cost))
+
+
+def _work(graph: Graph) -> float:
+    """Entries that a part takes to look at."""
+    return NODE_WORK * len(graph.alive) + PAIR_WORK * graph.pairs
 
 
 class _Search:
@@ -84,10 +97,10 @@ class _Search:
         self.parts: list[_Part] = []
         self.number = 0
         assert relaxation.soft is not None
-        for labels in ways_to_fix(relaxation, best):
+        for bound, labels in ways_to_fix(relaxation, best, COMBINATIONS):
             try:
                 part, _ = relaxation.restricted(labels)
-                self._add(relaxation.known.bound, part.graph, relaxation.known.prices.get(relaxation.soft, 0.0))
+                self._add(bound, part.graph, relaxation.known.prices.get(relaxation.soft, 0.0))
             except Contradiction:
                 continue
 
@@ -96,8 +109,8 @@ class _Search:
         heappush(self.parts, _Part(bound, self.number, graph, price))
 
     def step(self, part: _Part) -> None:
-        """Solve a part, or replace it by two, or by less of it."""
-        self.whole.budget.spend(NODE_WORK * len(part.graph.alive) + PAIR_WORK * part.graph.pairs)
+        """Solve a part, or replace it by two halves."""
+        self.whole.budget.spend(PRICING * _work(part.graph))
         try:
             self._step(part)
         except Contradiction:
@@ -119,28 +132,51 @@ class _Search:
         if bound > best.target:
             return None
         price = point.prices.get(soft, 0.0)
+        self.whole.budget.spend((1.0 - PRICING) * _work(part.graph))
         views = self._views(relaxation, price, best.target - point.bound)
-        less = part.graph.copy()
-        forbid(less, [view.known for view in views])
-        pairs = self._reduced(less)
-        if less.soft is None or (pairs <= SMALL and self._fronts(less, price)):
-            return None if less.soft is not None else self._closed(less, bound)
-        split = _split(part.graph, views, point.bound, best.target)
+        less = part.graph
+        for share in SHARES:
+            ceiling = float(np.floor((point.bound + share * (best.target - point.bound)) / best.scale)) * best.scale
+            if ceiling > bound:
+                less, proven = self._below(part.graph, views, ceiling, price)
+                bound = max(bound, proven)
+                if proven <= ceiling or bound > best.target:
+                    break
+        if bound > best.target:
+            return None
+        split = _split(part.graph, views, best.target - point.bound)
         if split is None:
-            return self._whole(less, bound, price)
+            return self._whole(less, bound, price) if less.pairs <= REDUCED else self._given_up(bound)
         for kept, half in zip((split.ours, ~split.ours), split.bounds, strict=True):
-            self._halve(part.graph, views, split.node, kept, max(bound, half), price)
+            self._halve(part.graph, views, {split.node: kept}, max(bound, half), price)
         return None
 
+    def _below(self, graph: Graph, views: list[View], ceiling: float, price: float) -> tuple[Graph, float]:
+        """What is left of a graph up to a ceiling, a cost, and what is proven of all of it: at most the next cost."""
+        less = graph.copy()
+        try:
+            forbid(less, [(view.known, ceiling - view.bound) for view in views])
+            reduce(less, self.whole.limit)
+            if less.soft is not None and less.pairs <= REDUCED:
+                presolve(less, self.whole.limit)
+            if less.soft is None:
+                trial = Incumbent(self.best.scale)
+                close(less.copy(), trial, self.whole.budget)
+                self.best.take(trial)
+                return less, min(trial.bound, ceiling + self.best.scale)
+            return less, self._fronts(less, ceiling, price) if less.pairs <= SMALL else -np.inf
+        except Contradiction:
+            return less, ceiling + self.best.scale
+
     def _halve(
-        self, graph: Graph, views: list[View], node: int, kept: NDArray[np.bool_], bound: float, price: float
+        self, graph: Graph, views: list[View], kept: dict[int, NDArray[np.bool_]], bound: float, price: float
     ) -> None:
         """Add the part in which a node has the labels `kept`."""
         if bound > self.best.target:
             return
         half = graph.copy()
         try:
-            forbid(half, [view.known for view in views], {node: kept})
+            forbid(half, [(view.known, self.best.target - view.bound) for view in views], kept)
             reduce(half, self.whole.limit)
         except Contradiction:
             return
@@ -148,13 +184,6 @@ class _Search:
 
     def _relaxation(self, graph: Graph) -> Relaxation:
         return Relaxation(graph, self.whole.limit, self.whole.budget, self.whole.whole)
-
-    def _reduced(self, graph: Graph) -> int:
-        """The pairs that are left after reductions."""
-        reduce(graph, self.whole.limit)
-        if graph.soft is not None and graph.pairs <= REDUCED:
-            presolve(graph, self.whole.limit)
-        return graph.pairs
 
     def _views(self, relaxation: Relaxation, price: float, gap: float) -> list[View]:
         """The graph at the best price, and at one on either side, at which the best assignment of the other side is
@@ -171,23 +200,24 @@ class _Search:
             views.append(View(at, point.bound, known, order))
         return views
 
-    def _fronts(self, graph: Graph, price: float) -> bool:
-        """Whether elimination solved a small graph."""
+    def _fronts(self, graph: Graph, ceiling: float, price: float) -> float:
+        """What is proven of the cost of a small graph, at most the one after the ceiling; its best assignment is
+        offered. Raises `Contradiction` where nothing costs so little."""
         relaxation = self._relaxation(graph)
         soft = graph.soft
         assert soft is not None
         point = relaxation.at({soft: price} if price else {})
-        if point.bound > self.best.target:
-            return True
+        if point.bound > ceiling:
+            raise Contradiction
+        views = self._views(relaxation, price, ceiling - point.bound)
+        if not views[0].order:
+            return -np.inf
         try:
-            views = self._views(relaxation, price, self.best.target - point.bound)
-            cost, labels = cheapest(graph, self.whole.limit, views, self.best.target)
-        except Contradiction:
-            return True
+            found = cheapest(graph, self.whole.limit, views, ceiling)
         except TooManyError:
-            return False
-        self.best.offer(cost, lambda: graph.restore(labels))
-        return True
+            return -np.inf
+        self.best.offer(found.cost, lambda: graph.restore(found.labels))
+        return min(found.cost, ceiling + self.best.scale) if found.exact else -np.inf
 
     def _closed(self, graph: Graph, bound: float) -> None:
         """A part without surplus."""
@@ -200,46 +230,49 @@ class _Search:
         soft, limit, budget, whole = graph.soft, self.whole.limit, self.whole.budget, self.whole.whole
         prices = {soft: price} if soft is not None and price else {}
         trial = Incumbent(self.best.scale, cost=self.best.cost, choices=self.best.choices)
-        integer(graph, Pressure(graph.moments, limit, budget, whole, (), prices, soft), trial, trial.cost)
+        pressure = Pressure(graph.moments, limit, budget, whole, (), prices, soft)
+        integer(graph, pressure, trial, trial.cost, (WHOLE_WORK, 0.0, np.inf))
         self._end(trial, bound)
+
+    def _given_up(self, bound: float) -> None:
+        self.left = min(self.left, bound)
 
     def _end(self, trial: Incumbent, bound: float) -> None:
         self.best.take(trial)
         if not trial.closed:
-            self.left = min(self.left, max(bound, trial.bound))
+            self._given_up(max(bound, trial.bound))
 
 
 def _aside(relaxation: Relaxation, price: float, above: float) -> Iterator[float]:
-    """Prices on either side of the best, as far as there are assignments that lose there."""
+    """Prices on either side of the best; where no assignment is known that loses there, as far as on the other."""
     soft = relaxation.soft
     assert soft is not None
     points = sorted(relaxation.points, key=relaxation.value)
     slopes = [float(point.excess[soft]) for point in points]
-    for sign, end in ((1.0, 0.0), (-1.0, relaxation.graph.scale)):
-        slope = next((slope for slope in slopes if sign * slope > 0), None)
-        if slope is not None:
-            at = price - above / slope
-            at = max(at, end) if sign > 0 else min(at, end)
-            if at != price:
-                yield float(np.round(at))
+    up, down = (next((slope for slope in slopes if sign * slope > 0), 0.0) for sign in (1.0, -1.0))
+    if not up and not down:
+        return
+    for at in (max(price - above / (up or -down), 0.0), min(price - above / (down or -up), relaxation.graph.scale)):
+        if float(np.round(at)) != price:
+            yield float(np.round(at))
 
 
-def _split(graph: Graph, views: list[View], bound: float, target: float) -> _Split | None:
+def _split(graph: Graph, views: list[View], room: float) -> _Split | None:
     """The node whose labels are told apart best by the prices on either side of the best: those that are dear at the
     lower one, and the others."""
     if len(views) < 3:
         return None
-    room = target - bound
     _, low, high = views
     found: tuple[float, _Split] | None = None
     for node in graph.alive:
-        below, above = low.bound + low.known.node[node], high.bound + high.known.node[node]
+        dear, cheap = low.known.node[node], high.known.node[node]
         fits = np.all([np.isfinite(view.known.node[node]) for view in views], axis=0)
-        ours = below > above
-        if not (fits & ours).any() or not (fits & ~ours).any():
+        ours = low.bound + dear > high.bound + cheap
+        one, other = fits & ours, fits & ~ours
+        if not one.any() or not other.any():
             continue
-        bounds = float(below[fits & ours].min()), float(above[fits & ~ours].min())
-        rises = [min(max(half - bound, 0.0), room) + LEAST * room for half in bounds]
-        if found is None or rises[0] * rises[1] > found[0]:
-            found = rises[0] * rises[1], _Split(node, ours, bounds)
+        rises = float(dear[one].min()), float(cheap[other].min())
+        score = (rises[0] + LEAST * room) * (rises[1] + LEAST * room)
+        if found is None or score > found[0]:
+            found = score, _Split(node, ours, (low.bound + rises[0], high.bound + rises[1]))
     return None if found is None else found[1]

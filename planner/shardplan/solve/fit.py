@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
 
 import numpy as np
@@ -17,7 +18,7 @@ from shardplan.solve.integer import Effort, Pressure, integer
 from shardplan.solve.lagrange import Point, Relaxation
 from shardplan.solve.large import search_large
 from shardplan.solve.marginals import Marginals
-from shardplan.solve.memory import Profiles, reduce
+from shardplan.solve.memory import Profiles, keep_moments, reduce
 from shardplan.solve.presolve import presolve
 from shardplan.solve.problem import Solution
 from shardplan.solve.tables import open_rows
@@ -51,6 +52,10 @@ def fit(
     it no further, and beyond which a mixture of what they gave is the last word."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     try:
+        if graph.soft is not None:
+            _roomy(graph, limit, best, budget, whole, max(gap, unproven))
+            if best.choices is not None or best.closed or budget.expired():
+                return
         reduce(graph, limit)
         if len(hubs(graph)) > HUBS and graph.soft is None:
             presolve(graph, limit)
@@ -64,12 +69,45 @@ def fit(
         _sound(relaxation, best, gap)
         if not best.within(gap):
             _cross(relaxation, best)
-        if relaxation.soft is not None and len(graph.moments) == 1 and relaxation.best is not None:
-            _balance(relaxation, best, max(gap, unproven))
-        else:
-            _settle(relaxation, best, gap, unproven)
+        _settle(relaxation, best, gap, unproven)
     except Contradiction:
         best.prove(best.cost)
+
+
+def _roomy(graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float) -> None:
+    """The best balance without regard to memory: a bound, and where it keeps the limit all the same, the answer."""
+    assert graph.soft is not None
+    trial = Incumbent(best.scale)
+    free, hard = graph.copy(), np.arange(len(graph.moments)) != graph.soft
+
+    def fits(found: Incumbent) -> bool:
+        return found.choices is not None and bool((whole.of(np.array(found.choices))[hard] <= limit).all())
+
+    keep_moments(free, np.array([graph.soft]))
+    try:
+        reduce(free, limit)
+        if free.soft is None:
+            close(free, trial, budget)
+        else:
+            _balance(Relaxation(free, limit, budget, whole), trial, enough, fits)
+    except Contradiction:
+        trial.prove(trial.cost)
+    best.surplus_price = trial.surplus_price
+    best.prove(trial.bound)
+    if fits(trial):
+        best.take(trial)
+
+
+def _balance(relaxation: Relaxation, best: Incumbent, enough: float, fits: Callable[[Incumbent], bool]) -> None:
+    """A graph with nothing but a surplus: prices, a mixture, and a proof where what they give is of use."""
+    _sound(relaxation, best, 0.0)
+    _cross(relaxation, best)
+    if not best.within(CLOSE):
+        _fuse(relaxation, best)
+    if relaxation.best is None or not np.isfinite(best.cost):
+        _finish(relaxation, best, enough)
+    elif fits(best):
+        balance(relaxation, best, enough)
 
 
 def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float) -> None:
@@ -83,16 +121,6 @@ def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float
         _finish(relaxation, best, gap)
     else:
         _branch(relaxation, best, gap)
-
-
-def _balance(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
-    """Where there is nothing but a surplus: parts, as soon as something is known that they must beat."""
-    if not best.within(CLOSE):
-        _fuse(relaxation, best)
-    if np.isfinite(best.cost):
-        balance(relaxation, best, enough)
-    else:
-        _finish(relaxation, best, enough)
 
 
 def _pressure(relaxation: Relaxation) -> Pressure:
@@ -162,7 +190,7 @@ def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     """Fix the hubs in every way that can still be better: without them elimination is complete and bounds are exact."""
     ways = ways_to_fix(relaxation, best)
     bounds = []
-    for labels in ways:
+    for _, labels in ways:
         trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
         try:
             part, prices = relaxation.restricted(labels)
@@ -206,6 +234,8 @@ def _cross(relaxation: Relaxation, best: Incumbent) -> None:
 def _near(relaxation: Relaxation) -> list[Point]:
     """A few different assignments of the points with the best bounds."""
     near: list[Point] = []
+    if relaxation.best is None:
+        return near
     for point in sorted(relaxation.points, key=relaxation.value):
         if len(near) < NEAR and not any(np.array_equal(point.choices, other.choices) for other in near):
             near.append(point)
@@ -247,7 +277,8 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
         ceiling = best.step_up(bound + share * (cost - bound))
         trial = graph.copy()
         try:
-            forbid(trial, [Marginals(*relaxation.reduction, ceiling - relaxation.known.bound)])
+            room = ceiling - relaxation.known.bound
+            forbid(trial, [(Marginals(*relaxation.reduction, room), room)])
             integer(trial, _pressure(relaxation), best, ceiling)
         except Contradiction:
             best.prove(ceiling)

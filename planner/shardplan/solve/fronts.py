@@ -19,12 +19,12 @@ from shardplan.solve.marginals import Marginals
 from shardplan.solve.problem import Costs
 from shardplan.solve.tables import NONE
 
-MOST = 1 << 20
-"""Ways that are looked at together."""
+MOST, COARSE = 1 << 17, 1 << 13
+"""Ways that are looked at together; where there would be more, ways are dropped until there are no more than a few."""
 
 
 class TooManyError(Exception):
-    """The ways to be kept are too many, or a node has too many neighbours."""
+    """There are too many pairs of labels, let alone ways to settle what is between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class _Front:
     amounts: Costs
     origins: tuple[tuple[_Front, Indices], ...] = ()
     settled: tuple[tuple[int, Indices], ...] = ()
+    exact: bool = True
 
     def some(self, kept: Indices) -> _Front:
         """Only the ways `kept`."""
@@ -59,14 +60,25 @@ class _Front:
             self.amounts[kept],
             tuple((front, place[kept]) for front, place in self.origins),
             tuple((node, row[kept]) for node, row in self.settled),
+            self.exact,
         )
+
+    def halved(self, sizes: Sequence[int]) -> _Front:
+        """Every other way of those that settle the same labels, by cost."""
+        kind = self.keys(self.nodes, sizes)
+        order = np.lexsort((self.costs, kind))
+        first = np.searchsorted(kind[order], kind[order])
+        kept = np.sort(order[(np.arange(len(order)) - first) % 2 == 0])
+        if len(kept) == len(order):
+            raise TooManyError
+        return replace(self.some(kept), exact=False)
 
     def without(self, node: int) -> _Front:
         """The same ways, the label of a node no more told apart."""
-        at = self.nodes.index(node)
-        rest, row = self.labels[:at] + self.labels[at + 1 :], self.labels[at]
-        nodes = self.nodes[:at] + self.nodes[at + 1 :]
-        return replace(self, nodes=nodes, labels=rest, settled=((node, row),))
+        rows = dict(zip(self.nodes, self.labels, strict=True))
+        settled = ((node, rows.pop(node)),)
+        nodes = tuple(sorted(rows))
+        return replace(self, nodes=nodes, labels=tuple(rows[other] for other in nodes), settled=settled)
 
     def keys(self, nodes: Sequence[int], sizes: Sequence[int]) -> Indices:
         """The labels of some nodes as one number per way."""
@@ -76,54 +88,59 @@ class _Front:
         return keys
 
 
-def cheapest(graph: Graph, limit: int, views: Sequence[View], target: float) -> tuple[float, dict[int, int]]:
-    """The least cost, surplus included, and labels of all nodes. What costs more than `target` may be missed.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The least cost found, surplus included, and labels of all nodes; `exact`: no way was dropped for want of room."""
 
-    `views` are of this graph; the order is that of the first. Raises `Contradiction` where nothing costs `target` or
-    less, `TooManyError` where this is not the way.
+    cost: float
+    labels: dict[int, int]
+    exact: bool
+
+
+def cheapest(graph: Graph, limit: int, views: Sequence[View], target: float) -> Found:
+    """The cheapest labels of a graph. What costs more than `target` may be missed.
+
+    `views` are of this graph; the order is that of the first, and has all nodes. Raises `Contradiction` where nothing
+    costs `target` or less, `TooManyError` where this is not the way.
     """
     soft = graph.soft
     assert soft is not None
-    if len(views[0].order) < len(graph.alive):
-        raise TooManyError
-    nodes, pairs = _fronts(graph)
+    fronts = _fronts(graph)
     whole = _Front((), (), np.array([graph.const]), np.array([float(graph.base[soft] - limit)]))
     for node in views[0].order:
-        around = sorted(pairs.pop(node).items())
-        part = nodes.pop(node)
-        if len(around) > 2:
-            raise TooManyError
-        for other, front in around:
+        parts = sorted(fronts.pop(node).values(), key=lambda front: len(front.costs))
+        part = parts[0]
+        for front in parts[1:]:
             part = _joined(part, front, graph.sizes)
-            del pairs[other][node]
-        ends = [other for other, _ in around]
-        if len(ends) == 2 and ends[1] in pairs[ends[0]]:
-            part = _joined(part, pairs[ends[0]][ends[1]], graph.sizes)
         part = _thinned(part.without(node), graph.sizes, views, target)
-        if len(ends) == 2:
-            pairs[ends[0]][ends[1]] = pairs[ends[1]][ends[0]] = part
-        elif ends:
-            nodes[ends[0]] = _thinned(_joined(nodes[ends[0]], part, graph.sizes), graph.sizes, views, target)
-        else:
+        for front in parts:
+            for other in front.nodes:
+                if other != node:
+                    del fronts[other][front.nodes]
+        if not part.nodes:
             whole = _thinned(_joined(whole, part, graph.sizes), graph.sizes, (), target)
+        elif (held := fronts[part.nodes[0]].get(part.nodes)) is not None:
+            part = _thinned(_joined(held, part, graph.sizes), graph.sizes, views, target)
+        for other in part.nodes:
+            fronts[other][part.nodes] = part
     return _least(whole, graph.scale)
 
 
-def _fronts(graph: Graph) -> tuple[dict[int, _Front], dict[int, dict[int, _Front]]]:
-    """A front per node, of its costs and surplus, and one per edge, the same seen from both ends."""
-    arrays, nodes = graph.tables.arrays, {}
-    pairs: dict[int, dict[int, _Front]] = {node: {} for node in graph.alive}
+def _fronts(graph: Graph) -> dict[int, dict[tuple[int, ...], _Front]]:
+    """A front per node, of its costs and surplus, and one per edge; all by node, and by the nodes that they are of."""
+    arrays = graph.tables.arrays
+    fronts: dict[int, dict[tuple[int, ...], _Front]] = {node: {} for node in graph.alive}
     for node in graph.alive:
         none = np.zeros(graph.sizes[node])
         costs = none if graph.costs[node] == NONE else arrays[graph.costs[node]]
         amounts = sum((arrays[use.amount] for use in graph.uses[node]), none)
-        nodes[node] = _Front((node,), (np.arange(len(none)),), costs, amounts)
+        fronts[node][node,] = _Front((node,), (np.arange(len(none)),), costs, amounts)
         for other, matrix in graph.neighbours[node].items():
             if node < other:
                 rows, columns = np.nonzero(np.isfinite(arrays[matrix]))
                 front = _Front((node, other), (rows, columns), arrays[matrix][rows, columns], np.zeros(len(rows)))
-                pairs[node][other] = pairs[other][node] = front
-    return nodes, pairs
+                fronts[node][front.nodes] = fronts[other][front.nodes] = front
+    return fronts
 
 
 def _joined(one: _Front, other: _Front, sizes: Sequence[int]) -> _Front:
@@ -134,8 +151,11 @@ def _joined(one: _Front, other: _Front, sizes: Sequence[int]) -> _Front:
     low, high = (np.searchsorted(theirs[order], ours, side) for side in ("left", "right"))
     counts = high - low
     total = int(counts.sum())
-    if total > MOST:
-        raise TooManyError
+    exact = one.exact and other.exact
+    if total > (MOST if exact else COARSE):
+        if len(one.costs) >= len(other.costs):
+            return _joined(one.halved(sizes), other, sizes)
+        return _joined(one, other.halved(sizes), sizes)
     first = np.repeat(np.arange(len(ours)), counts)
     second = order[np.arange(total) + np.repeat(low - (np.cumsum(counts) - counts), counts)]
     more = [at for at, node in enumerate(other.nodes) if node not in one.nodes]
@@ -145,6 +165,7 @@ def _joined(one: _Front, other: _Front, sizes: Sequence[int]) -> _Front:
         one.costs[first] + other.costs[second],
         one.amounts[first] + other.amounts[second],
         ((one, first), (other, second)),
+        exact=exact,
     )
 
 
@@ -159,7 +180,7 @@ def _thinned(front: _Front, sizes: Sequence[int], views: Sequence[View], target:
         good &= view.bound + _elsewhere(front, view.known) + (priced - least[kind]) <= target + 1.0
     front, kind = front.some(np.flatnonzero(good)), kind[good]
     if not len(kind):
-        raise Contradiction
+        raise Contradiction if front.exact else TooManyError
     order = np.lexsort((front.amounts, front.costs, kind))
     rank = np.unique(front.amounts, return_inverse=True)[1].ravel()
     falling = rank[order] - kind[order] * (len(kind) + 1)  # every kind begins below the one before
@@ -170,16 +191,17 @@ def _thinned(front: _Front, sizes: Sequence[int], views: Sequence[View], target:
 
 def _elsewhere(front: _Front, known: Marginals) -> Costs | float:
     """How much dearer than the bound the labels of a front's nodes are at least."""
-    if len(front.nodes) == 1:
-        return known.node[front.nodes[0]][front.labels[0]]
-    if len(front.nodes) == 2:
-        (a, b), (rows, columns) = front.nodes, front.labels
-        pair = known.pair.get(a, {}).get(b)
-        return np.maximum(known.node[a][rows], known.node[b][columns]) if pair is None else pair[rows, columns]
-    return 0.0
+    rows = dict(zip(front.nodes, front.labels, strict=True))
+    dearer: Costs | float = 0.0
+    for at, a in enumerate(front.nodes):
+        dearer = np.maximum(dearer, known.node[a][rows[a]])
+        for b in front.nodes[at + 1 :]:
+            pair = known.pair.get(a, {}).get(b)
+            dearer = dearer if pair is None else np.maximum(dearer, pair[rows[a], rows[b]])
+    return dearer
 
 
-def _least(whole: _Front, scale: float) -> tuple[float, dict[int, int]]:
+def _least(whole: _Front, scale: float) -> Found:
     """The cheapest way, followed back to labels of all nodes."""
     paid = whole.costs + scale * np.maximum(0.0, whole.amounts)
     at = int(np.argmin(paid))
@@ -189,4 +211,4 @@ def _least(whole: _Front, scale: float) -> tuple[float, dict[int, int]]:
         front, way = left.pop()
         labels.update((node, int(row[way])) for node, row in front.settled)
         left += [(origin, int(place[way])) for origin, place in front.origins]
-    return float(paid[at]), labels
+    return Found(float(paid[at]), labels, whole.exact)

@@ -22,15 +22,21 @@ WAYS = 6
 """So many ways to fix the hubs are followed one by one."""
 
 
-def ways_to_fix(relaxation: Relaxation, best: Incumbent) -> list[dict[int, tuple[int, ...]]]:
+Way = tuple[float, dict[int, tuple[int, ...]]]
+"""A bound, and the choices to keep for some nodes."""
+
+
+def ways_to_fix(relaxation: Relaxation, best: Incumbent, most: int = WAYS) -> list[Way]:
     """Choices to keep for the nodes that elimination leaves; together the ways hold everything better than the
     incumbent.
 
-    One way per surviving assignment of the hubs when they are few, else a single way with the choices that survive.
+    One way per surviving assignment of the hubs when these are at most so many, else a single way with the choices that
+    survive.
     """
     reduced, dual = relaxation.reduction
+    bound = relaxation.known.bound
     if dual is None:
-        return [{}]
+        return [(bound, {})]
     held = relaxation.held(relaxation.known.prices)
     trial = reduced.copy()
     prune(trial, dual, best.target + held)
@@ -41,31 +47,31 @@ def ways_to_fix(relaxation: Relaxation, best: Incumbent) -> list[dict[int, tuple
             left[step.node] = tuple(left[step.node][row] for row in step.rows)
     fixed = hubs(trial)
     if combinations(trial) > COMBINATIONS:
-        return [left]
-    ways = []
+        return [(bound, left)]
+    ways: list[Way] = []
     for labels in product(*(range(trial.sizes[node]) for node in fixed)):
         found = condition(trial, dict(zip(fixed, labels, strict=True)))
         if found is not None and found[0] - held <= best.target:
-            ways.append(left | {node: (left[node][label],) for node, label in zip(fixed, labels, strict=True)})
-    if len(ways) <= WAYS:
+            kept = {node: (left[node][label],) for node, label in zip(fixed, labels, strict=True)}
+            ways.append((max(bound, found[0] - held), left | kept))
+    if len(ways) <= most:
         return ways
-    return [left | {node: tuple(sorted({way[node][0] for way in ways})) for node in fixed}]
+    return [(bound, left | {node: tuple(sorted({way[node][0] for _, way in ways})) for node in fixed})]
 
 
 def forbid(
-    graph: Graph, views: Sequence[Marginals], kept: Mapping[int, NDArray[np.bool_]] = MappingProxyType({})
+    graph: Graph, views: Sequence[tuple[Marginals, float]], kept: Mapping[int, NDArray[np.bool_]] = MappingProxyType({})
 ) -> None:
-    """Take from a graph the choices and pairs that exceed the room of any of the views of it, and the choices of nodes
+    """Take from a graph the choices and pairs that exceed the room in any of the views of it, and the choices of nodes
     that are not `kept`. Raises `Contradiction` where that leaves nothing."""
     tables = graph.tables
     for u in graph.alive:
         for v in [v for v in graph.neighbours[u] if u < v]:
-            seen = [view.pair[u][v] for view in views if v in view.pair.get(u, {})]
+            closed = [view.pair[u][v] > room for view, room in views if v in view.pair.get(u, {})]
             table = tables.arrays[graph.neighbours[u][v]]
-            closed = np.any([np.isinf(excess) for excess in seen], axis=0) if seen else np.isinf(table)
-            if (closed & np.isfinite(table)).any():
-                graph.replace_edge(u, v, np.where(closed, np.inf, table))
+            if closed and (np.any(closed, axis=0) & np.isfinite(table)).any():
+                graph.replace_edge(u, v, np.where(np.any(closed, axis=0), np.inf, table))
     for node in graph.alive:
-        fits = np.all([np.isfinite(view.node[node]) for view in views], axis=0) & kept.get(node, True)
+        fits = np.all([view.node[node] <= room for view, room in views], axis=0) & kept.get(node, True)
         if not fits.all():
             graph.keep(node, open_rows(fits))
