@@ -115,7 +115,7 @@ class _Search:
 
     def _roomy(self) -> tuple[PlanTrial, float] | None:
         """The plan, where the best one at weight one without a limit on memory leads to it: it fits, or hides more than
-        it computes. What is to be chosen is not recomputed here: if that fits, it is the answer."""
+        it computes. Where what is recomputed is to be chosen, nothing is: if that fits, it is the answer."""
         asked = self.asked
         posed = asked.pose(1.0)
         roomy = asked.solve(replace(posed.problem, limit=None), self._left_s() / 2)
@@ -128,13 +128,9 @@ class _Search:
         sums = self._sums(posed.built.recompute) if known.f1_s < known.f2_s else None
         if sums is None:
             return None
-        known = known if fits else replace(known, f2_s=math.inf)
         if asked.chooses:
             sums = replace(sums, problem=replace(sums.problem, limit=None))
-            rough = self._roughly(sums, self._left_s() / 4)
-            if not (fits or (rough is not None and asked.fits(rough))):
-                return None
-        best = self._balanced(known, known.bound_s, sums, self._left_s() / 2)
+        best = self._balanced(known if fits else replace(known, f2_s=math.inf), known.bound_s, sums, self._left_s() / 2)
         return best if asked.fits(best[0]) else None
 
     def _sums(self, again: Recompute) -> Solved | None:
@@ -207,11 +203,6 @@ class _Search:
             raise self.asked.refusal(refused[0])
         return found
 
-    def _roughly(self, posed: Solved, within_s: float) -> PlanTrial | None:
-        """What prices of memory alone lead to."""
-        found = self.asked.solve(posed.problem, within_s, unproven=math.inf)
-        return None if found.choices is None else self._priced(posed, found)
-
     @staticmethod
     def _priced(posed: Solved, found: Solution) -> PlanTrial:
         """A solution of the problem of the larger sum as a plan."""
@@ -226,7 +217,7 @@ class _Search:
         for again in flags(self.asked.pose(1.0).built):
             sums = self._sums(again) if self.asked.balances else None
             if sums is not None:
-                yield from self._balanced_flag(sums, chosen)
+                yield self._balanced(chosen, 0.0, sums, math.inf)[0]
                 continue
 
             def solve_at(weight: float, within_s: float, again: Recompute = again) -> Solved:
@@ -236,9 +227,3 @@ class _Search:
             there = solve_at(chosen.weight, math.inf).solution
             if there.choices is not None and there.bound / PICOSECONDS < chosen.step_s:
                 yield self._by_weights(solve_at)[0]
-
-    def _balanced_flag(self, sums: Solved, chosen: PlanTrial) -> Iterator[PlanTrial]:
-        """The plan of a flag, where it may be faster than what was chosen."""
-        rough = self._roughly(sums, math.inf)
-        if rough is not None and rough.bound_s < chosen.step_s:
-            yield self._balanced(rough, rough.bound_s, sums, math.inf)[0]
