@@ -34,6 +34,7 @@ FALCON = {
     "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1),
 }  # fmt: skip
+BLOOM = {"vocab_size": VOCAB, "hidden_size": 64, "n_layer": 2, "n_head": 4, "pad_token_id": 0}
 VIT = {"image_size": 32, "patch_size": 8}
 WHISPER = {
     "vocab_size": VOCAB, "num_mel_bins": 16, "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4,
@@ -47,6 +48,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...]]] = {
     "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**SMALL, **GROUPED}, ()),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", {**SMALL, "num_key_value_heads": 2}, ()),
     "falcon": ("FalconForCausalLM", "FalconConfig", FALCON, ()),
+    "bloom": ("BloomForCausalLM", "BloomConfig", BLOOM, ()),
     "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", SMALL, ()),
     "opt": ("OPTForCausalLM", "OPTConfig", {**SMALL, **OPT}, ()),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2, ()),
