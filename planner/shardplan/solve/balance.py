@@ -26,8 +26,8 @@ from shardplan.solve.memory import reduce
 from shardplan.solve.presolve import presolve
 from shardplan.solve.ways import forbid, ways_to_fix
 
-MOST_WORK, LARGEST_WORK = 2.5e3, 1.5e3
-"""Work, about two seconds, after which a gap will do, and of a part beyond which none is split, where no limit is given
+MOST_WORK, LARGEST_WORK = 5e3, 1.5e3
+"""Work, about five seconds, after which a gap will do, and of a part beyond which none is split, where no limit is given
 and some gap is good enough."""
 REDUCED, SMALL = 200_000, 60_000
 """Pairs that are worth all reductions, and so few that all ways to settle them may be kept."""
@@ -67,7 +67,7 @@ class _Split:
 def balance(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     """Prove the incumbent or better it, for a graph with no moment but that of the surplus, whose prices are known.
 
-    Ends early with the budget, and where some gap is good `enough` after about two seconds.
+    Ends early with the budget, and where some gap is good `enough` after about five seconds.
     """
     budget = relaxation.budget
     free = budget.time_limit is None and budget.work_limit is None and enough > 0

@@ -99,9 +99,11 @@ def _roomy(graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Pro
 
 
 def _balance(relaxation: Relaxation, best: Incumbent, enough: float, fits: Callable[[Incumbent], bool]) -> None:
-    """A graph with nothing but a surplus: prices, a mixture, and a proof where what they give is of use."""
+    """A graph with nothing but a surplus: prices, and a mixture and a proof where what they give is of use."""
     _sound(relaxation, best, 0.0)
     _cross(relaxation, best)
+    if np.isfinite(best.cost) and not fits(best):
+        return
     if not best.within(CLOSE):
         _fuse(relaxation, best)
     if relaxation.best is None or not np.isfinite(best.cost):
