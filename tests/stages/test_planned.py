@@ -6,6 +6,7 @@ import pytest
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
+from shardplan.errors import InfeasibleError
 from shardplan.graph.options import PlanOptions
 from shardplan.models.named import described
 from shardplan.stages.pipeline import Stager
@@ -87,3 +88,24 @@ def test_guesses_from_what_was_seen_raise_no_bound():
     guessed, after = found.prices.search(None, strained=True), found.prices.search(None)
     assert guessed.cost > before.cost
     assert (after.cost, after.bound) == (before.cost, before.bound)
+
+
+def test_what_can_never_fit_is_refused_at_once(monkeypatch):
+    """Bounds that know of memory are then many times what they are without."""
+    found = stager(model=LARGER, memory_limit_bytes=1 << 20)
+    searches, search = [], found.prices.search
+
+    def counted(*args, **named):
+        searches.append(args)
+        return search(*args, **named)
+
+    monkeypatch.setattr(found.prices, "search", counted)
+    with pytest.raises(InfeasibleError) as problem:
+        found.solve()
+    summary, hint = str(problem.value).splitlines()
+    assert summary.endswith("into stages on 'h100-dgx' fits in memory")
+    assert hint == "hint: more --microbatches, --remat auto, or a larger --mesh"
+    found.schedule = parse_schedule("gpipe")
+    assert found._does_not_fit().hint == "--schedule 1f1b, --remat auto, or a larger --mesh"
+    assert not found.planner._planned
+    assert len(searches) < 15

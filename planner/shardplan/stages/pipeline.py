@@ -33,6 +33,8 @@ _SMALL_UNITS, _SMALL_DEVICES = 13, 16
 """Up to so many, cuts are searched together with the layouts at their borders."""
 _TOLERANCE = 1e-3
 """Relative, of the search over cuts of larger models."""
+_HOPELESS = 32.0
+"""What takes so many times as long as without regard to memory does not fit (`shardplan.stages.floors`)."""
 _EXPLORED = 8
 """Further cuts that are tried of larger models."""
 
@@ -105,11 +107,12 @@ class Stager:
         know of it; that one is planned.
         """
         best: StagedPlans | None = None
-        bound = 0.0
+        bound, roomy = 0.0, math.inf
         tried = set()
         for _ in range(_MOST_ROUNDS):
             found = self.prices.search(self.stages)
-            if found.cuts is None:
+            roomy = min(roomy, found.bound)
+            if found.cuts is None or (best is None and found.bound > _HOPELESS * roomy):
                 break
             bound = self._bound(found, bound)
             if best is not None and bound >= best.step_ns * (1.0 - _TOLERANCE):
@@ -243,7 +246,8 @@ class Stager:
         wanted = f"{self.stages} stages" if self.stages else "stages"
         summary = f"no way to cut '{self.model.name}' into {wanted} on '{self.cluster.name}' fits in memory"
         recompute = "" if self.options.remat == "auto" else "--remat auto, "
-        return error("infeasible", summary, hint=f"more --microbatches, {recompute}or a larger --mesh")
+        fewer = "--schedule 1f1b" if str(self.schedule) == "gpipe" else "more --microbatches"
+        return error("infeasible", summary, hint=f"{fewer}, {recompute}or a larger --mesh")
 
 
 def _better(one: StagedPlans | None, other: StagedPlans) -> StagedPlans:
