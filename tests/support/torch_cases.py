@@ -293,7 +293,7 @@ def dropping(tiny: Tiny, plan: Plan, mode: str) -> tuple[Tensor, list[float]]:
         model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh_of(plan))
     else:
         shardplan.torch.parallelize(model, plan, mesh_of(plan))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    optimizer = optimizer_of(model)
     logits, losses = [], []
     torch.manual_seed(3)
     for _ in range(2):

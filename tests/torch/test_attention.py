@@ -38,7 +38,6 @@ def plan_of(tmp_path_factory):
     [
         *((form, "heads", "eager") for form in EXACT),
         ("allowing mask", "inside", "eager"),
-        ("scaled", "inside", "eager"),
         ("scaled", "inside", "exported"),
     ],
 )

@@ -18,6 +18,7 @@ import torch
 from safetensors.numpy import save_file
 
 import shardplan
+from shardplan.cli import main
 from shardplan.plan.orientation import checkpoint_shape
 
 ROOT = Path(__file__).parents[2]
@@ -32,32 +33,41 @@ def run(*command):
     return done.stdout
 
 
-def solved(script, folder):
-    """The plan that the command in a script's docstring makes."""
+def solved(script, folder, mesh="2x2"):
+    """The plan that the command in a script's docstring makes, for `mesh`."""
     command = re.search(r"    shardplan (solve .*?)\n    torchrun", script.read_text(), re.DOTALL)[1]
-    args = shlex.split(command.replace("\\\n", " "))
+    assert "--mesh 2x2" in command
+    args = shlex.split(command.replace("\\\n", " ").replace("--mesh 2x2", f"--mesh {mesh}"))
     path = folder / args[-1]
-    run(sys.executable, "-m", "shardplan", *args[:-1], str(path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert main([*args[:-1], str(path)]) == 0
     return path
-
-
-def launched(script, *args):
-    """What `torchrun` prints of a script on four processes, and its losses."""
-    launch = ("--nproc-per-node", "4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-    printed = run(sys.executable, "-m", "torch.distributed.run", *launch, str(script), *map(str, args))
-    return printed, losses_in(printed)
 
 
 def losses_in(printed):
     return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    return solved(SCRIPT, tmp_path_factory.mktemp("example"))
+def test_torchrun_starts_it(tmp_path):
+    plan = solved(SCRIPT, tmp_path, "1x2")
+    launch = ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    printed = run(sys.executable, "-m", "torch.distributed.run", *launch, str(SCRIPT), str(plan), "--steps", "3")
+    losses = losses_in(printed)
+    assert losses[0] == pytest.approx(first_loss(plan), abs=2e-4)
+    assert losses == sorted(losses, reverse=True)
 
 
-def test_it_trains_on_four_processes_from_a_checkpoint(plan):
+def first_loss(plan):
+    """Of the script's model as it is made, in one process."""
+    torch.manual_seed(0)
+    model = runpy.run_path(str(SCRIPT))["build"](shardplan.load(plan), 4, "cpu")
+    ids = torch.randint(0, 256, (8, 32))
+    return torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten()).item()
+
+
+def test_it_trains_on_four_processes_from_a_checkpoint(four, tmp_path):
+    plan = solved(SCRIPT, tmp_path)
     generator = np.random.default_rng(0)
     weights = {
         tensor.checkpoint: generator.normal(0, 0.05, checkpoint_shape(tensor.shape, tensor.perm)).astype(np.float32)
@@ -66,7 +76,9 @@ def test_it_trains_on_four_processes_from_a_checkpoint(plan):
     }
     checkpoint = plan.with_name("model.safetensors")
     save_file(weights, checkpoint)
-    printed, losses = launched(SCRIPT, plan, "--checkpoint", checkpoint, "--steps", 4)
+    args = (str(plan), "--checkpoint", str(checkpoint), "--steps", "4")
+    printed = "".join(four.run("torch_cases", "script", str(SCRIPT), *args))
+    losses = losses_in(printed)
     assert losses[0] == pytest.approx(loss_of_one_process(plan, weights), abs=2e-4)
     assert losses == sorted(losses, reverse=True)
     assert re.search(r"^forward +all_reduce +gpu +4 +131,072 +4 +131,072$", printed, re.MULTILINE)
@@ -101,9 +113,5 @@ def test_a_pipeline_of_two_stages_begins_where_one_process_does(four, tmp_path):
     path = solved(PIPELINE, tmp_path)
     printed = four.run("torch_cases", "script", str(PIPELINE), str(path), "--steps", "3")
     losses = losses_in("".join(printed))
-    torch.manual_seed(0)
-    model = runpy.run_path(str(SCRIPT))["build"](shardplan.load(path), 4, "cpu")
-    ids = torch.randint(0, 256, (8, 32))
-    expected = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten()).item()
-    assert losses[0] == pytest.approx(expected, abs=2e-4)
+    assert losses[0] == pytest.approx(first_loss(path), abs=2e-4)
     assert losses == sorted(losses, reverse=True)
