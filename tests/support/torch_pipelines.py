@@ -39,9 +39,9 @@ def loss(logits: Any, ids: Any) -> Any:
     return functional.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
 
 
-def train(tiny: Tiny, plan: Plan, fused: bool = False, steps: int = 2, strict: bool = True) -> Seen:
+def train(tiny: Tiny, plan: Plan, steps: int, strict: bool = True) -> Seen:
     """Train a twin as a pipeline and beside it the same in one process."""
-    model, reference = torch_twins.twin(tiny, fused=fused), torch_twins.twin(tiny)
+    model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
     ids = torch.tensor(tiny.inputs["input_ids"])
     micro = int(plan.model["microbatches"])
     example = (ids[: len(ids) // micro],)
