@@ -22,6 +22,7 @@ PARSER.add_argument("--steps", type=int, default=10)
 ARGS = PARSER.parse_args()
 PLAN = shardplan.load(ARGS.plan)  # loads no jax, so the devices can still be made up
 os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count={PLAN.mesh.size}")
+os.environ.setdefault("PJRT_NPROC", str(16 * PLAN.mesh.size))  # threads: simulated devices hold some while they wait
 
 import jax
 import jax.numpy as jnp

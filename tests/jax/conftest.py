@@ -18,6 +18,7 @@ DEVICES = 16
 FLAGS = f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = FLAGS
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["PJRT_NPROC"] = str(16 * DEVICES)  # threads: see docs/jax.md
 
 
 @pytest.fixture(scope="session")

@@ -129,6 +129,10 @@ def test_wrong_names_are_told(pinned):
         "error[unknown-tensor]: the plan has no value, parameter or module 'transformer.h.0.ln_3'\n"
         "hint: did you mean 'transformer.h.0.ln_2'?"
     )
+    assert refusal(pinned, "nowhere_near", *BLOCK) == (
+        "error[unknown-tensor]: the plan has no value, parameter or module 'nowhere_near'\n"
+        "hint: names are those of `plan.tensors`, such as gather_0, gather_1, add_2 and 62 more"
+    )
     assert refusal(pinned, "transformer.h.0.attn", *BLOCK[1:]) == (
         "error[wrong-rank]: the array pinned as 'transformer.h.0.attn' has shape [16, 32], the plan has [4, 16, 32]"
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("PJRT_NPROC", "256")  # threads: see docs/jax.md
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 import jax

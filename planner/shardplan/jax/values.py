@@ -144,7 +144,8 @@ class Values:
         return found
 
     def _unknown(self, name: str) -> Diagnostic:
-        hint = did_you_mean(name, [*self.tensors, *self.modules]) or "shardplan show --all lists the values of a plan"
+        names = [*self.tensors, *self.modules]
+        hint = did_you_mean(name, names) or f"names are those of `plan.tensors`, such as {listed(list(self.made), 3)}"
         return error("unknown-tensor", f"the plan has no value, parameter or module '{name}'", hint=hint)
 
 
