@@ -11,12 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardplan.solve import Edge, Problem, Progress, Usage, evaluate, solve
+from shardplan.solve import Edge, Problem, Progress, Usage, balance, evaluate, fit, fronts, solve
 from shardplan.solve.budget import Budget
 from shardplan.solve.core import core_of
 from shardplan.solve.dual import Dual
 from shardplan.solve.eliminate import eliminate
-from shardplan.solve.graph import Contradiction, Graph, build
+from shardplan.solve.fronts import View
+from shardplan.solve.graph import Contradiction, Gone, Graph, build
 from shardplan.solve.lagrange import DeadEnd, Relaxation
 from shardplan.solve.marginals import Marginals
 from shardplan.solve.memory import Profiles, tighten
@@ -144,6 +145,70 @@ def test_where_no_labels_can_be_read_off_the_messages_the_proof_is_sought_all_th
         patch.setattr(Relaxation, "at", dead_end)
         check(between(*both))
         check(both[0])
+
+
+def two_dense_sums(seed: int) -> tuple[Problem, Problem]:
+    """Chains with two more edges, whose sums have little in common: the best price of the surplus leaves a gap."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(2, 4, int(random.integers(4, 7))).tolist()
+
+    def numbers(low: int, *shape: int) -> np.ndarray:
+        return random.integers(low, 60, shape).astype(float)
+
+    ends = [*itertools.pairwise(range(len(sizes)))]
+    ends += [tuple(sorted(random.choice(len(sizes), 2, replace=False).tolist())) for _ in range(2)]
+    costs = tuple(numbers(-9, size) for size in sizes)
+    edges = tuple(Edge(u, v, numbers(-9, sizes[u], sizes[v])) for u, v in ends)
+    other = tuple(replace(edge, table=edge.table + numbers(-60, *edge.table.shape)) for edge in edges)
+    return Problem(costs, edges), Problem(tuple(row + numbers(-60, len(row)) for row in costs), other)
+
+
+@laws
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_parts_find_the_least_larger_sum_with_fronts_and_without(seed: int, split: bool) -> None:
+    """With `split`, there is no mixture to start from, and parts are split to the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        if split:
+            patch.setattr(fit, "_fuse", lambda *_: None)
+            patch.setattr(balance, "SMALL", -1)
+        check(between(*two_dense_sums(seed)))
+
+
+@laws
+@given(problems_of_two_sums(), st.sampled_from((0.25, 0.5, 1.0)), st.integers(0, 9), st.booleans())
+def test_fronts_find_the_least_larger_sum_and_say_where_they_had_no_room(
+    both: tuple[Problem, Problem], price: float, above: int, narrow: bool
+) -> None:
+    problem = between(*both)
+    best, wide = optimum(problem), spread(problem)
+    try:
+        graph = build(wide.problem, Tables(), wide.amounts)
+        graph.settle()
+        if best == math.inf or graph.soft is None:
+            return
+        relaxation = Relaxation(
+            graph, 0, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base)
+        )
+        point, reduced, dual = relaxation.look({graph.soft: price * graph.scale})
+    except (Contradiction, DeadEnd):
+        return
+    target = (best + above) * graph.scale
+    order = tuple(step.node for step in reduced.trail if isinstance(step, Gone))
+    view = View(price * graph.scale, point.bound, Marginals(reduced, dual, math.inf), order)
+    with pytest.MonkeyPatch.context() as patch:
+        if narrow:
+            patch.setattr(fronts, "MOST", 8)
+            patch.setattr(fronts, "COARSE", 8)
+        try:
+            found = fronts.cheapest(graph, 0, [view], target) if not reduced.alive else None
+        except fronts.TooManyError:
+            assert narrow
+            return
+    if found is not None:
+        choices = wide.lowered(graph.restore(found.labels))
+        assert evaluate(problem, choices).cost == found.cost / graph.scale >= best
+        assert narrow or found.exact
+        assert not found.exact or found.cost / graph.scale == best
 
 
 @laws

@@ -27,8 +27,8 @@ from shardplan.solve.presolve import presolve
 from shardplan.solve.ways import forbid, ways_to_fix
 
 MOST_WORK, LARGEST_WORK = 5e3, 1.5e3
-"""Work, about five seconds, after which a gap will do, and of a part beyond which none is split, where no limit is given
-and some gap is good enough."""
+"""Work, about five seconds, after which a gap will do, and of a part beyond which none is split, where no limit is
+given and some gap is good enough."""
 REDUCED, SMALL = 200_000, 60_000
 """Pairs that are worth all reductions, and so few that all ways to settle them may be kept."""
 SHARES = (0.05, 0.2, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from itertools import permutations
 
@@ -15,7 +16,7 @@ from shardplan.solve.decode import hubs
 from shardplan.solve.exact import HUBS, PROVABLE, Incumbent, close, offer
 from shardplan.solve.graph import Contradiction, Graph
 from shardplan.solve.integer import Effort, Pressure, integer
-from shardplan.solve.lagrange import Point, Relaxation
+from shardplan.solve.lagrange import DeadEnd, Point, Relaxation
 from shardplan.solve.large import search_large
 from shardplan.solve.marginals import Marginals
 from shardplan.solve.memory import Profiles, keep_moments, reduce
@@ -80,8 +81,8 @@ def _roomy(graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Pro
     trial = Incumbent(best.scale)
     free, hard = graph.copy(), np.arange(len(graph.moments)) != graph.soft
 
-    def fits(found: Incumbent) -> bool:
-        return found.choices is not None and bool((whole.of(np.array(found.choices))[hard] <= limit).all())
+    def fits(choices: tuple[int, ...] | None) -> bool:
+        return choices is not None and bool((whole.of(np.array(choices))[hard] <= limit).all())
 
     keep_moments(free, np.array([graph.soft]))
     try:
@@ -94,21 +95,29 @@ def _roomy(graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Pro
         trial.prove(trial.cost)
     best.surplus_price = trial.surplus_price
     best.prove(trial.bound)
-    if fits(trial):
+    if fits(trial.choices):
         best.take(trial)
 
 
-def _balance(relaxation: Relaxation, best: Incumbent, enough: float, fits: Callable[[Incumbent], bool]) -> None:
-    """A graph with nothing but a surplus: prices, and a mixture and a proof where what they give is of use."""
+def _balance(
+    relaxation: Relaxation, best: Incumbent, enough: float, fits: Callable[[tuple[int, ...] | None], bool]
+) -> None:
+    """A graph with nothing but a surplus: prices, a mixture and a proof, as long as what they give is of use."""
+    assert relaxation.soft is not None
+    with contextlib.suppress(DeadEnd):
+        point = relaxation.at({relaxation.soft: FIRST_PRICE * best.scale})
+        if not fits(relaxation.graph.restore(dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True)))):
+            best.prove(point.bound)
+            return
     _sound(relaxation, best, 0.0)
     _cross(relaxation, best)
-    if np.isfinite(best.cost) and not fits(best):
+    if np.isfinite(best.cost) and not fits(best.choices):
         return
     if not best.within(CLOSE):
         _fuse(relaxation, best)
     if relaxation.best is None or not np.isfinite(best.cost):
         _finish(relaxation, best, enough)
-    elif fits(best):
+    elif fits(best.choices):
         balance(relaxation, best, enough)
 
 
