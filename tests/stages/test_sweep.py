@@ -203,7 +203,17 @@ def test_faults_of_the_verb_are_said_together(shardplan, mlp):
     assert "error[bad-list]: --microbatches: '0' is not a positive number" in run.err
 
 
+def test_a_slip_of_the_pen_is_told_with_what_was_meant(shardplan, mlp):
+    run = shardplan("sweep", str(mlp), "--dim", "batch=8", "-c", "generic,genric", "--mesh", "atuo,2", "--remat", "nnoe")
+    assert run.code == 2
+    assert run.err.count("error[") == 3
+    assert "'nnoe' is not one of none, selective, full, auto\nhint: did you mean 'none'?\n" in run.err
+    assert "hint: did you mean 'generic'?\n" in run.err
+    assert "error[bad-mesh]: mesh 'atuo' cannot be read\nhint: did you mean 'auto'?\n" in run.err
+
+
 def test_nothing_fits(shardplan, mlp):
     run = shardplan(*SWEEP, "--memory-limit", "1 KiB")
     assert run.code == 3
-    assert "4 without a plan; the first: generic 2 microbatches=1 remat=none: no plan fits in memory" in run.out
+    assert "4 without a plan:" in run.out
+    assert "  generic 2 microbatches=1 remat=none" in run.out

@@ -16,6 +16,8 @@ from shardplan.units import count, duration, size
 
 _NS_PER_US = 1000
 _WIDTH, _HEIGHT = 64, 12
+_REASONS = 8
+"""So many reasons why something has no plan are listed."""
 
 
 def show_sweep(console: Console, found: Sweep, *, everything: bool = False) -> None:
@@ -41,9 +43,21 @@ def show_sweep(console: Console, found: Sweep, *, everything: bool = False) -> N
     emit(console, rows, f"{len(best)} of {len(planned)} plans are worth having: no other is as good in all and better")
     failed = [point for point in found.points if point.step_us is None]
     if failed:
-        emit(console, f"{len(failed)} without a plan; the first: {failed[0].request}: {failed[0].reason}")
+        emit(console, f"{len(failed)} without a plan:", *_failed(failed))
     if len(planned) > 1:
         emit(console, "", *_plot(planned, best))
+
+
+def _failed(points: Sequence[Point]) -> list[str]:
+    """Every reason with what it was given for, the most frequent first."""
+    alike: dict[str, list[Point]] = {}
+    for point in points:
+        alike.setdefault(point.reason, []).append(point)
+    lines = []
+    for reason, those in sorted(alike.items(), key=lambda item: -len(item[1])):
+        others = f" and {len(those) - 1} more" if len(those) > 1 else ""
+        lines.append(f"  {those[0].request}{others}: {reason}")
+    return [*lines[:_REASONS], *([f"  ... {len(lines) - _REASONS} more reasons"] if len(lines) > _REASONS else [])]
 
 
 def _cells(point: Point, *, priced: bool) -> tuple[str, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.verbs.inputs import (
     Attempts,
     constraint_options,
@@ -122,8 +123,9 @@ def _requests(given: Mapping[str, Any]) -> tuple[Request, ...]:
     stages = _words(given["stages"]) if given["stages"] else ("1",)
     wrong = [_wrong("--microbatches", word, "a positive number") for word in micro if not _is_count(word)]
     known = get_args(Remat)
-    wrong += [_wrong("--remat", word, f"one of {', '.join(known)}") for word in remats if word not in known]
-    wrong += [_wrong("--stages", word, "auto or a positive number") for word in stages if not _is_stages(word)]
+    wrong += [_wrong("--remat", word, f"one of {', '.join(known)}", known) for word in remats if word not in known]
+    asked = "auto or a positive number"
+    wrong += [_wrong("--stages", word, asked, (AUTO,)) for word in stages if not _is_stages(word)]
     if wrong:
         raise ShardplanError(*wrong)
     staged = ["" if word == "1" else word for word in stages]
@@ -132,16 +134,21 @@ def _requests(given: Mapping[str, Any]) -> tuple[Request, ...]:
 
 
 def _check_meshes(clusters: Sequence[str], meshes: Sequence[str]) -> None:
-    """Raises `ShardplanError` for a profile that cannot be read, and for a mesh that none of them can have."""
+    """Raises `ShardplanError` with every profile that cannot be read, and every mesh that none of them can have."""
     from shardplan.cluster.mesh import make_cluster  # noqa: PLC0415
     from shardplan.cluster.profile import load_profile  # noqa: PLC0415
 
-    profiles = [load_profile(name) for name in clusters]
+    loading = Attempts()
+    read = [loading(functools.partial(load_profile, name)) for name in clusters]
+    profiles, problems = [profile for profile in read if profile is not None], loading.problems
     for mesh in meshes:
         attempt = Attempts()
         made = [attempt(functools.partial(make_cluster, profile, mesh)) for profile in profiles if mesh != AUTO]
         if made and not any(made):
-            raise ShardplanError(attempt.problems[0])
+            problem, near = attempt.problems[0], did_you_mean(mesh, (AUTO,))
+            problems.append(replace(problem, hint=near) if near else problem)
+    if problems:
+        raise ShardplanError(*problems)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -156,8 +163,9 @@ def _is_stages(word: str) -> bool:
     return word == AUTO or _is_count(word)
 
 
-def _wrong(name: str, word: str, expected: str) -> Any:
-    return error("bad-list", f"{name}: '{word}' is not {expected}", hint="words are separated by commas")
+def _wrong(name: str, word: str, expected: str, known: Sequence[str] = ()) -> Any:
+    hint = did_you_mean(word, known) or "words are separated by commas"
+    return error("bad-list", f"{name}: '{word}' is not {expected}", hint=hint)
 
 
 class _Bar:
