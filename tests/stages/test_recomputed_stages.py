@@ -12,7 +12,7 @@ from shardplan.plan.encode import dumps
 from shardplan.stages.plan import plan_stages
 from shardplan.stages.schedule import parse_schedule
 
-GPT = {"style": "gpt", "layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
+GPT = {"style": "llama", "layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
 
 
 def test_stages_recompute_what_they_need_to():
