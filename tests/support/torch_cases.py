@@ -106,14 +106,22 @@ def _loss(logits: Tensor, ids: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
 
 
-def _pairs(model: nn.Module, reference: nn.Module) -> Any:
-    others = dict(reference.named_parameters())
-    for name, parameter in model.named_parameters():
-        yield parameter, others[name]
+def _gradients(model: nn.Module, reference: nn.Module) -> Any:
+    """Those of both, of weights that are kept in parts part by part."""
+    for name, other in reference.named_parameters():
+        path, _, attribute = name.rpartition(".")
+        owner = model.get_submodule(path)
+        if attribute in owner._parameters:
+            yield owner.get_parameter(attribute).grad, other.grad
+        else:
+            parts = list(owner.parametrizations.get_submodule(attribute).parameters())
+            dim = next(dim for dim, size in enumerate(other.shape) if size != parts[0].shape[dim])
+            wanted = other.grad.split([part.shape[dim] for part in parts], dim)
+            yield from zip((part.grad for part in parts), wanted, strict=True)
 
 
 def _gradient_error(model: nn.Module, reference: nn.Module) -> float:
-    return max(far(ours.grad, other.grad) for ours, other in _pairs(model, reference))
+    return max(far(ours, other) for ours, other in _gradients(model, reference))
 
 
 def far(ours: DTensor, whole: Tensor) -> float:

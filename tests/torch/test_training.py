@@ -114,7 +114,7 @@ def test_a_kernel_that_repeats_keys_moves_them_on_the_way_as_planned(four, mode)
     check(four.run("torch_cases", "train", tiny, plan, mode, True, 1))
 
 
-@pytest.mark.parametrize(("name", "seed"), [("gpt tied", 2), ("llama", 3), ("moe", 4)])
+@pytest.mark.parametrize(("name", "seed"), [("gpt tied", 2), ("gpt packed", 1), ("llama", 3), ("moe", 4)])
 def test_any_plan_at_all_trains_right(four, name, seed):
     """Plans whose every choice is drawn at random: all placements, moves and orders of axes that there are."""
     plan = plan_of(name, f"seed {seed}")
