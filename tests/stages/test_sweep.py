@@ -1,6 +1,7 @@
 """Sweeps: every combination once, resumed from a file, by processes, by Dask workers that die, and the front."""
 
 import json
+import multiprocessing
 import os
 import signal
 import threading
@@ -94,6 +95,14 @@ def test_what_a_step_costs(model, tmp_path):
 def test_processes_find_the_same(model, found):
     few = REQUESTS[:4]
     assert sweep(model, PlanOptions(), few, LocalEngine(2)).points == found.points[:4]
+
+
+def test_nothing_runs_on_when_nobody_asks_for_more(model):
+    before = set(multiprocessing.active_children())
+    points = LocalEngine(2).points(model, PlanOptions(), REQUESTS)
+    assert next(points).request in REQUESTS
+    points.close()
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_a_sweep_goes_on_where_it_was(model, found, tmp_path):
@@ -204,7 +213,8 @@ def test_faults_of_the_verb_are_said_together(shardplan, mlp):
 
 
 def test_a_slip_of_the_pen_is_told_with_what_was_meant(shardplan, mlp):
-    run = shardplan("sweep", str(mlp), "--dim", "batch=8", "-c", "generic,genric", "--mesh", "atuo,2", "--remat", "nnoe")
+    asked = ("-c", "generic,genric", "--mesh", "atuo,2", "--remat", "nnoe")
+    run = shardplan("sweep", str(mlp), "--dim", "batch=8", *asked)
     assert run.code == 2
     assert run.err.count("error[") == 3
     assert "'nnoe' is not one of none, selective, full, auto\nhint: did you mean 'none'?\n" in run.err

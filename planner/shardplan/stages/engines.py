@@ -32,9 +32,17 @@ class LocalEngine:
             return
         context = multiprocessing.get_context("spawn")
         given = (model, options)
-        with ProcessPoolExecutor(self.processes, mp_context=context, initializer=_receive, initargs=given) as pool:
+        others = set(multiprocessing.active_children())
+        pool = ProcessPoolExecutor(self.processes, mp_context=context, initializer=_receive, initargs=given)
+        try:
             for future in as_completed([pool.submit(_plan_here, request) for request in requests]):
                 yield future.result()
+        except BaseException:  # Ctrl-C, or nobody asks for more: what is begun may take minutes
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,8 @@ _GIVEN: list[tuple[Model, PlanOptions]] = []
 
 
 def _receive(model: Model, options: PlanOptions) -> None:
+    if hasattr(os, "setpgrp"):  # Ctrl-C is for the process that asked: half a search is no point
+        os.setpgrp()
     _GIVEN[:] = [(model, options)]
 
 
