@@ -162,7 +162,7 @@ def test_gathers_over_one_axis_after_the_other_count_as_the_one_of_the_plan(betw
         ((*GATHERED[:2], "  %read = f32[32,16]{1,0} negate(%rows)\n", *GATHERED[2:]),
          gather_plan(((0, GPU), 16 * BYTES)), "copy"),  # what lies between is read
         ((GATHERED[0], GATHERED[1].replace("f32[32,16]{0,1} fusion", "f32[8,16]{0,1} fusion"), GATHERED[2]),
-         gather_plan(((0, GPU), 16 * BYTES)), "copy"),  # a part of it is gathered further
+         gather_plan(((0, GPU), 4 * BYTES)), "copy"),  # a part of it is gathered further
     ],
 )  # fmt: skip
 def test_other_gathers_stay_apart(lines, plan, between):

@@ -40,7 +40,7 @@ def times_cut(module: Module, computation: Computation, value: Instruction, elem
     """Into how many parts every device cuts element `element` of `value` (0 where it is no tuple) on every way to its
     readers, to keep one of them; the fewest where ways differ, 1 where a reader takes it whole or nobody reads it."""
     whole = value.shapes[element].elements
-    walk = _Walk(module, whole)
+    walk = _Walk(module)
     reached = walk.readers(computation, value, element if len(value.shapes) > 1 else None)
     return whole // walk.largest if reached and walk.largest else 1
 
@@ -84,10 +84,9 @@ def _consists_of(module: Module, fusion: Instruction, opcodes: frozenset[str]) -
 
 @dataclass
 class _Walk:
-    """`whole`: how many elements the value has. `largest`: how many the largest of the slices that were met keeps."""
+    """`largest`: how many elements the largest of the slices that were met keeps."""
 
     module: Module
-    whole: int
     largest: int = 0
     seen: set[tuple[str, str, int | None]] = field(default_factory=set)
 
@@ -127,12 +126,9 @@ class _Walk:
         )
 
     def _slice(self, computation: Computation, instruction: Instruction) -> bool:
-        kept = instruction.shapes[0].elements
-        if kept == self.whole:
-            return False
         if not any(depends_on_device(self.module, computation, name) for name in instruction.operands[1:]):
             return False
-        self.largest = max(self.largest, kept)
+        self.largest = max(self.largest, instruction.shapes[0].elements)
         return True
 
 
