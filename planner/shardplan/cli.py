@@ -135,8 +135,9 @@ def _main(given: list[str]) -> int:
         return _stop_writing()
     except click.UsageError as problem:
         return _refuse_usage(problem, given)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail(run, given, [error("interrupted", "interrupted before there was a result")], EXIT_INTERRUPTED)
+    except (click.Abort, KeyboardInterrupt) as stop:
+        summary = str(stop.__cause__ or stop) or "interrupted before there was a result"
+        return _fail(run, given, [error("interrupted", summary)], EXIT_INTERRUPTED)
     except Exception as problem:  # noqa: BLE001 - the last resort: a person gets a sentence, not a traceback
         if isinstance(problem, OSError) and problem.errno in _FULL:
             return _refuse_full(problem)

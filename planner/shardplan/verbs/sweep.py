@@ -103,7 +103,11 @@ def sweep(session: Session, /, **given: Any) -> int:
         mode=given["mode"], optimizer=given["optimizer"], memory_limit_bytes=limit, constraints=constraints or ()
     )
     with _Bar(len(requests), enabled=not session.quiet) as bar:
-        found = run(model, options, requests, engine, given["output"], bar.advance)
+        try:
+            found = run(model, options, requests, engine, given["output"], bar.advance)
+        except KeyboardInterrupt:
+            kept = f"{bar.done} of {len(requests)} points are in {given['output']}: the same command goes on"
+            raise KeyboardInterrupt(kept if given["output"] else "") from None
     if given["plot"]:
         draw_sweep(found, given["plot"])
     best = [point.request for point in pareto(found.points)]
@@ -181,6 +185,7 @@ class _Bar:
             *columns, console=console, transient=True, disable=not (enabled and sys.stderr.isatty())
         )
         self._task = self._progress.add_task("planning", total=total)
+        self.done = 0
 
     def __enter__(self) -> _Bar:
         self._progress.start()
@@ -191,4 +196,5 @@ class _Bar:
 
     def advance(self, point: Point) -> None:
         """One more point is done."""
+        self.done += 1
         self._progress.update(self._task, advance=1, description=str(point.request))
