@@ -147,6 +147,26 @@ def test_where_no_labels_can_be_read_off_the_messages_the_proof_is_sought_all_th
         check(both[0])
 
 
+@laws
+@given(problems_of_two_sums(memory=True))
+def test_what_is_found_under_a_tighter_limit_keeps_the_limit_and_costs_what_it_says(
+    both: tuple[Problem, Problem],
+) -> None:
+    """All that is found here is: `solve` itself compares its cost with `evaluate`."""
+    problem = between(*both)
+    fitted = fit._fit
+
+    def nothing_at_the_limit(graph: Graph, limit: int, *rest: object) -> None:
+        if limit != problem.limit:
+            fitted(graph, limit, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "_fit", nothing_at_the_limit)
+        solution = solve(problem)
+    if solution.choices is not None:
+        assert evaluate(problem, solution.choices).feasible
+
+
 def two_dense_sums(seed: int) -> tuple[Problem, Problem]:
     """Chains with two more edges, whose sums have little in common: the best price of the surplus leaves a gap."""
     random = np.random.default_rng(seed)

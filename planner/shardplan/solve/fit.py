@@ -34,6 +34,11 @@ SWEEPS = 10
 SHARES = (0.02, 0.1, 0.4, 1.0)
 BALANCE: Effort = (150.0, 0.05, 5.0)
 """For a mixture that balances a surplus: there are many that are much the same."""
+TIGHTER = (0.85, 0.7)
+"""Shares of a limit: prices that keep them lead elsewhere, and what they lead to keeps the limit too."""
+FAR = 0.03
+NEARLY = 1.5
+"""Times the limit: what is left out of account may still change so much."""
 CLOSE = 1e-2
 """Share of the cost below which a gap is left to the proof."""
 
@@ -51,10 +56,32 @@ def fit(
     """Solve a graph as it was built, with memory or a surplus, to optimality or a relative `gap`, unless the budget
     ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
     it no further, and beyond which a mixture of what they gave is the last word."""
+    again = graph.copy()
+    _fit(graph, limit, best, budget, gap, seed, roomy, unproven)
+    for share in TIGHTER:
+        if again.soft is None or not limit or best.within(max(gap, unproven, FAR)) or budget.expired():
+            return
+        less, tight, trial = again.copy(), int(share * limit), Incumbent(best.scale)
+        less.base_steps[again.soft] -= limit - tight  # the surplus counts from zero all the same
+        _fit(less, tight, trial, budget, gap, seed, None, unproven)
+        best.take(trial)
+
+
+def _fit(
+    graph: Graph,
+    limit: int,
+    best: Incumbent,
+    budget: Budget,
+    gap: float,
+    seed: int,
+    roomy: Solution | None,
+    unproven: float,
+) -> None:
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
+    balanced = None
     try:
         if graph.soft is not None:
-            _roomy(graph, limit, best, budget, whole, max(gap, unproven))
+            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven))
             if best.choices is not None or best.closed or budget.expired():
                 return
         reduce(graph, limit)
@@ -67,6 +94,8 @@ def fit(
             _free(relaxation, best, roomy)
         if best.closed:
             return
+        if balanced is not None:
+            relaxation.know(balanced, -np.inf)
         _sound(relaxation, best, gap)
         if not best.within(gap):
             _cross(relaxation, best)
@@ -75,14 +104,17 @@ def fit(
         best.prove(best.cost)
 
 
-def _roomy(graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float) -> None:
-    """The best balance without regard to memory: a bound, and where it keeps the limit all the same, the answer."""
+def _roomy(
+    graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float
+) -> tuple[int, ...] | None:
+    """The best balance without regard to memory: a bound, something to mix with, and where it keeps the limit all the
+    same, the answer."""
     assert graph.soft is not None
     trial = Incumbent(best.scale)
     free, hard = graph.copy(), np.arange(len(graph.moments)) != graph.soft
 
-    def fits(choices: tuple[int, ...] | None) -> bool:
-        return choices is not None and bool((whole.of(np.array(choices))[hard] <= limit).all())
+    def fits(choices: tuple[int, ...] | None, times: float = 1.0) -> bool:
+        return choices is not None and bool((whole.of(np.array(choices))[hard] <= times * limit).all())
 
     keep_moments(free, np.array([graph.soft]))
     try:
@@ -97,27 +129,29 @@ def _roomy(graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Pro
     best.prove(trial.bound)
     if fits(trial.choices):
         best.take(trial)
+    return trial.choices
 
 
 def _balance(
-    relaxation: Relaxation, best: Incumbent, enough: float, fits: Callable[[tuple[int, ...] | None], bool]
+    relaxation: Relaxation, best: Incumbent, enough: float, fits: Callable[[tuple[int, ...] | None, float], bool]
 ) -> None:
     """A graph with nothing but a surplus: prices, a mixture and a proof, as long as what they give is of use."""
     assert relaxation.soft is not None
     with contextlib.suppress(DeadEnd):
         point = relaxation.at({relaxation.soft: FIRST_PRICE * best.scale})
-        if not fits(relaxation.graph.restore(dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True)))):
+        labels = dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True))
+        if not fits(relaxation.graph.restore(labels), NEARLY):
             best.prove(point.bound)
             return
     _sound(relaxation, best, 0.0)
     _cross(relaxation, best)
-    if np.isfinite(best.cost) and not fits(best.choices):
+    if np.isfinite(best.cost) and not fits(best.choices, NEARLY):
         return
     if not best.within(CLOSE):
         _fuse(relaxation, best)
     if relaxation.best is None or not np.isfinite(best.cost):
         _finish(relaxation, best, enough)
-    elif fits(best.choices):
+    elif fits(best.choices, NEARLY):
         balance(relaxation, best, enough)
 
 
