@@ -57,9 +57,9 @@ def fit(
     ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
     it no further, and beyond which a mixture of what they gave is the last word."""
     again = graph.copy()
-    _fit(graph, limit, best, budget, gap, seed, roomy, unproven)
+    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven)
     for share in TIGHTER:
-        if again.soft is None or not limit or best.within(max(gap, unproven, FAR)) or budget.expired():
+        if again.soft is None or not short or best.within(max(gap, unproven, FAR)) or budget.expired():
             return
         less, tight, trial = again.copy(), int(share * limit), Incumbent(best.scale)
         less.base_steps[again.soft] -= limit - tight  # the surplus counts from zero all the same
@@ -76,24 +76,25 @@ def _fit(
     seed: int,
     roomy: Solution | None,
     unproven: float,
-) -> None:
+) -> bool:
+    """`fit` at one limit; whether that stands in the way of something better."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     balanced = None
     try:
         if graph.soft is not None:
             balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven))
             if best.choices is not None or best.closed or budget.expired():
-                return
+                return False
         reduce(graph, limit)
         if len(hubs(graph)) > HUBS and graph.soft is None:
             presolve(graph, limit)
             search_large(graph, limit, best, budget, whole, seed)
-            return
+            return False
         relaxation = Relaxation(graph, limit, budget, whole)
         if relaxation.soft is None:
             _free(relaxation, best, roomy)
         if best.closed:
-            return
+            return False
         if balanced is not None:
             relaxation.know(balanced, -np.inf)
         _sound(relaxation, best, gap)
@@ -102,6 +103,7 @@ def _fit(
         _settle(relaxation, best, gap, unproven)
     except Contradiction:
         best.prove(best.cost)
+    return not best.closed
 
 
 def _roomy(
