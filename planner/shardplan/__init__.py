@@ -32,7 +32,7 @@ _ADAPTERS = frozenset({"jax", "torch"})
 
 def __getattr__(name: str) -> object:
     """Import what is asked for when it is asked for: `import shardplan` alone loads nothing else."""
-    import importlib  # noqa: PLC0415
+    import importlib
 
     if name in _ADAPTERS:
         return importlib.import_module(f"{__name__}.{name}")

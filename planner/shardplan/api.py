@@ -61,7 +61,7 @@ def make_plan(
     Raises `shardplan.errors.ShardplanError`, whose `diagnostics` say all that is wrong with what was given;
     `InfeasibleError` when it is proven that no plan fits, `LimitError` when `time_limit` ends the search without one.
     """
-    from shardplan.planning import plan_model  # noqa: PLC0415
+    from shardplan.planning import plan_model
 
     given = {
         "mode": mode, "optimizer": optimizer, "shard_optimizer": shard_optimizer, "microbatches": microbatches,
@@ -92,10 +92,10 @@ def save(plan: Plan, path: str | Path) -> bool:
 def load_model(given: str | Path, dims: Mapping[str, int]) -> Model:
     """The model of an ONNX file, or of a description such as `transformer:llama3-70b`. Raises `ShardplanError`."""
     if str(given).startswith(DESCRIBED):
-        from shardplan.models import described  # noqa: PLC0415
+        from shardplan.models import described
 
         return described(str(given), dims)
-    from shardplan.model.read import read_model  # noqa: PLC0415
+    from shardplan.model.read import read_model
 
     return read_model(given, dims)
 
@@ -115,17 +115,17 @@ class _Faults:
 
 
 def _cluster(profile: str | Path, mesh: str | None) -> Cluster:
-    from shardplan.cluster.mesh import make_cluster  # noqa: PLC0415
-    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
+    from shardplan.cluster.mesh import make_cluster
+    from shardplan.cluster.profile import load_profile
 
     return make_cluster(load_profile(str(profile)), mesh)
 
 
 def _options(memory_limit: int | str | None, cost_model: str, **asked: Any) -> PlanOptions:
-    from shardplan.cluster.quantity import SIZE, parse_quantity  # noqa: PLC0415
-    from shardplan.cost.named import parse_cost_model  # noqa: PLC0415
-    from shardplan.cost.recipes import RECIPES  # noqa: PLC0415
-    from shardplan.graph.options import Mode, PlanOptions, Remat  # noqa: PLC0415
+    from shardplan.cluster.quantity import SIZE, parse_quantity
+    from shardplan.cost.named import parse_cost_model
+    from shardplan.cost.recipes import RECIPES
+    from shardplan.graph.options import Mode, PlanOptions, Remat
 
     _one_of("mode", asked["mode"], get_args(Mode))
     _one_of("remat", asked["remat"], get_args(Remat))
@@ -147,10 +147,10 @@ def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def _constraints(given: Sequence[Given], pins: Sequence[str]) -> tuple[Constraint, ...]:
-    import yaml  # noqa: PLC0415
+    import yaml
 
-    from shardplan.constraints.parse import parse_constraints, parse_pin, read_constraints  # noqa: PLC0415
-    from shardplan.study.reuse import constraints_of  # noqa: PLC0415
+    from shardplan.constraints.parse import parse_constraints, parse_pin, read_constraints
+    from shardplan.study.reuse import constraints_of
 
     found: list[Constraint] = []
     for number, one in enumerate(given):

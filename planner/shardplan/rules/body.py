@@ -35,7 +35,7 @@ def operand_name(position: int) -> str:
 @lru_cache(maxsize=1024)
 def has_body(kind: str, version: int) -> bool:
     """Whether the schema of the operator has a function body."""
-    import onnx  # noqa: PLC0415 - only for operators that no table has
+    import onnx
 
     domain, _, op_type = kind.rpartition(".")
     try:
@@ -49,13 +49,13 @@ def body_of(signature: Signature) -> Body | None:
     """The body for these shapes, attributes and constants; None where there is none or its shapes stay unknown."""
     if not has_body(signature.kind, signature.version) or not _is_plain(signature):
         return None
-    from onnx import inliner  # noqa: PLC0415 - only for operators that no table has
+    from onnx import inliner
 
-    from shardplan.model.build import build_model, needed_nodes  # noqa: PLC0415 - these load onnx
-    from shardplan.model.dims import bind  # noqa: PLC0415
-    from shardplan.model.draft import draft_graph  # noqa: PLC0415
-    from shardplan.model.infer import infer  # noqa: PLC0415
-    from shardplan.model.weights import find_weights  # noqa: PLC0415
+    from shardplan.model.build import build_model, needed_nodes
+    from shardplan.model.dims import bind
+    from shardplan.model.draft import draft_graph
+    from shardplan.model.infer import infer
+    from shardplan.model.weights import find_weights
 
     domain, _, op_type = signature.kind.rpartition(".")
     try:
@@ -88,7 +88,7 @@ def _is_plain(signature: Signature) -> bool:
 
 def _proto(signature: Signature) -> onnx.ModelProto:
     """A model of the one operator."""
-    from onnx import TensorProto, defs, helper, numpy_helper  # noqa: PLC0415
+    from onnx import TensorProto, defs, helper, numpy_helper
 
     domain, _, op_type = signature.kind.rpartition(".")
     names = [operand_name(i) if operand is not None else "" for i, operand in enumerate(signature.operands)]
@@ -119,7 +119,7 @@ def _proto(signature: Signature) -> onnx.ModelProto:
 
 def _newest(op_type: str, version: int, domain: str) -> int:
     """The newest opset in which the operator is what it is in `version`: bodies are written for one of those."""
-    from onnx import defs  # noqa: PLC0415
+    from onnx import defs
 
     if domain:
         return version
@@ -129,7 +129,7 @@ def _newest(op_type: str, version: int, domain: str) -> int:
 
 
 def _array(tensor: Shaped, values: tuple[float, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    from onnx import TensorProto, helper  # noqa: PLC0415
+    from onnx import TensorProto, helper
 
     dtype = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(tensor.dtype.upper()))
     assert len(values) == math.prod(tensor.shape)

@@ -98,8 +98,8 @@ class Asking:
     """Reads `asking_options` in two steps, so that a verb can read more in between and all faults are said together."""
 
     def __init__(self, given: Mapping[str, Any], attempt: Attempts) -> None:
-        from shardplan.cluster.mesh import make_cluster  # noqa: PLC0415
-        from shardplan.cluster.profile import load_profile  # noqa: PLC0415
+        from shardplan.cluster.mesh import make_cluster
+        from shardplan.cluster.profile import load_profile
 
         self._given = given
         dims = attempt(lambda: parse_dims(given["dims"]))
@@ -110,7 +110,7 @@ class Asking:
 
     def finish(self) -> Asked:
         """What was asked, once the attempts are known to have succeeded."""
-        from shardplan.graph.options import PlanOptions  # noqa: PLC0415
+        from shardplan.graph.options import PlanOptions
 
         assert self._model is not None
         assert self.cluster is not None

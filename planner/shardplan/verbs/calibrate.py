@@ -47,9 +47,9 @@ def nccl(session: Session, /, logs: tuple[str, ...], cluster: str, group: str | 
     and on all devices of two machines or more. What fits to within 15 % becomes keys of the profile; for the rest the
     measured points are kept.
     """
-    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
-    from shardplan.cost.calibrate.collectives import calibrate as fit  # noqa: PLC0415
-    from shardplan.cost.calibrate.nccl_log import read_logs  # noqa: PLC0415
+    from shardplan.cluster.profile import load_profile
+    from shardplan.cost.calibrate.collectives import calibrate as fit
+    from shardplan.cost.calibrate.nccl_log import read_logs
 
     _refuse_two_documents(session, output)
     base = load_profile(cluster)
@@ -82,9 +82,9 @@ def gemm(session: Session, /, table: str, cluster: str, output: str) -> int:
 
     The table has the columns m, n, k, dtype, seconds: [m, k] times [k, n], one product per row.
     """
-    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
-    from shardplan.cost.calibrate.products import calibrate as fit  # noqa: PLC0415
-    from shardplan.cost.calibrate.products import read_products  # noqa: PLC0415
+    from shardplan.cluster.profile import load_profile
+    from shardplan.cost.calibrate.products import calibrate as fit
+    from shardplan.cost.calibrate.products import read_products
 
     _refuse_two_documents(session, output)
     base = load_profile(cluster)
@@ -110,8 +110,8 @@ def step(session: Session, /, plan: str, measured_ms: float) -> int:
     The factor is told, and applied to nothing: a plan is chosen by which step is shorter, and one factor for all plans
     changes no choice.
     """
-    from shardplan.plan.file import read_plan  # noqa: PLC0415
-    from shardplan.plan.timeline import timeline  # noqa: PLC0415
+    from shardplan.plan.file import read_plan
+    from shardplan.plan.timeline import timeline
 
     if not math.isfinite(measured_ms):
         raise click.BadParameter(f"{measured_ms} is no time.", param_hint="'--measured-ms'")
@@ -148,8 +148,8 @@ def _show_fits(console: Console, fits: list[Fitted]) -> None:
 
 
 def _deliver(session: Session, text: str, output: str) -> None:
-    from shardplan.cluster.profile import profile_from_text  # noqa: PLC0415
-    from shardplan.plan.file import write_other  # noqa: PLC0415
+    from shardplan.cluster.profile import profile_from_text
+    from shardplan.plan.file import write_other
 
     for diagnostic in profile_from_text(text, "calibrated").warnings:
         session.say(diagnostic)

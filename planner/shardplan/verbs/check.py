@@ -54,7 +54,7 @@ def check(session: Session, /, plans: tuple[str, ...], models: tuple[str, ...], 
         verdict, repair = _verdict(session, file, models, resolve=resolve)
         rows.append((file, verdict, repair))
         session.say_all(_diagnostics(file, verdict, repair))
-    from shardplan.render.check import check_document, show_check  # noqa: PLC0415
+    from shardplan.render.check import check_document, show_check
 
     session.finish(check_document(rows), lambda console: show_check(console, rows))
     return max((_CODES.get(verdict.status, EXIT_NO) for _, verdict, _ in rows), key=_WEIGHT.index)
@@ -65,8 +65,8 @@ _WEIGHT = [EXIT_DONE, EXIT_NO, EXIT_INFEASIBLE, EXIT_USAGE]
 
 
 def _verdict(session: Session, file: str, models: tuple[str, ...], *, resolve: bool) -> tuple[Verdict, str]:
-    from shardplan.plan.file import read_plan  # noqa: PLC0415
-    from shardplan.study.check import Verdict, check_plan, unreadable  # noqa: PLC0415
+    from shardplan.plan.file import read_plan
+    from shardplan.study.check import Verdict, check_plan, unreadable
 
     try:
         plan = read_plan(file)
@@ -86,7 +86,7 @@ def _verdict(session: Session, file: str, models: tuple[str, ...], *, resolve: b
 
 def _model_of(plan: Plan, models: tuple[str, ...]) -> str | None:
     """The only model given, or the one whose file bears the plan's name."""
-    from shardplan.verbs.inputs import name_of_model  # noqa: PLC0415
+    from shardplan.verbs.inputs import name_of_model
 
     named = [given for given in models if name_of_model(given) == plan.model.get("name")]
     return named[0] if named else models[0] if len(models) == 1 else None
@@ -94,7 +94,7 @@ def _model_of(plan: Plan, models: tuple[str, ...]) -> str | None:
 
 def _repair(plan: Plan, given: str | None, file: str) -> str:
     """The command that makes the plan anew, which is not to be given where the model is another plan's."""
-    from shardplan.verbs.inputs import name_of_model  # noqa: PLC0415
+    from shardplan.verbs.inputs import name_of_model
 
     sizes = ",".join(f"{axis.name}={axis.size}" for axis in plan.mesh.axes)
     words = ["shardplan", "solve", given or "MODEL", "--mesh", sizes, "--cluster", str(plan.cluster.get("name"))]
@@ -117,7 +117,7 @@ def _repair(plan: Plan, given: str | None, file: str) -> str:
 def _fixed(plan: Plan) -> list[str]:
     """The options that fix what the plan's constraints do; those that no pin can say are in a file we do not know, and
     so are stages by hand."""
-    from shardplan.constraints.types import SECTIONS  # noqa: PLC0415
+    from shardplan.constraints.types import SECTIONS
 
     if plan.model.get("stages") == "manual":
         return ["--constraints", "FILE"]

@@ -21,9 +21,9 @@ def compare(session: Session, /, **given: Any) -> int:
     Each is solved by the same engine at the same prices; what a recipe leaves open is chosen best. Exits with 3 when
     not even the best plan fits in memory.
     """
-    from shardplan.render.compare import comparison_document, show_comparison  # noqa: PLC0415
-    from shardplan.render.solved import describe_request  # noqa: PLC0415
-    from shardplan.study.compare import compare_recipes  # noqa: PLC0415
+    from shardplan.render.compare import comparison_document, show_comparison
+    from shardplan.render.solved import describe_request
+    from shardplan.study.compare import compare_recipes
 
     attempt = Attempts()
     asking = Asking(given, attempt)

@@ -32,7 +32,7 @@ def _table(file: Path, path: tuple[str, ...]) -> Mapping[str, object] | None:
     """The table at `path`; None where there is no file or no such table."""
     if not file.is_file():
         return None
-    import tomllib  # noqa: PLC0415
+    import tomllib
 
     try:
         found: object = tomllib.loads(file.read_text(encoding="utf-8"))

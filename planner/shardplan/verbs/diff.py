@@ -46,10 +46,10 @@ def diff(
 
     Exits with 0 when they say the same, with 1 when they differ.
     """
-    from shardplan.plan.diff import diff_plans  # noqa: PLC0415
-    from shardplan.plan.file import read_plan  # noqa: PLC0415
-    from shardplan.render.diff import diff_document, diff_github, diff_markdown, show_diff  # noqa: PLC0415
-    from shardplan.render.recipes import recipe_changes  # noqa: PLC0415
+    from shardplan.plan.diff import diff_plans
+    from shardplan.plan.file import read_plan
+    from shardplan.render.diff import diff_document, diff_github, diff_markdown, show_diff
+    from shardplan.render.recipes import recipe_changes
 
     attempt = Attempts()
     fails = attempt(lambda: _condition(fail_if)) if fail_if else None
@@ -70,7 +70,7 @@ def diff(
 
 def _condition(text: str) -> Callable[[PlanDiff], bool]:
     """`step>+2%` as a question about a diff. Raises `ShardplanError` for other texts."""
-    from shardplan.cluster.quantity import MICROSECONDS, PLAIN, SIZE, parse_quantity  # noqa: PLC0415
+    from shardplan.cluster.quantity import MICROSECONDS, PLAIN, SIZE, parse_quantity
 
     match = _CONDITION.fullmatch(text)
     name, amount = match.groups() if match else ("", "")

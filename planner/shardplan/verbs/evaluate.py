@@ -50,8 +50,8 @@ def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any
     A plan says itself on which mesh, in which mode and for which sizes it is; --cluster, --memory-limit and
     --cost-model then price it under other conditions. Exits with 3 when the assignment does not fit in memory.
     """
-    from shardplan.render.evaluate import evaluation_document, show_evaluation  # noqa: PLC0415
-    from shardplan.study.shares import shares_of  # noqa: PLC0415
+    from shardplan.render.evaluate import evaluation_document, show_evaluation
+    from shardplan.study.shares import shares_of
 
     if file is None and not given["pins"]:
         raise click.UsageError("give the assignment: --fix FILE, or --pin 'PATTERN=SPEC'")
@@ -66,7 +66,7 @@ def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any
 
 
 def _of_constraints(session: Session, file: str | None, given: dict[str, Any]) -> Evaluation:
-    from shardplan.study.evaluate import evaluate_constraints  # noqa: PLC0415
+    from shardplan.study.evaluate import evaluate_constraints
 
     attempt = Attempts()
     asking = Asking(given, attempt)
@@ -81,9 +81,9 @@ def _of_constraints(session: Session, file: str | None, given: dict[str, Any]) -
 
 
 def _of_plan(session: Session, file: str, given: dict[str, Any]) -> Evaluation:
-    from shardplan.plan.file import read_plan  # noqa: PLC0415
-    from shardplan.study.evaluate import evaluate_plan  # noqa: PLC0415
-    from shardplan.study.request import dims_of, options_of  # noqa: PLC0415
+    from shardplan.plan.file import read_plan
+    from shardplan.study.evaluate import evaluate_plan
+    from shardplan.study.request import dims_of, options_of
 
     context = click.get_current_context()
     said = {name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
@@ -120,9 +120,9 @@ def _of_plan(session: Session, file: str, given: dict[str, Any]) -> Evaluation:
 
 def _cluster(plan: Plan, file: str, given: str | None) -> Cluster:
     """The plan's cluster, or its mesh on another one."""
-    from shardplan.cluster.mesh import make_cluster  # noqa: PLC0415
-    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
-    from shardplan.study.request import cluster_of  # noqa: PLC0415
+    from shardplan.cluster.mesh import make_cluster
+    from shardplan.cluster.profile import load_profile
+    from shardplan.study.request import cluster_of
 
     if given is None:
         return cluster_of(plan, file)

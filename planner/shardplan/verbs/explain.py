@@ -30,9 +30,9 @@ def explain(
     'layers.*.up.weight', or a line of what `show` and `explain` print, such as 'layers.*.up (MatMul)'. Each alternative
     is solved again with all else free: what it costs more is exact.
     """
-    from shardplan.plan.file import read_plan  # noqa: PLC0415
-    from shardplan.render.explain import explain_document, show_explanation, show_shares  # noqa: PLC0415
-    from shardplan.study.shares import shares_of  # noqa: PLC0415
+    from shardplan.plan.file import read_plan
+    from shardplan.render.explain import explain_document, show_explanation, show_shares
+    from shardplan.study.shares import shares_of
 
     if name is not None and model is None:
         raise click.UsageError("to explain NAME, give the plan's --model")
@@ -43,13 +43,13 @@ def explain(
         shares = shares_of(loaded)
         document = explain_document(loaded, None, shares, None)
         return session.finish(document, lambda console: show_shares(console, loaded, shares))
-    from shardplan.study.explain import check_model, described  # noqa: PLC0415
-    from shardplan.study.explain import explain as explain_name  # noqa: PLC0415
+    from shardplan.study.explain import check_model, described
+    from shardplan.study.explain import explain as explain_name
 
     whole = load_model_of(loaded, plan, model)
     subject, file, part, label = loaded, plan, whole, ""
     if loaded.pipeline is not None:
-        from shardplan.spmd.pipeline import stage_of  # noqa: PLC0415
+        from shardplan.spmd.pipeline import stage_of
 
         subject, file, part = stage_of(whole, loaded, plan, name)
         label = next(f"{stage.name}: " for stage in loaded.pipeline.stages if stage.plan is subject)
@@ -59,9 +59,9 @@ def explain(
         found = replace(found, subject=label + found.subject)
         document = explain_document(loaded, found.subject, found.shares, found)
         return session.finish(document, lambda console: show_explanation(console, loaded, found))
-    from shardplan.render.explain import instead_document, show_instead  # noqa: PLC0415
-    from shardplan.study.instead import instead as plan_instead  # noqa: PLC0415
-    from shardplan.study.named import find  # noqa: PLC0415
+    from shardplan.render.explain import instead_document, show_instead
+    from shardplan.study.instead import instead as plan_instead
+    from shardplan.study.named import find
 
     check_model(subject, file, part)
     named = find(subject, part, name)

@@ -57,9 +57,9 @@ def export(
 
     Exits with 1, and writes nothing, when the format cannot say what the plan decides.
     """
-    from shardplan.export.notes import left_to_programs  # noqa: PLC0415
-    from shardplan.plan.file import read_plan  # noqa: PLC0415
-    from shardplan.runtime.stages import stage_plan  # noqa: PLC0415
+    from shardplan.export.notes import left_to_programs
+    from shardplan.plan.file import read_plan
+    from shardplan.runtime.stages import stage_plan
 
     if session.as_json and output == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
@@ -83,7 +83,7 @@ def export(
 
 
 def _check_arguments(target: Target, plan: str, model: str | None, output: str | None, stage: int | None) -> None:
-    from shardplan.export.files import refuse_inputs  # noqa: PLC0415
+    from shardplan.export.files import refuse_inputs
 
     problems = []
     if target.needs_model and model is None:
@@ -105,7 +105,7 @@ def _check_arguments(target: Target, plan: str, model: str | None, output: str |
 
 def _source(model: str, dims: tuple[str, ...], planned: Plan | None) -> Source:
     """The model; the dims of the plan bind its own unless the command line says otherwise."""
-    from shardplan.export.types import Source  # noqa: PLC0415
+    from shardplan.export.types import Source
 
     bound = planned.model.get("dims", {}) if planned is not None else {}
     loaded = load_model(model, {**bound, **parse_dims(dims)})  # type: ignore[dict-item]
@@ -122,7 +122,7 @@ def _run(target: Target, planned: Plan, source: Source | None, output: str | Non
 
 def _deliver(session: Session, target: Target, exported: Exported, output: str | None) -> int:
     """Print or write the text, and say what was written."""
-    from shardplan.export.files import write_file  # noqa: PLC0415
+    from shardplan.export.files import write_file
 
     files = exported.files
     if target.writes == "text" and output not in (None, STANDARD_OUTPUT):

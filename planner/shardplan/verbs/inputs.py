@@ -67,7 +67,7 @@ def dim_option(function: Verb) -> Verb:
 
 def profile_names() -> tuple[str, ...]:
     """Names of the shipped profiles, for a shell to offer."""
-    from shardplan.cluster.profile import list_profiles  # noqa: PLC0415
+    from shardplan.cluster.profile import list_profiles
 
     return list_profiles()
 
@@ -81,7 +81,7 @@ def read_all_constraints(files: Iterable[str], pins: Iterable[str]) -> tuple[Con
     """The constraints of all files, then the pins; everything that is wrong with any of them is raised together."""
     if not (files or pins):
         return ()
-    from shardplan.constraints.parse import parse_pin, read_constraints  # noqa: PLC0415
+    from shardplan.constraints.parse import parse_pin, read_constraints
 
     attempt = Attempts()
     found: list[Constraint] = []
@@ -125,8 +125,8 @@ def _no_such_section(file: str) -> NoReturn:
 
 
 def _constraints_of_plan(file: str) -> tuple[Constraint, ...]:
-    from shardplan.plan.file import read_plan  # noqa: PLC0415
-    from shardplan.study.reuse import SECTIONS, constraints_of  # noqa: PLC0415
+    from shardplan.plan.file import read_plan
+    from shardplan.study.reuse import SECTIONS, constraints_of
 
     path, section = _sections(file)
     chosen = [name for name in SECTIONS if name == section] or SECTIONS[:2]
@@ -135,7 +135,7 @@ def _constraints_of_plan(file: str) -> tuple[Constraint, ...]:
 
 def read_cost_model(text: str) -> CostModel:
     """The cost model of `--cost-model`. Raises `ShardplanError`."""
-    from shardplan.cost.named import parse_cost_model  # noqa: PLC0415
+    from shardplan.cost.named import parse_cost_model
 
     return parse_cost_model(text)
 
@@ -145,7 +145,7 @@ def load_model_of(plan: Plan, file: str, path: str) -> Model:
 
     Raises `ShardplanError`; where these sizes are not those that the model needs, it is another one (`stale-plan`).
     """
-    from shardplan.study.request import dims_of  # noqa: PLC0415
+    from shardplan.study.request import dims_of
 
     try:
         return load_model(path, dims_of(plan))
@@ -223,7 +223,7 @@ def parse_memory_limit(text: str | None) -> int | None:
     """Bytes of `40 GiB`, `40GB` or a plain number of bytes; None for None."""
     if text is None:
         return None
-    from shardplan.cluster.quantity import SIZE, parse_quantity  # noqa: PLC0415
+    from shardplan.cluster.quantity import SIZE, parse_quantity
 
     try:
         limit = int(parse_quantity(text, SIZE))
@@ -236,7 +236,7 @@ def parse_memory_limit(text: str | None) -> int | None:
 
 def load_model(given: str, dims: Mapping[str, int]) -> Model:
     """The model of an ONNX file, or of a description such as `transformer:llama3-70b`."""
-    from shardplan import api  # noqa: PLC0415
+    from shardplan import api
 
     return api.load_model(given, dims)
 
@@ -244,7 +244,7 @@ def load_model(given: str, dims: Mapping[str, int]) -> Model:
 def name_of_model(given: str) -> str:
     """A name for files about the model: `resnet50` for `models/resnet50.onnx`, `llama3-70b` for its description."""
     if given.startswith(_DESCRIBED):
-        from shardplan.models import title_of  # noqa: PLC0415
+        from shardplan.models import title_of
 
         return title_of(given)
     return Path(given).stem

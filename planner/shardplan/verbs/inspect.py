@@ -14,8 +14,8 @@ from shardplan.verbs.session import Session, verb
 @verb
 def inspect(session: Session, /, model: str, dims: tuple[str, ...]) -> int:
     """List the operators of MODEL by family, their share of the work, and what can only be replicated."""
-    from shardplan.render.census import take_census  # noqa: PLC0415
-    from shardplan.render.inspect import inspect_document, show_inspection  # noqa: PLC0415
+    from shardplan.render.census import take_census
+    from shardplan.render.inspect import inspect_document, show_inspection
 
     loaded = load_model(model, parse_dims(dims))
     for diagnostic in loaded.warnings:

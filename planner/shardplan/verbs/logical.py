@@ -62,12 +62,12 @@ def read_staging(given: Mapping[str, Any]) -> Staging | None:
     """What `--stages` and `--schedule` ask for; None for no pipeline. Raises `ShardplanError`."""
     manual = None
     if given["constraint_files"]:
-        from shardplan.stages.manual import read_stages  # noqa: PLC0415
+        from shardplan.stages.manual import read_stages
 
         manual = read_stages(given["constraint_files"])
     if given["stages"] is None and manual is None:
         return None
-    from shardplan.stages.schedule import parse_schedule  # noqa: PLC0415
+    from shardplan.stages.schedule import parse_schedule
 
     schedule = parse_schedule(given["schedule"])
     if manual is not None:
@@ -76,8 +76,8 @@ def read_staging(given: Mapping[str, Any]) -> Staging | None:
         return Staging(manual, schedule)
     text = given["stages"]
     if text.endswith(".json"):
-        from shardplan.plan.file import read_plan  # noqa: PLC0415
-        from shardplan.stages.manual import stages_of  # noqa: PLC0415
+        from shardplan.plan.file import read_plan
+        from shardplan.stages.manual import stages_of
 
         return Staging(stages_of(read_plan(text), text), schedule)
     if text != AUTO and not (text.isascii() and text.isdigit() and int(text) > 0):
@@ -88,12 +88,12 @@ def read_staging(given: Mapping[str, Any]) -> Staging | None:
 
 def plan_pipeline(session: Session, model: Model, cluster: Cluster, options: PlanOptions, staging: Staging) -> Plan:
     """The best pipeline. Raises `InfeasibleError` when none fits."""
-    from shardplan.stages.plan import plan_stages  # noqa: PLC0415
+    from shardplan.stages.plan import plan_stages
 
     try:
         return plan_stages(model, cluster, options, staging.schedule, staging.stages, session.say)
     except InfeasibleError:
-        from shardplan.plan.encode import infeasible_summary  # noqa: PLC0415
+        from shardplan.plan.encode import infeasible_summary
 
         limit = options.memory_limit_bytes or cluster.device.usable_bytes
         session.failure = {"plan": None, "summary": infeasible_summary(limit)}
@@ -116,9 +116,9 @@ def search_meshes(session: Session, model: Model, cluster: Cluster, options: Pla
 
     Raises `InfeasibleError` when no plan fits on any of them.
     """
-    from shardplan.cluster.build import profile_from_resolved  # noqa: PLC0415
-    from shardplan.render.meshes import meshes_record  # noqa: PLC0415
-    from shardplan.stages.meshes import best_of, logical_meshes, try_meshes  # noqa: PLC0415
+    from shardplan.cluster.build import profile_from_resolved
+    from shardplan.render.meshes import meshes_record
+    from shardplan.stages.meshes import best_of, logical_meshes, try_meshes
 
     profile = profile_from_resolved(cluster.resolved)
     meshes = logical_meshes(profile)
@@ -133,13 +133,13 @@ def search_meshes(session: Session, model: Model, cluster: Cluster, options: Pla
 
 def again(plan: Plan, file: str) -> Callable[[Model, Cluster, PlanOptions], Plan]:
     """Solves a plan with stages, read from `file`, anew, as it was asked for."""
-    from shardplan.stages.plan import plan_stages  # noqa: PLC0415
-    from shardplan.stages.schedule import parse_schedule  # noqa: PLC0415
+    from shardplan.stages.plan import plan_stages
+    from shardplan.stages.schedule import parse_schedule
 
     asked = plan.model.get("stages")
     schedule = parse_schedule(str(plan.model.get("schedule")))
     if asked == "manual":
-        from shardplan.stages.manual import stages_asked_for  # noqa: PLC0415
+        from shardplan.stages.manual import stages_asked_for
 
         by_hand = stages_asked_for(plan, file)  # what held for all stages is among what each was planned under
         return lambda model, cluster, options: plan_stages(

@@ -28,8 +28,8 @@ def profiles() -> None:
 @verb
 def list_all(session: Session, /) -> int:
     """List the shipped profiles."""
-    from shardplan.cluster.profile import list_profiles, load_profile  # noqa: PLC0415
-    from shardplan.render.profiles import profile_row, show_profiles  # noqa: PLC0415
+    from shardplan.cluster.profile import list_profiles, load_profile
+    from shardplan.render.profiles import profile_row, show_profiles
 
     loaded = [load_profile(name) for name in list_profiles()]
     document = {"profiles": [profile_row(profile) for profile in loaded]}
@@ -41,8 +41,8 @@ def list_all(session: Session, /) -> int:
 @verb
 def show_one(session: Session, /, name: str) -> int:
     """Print the profile NAME (or a file) with every default written out."""
-    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
-    from shardplan.render.profiles import show_profile  # noqa: PLC0415
+    from shardplan.cluster.profile import load_profile
+    from shardplan.render.profiles import show_profile
 
     profile = load_profile(name)
     for diagnostic in profile.warnings:
@@ -55,8 +55,8 @@ def show_one(session: Session, /, name: str) -> int:
 @verb
 def check(session: Session, /, files: tuple[str, ...]) -> int:
     """Check profile files; every fault is printed with its line and column."""
-    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
-    from shardplan.verbs.inputs import Attempts  # noqa: PLC0415
+    from shardplan.cluster.profile import load_profile
+    from shardplan.verbs.inputs import Attempts
 
     attempt = Attempts()
     for name in files:

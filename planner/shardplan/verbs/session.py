@@ -71,14 +71,14 @@ class Session:
     def paint(self, draw: Callable[[Console], None]) -> None:
         """Let `draw` print a part of the result on standard output, unless that belongs to a document."""
         if not self.as_json:
-            from shardplan.render.console import make_console  # noqa: PLC0415
+            from shardplan.render.console import make_console
 
             draw(make_console(self.color))
             sys.stdout.flush()
 
     def write_document(self, result: Mapping[str, object] | None) -> None:
         """Print the JSON document, with every diagnostic said so far."""
-        from shardplan.render.documents import document  # noqa: PLC0415
+        from shardplan.render.documents import document
 
         sys.stdout.write(document(self.command, result, self.diagnostics))
 

@@ -23,19 +23,19 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
 @verb
 def show(session: Session, /, plan: str, form: str, show_all: bool) -> int:
     """Print the plan file PLAN: summary, parameters with the recipes they follow, the costliest moves."""
-    from shardplan.plan.file import read_plan  # noqa: PLC0415
-    from shardplan.render.show import show_document, show_plan  # noqa: PLC0415
+    from shardplan.plan.file import read_plan
+    from shardplan.render.show import show_document, show_plan
 
     if session.as_json and form != "text":
         raise click.UsageError(f"--json and --format {form} ask for two things")
     loaded = read_plan(plan)
     if form == "dot":
-        from shardplan.render.dot import dot_text  # noqa: PLC0415
+        from shardplan.render.dot import dot_text
 
         sys.stdout.write(dot_text(loaded))
         return EXIT_DONE
     if form == "slapo":
-        from shardplan.render.slapo import show_slapo  # noqa: PLC0415
+        from shardplan.render.slapo import show_slapo
 
         return session.finish({}, lambda console: show_slapo(console, loaded))
     return session.finish(show_document(loaded), lambda console: show_plan(console, loaded, everything=show_all))

@@ -87,9 +87,9 @@ def solve(session: Session, /, **given: Any) -> int:
 
     MODEL is an ONNX file, or a transformer described by name and sizes: transformer:llama3-8b,batch=16
     """
-    from shardplan.render.progress import ProgressLine  # noqa: PLC0415
-    from shardplan.render.solved import describe_request  # noqa: PLC0415
-    from shardplan.units import Measure  # noqa: PLC0415
+    from shardplan.render.progress import ProgressLine
+    from shardplan.render.solved import describe_request
+    from shardplan.units import Measure
 
     if session.as_json and given["output"] == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
@@ -124,7 +124,7 @@ class _Request:
 
 def _read_request(given: Mapping[str, Any]) -> _Request:
     """Read every input; all that is wrong with any of them is raised together."""
-    from shardplan.plan.file import check_output  # noqa: PLC0415
+    from shardplan.plan.file import check_output
 
     attempt = Attempts()
     asking = Asking(physical(given), attempt)
@@ -161,9 +161,9 @@ def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
 
 def _on_best_mesh(session: Session, request: _Request) -> tuple[_Request, Plan, Mapping[str, Any]]:
     """The request on the best logical mesh, the plan, and what a document says of all meshes."""
-    from shardplan.render.meshes import meshes_record, show_meshes  # noqa: PLC0415
-    from shardplan.stages.meshes import best_of  # noqa: PLC0415
-    from shardplan.study.request import cluster_of  # noqa: PLC0415
+    from shardplan.render.meshes import meshes_record, show_meshes
+    from shardplan.stages.meshes import best_of
+    from shardplan.study.request import cluster_of
 
     trials = search_meshes(session, request.model, request.cluster, request.options)
     best = best_of(trials)
@@ -177,12 +177,12 @@ def _on_best_mesh(session: Session, request: _Request) -> tuple[_Request, Plan, 
 
 
 def _plan(session: Session, request: _Request, on_progress: Any) -> Plan:
-    from shardplan.planning import plan_model  # noqa: PLC0415
+    from shardplan.planning import plan_model
 
     try:
         return plan_model(request.model, request.cluster, request.options, on_progress, session.say)
     except InfeasibleError as problem:
-        from shardplan.plan.encode import infeasible_summary  # noqa: PLC0415
+        from shardplan.plan.encode import infeasible_summary
 
         limit = request.options.memory_limit_bytes or request.cluster.device.usable_bytes
         session.failure = {"plan": None, "summary": infeasible_summary(limit)}
@@ -191,8 +191,8 @@ def _plan(session: Session, request: _Request, on_progress: Any) -> Plan:
 
 def _with_remedies(session: Session, problem: InfeasibleError, request: _Request) -> InfeasibleError:
     """The same, with a hint that was tried; where constraints are to blame they are all there is to say."""
-    from shardplan.study.remedies import find_remedies, remedies_record, remedies_text  # noqa: PLC0415
-    from shardplan.units import Measure  # noqa: PLC0415
+    from shardplan.study.remedies import find_remedies, remedies_record, remedies_text
+    from shardplan.units import Measure
 
     first, *rest = problem.diagnostics
     remedies = () if first.file else find_remedies(request.model, request.cluster, request.options)
@@ -205,10 +205,10 @@ def _with_remedies(session: Session, problem: InfeasibleError, request: _Request
 
 def _deliver(session: Session, request: _Request, plan: Plan, also: Mapping[str, Any], *, require_optimal: bool) -> int:
     """Write the plan, say how it stands (in a document `also` this), and choose the exit code."""
-    from shardplan.plan.encode import dumps, summary_record  # noqa: PLC0415
-    from shardplan.plan.file import write_text  # noqa: PLC0415
-    from shardplan.render.solved import describe_outcome  # noqa: PLC0415
-    from shardplan.units import Measure  # noqa: PLC0415
+    from shardplan.plan.encode import dumps, summary_record
+    from shardplan.plan.file import write_text
+    from shardplan.render.solved import describe_outcome
+    from shardplan.units import Measure
 
     text = dumps(plan)
     if request.output == STANDARD_OUTPUT:
@@ -234,8 +234,8 @@ def _deliver(session: Session, request: _Request, plan: Plan, also: Mapping[str,
 
 def _study(session: Session, request: _Request, plan: Plan) -> Mapping[str, Any]:
     """What the plan, which is written by now, is worth under other constants; what a document says of it."""
-    from shardplan.render.robust import describe_robustness, robustness_record  # noqa: PLC0415
-    from shardplan.study.robust import robustness  # noqa: PLC0415
+    from shardplan.render.robust import describe_robustness, robustness_record
+    from shardplan.study.robust import robustness
 
     found = robustness(request.model, request.cluster, request.options, plan, request.draws)
     if request.output != STANDARD_OUTPUT:

@@ -55,11 +55,11 @@ def split(
     same share a file; split.json in DIR says which is whose. Weights quantised in groups (GPTQ, AWQ, MLC, MatMulNBits)
     are cut as the weight they stand for. Little memory is needed. What was interrupted goes on when it is called again.
     """
-    from shardplan.loading.assign import assign  # noqa: PLC0415
-    from shardplan.loading.checkpoint import open_checkpoint  # noqa: PLC0415
-    from shardplan.loading.split import split as write_files  # noqa: PLC0415
-    from shardplan.plan.file import read_plan  # noqa: PLC0415
-    from shardplan.runtime.stages import stage_plan, weights_of_others  # noqa: PLC0415
+    from shardplan.loading.assign import assign
+    from shardplan.loading.checkpoint import open_checkpoint
+    from shardplan.loading.split import split as write_files
+    from shardplan.plan.file import read_plan
+    from shardplan.runtime.stages import stage_plan, weights_of_others
 
     attempt = Attempts()
     renamed = attempt(lambda: dict(map(_rename, renames)))
@@ -96,8 +96,8 @@ def _bar(session: Session) -> Iterator[Progress | None]:
     if session.quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True, no_color=session.color == "never" or None)
@@ -107,7 +107,7 @@ def _bar(session: Session) -> Iterator[Progress | None]:
 
 
 def _show(console: Console, assignment: Assignment, made: Split, output: str) -> None:
-    from shardplan.units import size  # noqa: PLC0415
+    from shardplan.units import size
 
     stored = _stored_bytes(assignment)
     number = len(assignment.checkpoint.entries)
@@ -148,7 +148,7 @@ def _stored_bytes(assignment: Assignment) -> int:
 
 def _repeated(assignment: Assignment, made: Split) -> list[Diagnostic]:
     """A note where replicas take much room."""
-    from shardplan.units import size  # noqa: PLC0415
+    from shardplan.units import size
 
     stored = _stored_bytes(assignment)
     if made.written_bytes < _MUCH * stored:
@@ -164,7 +164,7 @@ def _repeated(assignment: Assignment, made: Split) -> list[Diagnostic]:
 def _peak_bytes() -> int | None:
     """Most memory that this process has had resident; None where the system does not tell."""
     try:
-        import resource  # noqa: PLC0415
+        import resource
     except ImportError:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

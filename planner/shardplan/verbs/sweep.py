@@ -81,11 +81,11 @@ def sweep(session: Session, /, **given: Any) -> int:
 
     Exits with 3 when not one plan fits.
     """
-    from shardplan.graph.options import PlanOptions  # noqa: PLC0415
-    from shardplan.render.sweep import draw_sweep, show_sweep  # noqa: PLC0415
-    from shardplan.stages.engines import engine_of  # noqa: PLC0415
-    from shardplan.stages.sweep import pareto, sweep_record  # noqa: PLC0415
-    from shardplan.stages.sweep import sweep as run  # noqa: PLC0415
+    from shardplan.graph.options import PlanOptions
+    from shardplan.render.sweep import draw_sweep, show_sweep
+    from shardplan.stages.engines import engine_of
+    from shardplan.stages.sweep import pareto, sweep_record
+    from shardplan.stages.sweep import sweep as run
 
     attempt = Attempts()
     dims = attempt(lambda: parse_dims(given["dims"]))
@@ -118,10 +118,10 @@ def sweep(session: Session, /, **given: Any) -> int:
 
 def _requests(given: Mapping[str, Any]) -> tuple[Request, ...]:
     """Every combination asked for. Raises `ShardplanError` with every word that is none."""
-    from typing import get_args  # noqa: PLC0415
+    from typing import get_args
 
-    from shardplan.graph.options import Remat  # noqa: PLC0415
-    from shardplan.stages.sweep import all_requests  # noqa: PLC0415
+    from shardplan.graph.options import Remat
+    from shardplan.stages.sweep import all_requests
 
     micro, remats = _words(given["microbatches"]), _words(given["remats"])
     stages = _words(given["stages"]) if given["stages"] else ("1",)
@@ -139,8 +139,8 @@ def _requests(given: Mapping[str, Any]) -> tuple[Request, ...]:
 
 def _check_meshes(clusters: Sequence[str], meshes: Sequence[str]) -> None:
     """Raises `ShardplanError` with every profile that cannot be read, and every mesh that none of them can have."""
-    from shardplan.cluster.mesh import make_cluster  # noqa: PLC0415
-    from shardplan.cluster.profile import load_profile  # noqa: PLC0415
+    from shardplan.cluster.mesh import make_cluster
+    from shardplan.cluster.profile import load_profile
 
     loading = Attempts()
     read = [loading(functools.partial(load_profile, name)) for name in clusters]
@@ -176,8 +176,8 @@ class _Bar:
     """A bar on standard error while there is a terminal to draw it on."""
 
     def __init__(self, total: int, *, enabled: bool) -> None:
-        from rich.console import Console  # noqa: PLC0415
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
         console = Console(file=sys.stderr)

@@ -34,9 +34,9 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
     The plan's own step is a sum that takes some communication to hide behind compute; this one hides it only where
     there is something to compute while it runs.
     """
-    from shardplan.plan.file import read_plan, write_other  # noqa: PLC0415
-    from shardplan.plan.timeline import chrome_trace, streams_of  # noqa: PLC0415
-    from shardplan.plan.timeline import timeline as lay_out  # noqa: PLC0415
+    from shardplan.plan.file import read_plan, write_other
+    from shardplan.plan.timeline import chrome_trace, streams_of
+    from shardplan.plan.timeline import timeline as lay_out
 
     if session.as_json and output == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
@@ -61,7 +61,7 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
 
 
 def _show(console: Console, laid_out: Timeline, busy: dict[str, float], summary: Summary, output: str | None) -> None:
-    from shardplan.units import duration  # noqa: PLC0415
+    from shardplan.units import duration
 
     def line(label: str, text: str) -> None:
         console.print(f"{label:<9} {text}", highlight=False, markup=False)

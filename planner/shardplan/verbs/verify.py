@@ -36,17 +36,17 @@ def verify(
     Weights are the model's own where its file has them, else random. Symbolic dims are bound as the plan says. Exits
     with 0 when all values are equal and all collectives move what the plan says, with 1 when not.
     """
-    from shardplan.render.verify import show_verification, verification_document  # noqa: PLC0415
-    from shardplan.spmd.verify import verify_plan  # noqa: PLC0415
+    from shardplan.render.verify import show_verification, verification_document
+    from shardplan.spmd.verify import verify_plan
 
     loaded, planned = _read(model, plan, dims)
     values = {}
     if shrink:
-        from shardplan.spmd.twin import shrink as make_twin  # noqa: PLC0415
+        from shardplan.spmd.twin import shrink as make_twin
 
         loaded, planned = make_twin(loaded, planned)
     else:
-        from shardplan.spmd.weights import stored_values  # noqa: PLC0415
+        from shardplan.spmd.weights import stored_values
 
         values = stored_values(model, loaded) if Path(model).is_file() else {}
     report = verify_plan(loaded, planned, values, rtol=rtol, seed=seed)
@@ -59,7 +59,7 @@ def verify(
 
 def _read(model: str, plan: str, dims: tuple[str, ...]) -> tuple[Model, Plan]:
     """Both files; the dims of the plan bind those of the model unless the command line says otherwise."""
-    from shardplan.plan.file import read_plan  # noqa: PLC0415
+    from shardplan.plan.file import read_plan
 
     attempt = Attempts()
     given = attempt(lambda: parse_dims(dims))
