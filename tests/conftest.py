@@ -1,6 +1,36 @@
-"""What all tests share: laws have no deadline, for a machine that is busy breaks none."""
+"""What all tests share: the examples that laws are shown, and which tests run in one process.
 
+`fixed`, the profile of every ordinary run: a law is shown the same examples wherever and whenever it runs. `fresh`,
+asked for with `--hypothesis-profile=fresh`: examples nobody has seen, from `--hypothesis-seed=N` if that is given. No
+law has a deadline: a machine that is busy breaks none.
+"""
+
+from __future__ import annotations
+
+import pytest
 from hypothesis import settings
 
-settings.register_profile("unhurried", parent=settings(), deadline=None)
-settings.load_profile("unhurried")
+settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
+settings.register_profile("fresh", deadline=None, derandomize=False, print_blob=True)
+settings.load_profile("fixed")
+
+TOGETHER = ("tests/torch/", "tests/jax/")
+"""Folders whose tests run in one worker of pytest-xdist: they load a framework and share processes. They go first."""
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(TOGETHER))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Hands out whole files, so that what the tests of a file share is made once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
+            return folder or nodeid.split("::", 1)[0]
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log) if config.getoption("dist") == "load" else None

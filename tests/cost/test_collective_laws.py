@@ -77,15 +77,17 @@ def axis_sets(cluster):
 
 
 @given(clusters())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_price_rises_is_concave_and_is_nothing_for_one_device(cluster):
+    """Every curve rises; by how much from payload to payload may be below what a float can add to its price."""
     model = CollectiveModel(cluster)
     for kind, axes in itertools.product(KINDS, axis_sets(cluster)):
         prices = [model.seconds(kind, axes, payload) for payload in PAYLOADS]
         if cluster.mesh.ways(axes) == 1:
             assert set(prices) == {0.0}
             continue
-        assert all(low < high for low, high in itertools.pairwise(prices))
+        assert all(per_byte > 0 or ramp > 0 for _, per_byte, ramp in model.prices(kind, axes))
+        assert all(0 < low <= high for low, high in itertools.pairwise(prices))
         for payload, price in zip(PAYLOADS, prices, strict=True):
             middle = model.seconds(kind, axes, 2.5 * payload)
             ends = (price + model.seconds(kind, axes, 4 * payload)) / 2
@@ -94,7 +96,7 @@ def test_price_rises_is_concave_and_is_nothing_for_one_device(cluster):
 
 
 @given(clusters())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_reduction_is_between_its_halves_and_their_sum(cluster):
     model = CollectiveModel(cluster)
     for axes, payload in itertools.product(axis_sets(cluster), PAYLOADS):
@@ -104,7 +106,7 @@ def test_a_reduction_is_between_its_halves_and_their_sum(cluster):
 
 
 @given(clusters())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_exchanges_cost_at_most_a_gather_of_everything(cluster):
     model = CollectiveModel(cluster)
     for axes, payload in itertools.product(axis_sets(cluster), PAYLOADS):
@@ -114,7 +116,7 @@ def test_exchanges_cost_at_most_a_gather_of_everything(cluster):
 
 
 @given(clusters())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_one_collective_over_several_axes_costs_at_most_one_over_each(cluster):
     model = CollectiveModel(cluster)
     for axes in axis_sets(cluster):
@@ -134,7 +136,7 @@ def test_one_collective_over_several_axes_costs_at_most_one_over_each(cluster):
 
 
 @given(clusters())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_groups_of_equal_size_never_gain_by_spanning_more_machines(cluster):
     model = CollectiveModel(cluster)
 
@@ -154,7 +156,7 @@ def test_groups_of_equal_size_never_gain_by_spanning_more_machines(cluster):
 
 
 @given(clusters(measured=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_twice_the_bandwidth_is_never_slower(cluster):
     def doubled(level):
         return replace(
@@ -171,7 +173,7 @@ def test_twice_the_bandwidth_is_never_slower(cluster):
 
 
 @given(clusters())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_many_payloads_at_once_are_priced_as_one_by_one(cluster):
     model = CollectiveModel(cluster)
     payloads = np.array([[0.0, *PAYLOADS[:3]], [*PAYLOADS[3:], 0.0]])
@@ -181,7 +183,7 @@ def test_many_payloads_at_once_are_priced_as_one_by_one(cluster):
 
 
 @given(clusters(), st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_neither_the_order_of_axes_nor_of_questions_matters(cluster, data):
     questions = list(itertools.product(KINDS, axis_sets(cluster)))
     forwards, shuffled = CollectiveModel(cluster), CollectiveModel(cluster)

@@ -214,7 +214,7 @@ def test_backward_is_the_transpose(sizes):
         assert_transpose(mesh, source, target, array, covector)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.data())
 def test_backward_is_the_transpose_on_three_axes(data):
     mesh = mesh_of((2, 2, 2))
@@ -240,7 +240,7 @@ def prices_of_three(table, price):
     return np.min(two[:, :, None] + one[None, :, :], axis=1)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 @given(st.sampled_from([(2, 2), (2, 3), (4, 2)]), st.integers(0, 2**32 - 1), st.booleans())
 def test_no_three_collectives_are_cheaper(sizes, seed, wild):
     """Against all sequences of at most three single collectives, at ordinary and at arbitrary prices."""

@@ -26,7 +26,7 @@ def parts(draw):
     return shape, tuple(runs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(parts(), st.sampled_from([1, 16, 1 << 20]), st.sampled_from([1, 8, 1 << 20]))
 def test_parts_are_the_product_of_their_runs(tmp_path_factory, case, window, chunk):
     shape, runs = case
@@ -41,7 +41,7 @@ def test_parts_are_the_product_of_their_runs(tmp_path_factory, case, window, chu
     assert np.array_equal(found, expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 5), max_size=4), st.sampled_from([1, 7, 64, 4096]))
 def test_windows_cover_a_tensor_in_order(shape, limit):
     whole = np.arange(math.prod(shape), dtype=np.int16).reshape(shape or (1,))

@@ -89,7 +89,7 @@ def layouts(draw):
     return mesh, shape, layout
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(layouts())
 def test_exported_steps_load_what_the_plan_says(tmp_path_factory, case):
     mesh, shape, layout = case
@@ -210,7 +210,7 @@ STEPS = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(STEPS, max_size=3), st.sampled_from([(), (8,), (8, 4)]), st.sampled_from([1, 2, 4]))
 def test_whatever_the_steps_are_they_load_what_they_declare_or_are_refused(tmp_path_factory, steps, shape, ranks):
     rows = [[function, declared, *numbers] for function, declared, numbers in steps]

@@ -85,7 +85,7 @@ def test_splitting_equals_loading(tmp_path):
             assert tensor.array.tobytes() == after[name].array.tobytes()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 40), st.permutations([Layout.of(S(0), S(1)), Layout.of(R, S(1)), Layout.of(S(1), S(0))]))
 def test_the_size_of_windows_does_not_matter(tmp_path_factory, window, layouts):
     folder = tmp_path_factory.mktemp("w")

@@ -52,7 +52,7 @@ def distinct(before, layer, after):
     return (not before or before[-1] not in layer) and (not after or after[0] not in layer)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(kinds, st.integers(2, 9), st.lists(st.sampled_from(["Cos", "Sin"]), max_size=4), st.booleans())
 def test_all_layers_of_a_chain_are_found(layer, copies, rest, modules):
     builder = Builder(modules)
@@ -73,7 +73,7 @@ def test_all_layers_of_a_chain_are_found(layer, copies, rest, modules):
         assert block.names == tuple(f"block {number}" for number in range(copies))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(kinds, min_size=1, max_size=8))
 def test_copies_are_isomorphic(layers):
     """Whatever is found: equal operators on equal shapes, in one place only, each fed by the one before."""

@@ -39,7 +39,7 @@ def arrays(dtype, rank=2):
 
 
 @pytest.mark.parametrize("name", ["Identity", "Neg", "Abs", "Floor", "Ceil", "Not"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_unary(name, data):
     dtype = np.bool_ if name == "Not" else np.float32 if name in ("Floor", "Ceil") else np.int64
@@ -54,7 +54,7 @@ def test_square_root():
     "name", ["Add", "Sub", "Mul", "Div", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Max", "Min"]
 )
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_binary(name, dtype, data):
     left, right = data.draw(arrays(dtype)), data.draw(arrays(dtype, rank=0))
@@ -76,7 +76,7 @@ def test_logic(name):
     same(helper.make_node(name, ["x", "z"], ["y"]), [left, right])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(arrays(np.int64), st.data())
 def test_slice(array, data):
     bound = st.integers(-7, 7) | st.sampled_from([2**63 - 1, -(2**63) + 1])

@@ -93,7 +93,7 @@ def test_truncated_file():
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_no_damage_to_a_file_escapes_as_another_exception(data):
     model = parser.parse_model(

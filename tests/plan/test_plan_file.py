@@ -192,7 +192,7 @@ def parameters(draw: st.DrawFn) -> TensorDecision:
 
 
 @given(parameter=parameters(), time_ns=st.integers(0, 10**15), gap=st.floats(0, 1))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_parameter_and_any_time_come_back(parameter: TensorDecision, time_ns: int, gap: float):
     summary = example_summary(step_ns=time_ns, gap=gap)
     plan = Plan({"name": "m"}, {"name": "c"}, SMALL_MESH, ("up",) * AXES, summary, (parameter,), (), ())

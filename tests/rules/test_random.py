@@ -11,7 +11,7 @@ from rule_cases import Case, f, i
 from rule_execution import prove, prove_linear
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6])
-FEW = settings(max_examples=40, deadline=None, derandomize=True)
+FEW = settings(max_examples=40)
 
 
 def prove_all(case: Case) -> None:

@@ -63,7 +63,7 @@ def legal_cases(draw):
     return mesh, tuple(shape), layout, perm
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(legal_cases())
 def test_shards_tile_the_tensor_and_agree_with_the_numpy_machine(case):
     mesh, shape, layout, perm = case
@@ -80,7 +80,7 @@ def test_shards_tile_the_tensor_and_agree_with_the_numpy_machine(case):
     assert Counter(np.concatenate([local.reshape(-1) for local in first]).tolist()) == Counter(range(whole.size))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(legal_cases())
 def test_pieces_fill_the_local_tensor_once(case):
     mesh, shape, layout, _ = case

@@ -69,7 +69,7 @@ def enumerated(choices: Choices) -> float:
     return best
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     units=st.integers(1, 4),
