@@ -35,8 +35,8 @@ from shardplan.errors import ShardplanError  # noqa: E402
 from shardplan.graph.options import PlanOptions  # noqa: E402
 from shardplan.model.read import read_model  # noqa: E402
 from shardplan.model.types import Model  # noqa: E402
-from shardplan.spmd.twin import shrink  # noqa: E402
-from shardplan.spmd.verify import verify_plan  # noqa: E402
+from shardplan.program.machine.verify import verify_plan  # noqa: E402
+from shardplan.program.shrink.shrink import shrink  # noqa: E402
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 DIMS = {"llama3_8b_dyn": {"batch": 8, "seq": 2048}, "gpt2_small_dyn": {"batch": 8, "seq": 1024}}

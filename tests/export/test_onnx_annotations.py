@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from small_models import proto_of, small_model
 
 from shardplan.errors import ShardplanError
-from shardplan.export.onnx_annotations import export_annotations, sharding_spec
-from shardplan.export.onnx_validate import validate_annotations
+from shardplan.export.onnx.annotations import export_annotations, sharding_spec
+from shardplan.export.onnx.validate import validate_annotations
 from shardplan.export.types import Source
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import tile

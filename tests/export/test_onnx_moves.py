@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, checker, helper, numpy_helper
 
-from shardplan.export.onnx_graph import COORDINATES, DOMAIN, Graph
-from shardplan.export.onnx_moves import emit_steps
-from shardplan.export.onnx_reference import run_ranks
+from shardplan.export.onnx.reference import run_ranks
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import legal_for, local_shape
 from shardplan.layout.lower import Step, by_bytes, lower
@@ -21,7 +19,9 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import P, R, S
 from shardplan.layout.table import transition_table
 from shardplan.model.types import Tensor
-from shardplan.spmd.collectives import shard, unshard
+from shardplan.program.collectives import shard, unshard
+from shardplan.program.moves import emit_steps
+from shardplan.program.steps import COORDINATES, DOMAIN, Graph
 
 
 def mesh_of(sizes):

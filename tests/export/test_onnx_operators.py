@@ -13,14 +13,14 @@ from rule_cases import Case, f, index
 from strategies import strategy_plans
 
 from shardplan.errors import ShardplanError
-from shardplan.export import onnx_kernels as kernels
-from shardplan.export.onnx_spmd import write_folder
+from shardplan.export.onnx import kernels
+from shardplan.export.onnx.folder import write_folder
 from shardplan.layout.mesh import Mesh
+from shardplan.program.lower import lower_program
+from shardplan.program.operators.kernels import KERNELS
 from shardplan.rules import rule_for
 from shardplan.rules.composed import composed
 from shardplan.rules.signature import sign
-from shardplan.spmd.kernels import KERNELS
-from shardplan.spmd.lower import lower_program
 
 MESHES = (Mesh.of(a=2), Mesh.of(a=2, b=2))
 MOST = 8
@@ -28,7 +28,7 @@ MOST = 8
 
 
 def cases_of_the_machine() -> dict[str, Case]:
-    path = Path(__file__).parents[1] / "spmd" / "test_operators.py"
+    path = Path(__file__).parents[1] / "program" / "test_operators.py"
     spec = importlib.util.spec_from_file_location("cases_of_the_machine", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 from small_models import MODELS, small_model
 
 from shardplan.errors import ShardplanError
-from shardplan.export.onnx_graph import COORDINATES, DOMAIN
-from shardplan.export.onnx_spmd import export_spmd
+from shardplan.export.onnx.folder import export_spmd
 from shardplan.export.types import Source
 from shardplan.model.read import read_model
+from shardplan.program.steps import COORDINATES, DOMAIN
 
 LARGE = Path(__file__).parents[1] / "models"
 

@@ -9,8 +9,8 @@ from tensor_parallel import LLAMA, QWEN, one_layer, planned
 
 from shardplan.export.tp_plan import export_portable, export_tp_plan
 from shardplan.model.read import read_model
-from shardplan.spmd.evaluate import evaluate
-from shardplan.spmd.weights import random_values
+from shardplan.program.machine.values import random_values
+from shardplan.program.reference.evaluate import evaluate
 
 
 class Ranks:

@@ -19,7 +19,7 @@ from tiny_models import megatron, tiny_gpt
 
 from shardplan.constraints.parse import parse_constraints
 from shardplan.planning import PlanOptions, plan_model
-from shardplan.spmd.verify import verify_plan
+from shardplan.program.machine.verify import verify_plan
 
 FORWARD = [
     ("gpt", "2x2", "Megatron"),

@@ -14,7 +14,7 @@ import pytest
 from forced_plans import INFERENCE, TRAINING, forced_plan
 from small_models import MODELS, small_model
 
-from shardplan.spmd.verify import verify_plan
+from shardplan.program.machine.verify import verify_plan
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from shardplan.layout.lower import backward, by_bytes, lower, wire_share
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, R, S
 from shardplan.layout.table import transition_table
-from shardplan.spmd.collectives import run, run_sequence, shard, unshard
+from shardplan.program.collectives import run, run_sequence, shard, unshard
 
 FLAT = [(2, 2), (2, 3), (4,), (3,)]
 DEEP = [(2, 2, 2)]

@@ -18,9 +18,9 @@ from shardplan.plan.decode import loads
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.encode import dumps
 from shardplan.planning import plan_model
+from shardplan.program.machine.verify import verify_plan
+from shardplan.program.shrink.shrink import shrink
 from shardplan.render.show import show_document, show_plan
-from shardplan.spmd.twin import shrink
-from shardplan.spmd.verify import verify_plan
 from shardplan.study.check import check_plan
 from shardplan.study.evaluate import evaluate_plan
 from shardplan.study.request import options_of

@@ -22,10 +22,10 @@ from shardplan.layout.placement import RP, R, S
 from shardplan.plan.file import read_plan
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
 from shardplan.plan.types import TensorDecision
+from shardplan.program.collectives import shard as numpy_shards
 from shardplan.runtime.arrays import assemble, cut
 from shardplan.runtime.lookup import coordinates_of
 from shardplan.runtime.shards import Piece, Shard, replica_of, runs_of, shard_of
-from shardplan.spmd.collectives import shard as numpy_shards
 
 PLANS = Path(__file__).parents[2] / "plans"
 

@@ -17,7 +17,7 @@ from shardplan.model.read import read_model
 from shardplan.models.named import described
 from shardplan.plan.encode import dumps
 from shardplan.plan.file import read_plan, write_plan
-from shardplan.spmd.verify import verify_plan
+from shardplan.program.machine.verify import verify_plan
 from shardplan.stages.manual import ManualStages, StageWish, read_stages, stages_of
 from shardplan.stages.plan import plan_stages
 from shardplan.stages.schedule import parse_schedule

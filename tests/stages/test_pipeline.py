@@ -26,8 +26,8 @@ from shardplan.plan.diff import diff_plans
 from shardplan.plan.encode import dumps
 from shardplan.plan.timeline import streams_of, timeline
 from shardplan.planning import Planner, plan_model
+from shardplan.program.machine.verify import verify_plan
 from shardplan.rules import model_rules
-from shardplan.spmd.verify import verify_plan
 from shardplan.stages.chain import RunCosts
 from shardplan.stages.cut import chain_of, part_of
 from shardplan.stages.pipeline import Stager

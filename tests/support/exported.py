@@ -9,17 +9,17 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from shardplan.export.onnx_reference import read_ranks, run_ranks
-from shardplan.export.onnx_spmd import write_folder
+from shardplan.export.onnx.folder import write_folder
+from shardplan.export.onnx.reference import read_ranks, run_ranks
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
+from shardplan.program.collectives import unshard
+from shardplan.program.lower import lower_program
+from shardplan.program.machine.run import place
+from shardplan.program.machine.values import random_values
+from shardplan.program.reference.evaluate import evaluate, widen
+from shardplan.program.types import Program
 from shardplan.rules.types import Rule
-from shardplan.spmd.collectives import unshard
-from shardplan.spmd.evaluate import evaluate, widen
-from shardplan.spmd.lower import lower_program
-from shardplan.spmd.machine import place
-from shardplan.spmd.program import Program
-from shardplan.spmd.weights import random_values
 
 RTOL = 2e-4
 

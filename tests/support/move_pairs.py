@@ -15,7 +15,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.lower import Step, lower, wire_share
 from shardplan.layout.placement import P, S
 from shardplan.layout.table import transition_table
-from shardplan.spmd.collectives import run, shard, unshard
+from shardplan.program.collectives import run, shard, unshard
 
 MESHES = ("2x2", "2x3", "2x2x2")
 SMALL, LARGE = 1 << 10, 1 << 28

@@ -14,16 +14,16 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import R
+from shardplan.program.collectives import shard, unshard
+from shardplan.program.localise import localise
+from shardplan.program.lower import dtypes_around
+from shardplan.program.machine.talk import Talk
+from shardplan.program.operators.kernels import kernel_for
+from shardplan.program.reference.evaluate import evaluate
+from shardplan.program.reference.random import draws
+from shardplan.program.types import Site
 from shardplan.rules import family_of
 from shardplan.rules.types import Option
-from shardplan.spmd.collectives import shard, unshard
-from shardplan.spmd.evaluate import evaluate
-from shardplan.spmd.kernels import kernel_for
-from shardplan.spmd.localise import localise
-from shardplan.spmd.lower import dtypes_around
-from shardplan.spmd.program import Site
-from shardplan.spmd.random import draws
-from shardplan.spmd.talk import Talk
 
 Strategy = tuple[Option | None, ...]
 RTOL, SINGLE_RTOL = 1e-6, 1e-4

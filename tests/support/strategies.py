@@ -11,8 +11,8 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model
 from shardplan.plan.types import Memory, OperatorDecision, Plan, Summary, TensorDecision
+from shardplan.program.types import placements_of
 from shardplan.rules.types import Option, Rule
-from shardplan.spmd.program import placements_of
 
 NOTHING = Summary("optimal", 0, 0, 0.0, 0, 0, 0, 0, Memory(0, 0, 0, 0, 0), 0)
 

@@ -12,8 +12,8 @@ from tiny_models import megatron, tiny_gpt
 
 from shardplan.constraints.parse import parse_constraints
 from shardplan.planning import PlanOptions, plan_model
+from shardplan.program.machine.verify import verify_plan
 from shardplan.runtime.predicted import predicted_collectives
-from shardplan.spmd.verify import verify_plan
 
 
 @pytest.mark.parametrize(("mesh", "wire_bytes"), [("2x2", 20_480), ("4x4", 15_360)])

@@ -47,14 +47,14 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "onnx",
         "the model's file with ONNX's multi-device annotations on its nodes",
-        "shardplan.export.onnx_annotations:export_annotations",
+        "shardplan.export.onnx.annotations:export_annotations",
         needs_model=True,
         writes="file",
     ),
     Target(
         "onnx-spmd",
         "the program of every rank in ONNX, with collectives as nodes and the weights cut",
-        "shardplan.export.onnx_spmd:export_spmd",
+        "shardplan.export.onnx.folder:export_spmd",
         needs_model=True,
         writes="folder",
     ),

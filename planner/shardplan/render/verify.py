@@ -8,8 +8,8 @@ from collections import Counter
 from rich.console import Console
 
 from shardplan.model.types import Model
+from shardplan.program.machine.run import Report
 from shardplan.render.console import emit
-from shardplan.spmd.machine import Report
 
 
 def show_verification(console: Console, report: Report, model: Model, *, shrunk: bool) -> None:

@@ -20,7 +20,7 @@ from shardplan.layout.lower import Step, by_bytes, lower
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import P, S
 from shardplan.plan.types import Move, Plan, TensorDecision
-from shardplan.spmd.steps import retrace
+from shardplan.program.retrace import retrace
 from shardplan.torch.grid import Grid
 from shardplan.torch.microbatch import microbatches_of
 from shardplan.torch.steps import run_steps

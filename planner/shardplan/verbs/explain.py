@@ -49,7 +49,7 @@ def explain(
     whole = load_model_of(loaded, plan, model)
     subject, file, part, label = loaded, plan, whole, ""
     if loaded.pipeline is not None:
-        from shardplan.spmd.pipeline import stage_of
+        from shardplan.program.machine.pipeline import stage_of
 
         subject, file, part = stage_of(whole, loaded, plan, name)
         label = next(f"{stage.name}: " for stage in loaded.pipeline.stages if stage.plan is subject)

@@ -36,17 +36,17 @@ def verify(
     Weights are the model's own where its file has them, else random. Symbolic dims are bound as the plan says. Exits
     with 0 when all values are equal and all collectives move what the plan says, with 1 when not.
     """
+    from shardplan.program.machine.verify import verify_plan
     from shardplan.render.verify import show_verification, verification_document
-    from shardplan.spmd.verify import verify_plan
 
     loaded, planned = _read(model, plan, dims)
     values = {}
     if shrink:
-        from shardplan.spmd.twin import shrink as make_twin
+        from shardplan.program.shrink.shrink import shrink as make_twin
 
         loaded, planned = make_twin(loaded, planned)
     else:
-        from shardplan.spmd.weights import stored_values
+        from shardplan.program.machine.values import stored_values
 
         values = stored_values(model, loaded) if Path(model).is_file() else {}
     report = verify_plan(loaded, planned, values, rtol=rtol, seed=seed)

@@ -1,0 +1,192 @@
+"""`--to onnx-spmd`: a folder with the ONNX program of every rank, its shards of the weights, and a manifest.
+
+    shardplan-spmd.json      what the program reads and makes, and how that is laid out over the mesh
+    rank-0/program.onnx      the program: the same bytes for every rank
+    rank-0/rank.data         this rank's coordinates and its shards of the weights
+    rank-0/shared.data       weights that every device holds whole: the same bytes for every rank
+    rank-1/...
+
+Files that are the same for all ranks are written once and linked. Weights that the model's file does not have become
+inputs of the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import shardplan
+from shardplan.export.files import folder_in_place
+from shardplan.export.onnx.writer import ProgramWriter
+from shardplan.export.types import Exported, Source
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import local_shape
+from shardplan.layout.text import to_text
+from shardplan.plan.types import Plan
+from shardplan.program.lower import lower_program
+from shardplan.program.machine.run import place
+from shardplan.program.machine.values import iterate_stored
+from shardplan.program.steps import COORDINATES, DOMAIN, DOMAIN_VERSION, Array, Graph
+from shardplan.program.types import Program, Value
+
+MANIFEST, PROGRAM, RANK_DATA, SHARED_DATA = "shardplan-spmd.json", "program.onnx", "rank.data", "shared.data"
+FORMAT_VERSION = "1.0"
+IR_VERSION = 10
+"""The first that has metadata on nodes."""
+_ALIGNMENT = 64
+
+
+def export_spmd(plan: Plan, source: Source, output: Path) -> Exported:
+    """Write the folder `output`. Raises `ShardplanError`: `stale-plan` for a plan of another model, `cannot-export` for
+    operators that have no form on one device, `unwritable-output`.
+    """
+    return write_folder(lower_program(source.model, plan), plan, source.path, output)
+
+
+def write_folder(program: Program, plan: Plan, path: Path | None, output: Path) -> Exported:
+    """Write the folder for a lowered program. `path`: the model's file, if it has one. Raises as `export_spmd`."""
+    writer = ProgramWriter(program)
+    writer.write()
+    with folder_in_place(output, MANIFEST) as folder:
+        weights = _Weights(folder, program, writer.weights)
+        weights.write(path)
+        proto = model_proto(writer, weights)
+        (folder / PROGRAM).write_bytes(proto.SerializeToString(deterministic=True))
+        manifest = _manifest(plan, program, writer, weights)
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        for name in (PROGRAM, SHARED_DATA):
+            _hand_out(folder, name, program.mesh.size)
+        files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return Exported(files=tuple(files))
+
+
+class _Weights:
+    """Data files of a folder under way. `entries`: initializers by name, as the program refers to them."""
+
+    def __init__(self, folder: Path, program: Program, wanted: Sequence[tuple[str, Value]]) -> None:
+        self.folder, self.program, self.mesh = folder, program, program.mesh
+        self.wanted: dict[str, list[tuple[str, Value]]] = {}
+        for name, value in wanted:
+            self.wanted.setdefault(value.tensor, []).append((name, value))
+        self.entries: dict[str, TensorProto] = {}
+
+    def write(self, path: Path | None) -> None:
+        """Coordinates and all weights that the model at `path` has."""
+        with contextlib.ExitStack() as stack:
+            ranks = []
+            for rank in range(self.mesh.size):
+                (self.folder / f"rank-{rank}").mkdir()
+                ranks.append(stack.enter_context((self.folder / f"rank-{rank}" / RANK_DATA).open("wb")))
+            shared = stack.enter_context((self.folder / SHARED_DATA).open("wb"))
+            places = [np.array(place, np.int64) for place in self.mesh.coordinates()]
+            self._append(COORDINATES, places, ranks, RANK_DATA)
+            for tensor, array in self._stored(path):
+                for name, value in self.wanted.get(tensor, ()):
+                    if value.layout == Layout.replicated(len(self.mesh)):
+                        self._append(name, [array], [shared], SHARED_DATA)
+                    else:
+                        self._append(name, place(array, value.layout, self.mesh), ranks, RANK_DATA)
+
+    def _stored(self, path: Path | None) -> Iterator[tuple[str, Array]]:
+        return iter(()) if path is None else iterate_stored(path, self.program.model)
+
+    def _append(self, name: str, arrays: Sequence[Array], files: Sequence[object], location: str) -> None:
+        """One array per file; all are equally long, so the initializer is the same for every rank."""
+        entry = TensorProto()
+        for array, file in zip(arrays, files, strict=True):
+            entry = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+            data = entry.raw_data
+            offset = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT  # type: ignore[attr-defined]
+            file.seek(offset)  # type: ignore[attr-defined]
+            file.write(data)  # type: ignore[attr-defined]
+            entry.ClearField("raw_data")
+            entry.data_location = TensorProto.EXTERNAL
+            for key, text in (("location", location), ("offset", str(offset)), ("length", str(len(data)))):
+                entry.external_data.add(key=key, value=text)
+        self.entries[name] = entry
+
+
+def model_proto(writer: ProgramWriter, weights: _Weights) -> ModelProto:
+    """The program as a model: weights that are there are initializers, the others inputs."""
+    graph, program = writer.graph, writer.program
+    absent = [name for name, _ in writer.weights if name not in weights.entries]
+    inputs = [graph.infos[name] for name in (*program.model.inputs, *absent)]
+    outputs = [graph.infos[name] for name in program.model.outputs]
+    boundary = {info.name for info in (*inputs, *outputs)}
+    infos = [info for name, info in graph.infos.items() if name not in boundary and name not in weights.entries]
+    made = helper.make_graph(
+        graph.nodes, program.model.name, inputs, outputs, [*weights.entries.values(), *graph.constants],
+        value_info=infos,
+    )  # fmt: skip
+    imports = [helper.make_opsetid(domain, version) for domain, version in sorted(writer.imports.items())]
+    proto: ModelProto = helper.make_model(made, opset_imports=imports, ir_version=IR_VERSION)
+    proto.producer_name, proto.producer_version = "shardplan", shardplan.__version__
+    return proto
+
+
+def _hand_out(folder: Path, name: str, ranks: int) -> None:
+    """Move a file into the folder of every rank: as links where the file system has them."""
+    for rank in range(ranks):
+        target = folder / f"rank-{rank}" / name
+        try:
+            os.link(folder / name, target)
+        except OSError:
+            shutil.copyfile(folder / name, target)
+    (folder / name).unlink()
+
+
+def _manifest(plan: Plan, program: Program, writer: ProgramWriter, weights: _Weights) -> dict[str, object]:
+    model, mesh = program.model, program.mesh
+    parameters = {parameter.tensor: parameter for parameter in model.parameters}
+    loaded = []
+    for name, value in writer.weights:
+        parameter = parameters.get(value.tensor)
+        identity = {"checkpoint": parameter.name, "perm": list(parameter.perm)} if parameter else {}
+        loaded.append({**_described(program, name, value), **identity, "present": name in weights.entries})
+    kept = {decision.name: decision.layout.forward for decision in plan.tensors}
+
+    def boundary(names: Sequence[str]) -> list[dict[str, object]]:
+        return [_described(program, name, Value(name, "kept", kept[name])) for name in names]
+
+    return {
+        "format": DOMAIN,
+        "format_version": FORMAT_VERSION,
+        "domain_version": DOMAIN_VERSION,
+        "model": {"name": model.name, "digest": plan.model.get("digest", "")},
+        "mesh": [{"name": axis.name, "size": axis.size} for axis in mesh.axes],
+        "ranks": mesh.size,
+        "inputs": boundary(model.inputs),
+        "outputs": boundary(model.outputs),
+        "weights": loaded,
+        "collectives": list(_collectives(writer.graph)),
+    }
+
+
+def _described(program: Program, name: str, value: Value) -> dict[str, object]:
+    tensor = program.tensor(value)
+    return {
+        "name": name,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "local_shape": list(local_shape(value.layout, program.mesh, tensor.shape)),
+        "layout": to_text(value.layout, program.mesh),
+    }
+
+
+def _collectives(graph: Graph) -> Iterator[dict[str, object]]:
+    """In the order in which they run, with the move of the plan that each is part of."""
+    for node in graph.nodes:
+        if node.domain == DOMAIN:
+            axis = next(attribute for attribute in node.attribute if attribute.name == "axis")
+            names = [name.decode() for name in axis.strings]
+            described: dict[str, object] = {"node": node.name, "kind": node.op_type, "axis": names}
+            notes = {entry.key.removeprefix("shardplan."): entry.value for entry in node.metadata_props}
+            described |= {key: int(text) if key == "payload_bytes" else text for key, text in notes.items()}
+            yield described

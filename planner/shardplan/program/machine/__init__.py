@@ -1,0 +1,1 @@
+"""Runs a program on all devices of a mesh in one process, and compares with the whole model."""

@@ -1,0 +1,107 @@
+"""Runs a pipeline: stage after stage on simulated devices, each from what the stage before handed on.
+
+A stage's devices compute from the value that the devices of the stage before have made, put together and laid out anew.
+Every value of a stage is compared with that part of the model run whole, the value handed on among them; so the last
+one is right when all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+from shardplan.errors import ShardplanError, error
+from shardplan.model.types import Model
+from shardplan.patterns import matches
+from shardplan.plan.types import Plan
+from shardplan.program import collectives
+from shardplan.program.machine.run import Machine, Report, runnable_program, usual_rtol
+from shardplan.program.machine.values import random_values
+from shardplan.program.types import Array, Compute, Program, Transfer, Value
+from shardplan.rules import model_rules
+from shardplan.stages.cut import begins, chain_at, part_of
+from shardplan.study.request import is_of
+
+
+def stage_models(model: Model, plan: Plan) -> Iterator[Model]:
+    """The part of `model` that each stage of `plan` runs. Raises `ShardplanError` for a model that cannot be cut."""
+    assert plan.pipeline is not None
+    stages = plan.pipeline.stages
+    chain = chain_at(model, begins(model, [[op.name for op in stage.plan.operators] for stage in stages]))
+    for number, stage in enumerate(stages):
+        yield part_of(chain, number, number + 1, str(stage.plan.model["name"]))
+
+
+def stage_of(model: Model, plan: Plan, file: str, name: str) -> tuple[Plan, str, Model]:
+    """The plan of the first stage that has a tensor or operator called `name` (a glob), its file, and its part of
+    `model`; the last stage where none has it, and the one that is said where `name` begins as `stage 1: `. Raises
+    `ShardplanError` (`stale-plan`) for another model."""
+    assert plan.pipeline is not None
+    if not is_of(plan, model):
+        raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
+    pairs = zip(stage_models(model, plan), plan.pipeline.stages, strict=True)
+    said = [stage.name for stage in plan.pipeline.stages if name.startswith(f"{stage.name}: ")]
+    for part, stage in pairs:
+        plan, found = stage.plan, (stage.plan, file, part)
+        if said:
+            if stage.name in said:
+                break
+            continue
+        known = {operator.name for operator in plan.operators}
+        known |= {text for tensor in plan.tensors for text in (tensor.name, tensor.checkpoint, *tensor.aliases)}
+        if any(matches(text, name) for text in known):
+            break
+    return found
+
+
+class _Stage(Machine):
+    """A machine that keeps what its devices make of one value: `sent`, put together."""
+
+    def __init__(
+        self, program: Program, values: Mapping[str, Array], rtol: float, microbatches: int, handed: str
+    ) -> None:
+        super().__init__(program, values, rtol, microbatches)
+        self.handed = handed
+        self.sent: Array | None = None
+
+    def _check(self, instruction: Transfer | Compute, value: Value, locals_: list[Array]) -> None:
+        super()._check(instruction, value, locals_)
+        if value.tensor == self.handed and self.report.mismatch is None:
+            self.sent = collectives.unshard(locals_, value.layout, self.mesh, rtol=self.rtol, atol=self.rtol)
+
+
+def verify_pipeline(
+    model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float | None = None, seed: int = 0
+) -> Report:
+    """As `verify_plan`, for a plan with stages: one report on all of them, up to the first value that differs."""
+    assert plan.pipeline is not None
+    rtol = rtol or usual_rtol(model)
+    programs = [
+        runnable_program(part, stage.plan, model_rules(part))
+        for part, stage in zip(stage_models(model, plan), plan.pipeline.stages, strict=True)
+    ]
+    values = random_values(model, seed, None, given)
+    micro = cast("int", plan.model.get("microbatches", 1))
+    total = Report(plan.mesh.size, rtol)
+    handed = {transfer.sender: transfer.tensor for transfer in plan.pipeline.handed}
+    for number, program in enumerate(programs):
+        made = {name for operator in program.model.operators for name in operator.outputs}
+        own = {name: values[name] for name in program.model.tensors if name not in made}
+        machine = _Stage(program, own, rtol, micro, handed.get(number, ""))
+        _add(total, machine.run())
+        if total.mismatch is not None:
+            break
+        if machine.sent is not None:
+            values[machine.handed] = machine.sent
+    return total
+
+
+def _add(total: Report, report: Report) -> None:
+    total.operators += report.operators
+    total.values += report.values
+    total.worst = max(total.worst, report.worst)
+    total.moved_bytes += report.moved_bytes
+    total.priced_bytes += report.priced_bytes
+    total.inner_bytes += report.inner_bytes
+    total.mispriced += report.mispriced
+    total.mismatch = report.mismatch

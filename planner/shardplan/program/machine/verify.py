@@ -1,0 +1,32 @@
+"""A plan run on simulated devices, its stages one after the other where it has some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.program.machine.pipeline import verify_pipeline
+from shardplan.program.machine.run import Machine, Report, runnable_program, usual_rtol
+from shardplan.program.machine.values import random_values
+from shardplan.program.types import Array
+from shardplan.rules import model_rules
+
+
+def verify_plan(
+    model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float | None = None, seed: int = 0
+) -> Report:
+    """Run `plan` for `model` on all devices of its mesh. `given`: known values of parameters; others are drawn from
+    `seed`. `rtol`: by default 1e-5, or 1e-4 where some operator can only be run in single precision.
+
+    Raises `ShardplanError`: as `lower_program`, `too-many-devices` beyond 64, `too-large` where the simulation would
+    not fit in a few GiB.
+    """
+    if plan.pipeline is not None:
+        return verify_pipeline(model, plan, given, rtol=rtol, seed=seed)
+    rules = model_rules(model)
+    program = runnable_program(model, plan, rules)
+    microbatches = plan.model.get("microbatches", 1)
+    assert isinstance(microbatches, int)
+    values = random_values(model, seed, rules, given)
+    return Machine(program, values, rtol or usual_rtol(model), microbatches).run()

@@ -1,0 +1,1 @@
+"""Single operators on whole values: ONNX's reference evaluator, and definitions where it has none."""

@@ -1,0 +1,344 @@
+"""A small twin of a large model with the same plan: fewer layers, smaller dims, every operator split as before.
+
+What holds for the twin holds for the model as far as structure goes: the same operators, the same strategies, the same
+moves, only shorter dims. Strategies are transferred by operator and option; segmented shards get the segments of the
+twin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from shardplan.errors import ShardplanError, error
+from shardplan.layout.collective import Collective
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import check, legal_for
+from shardplan.layout.lower import by_bytes, lower
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import Placement
+from shardplan.model.digest import structure_digest
+from shardplan.model.types import Model, Operator, Tensor
+from shardplan.plan.types import CollectiveStep, Move, OperatorDecision, Plan, TensorDecision
+from shardplan.program.localise import LOCALISERS
+from shardplan.program.lower import check_fresh, lower_program
+from shardplan.program.machine.run import MOST_BYTES, needed_bytes
+from shardplan.program.machine.values import index_limits
+from shardplan.program.retrace import retrace
+from shardplan.program.shrink.sizes import LEAST, Sizes, smaller_sizes
+from shardplan.program.types import Array, Local, Site
+from shardplan.rules import model_rules
+from shardplan.rules.types import Option, Rule
+
+_T = TypeVar("_T")
+QUICK_BYTES = 256 << 20
+"""What needs more than this takes long to run, and may have shorter dims."""
+COPIES = 3
+"""Of every repeated block so many copies stay: the first, the last, and what lies between two of a kind."""
+
+
+def shrink_mesh(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tuple[Model, Plan]:
+    """`shardplan.program.shrink.shrink.shrink` for a plan without stages."""
+    check_fresh(model, plan)
+    rules = model_rules(model) if rules is None else rules
+    kept, renamed = thinned(model)
+    thin = thin_model(model, kept, renamed)
+    thin_rules = [rules[index] for index in kept]
+
+    def twin(room: int, least: int) -> tuple[Model, Plan, tuple[Rule, ...]]:
+        small = resized(thin, thin_rules, smaller_sizes(thin, plan, thin_rules, room, least))
+        small_rules = rules_of_twin(small)
+        return small, PlanOfTwin(plan, thin, thin_rules, small, small_rules).plan(), small_rules
+
+    found, planned, _ = tried(twin, lambda made: needed_bytes(lower_program(*made)))
+    return found, planned
+
+
+def tried(twin: Callable[[int, int], _T], needed: Callable[[_T], int]) -> _T:
+    """The first of several attempts that is small enough, or the last that succeeds. `twin(room, least)`: `room`
+    elements of a dim on a device, two so that their order shows, or one; `least` of a dim as a whole."""
+    made = twin(2, LEAST)
+    for room, least, tolerated_bytes in ((2, 2, QUICK_BYTES), (1, 2, MOST_BYTES)):
+        if needed(made) > tolerated_bytes:
+            with contextlib.suppress(ShardplanError):
+                made = twin(room, least)
+    return made
+
+
+def rules_of_twin(twin: Model) -> tuple[Rule, ...]:
+    """The rules of a twin. Raises `ShardplanError` (`cannot-shrink`) where its sizes do not fit together."""
+    try:
+        return model_rules(twin)
+    except ShardplanError as problem:
+        raise refusal(str(problem)) from None
+
+
+def refusal(detail: str) -> ShardplanError:
+    """`cannot-shrink`, and why."""
+    hint = "verify a smaller model of the same kind, or this one whole"
+    return ShardplanError(
+        error("cannot-shrink", "no small twin of the model has the same strategies", detail=detail, hint=hint)
+    )
+
+
+def thinned(model: Model) -> tuple[list[int], dict[tuple[int, str], str]]:
+    """Operators that stay, and (operator, value it reads) -> the value it reads in the twin.
+
+    A value that a dropped copy of a block makes is replaced by that of the last copy before it that stays."""
+    dropped: set[int] = set()
+    stands_for: dict[str, str] = {}
+    for block in model.blocks:
+        count = len(block.copies)
+        stays = {0, 1, count - 1} if count > COPIES else set(range(count))
+        for number, copy in enumerate(block.copies):
+            if number in stays:
+                continue
+            dropped.update(copy)
+            before = block.copies[max(place for place in stays if place < number)]
+            for index, other in zip(copy, before, strict=True):
+                both = zip(model.operators[index].outputs, model.operators[other].outputs, strict=True)
+                stands_for.update({old: new for old, new in both if old})
+    kept = [index for index in range(len(model.operators)) if index not in dropped]
+    renamed = {
+        (index, name): stands_for[name]
+        for index in kept
+        for name in model.operators[index].inputs
+        if name in stands_for
+    }
+    return kept, renamed
+
+
+def thin_model(model: Model, kept: Sequence[int], renamed: Mapping[tuple[int, str], str]) -> Model:
+    """The model of these operators, at full size."""
+    operators = tuple(
+        replace(o, inputs=tuple(renamed.get((index, name), name) for name in o.inputs))
+        for index, o in ((index, model.operators[index]) for index in kept)
+    )
+    alive = {name for operator in operators for name in (*operator.inputs, *operator.outputs) if name}
+    return replace(
+        model,
+        operators=operators,
+        tensors={name: tensor for name, tensor in model.tensors.items() if name in alive},
+        parameters=tuple(parameter for parameter in model.parameters if parameter.tensor in alive),
+        inputs=tuple(name for name in model.inputs if name in alive),
+        outputs=tuple(name for name in model.outputs if name in alive),
+        constants={name: array for name, array in model.constants.items() if name in alive},
+        blocks=(),
+    )
+
+
+@dataclass(frozen=True)
+class _Scaling(Site):
+    """A site whose "local" shapes are the whole shapes of the twin: what localisers do for shards they do for it."""
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ratios: Mapping[str, int] = field(default_factory=dict)
+
+    def local_operand(self, position: int) -> tuple[int, ...]:
+        return self.shapes[self.operator.inputs[position]]
+
+    def local_result(self, position: int = 0) -> tuple[int, ...]:
+        return self.shapes[self.operator.outputs[position]]
+
+    def ways(self, *factors: str) -> int:
+        return math.prod(self.ratios.get(factor, 1) for factor in factors)
+
+
+def resized(model: Model, rules: Sequence[Rule], sizes: Sizes) -> Model:
+    """The model with these sizes: shapes, attributes and constants that carry sizes, and the beginnings of other
+    constants.
+    """
+    shapes = {name: sizes.shape(name, len(tensor.shape)) for name, tensor in model.tensors.items()}
+    tensors = {name: replace(tensor, shape=shapes[name]) for name, tensor in model.tensors.items()}
+    constants = {name: _beginning(array, shapes[name]) for name, array in model.constants.items()}
+    operators = []
+    for number, (operator, rule) in enumerate(zip(model.operators, rules, strict=True)):
+        ratios = {factor: ratio for (index, factor), ratio in sizes.ratios.items() if index == number}
+        local = _scaled(model, operator, rule, shapes, ratios)
+        inputs = list(operator.inputs)
+        for position, array in local.operands.items():
+            name = inputs[position] = f"{inputs[position]}:{operator.name}:{position}"
+            tensors[name] = Tensor(name, array.shape, array.dtype.name, "constant")
+            constants[name] = array
+        operators.append(replace(operator, inputs=tuple(inputs), attributes=local.attributes))
+    twin = replace(model, operators=tuple(operators), tensors=tensors, constants=constants)
+    return replace(twin, constants=_within_limits(model, twin))
+
+
+def _scaled(
+    model: Model, operator: Operator, rule: Rule, shapes: Mapping[str, tuple[int, ...]], ratios: Mapping[str, int]
+) -> Local:
+    """Attributes and constant operands of the operator in the twin."""
+    local = Local(dict(operator.attributes))
+    localiser = LOCALISERS.get(operator.kind)
+    names = (operator.inputs, operator.outputs)
+    if localiser is None or all(shapes[n] == model.tensors[n].shape for side in names for n in side if n):
+        return local
+    before, after = (tuple(model.tensors[n].shape if n else None for n in side) for side in names)
+    known = {i: model.constants[n] for i, n in enumerate(operator.inputs) if n in model.constants}
+    site = _Scaling(operator, rule, Mesh(()), (), (), (), before, after, known, shapes=shapes, ratios=ratios)
+    localiser(site, local)
+    if any(position >= len(operator.inputs) or not operator.inputs[position] for position in local.operands):
+        return Local(dict(operator.attributes))  # what is not given follows from the shapes
+    return local
+
+
+def _beginning(array: Array, shape: tuple[int, ...]) -> Array:
+    return array[tuple(slice(size) for size in shape)]
+
+
+def _within_limits(model: Model, twin: Model) -> dict[str, Array]:
+    """The constants of the twin, those that index a dim that became shorter brought into its range."""
+    before, after = index_limits(model), index_limits(twin)
+    return {
+        name: np.asarray(array % limit) if (limit := after.get(name, 0)) < before.get(name, 0) and limit else array
+        for name, array in twin.constants.items()
+    }
+
+
+def _form(option: Option) -> tuple[tuple[str, int, bool], ...]:
+    """What an option does to every operand and result: kind of placement, dim, whether by segments."""
+    return tuple((p.kind, p.dim, bool(p.segments)) for p in option.operands + option.results)
+
+
+class PlanOfTwin:
+    """The plan of the model, for its twin: `old` is the thinned model at full size, `new` the twin."""
+
+    def __init__(
+        self, plan: Plan, old: Model, old_rules: Sequence[Rule], new: Model, new_rules: Sequence[Rule]
+    ) -> None:
+        self.given, self.old, self.new, self.mesh = plan, old, new, plan.mesh
+        self.options = [self._matched(one, other) for one, other in zip(old_rules, new_rules, strict=True)]
+        self.placements = self._placements()
+        self.tensors = {d.name: self._tensor(d) for d in plan.tensors if d.name in new.tensors}
+        self.collectives: dict[tuple[str, str, Layout, Layout], tuple[Collective, ...]] = {}
+        for move in plan.moves:
+            if move.phase == "forward" and not move.regather:
+                listed = tuple(step.collective for step in move.steps)
+                self.collectives.setdefault((move.tensor, move.reader, move.source, move.target), listed)
+
+    @staticmethod
+    def _matched(old: Rule, new: Rule) -> dict[str, tuple[Option, Option]]:
+        """Label of every option -> the option and the one of the twin's rule that shards the same dims in the same way.
+
+        Names do not tell: a reshape numbers the factors of its shapes. Where several shard the same dims (the factors
+        of one compound dim) they correspond in order, if there are equally many."""
+        groups: tuple[dict[object, list[Option]], dict[object, list[Option]]] = ({}, {})
+        for rule, found in zip((old, new), groups, strict=True):
+            for option in rule.options:
+                found.setdefault(_form(option), []).append(option)
+        return {
+            one.label: (one, other)
+            for form, options in groups[0].items()
+            if len(options) == len(groups[1].get(form, ()))
+            for one, other in zip(options, groups[1][form], strict=True)
+        }
+
+    def _placements(self) -> dict[tuple[str, Placement], Placement]:
+        """(tensor, shard of it) -> the same shard of the twin's tensor."""
+        found: dict[tuple[str, Placement], Placement] = {}
+        for operator, options in zip(self.old.operators, self.options, strict=True):
+            for one, other in options.values():
+                for names, before, after in (
+                    (operator.inputs, one.operands, other.operands),
+                    (operator.outputs, one.results, other.results),
+                ):
+                    for name, p, q in zip(names, before, after, strict=False):  # the twin may have more operands
+                        if p.is_shard:
+                            found.setdefault((name, p), q)
+        return found
+
+    def _layout(self, name: str, layout: Layout) -> Layout:
+        placements = []
+        for placement in layout.placements:
+            if placement.segments and (name, placement) not in self.placements:
+                raise refusal(f"no operator beside '{name}' splits it as {placement}")
+            placements.append(self.placements[name, placement] if placement.segments else placement)
+        made = Layout.of(*placements, order=layout.order)
+        reasons = check(made, self.mesh, self.new.tensors[name].shape)
+        if reasons:
+            raise refusal(f"'{name}': {'; '.join(reasons)}")
+        return made
+
+    def plan(self) -> Plan:
+        """The plan of the twin; its prices are those of the model's plan and mean nothing."""
+        given = {decision.name: decision for decision in self.given.operators}
+        operators = []
+        moves: list[Move] = []
+        served: set[str] = set()
+        for old, new, options in zip(self.old.operators, self.new.operators, self.options, strict=True):
+            decision = self._operator(given[old.name], old, new, options)
+            operators.append(decision)
+            moves += self._reads(given[old.name], old, decision, served)
+            moves += self._stores(given[old.name], decision)
+        model = {**self.given.model, "digest": structure_digest(self.new), "microbatches": 1}
+        tensors = tuple(self.tensors.values())
+        decided = replace(self.given, model=model, tensors=tensors, operators=tuple(operators), blocks=())
+        return replace(decided, moves=tuple(moves))
+
+    def _tensor(self, decision: TensorDecision) -> TensorDecision:
+        layout, served = (self._layout(decision.name, layout) for layout in (decision.layout, decision.served))
+        shape = self.new.tensors[decision.name].shape
+        return replace(decision, shape=shape, layout=layout, served=served)
+
+    def _operator(
+        self, given: OperatorDecision, old: Operator, new: Operator, options: Mapping[str, tuple[Option, Option]]
+    ) -> OperatorDecision:
+        def layouts(names: Sequence[str], wanted: Sequence[Layout | None]) -> tuple[Layout | None, ...]:
+            both = zip(names, wanted, strict=True)
+            return tuple(None if layout is None else self._layout(name, layout) for name, layout in both)
+
+        for label in given.split:
+            if label not in options and label not in {"-", "~"} and not label.startswith("+"):
+                raise refusal(f"operator '{old.name}' ({old.kind}) cannot be split by {label} any more")
+        reads = layouts(old.inputs, given.reads)
+        return replace(
+            given,
+            split=tuple(options[label][1].label if label in options else label for label in given.split),
+            reads=(*reads, *[None] * (len(new.inputs) - len(reads))),
+            makes=layouts(old.outputs, given.makes),
+            inputs=new.inputs,
+            outputs=new.outputs,
+        )
+
+    def _reads(
+        self, given: OperatorDecision, old: Operator, decision: OperatorDecision, served: set[str]
+    ) -> Iterator[Move]:
+        before = {d.name: d for d in self.given.tensors}
+        for name, was, wanted, read in zip(old.inputs, given.inputs, given.reads, decision.reads, strict=False):
+            if wanted is None or read is None:
+                continue
+            tensor = self.tensors[name]
+            if name not in served:
+                served.add(name)
+                key = (name, "", before[name].layout.forward, before[name].served.forward)
+                yield from self._move(name, tensor.layout, tensor.served, "", key)
+            key = (was, decision.name, before[was].served.forward, wanted.forward)
+            yield from self._move(name, tensor.served, read, decision.name, key)
+
+    def _stores(self, given: OperatorDecision, decision: OperatorDecision) -> Iterator[Move]:
+        before = {d.name: d for d in self.given.tensors}
+        for name, made, wanted in zip(decision.outputs, decision.makes, given.makes, strict=True):
+            if made is not None and wanted is not None:
+                key = (name, "", wanted.forward, before[name].layout.forward)
+                yield from self._move(name, made, self.tensors[name].layout, "", key)
+
+    def _move(
+        self, name: str, source: Layout, target: Layout, reader: str, key: tuple[str, str, Layout, Layout]
+    ) -> Iterator[Move]:
+        """The move of the twin: by the collectives that the plan lists, or the fewest bytes where it has none."""
+        start, goal = source.forward, target.forward
+        if start == goal:
+            return
+        tensor = self.new.tensors[name]
+        listed = self.collectives.get(key)
+        if listed is None or retrace(self.mesh, tensor.shape, start, goal, listed) is None:
+            legal = legal_for(self.mesh, tensor.shape)
+            listed = tuple(s.collective for s in lower(self.mesh, start, goal, by_bytes(self.mesh), legal=legal))
+        steps = [CollectiveStep(c, math.ceil(c.share * tensor.size_bytes), 0) for c in listed]
+        yield Move(name, start, goal, reader, "forward", tuple(steps))
