@@ -18,10 +18,10 @@ from rows import Row, at_least, at_most, not_demanded, within
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
 from shardplan.cluster.types import Cluster, Curve
-from shardplan.cost.calibrate.collectives import wire_factor
-from shardplan.cost.calibrate.fit import fit_curve
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ComputeModel
+from shardplan.extras.calibration.collectives import wire_factor
+from shardplan.extras.calibration.fit import fit_curve
 from shardplan.graph.options import PlanOptions
 from shardplan.models import NAMED, build
 from shardplan.planning import plan_model

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
+GIGA: Final = 1e9
+TERA: Final = 1e12
+US_PER_S: Final = 1e6
+NS_PER_S: Final = 1e9
+PS_PER_S: Final = 1e12
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
-from shardplan.cost.alpa import NoCompute
 from shardplan.cost.compute import ComputeModel
+from shardplan.extras.peers.alpa import NoCompute
 
 GENERIC = make_cluster(load_profile("generic"))
 H100 = make_cluster(load_profile("h100-dgx"))

@@ -19,8 +19,8 @@ from tiny_models import megatron, tiny_gpt, tiny_llama
 import shardplan
 from shardplan.constraints.parse import parse_constraints
 from shardplan.errors import ShardplanError
-from shardplan.jax.emitted import emitted_collectives
-from shardplan.jax.hlo import parse_module
+from shardplan.extras.xla.emitted import emitted_collectives
+from shardplan.extras.xla.hlo import parse_module
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh as PlanMesh
 from shardplan.layout.placement import P, R, S

@@ -1,7 +1,7 @@
 """Plans on 16 simulated devices: XLA sends what the plan says, and values and gradients are those of one device.
 
 Bytes of the forward pass are equal in every collective and on every axis, where an all-reduce whose result is cut at
-once counts as the reduce-scatter that the plan has (`shardplan.jax.checking`). The backward pass is XLA's own: it
+once counts as the reduce-scatter that the plan has (`shardplan.extras.xla.check`). The backward pass is XLA's own: it
 differs in known ways (one all-reduce for each of separate q, k and v; gathered weights that are kept), so
 its ratio is printed, and held where a fused q, k, v leaves little to differ in.
 """

@@ -25,7 +25,7 @@ from tiny_models import Tiny, megatron, tiny_gpt, tiny_llama, tiny_moe
 
 import shardplan
 from shardplan.constraints.parse import parse_constraints
-from shardplan.jax.checking import Check
+from shardplan.extras.xla.check import Check, check_text
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import PlanOptions, plan_model
@@ -120,7 +120,7 @@ def outcome(case: dict[str, object], folder: Path) -> dict[str, object]:
         run = jax.jit(pulled(run), out_shardings=(None, places))
         args = (*args, jax.device_put(cotangent, shardplan.jax.sharding(plan, mesh, model.outputs[0])))
     compiled = jax.jit(run).lower(*args).compile()
-    check = shardplan.jax.checking.check_text(compiled.as_text(), plan)
+    check = check_text(compiled.as_text(), plan)
     got = compiled(*args)
     got_out, got_grads = got if case["gradients"] else (got, {})
     emitted, planned, undivided = backward_sent(check)

@@ -1,52 +1,69 @@
-"""Cost models by name: ours, and those of other systems, as `--cost-model alpa:beta=1x0.01` writes them.
+"""Cost models by name and settings, as `--cost-model alpa:beta=1x0.01` writes them: ours, and those that providers add.
 
-| name      | a cost is in | settings                                                                                  |
-|-----------|--------------|-------------------------------------------------------------------------------------------|
-| shardplan | seconds      |                                                                                           |
-| alpa      | its own unit | `alpha`, `beta`: per mesh axis, `1x0.1`; `gather`: what any all-gather costs              |
-| slapo     | elements     | `split`: what keeping one's piece costs, 1 in its last version; `element`: bytes of one   |
-| hidet     | bytes        |                                                                                           |
-| trtllm    | seconds      | `cluster_key`: a device of TensorRT-LLM's own table instead of the profile's              |
+A provider is a module with a table `COST_MODELS` from names to `CostModelKind`s. It is imported when a name that is not
+ours is asked for, so that nothing here depends on it.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.units import Measure
 
-_SETTINGS: Final[dict[str, tuple[str, ...]]] = {
-    "shardplan": (),
-    "alpa": ("alpha", "beta", "gather"),
-    "slapo": ("element", "split"),
-    "hidet": (),
-    "trtllm": ("cluster_key",),
-}
-"""Name of a cost model -> its settings."""
-_TEXTS: Final = frozenset({"cluster_key"})
-"""Settings that are no numbers."""
-_UNITS: Final[dict[str, str]] = {"alpa": "units", "slapo": "elements", "hidet": "bytes"}
-NAMES: Final = tuple(_SETTINGS)
+if TYPE_CHECKING:
+    from shardplan.cluster.types import Cluster
+    from shardplan.cost.types import CollectivePricer, ComputePricer
+
+_PROVIDERS: Final = ("shardplan.extras.peers.cost_models",)
+_OURS: Final = "shardplan"
+
+
+class Pricers(Protocol):
+    """Makes the prices of collectives and of local work of a cost model on a cluster; `element_bytes`: of the model's
+    floats, where elements are counted. Raises `ShardplanError` (`bad-cost-model`) for settings that do not suit."""
+
+    def __call__(
+        self, asked: CostModel, cluster: Cluster, element_bytes: int
+    ) -> tuple[CollectivePricer, ComputePricer]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CostModelKind:
+    """What a provider says of a cost model. `settings`: names of its settings; `texts`: those that are no numbers.
+
+    `unit`: what a cost is a number of; empty where it is a time in seconds.
+    """
+
+    pricers: Pricers
+    settings: tuple[str, ...] = ()
+    texts: frozenset[str] = frozenset()
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """A cost model with its settings as they were written, in the order of their names."""
 
-    name: str = "shardplan"
+    name: str = _OURS
     settings: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_ours(self) -> bool:
-        return self.name == "shardplan"
+        return self.name == _OURS
 
     @property
     def unit(self) -> str:
         """What a cost is a number of; empty where it is a time. One unit is kept as one microsecond."""
-        return _UNITS.get(self.name, "")
+        return "" if self.is_ours else _provided()[self.name].unit
+
+    def pricers(self, cluster: Cluster, element_bytes: int) -> tuple[CollectivePricer, ComputePricer]:
+        """What it prices collectives and local work with, for every model but ours; see `Pricers`."""
+        return _provided()[self.name].pricers(self, cluster, element_bytes)
 
     def text(self, setting: str) -> str:
         """A setting as written, `""` where it was not."""
@@ -64,11 +81,16 @@ class CostModel:
 OURS: Final = CostModel()
 
 
+def cost_model_names() -> tuple[str, ...]:
+    """All names, ours first."""
+    return (_OURS, *_provided())
+
+
 def parse_cost_model(text: str) -> CostModel:
     """The cost model of `NAME` or `NAME:SETTING=VALUE,...`. Raises `ShardplanError` (`bad-cost-model`)."""
     name, colon, rest = (part.strip() for part in text.partition(":"))
-    if name not in _SETTINGS:
-        hint = did_you_mean(name, NAMES) or f"cost models: {', '.join(NAMES)}"
+    if name != _OURS and name not in _provided():
+        hint = did_you_mean(name, cost_model_names()) or f"cost models: {', '.join(cost_model_names())}"
         raise ShardplanError(error("bad-cost-model", f"there is no cost model '{name}'", hint=hint))
     settings: dict[str, str] = {}
     problems: list[Diagnostic] = []
@@ -84,18 +106,29 @@ def parse_cost_model(text: str) -> CostModel:
 
 def measure_of(written: object) -> Measure:
     """How costs are read that a plan's `cost_model` (None: ours) put there; as times where it is not known."""
-    return Measure(_UNITS.get(str(written).partition(":")[0], ""))
+    name = str(written).partition(":")[0]
+    if written is None or name == _OURS or name not in _provided():
+        return Measure()
+    return Measure(_provided()[name].unit)
+
+
+@functools.cache
+def _provided() -> Mapping[str, CostModelKind]:
+    """The cost models of all providers, in their order."""
+    return {
+        name: kind for provider in _PROVIDERS for name, kind in importlib.import_module(provider).COST_MODELS.items()
+    }
 
 
 def _fault(name: str, key: str, value: str, earlier: Mapping[str, str]) -> Diagnostic | None:
-    known = _SETTINGS[name]
+    known, texts = ((), frozenset[str]()) if name == _OURS else (_provided()[name].settings, _provided()[name].texts)
     if key not in known:
         allowed = f"its settings: {', '.join(known)}" if known else "it has none"
         hint = did_you_mean(key, known) or allowed
         return error("bad-cost-model", f"the cost model '{name}' has no setting '{key}'", hint=hint)
     if key in earlier:
         return error("bad-cost-model", f"'{key}' is given twice")
-    if key not in _TEXTS and not _are_numbers(value):
+    if key not in texts and not _are_numbers(value):
         hint = "write numbers that are not negative, one for each mesh axis where they differ, such as 1x0.1"
         return error("bad-cost-model", f"{key}='{value}' is not a number", hint=hint)
     return None

@@ -7,7 +7,8 @@ h = shardplan.jax.constrain(plan, mesh, "model.layers.0.mlp", h)         # insid
 print(shardplan.jax.check(step, (params, batch), plan))                 # bytes that XLA sends, against the plan
 """
 
-from shardplan.jax.checking import Check, check
+from shardplan.extras.xla.check import Check
+from shardplan.jax.compiled import check
 from shardplan.jax.device_mesh import mesh
 from shardplan.jax.flax import flax_names
 from shardplan.jax.layouts import sharding, shardings

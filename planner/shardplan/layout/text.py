@@ -152,6 +152,24 @@ def from_scheme(text: str, mesh: Mesh) -> Layout:
 _PLACEMENT_HINT = "placements are S(0), S(1;3x768), R, R/P, P and P(max)"
 
 
+def matrix_scheme(layout: Layout | None, mesh: Mesh, rank: int) -> str:
+    """`SR`: which of the last two dims are sharded (of all dims, where a leading one is); `-`: there is no layout.
+
+    On several mesh axes of more than one device the letters are numbered, `S01R`; partial sums end in `P`.
+    """
+    if layout is None:
+        return "-"
+    real = [axis for axis, size in enumerate(mesh.shape) if size > 1]
+    letters = ["R"] * rank
+    for (dim, _), axes in layout.dims().items():
+        sharding = [axis for axis in axes if axis in real]
+        if sharding:
+            letters[dim] = "S" if len(real) == 1 else "S" + "".join(map(str, sharding))
+    partial = any(layout.placements[axis].kind == "P" for axis in real)
+    leading = any(letter != "R" for letter in letters[:-2])
+    return "".join(letters if leading else letters[-2:]) + "P" * partial
+
+
 def _numbered(match: re.Match[str], text: str, mesh: Mesh) -> list[str]:
     """Names of the axes that one `S` of a scheme is on."""
     numbers = list(match[2] or "") if match[3] is None else match[3].split(",")

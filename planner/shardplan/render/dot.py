@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardplan.layout.text import matrix_scheme
 from shardplan.plan.types import OperatorDecision, Plan
-from shardplan.render.slapo import spec
 
 _MATRIX = frozenset({"MatMul", "Gemm", "Conv", "Attention"})
 
 
 def dot_text(plan: Plan) -> str:
-    """The DOT file. A tensor that is moved for its reader has a red arrow, `RS->SR`; specs as in `render.slapo`."""
+    """The DOT file. A tensor that is moved for its reader has a red arrow, `RS->SR`; schemes as in `layout.text`."""
     lines = [f"digraph {_quoted(str(plan.model.get('name')))} {{", "  node [shape=box, style=rounded];", *_nodes(plan)]
     return "\n".join([*lines, *_edges(plan), "}"]) + "\n"
 
@@ -19,7 +19,7 @@ def dot_text(plan: Plan) -> str:
 def _nodes(plan: Plan) -> Iterator[str]:
     for tensor in plan.tensors:
         if tensor.role in ("input", "output"):
-            label = f"{tensor.name}\\n{spec(tensor.layout, plan.mesh, len(tensor.shape))}"
+            label = f"{tensor.name}\\n{matrix_scheme(tensor.layout, plan.mesh, len(tensor.shape))}"
             yield f"  {_tensor(tensor.name)} [label={_quoted(label)}, shape=ellipse];"
     for operator in plan.operators:
         label = f"{operator.module or operator.name}\\n{operator.op_type} {_split(operator, plan)}"
@@ -37,13 +37,16 @@ def _edges(plan: Plan) -> Iterator[str]:
                 continue
             source = _operator(makers[name]) if name in makers else _tensor(name)
             rank = len(tensor.shape)
-            before, after = spec(tensor.layout, plan.mesh, rank), spec(layout and layout.forward, plan.mesh, rank)
+            before, after = (
+                matrix_scheme(tensor.layout, plan.mesh, rank),
+                matrix_scheme(layout and layout.forward, plan.mesh, rank),
+            )
             yield f"  {source} -> {_operator(operator.name)} [{_label(before, after)}];"
         for name, made in zip(operator.outputs, operator.makes, strict=True):
             if name in tensors and tensors[name].role == "output":
                 rank = len(tensors[name].shape)
                 before, after = (
-                    spec(layout and layout.forward, plan.mesh, rank) for layout in (made, tensors[name].layout)
+                    matrix_scheme(layout and layout.forward, plan.mesh, rank) for layout in (made, tensors[name].layout)
                 )
                 yield f"  {_operator(operator.name)} -> {_tensor(name)} [{_label(before, after)}];"
 

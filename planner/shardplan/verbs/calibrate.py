@@ -16,7 +16,7 @@ from shardplan.verbs.session import Session, verb
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardplan.cost.calibrate.collectives import Fitted
+    from shardplan.extras.calibration.collectives import Fitted
 
 _GROUP = re.compile(r"(\d+)[xX×](\d+)")
 _FAR_OFF = 1.5
@@ -48,8 +48,8 @@ def nccl(session: Session, /, logs: tuple[str, ...], cluster: str, group: str | 
     measured points are kept.
     """
     from shardplan.cluster.profile import load_profile
-    from shardplan.cost.calibrate.collectives import calibrate as fit
-    from shardplan.cost.calibrate.nccl_log import read_logs
+    from shardplan.extras.calibration.collectives import calibrate as fit
+    from shardplan.extras.calibration.nccl_log import read_logs
 
     _refuse_two_documents(session, output)
     base = load_profile(cluster)
@@ -83,8 +83,8 @@ def gemm(session: Session, /, table: str, cluster: str, output: str) -> int:
     The table has the columns m, n, k, dtype, seconds: [m, k] times [k, n], one product per row.
     """
     from shardplan.cluster.profile import load_profile
-    from shardplan.cost.calibrate.products import calibrate as fit
-    from shardplan.cost.calibrate.products import read_products
+    from shardplan.extras.calibration.products import calibrate as fit
+    from shardplan.extras.calibration.products import read_products
 
     _refuse_two_documents(session, output)
     base = load_profile(cluster)

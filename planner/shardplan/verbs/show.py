@@ -35,7 +35,7 @@ def show(session: Session, /, plan: str, form: str, show_all: bool) -> int:
         sys.stdout.write(dot_text(loaded))
         return EXIT_DONE
     if form == "slapo":
-        from shardplan.render.slapo import show_slapo
+        from shardplan.extras.peers.slapo_table import show_slapo
 
         return session.finish({}, lambda console: show_slapo(console, loaded))
     return session.finish(show_document(loaded), lambda console: show_plan(console, loaded, everything=show_all))

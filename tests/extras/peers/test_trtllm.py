@@ -10,9 +10,9 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cost.moves import MoveSpace
 from shardplan.cost.named import parse_cost_model
-from shardplan.cost.trtllm import TrtllmCollectives, TrtllmCompute, Wire
-from shardplan.cost.trtllm_devices import DEVICES
 from shardplan.errors import ShardplanError
+from shardplan.extras.peers.trtllm import TrtllmCollectives, TrtllmCompute, Wire
+from shardplan.extras.peers.trtllm_devices import DEVICES
 from shardplan.graph.pricing import Pricing
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R, S

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardplan.jax.hlo import Computation, Instruction, Module
+from shardplan.extras.xla.hlo import Computation, Instruction, Module
 
 _PASSES = frozenset(
     (

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("jax")
-
-from shardplan.jax.emitted import emitted_collectives, wire_bytes
-from shardplan.jax.hlo import Shape, parse_module
+from shardplan.extras.xla.emitted import emitted_collectives, wire_bytes
+from shardplan.extras.xla.hlo import Shape, parse_module
 from shardplan.layout.mesh import Mesh
 
 MESH = Mesh.of(machine=2, gpu=4)

@@ -1,4 +1,4 @@
-"""What XLA made of a function under a plan, against what the plan says: bytes by phase, collective and axes.
+"""Collectives of a compiled function beside those of its plan: bytes by phase, collective and mesh axes.
 
 Three credits are given for what XLA on CPU emits because it has none of the passes that rewrite collectives, as
 compilers for accelerators have (XLA for GPU: `ReduceScatterCreator`, `AllReduceFolder`). Two need an all-reduce whose
@@ -20,17 +20,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import jax
-
-from shardplan.jax.emitted import Emitted, Place, emitted_collectives
-from shardplan.jax.hlo import parse_module
+from shardplan.extras.xla.emitted import Emitted, Place, emitted_collectives
+from shardplan.extras.xla.hlo import parse_module
 from shardplan.layout.collective import CollectiveKind
 from shardplan.layout.mesh import Mesh
-from shardplan.model.types import FLOAT_DTYPES
 from shardplan.plan.types import Phase, Plan
 from shardplan.runtime.predicted import Predicted, inner_operators, predicted_collectives
 from shardplan.runtime.stages import one_mesh
@@ -38,7 +34,6 @@ from shardplan.runtime.stages import one_mesh
 Key = tuple[Phase, CollectiveKind, tuple[str, ...]]
 Sized = tuple[Phase, CollectiveKind, tuple[str, ...], int]
 _PHASES: tuple[Phase, ...] = ("forward", "backward")
-_HALVES = frozenset({"bfloat16", "float16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,42 +120,11 @@ class Check:
         return "\n".join(lines)
 
 
-def check(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    plan: Plan,
-    *,
-    phases: Sequence[Phase] | None = None,
-    widened: bool | None = None,
-) -> Check:
-    """Compile `fn` for `args` and compare the collectives in it with those of the plan. Nothing is run.
-
-    `fn`: a function, or what `jax.jit` made of one (with its own in_shardings). `args`: arrays, or `ShapeDtypeStruct`s
-    with shardings, on the devices of `shardplan.jax.mesh(plan)`. `phases`: what of the plan to compare with; by default
-    the forward pass, and the backward pass too if `fn` contains one (`jax.grad`).
-
-    `widened`: count 32-bit floats as 16-bit ones. XLA on CPU computes and sends bfloat16 and float16 as float32; by
-    default they are counted so on a CPU if the matrices among the plan's weights have 16 bits.
-
-    The plan's bytes are those of a whole step: of all microbatches, and of recomputed layers again.
-    """
-    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
-    if widened is None:
-        weights = (tensor for tensor in plan.tensors if tensor.role == "parameter" and len(tensor.shape) > 1)
-        floats = {tensor.dtype for tensor in weights if tensor.dtype in FLOAT_DTYPES}
-        widened = _platform(args) == "cpu" and bool(floats) and floats <= _HALVES
-    return check_text(jitted.lower(*args).compile().as_text(), plan, phases=phases, widened=widened)
-
-
-def _platform(args: Sequence[Any]) -> str:
-    """What the devices are that `args` lie on: `cpu`, `gpu`, `tpu`."""
-    leaves = (getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(args))
-    devices = (device for sharding in leaves if sharding is not None for device in sharding.device_set)
-    return next((str(device.platform) for device in devices), jax.default_backend())
-
-
 def check_text(text: str, plan: Plan, *, phases: Sequence[Phase] | None = None, widened: bool = False) -> Check:
-    """`check` for HLO text that was compiled elsewhere (`compiled.as_text()`, or a dump of XLA).
+    """The collectives in HLO text (`compiled.as_text()`, or a dump of XLA) beside those of `plan`.
+
+    `phases`: what of the plan to compare with; by default the forward pass, and the backward pass too if there is one.
+    `widened`: 32-bit floats count as 16-bit ones, which XLA on CPU computes and sends so.
 
     `ValueError` if it is not the text of an HLO module. Raises `ShardplanError` (`pipeline-plan`).
     """

@@ -15,8 +15,8 @@ from peer_mlp import Solved, mlp
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cost.collectives import CollectiveModel
-from shardplan.cost.hidet import HidetCollectives
 from shardplan.errors import InfeasibleError, ShardplanError
+from shardplan.extras.peers.hidet import HidetCollectives
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal, local_shape
 from shardplan.layout.placement import R, S

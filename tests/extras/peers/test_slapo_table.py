@@ -12,12 +12,12 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
 from shardplan.cost.named import parse_cost_model
+from shardplan.extras.peers.slapo_table import schedule_lines, show_slapo, table_rows
 from shardplan.model.read import read_model
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.planning import PlanOptions, plan_model
 from shardplan.render.console import make_console
 from shardplan.render.dot import dot_text
-from shardplan.render.slapo import schedule_lines, show_slapo, table_rows
 
 
 def with_biases() -> Model:

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
-from shardplan.cost.calibrate.collectives import calibrate
-from shardplan.cost.calibrate.fit import fit_curve, non_negative, simplex
-from shardplan.cost.calibrate.nccl_log import Measurement, read_logs
-from shardplan.cost.calibrate.products import calibrate as calibrate_products
-from shardplan.cost.calibrate.products import read_products
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ComputeModel
 from shardplan.errors import ShardplanError
+from shardplan.extras.calibration.collectives import calibrate
+from shardplan.extras.calibration.fit import fit_curve, non_negative, simplex
+from shardplan.extras.calibration.nccl_log import Measurement, read_logs
+from shardplan.extras.calibration.products import calibrate as calibrate_products
+from shardplan.extras.calibration.products import read_products
 
 VERSION_2_0 = """\
 # nThread 1 nGpus 2 minBytes 1048576 maxBytes 4194304 step: 2(factor) warmup iters: 5 iters: 20 validation: 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 fidelity = pytest.importorskip("fidelity", reason="the benchmarks are not in the source distribution")
 
 

@@ -6,12 +6,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-
-pytest.importorskip("jax")
-
 from example_plans import GPU, example_plan
 
-from shardplan.jax.checking import check_text
+from shardplan.extras.xla.check import check_text
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import P, R, S

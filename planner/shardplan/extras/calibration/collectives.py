@@ -11,10 +11,10 @@ from shardplan.cluster.build import Profile
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import profile_from_text
 from shardplan.cluster.types import Level
-from shardplan.cost.calibrate.fit import fit_curve, large, mean_error, non_negative
-from shardplan.cost.calibrate.nccl_log import Measurement
-from shardplan.cost.calibrate.text import Plain, profile_text
 from shardplan.cost.collectives import CollectiveModel
+from shardplan.extras.calibration.fit import fit_curve, large, mean_error, non_negative
+from shardplan.extras.calibration.nccl_log import Measurement
+from shardplan.extras.calibration.text import Plain, profile_text
 
 WORST_FIT = 0.15
 """Mean relative error from 1 MiB up beyond which the measured points themselves go into the profile."""

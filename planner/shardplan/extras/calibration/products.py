@@ -14,11 +14,11 @@ from shardplan.cluster.build import Profile
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import profile_from_text
 from shardplan.cluster.types import Cluster, Device, GemmEfficiency
-from shardplan.cost.calibrate.fit import mean_error, simplex
-from shardplan.cost.calibrate.text import Plain, profile_text
 from shardplan.cost.compute import ComputeModel
 from shardplan.cost.types import Floats
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.extras.calibration.fit import mean_error, simplex
+from shardplan.extras.calibration.text import Plain, profile_text
 from shardplan.model.types import DTYPE_BITS
 
 COLUMNS = ("m", "n", "k", "dtype", "seconds")

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from shardplan.cost.named import measure_of
 from shardplan.layout.layout import Layout
-from shardplan.layout.mesh import Mesh
+from shardplan.layout.text import matrix_scheme
 from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Move, OperatorDecision, Plan, TensorDecision
 from shardplan.render.console import emit, table
@@ -52,21 +52,6 @@ def _number(nanoseconds: float) -> str:
     return f"{nanoseconds / 1000:,.3f}".rstrip("0").rstrip(".")
 
 
-def spec(layout: Layout | None, mesh: Mesh, rank: int) -> str:
-    """`SR`: which of the last two dims are sharded (of all dims, where a leading one is); `-`: there is no layout."""
-    if layout is None:
-        return "-"
-    real = [axis for axis, size in enumerate(mesh.shape) if size > 1]
-    letters = ["R"] * rank
-    for (dim, _), axes in layout.dims().items():
-        sharding = [axis for axis in axes if axis in real]
-        if sharding:
-            letters[dim] = "S" if len(real) == 1 else "S" + "".join(map(str, sharding))
-    partial = any(layout.placements[axis].kind == "P" for axis in real)
-    leading = any(letter != "R" for letter in letters[:-2])
-    return "".join(letters if leading else letters[-2:]) + "P" * partial
-
-
 class _Reader:
     """Looks things up in one plan."""
 
@@ -80,7 +65,7 @@ class _Reader:
             self._moves.setdefault((move.tensor, move.reader), []).append(move)
 
     def spec(self, layout: Layout | None, name: str) -> str:
-        return spec(layout and layout.forward, self.plan.mesh, len(self.tensors[name].shape))
+        return matrix_scheme(layout and layout.forward, self.plan.mesh, len(self.tensors[name].shape))
 
     def read_cost(self, name: str, reader: str) -> float:
         """What one reader's moves of a tensor take."""
@@ -162,7 +147,10 @@ def _of_operator(reader: _Reader, operator: OperatorDecision) -> Iterator[Row]:
         if cost or (before != after and tensors[name].role != "parameter"):
             yield Row(tensors[name].checkpoint or name, before, after, cost, child=True)
     for (name, _), made, (_, keeping, serving) in zip(results, made_specs, stored, strict=True):
-        kept, served = reader.spec(tensors[name].layout, name), reader.spec(tensors[name].served, name)
+        kept, served = (
+            reader.spec(tensors[name].layout, name),
+            reader.spec(tensors[name].served, name),
+        )
         if kept != made or keeping:
             title = f"output {name}" if tensors[name].role == "output" else "kept"
             yield Row(title, made, kept, keeping, child=True)

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardplan.jax.flow import sent_on, times_cut
-from shardplan.jax.groups import Groups, replica_groups, source_target_pairs
-from shardplan.jax.hlo import Computation, Instruction, Module, Shape
+from shardplan.extras.xla.hlo import Computation, Instruction, Module, Shape
+from shardplan.extras.xla.readers import sent_on, times_cut
+from shardplan.extras.xla.replica_groups import Groups, replica_groups, source_target_pairs
 from shardplan.layout.collective import CollectiveKind
 from shardplan.layout.mesh import Mesh
 from shardplan.plan.types import Phase

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from shardplan.cost.alpa import AlpaCollectives
+from shardplan.extras.peers.alpa import AlpaCollectives
 
 FLOAT = 4
 

@@ -8,6 +8,7 @@ from peer_chain import mlp
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
+from shardplan.cost.named import parse_cost_model
 from shardplan.graph.build import build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
@@ -20,11 +21,16 @@ from shardplan.solve import solve
 PICOSECONDS_PER_UNIT = 1e6
 
 
+def priced(cluster, beta):
+    """Alpa's prices with alpha 1 and `beta` for every axis."""
+    return Pricing.named(parse_cost_model(f"alpa:alpha=1,beta={'x'.join(map(str, beta))}"), cluster, 4)
+
+
 def objective(model, sizes, beta):
     """The optimum in Alpa's units."""
     mesh_text = "x".join(map(str, sizes))
     cluster = make_cluster(load_profile("generic"), mesh_text)
-    pricing = Pricing.alpa(cluster.mesh, (1.0,) * len(sizes), beta)
+    pricing = priced(cluster, beta)
     built = build_cost_graph(model, model_rules(model), cluster, PlanOptions(optimizer="none"), pricing=pricing)
     problem = restrict(to_problem(built, Memory(built), None), built, alpa_products(built))
     solution = solve(problem)
@@ -72,7 +78,7 @@ def test_our_own_space_is_larger_than_alpas():
     """With two axes on one dim and gradients reduced in stages there are better plans than Alpa's best."""
     model, sizes = mlp(12, 1024, 128), (4, 4)
     cluster = make_cluster(load_profile("generic"), "4x4")
-    pricing = Pricing.alpa(cluster.mesh, (1.0, 1.0), (1.0, 0.01))
+    pricing = priced(cluster, (1.0, 0.01))
     built = build_cost_graph(model, model_rules(model), cluster, PlanOptions(optimizer="none"), pricing=pricing)
     divided = {
         ("operator", operator.name): space.strategies.work == cluster.mesh.size

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("jax")
-
-from shardplan.jax.groups import replica_groups, source_target_pairs
+from shardplan.extras.xla.replica_groups import replica_groups, source_target_pairs
 
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))
 
