@@ -30,11 +30,11 @@ from shardplan.errors import InfeasibleError, LimitError
 from shardplan.graph.options import PlanOptions, Remat
 from shardplan.model.types import Model
 from shardplan.models.named import described
+from shardplan.pipeline.result import PipelineResult
+from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.solver import PipelineSolver
 from shardplan.plan.types import Plan
 from shardplan.render.recipes import Recognizer
-from shardplan.stages.found import StagedPlans
-from shardplan.stages.pipeline import Stager
-from shardplan.stages.schedule import Schedule
 from shardplan.units import duration
 
 _NANOSECONDS = 1e9
@@ -125,19 +125,19 @@ def rows() -> dict[str, Row]:
     }  # fmt: skip
 
 
-def planned(name: str, row: Row, *, as_published: bool) -> StagedPlans | None:
+def planned(name: str, row: Row, *, as_published: bool) -> PipelineResult | None:
     """The best stages, or the best with as many stages of as many devices as were published; None where none fits."""
     cluster = make_cluster(load_profile(row.profile), row.mesh)
     options = PlanOptions(microbatches=row.microbatches, remat=row.remat, time_limit=_SECONDS_A_STAGE)
     stages = len(row.published) if as_published else None
     sizes = frozenset(row.published if as_published else row.sizes) or None
     try:
-        return Stager(row.built(name), cluster, options, Schedule("1f1b"), stages, sizes).solve()
+        return PipelineSolver(row.built(name), cluster, options, Schedule("1f1b"), stages, sizes).solve()
     except (InfeasibleError, LimitError):
         return None
 
 
-def shape(found: StagedPlans) -> str:
+def shape(found: PipelineResult) -> str:
     """`8+8`, or `4, 7 x 8, 4` where many are alike: devices of each stage."""
     return _shape([part.size for part in found.parts])
 
@@ -149,7 +149,7 @@ def _shape(sizes: Sequence[int]) -> str:
     return ", ".join(f"{count} x {size}" if count > 1 else str(size) for size, count in runs)
 
 
-def splits(found: StagedPlans) -> str:
+def splits(found: PipelineResult) -> str:
     """What most of the weights' elements are split by, along every mesh axis on which they are split."""
     by_axis: dict[str, Counter[str]] = {}
     for plan in found.plans:

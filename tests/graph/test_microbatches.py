@@ -12,10 +12,10 @@ from shardplan.layout.legal import is_legal
 from shardplan.layout.placement import S
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.models.named import described
+from shardplan.pipeline.cut_points import chain_at, part_of
 from shardplan.planning import Planner, plan_model
 from shardplan.rules import model_rules
 from shardplan.rules.batch import batch_dims_of, in_microbatch
-from shardplan.stages.cut import chain_at, part_of
 
 MODEL = described("transformer:layers=2,hidden=64,heads=4,vocab=128,seq=32,batch=8")
 CLUSTER = make_cluster(load_profile("h100-dgx"), "2x4")

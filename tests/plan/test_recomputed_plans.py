@@ -17,13 +17,13 @@ from shardplan.models import transformer
 from shardplan.plan.decode import loads
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.encode import dumps
+from shardplan.plan.recorded import options_of
 from shardplan.planning import plan_model
 from shardplan.program.machine.verify import verify_plan
 from shardplan.program.shrink.shrink import shrink
 from shardplan.render.show import show_document, show_plan
 from shardplan.study.check import check_plan
 from shardplan.study.evaluate import evaluate_plan
-from shardplan.study.request import options_of
 from shardplan.study.shares import shares_of
 
 GPT = {"style": "gpt", "layers": 3, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}

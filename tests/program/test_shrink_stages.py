@@ -13,10 +13,10 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
+from shardplan.pipeline.plan import plan_stages
+from shardplan.pipeline.schedule import parse_schedule
 from shardplan.program.machine.verify import verify_plan
 from shardplan.program.shrink.shrink import shrink
-from shardplan.stages.plan import plan_stages
-from shardplan.stages.schedule import parse_schedule
 
 MODELS = Path(__file__).parents[1] / "models"
 PINS = {

@@ -15,10 +15,10 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import R, S
 from shardplan.model.read import read_model
+from shardplan.pipeline.manual.stages import read_stages
+from shardplan.pipeline.plan import plan_stages
+from shardplan.pipeline.schedule import parse_schedule
 from shardplan.planning import PlanOptions, plan_model
-from shardplan.stages.manual import read_stages
-from shardplan.stages.plan import plan_stages
-from shardplan.stages.schedule import parse_schedule
 from shardplan.torch.fused import Parts, parts_of
 
 GATED = """

@@ -14,8 +14,8 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import R, S
-from shardplan.stages.submeshes import part
-from shardplan.stages.transfer import Transfers
+from shardplan.pipeline.p2p import Transfers
+from shardplan.pipeline.submeshes import part
 from shardplan.torch.handover import End, first_end, messages
 
 SHAPE = (48, 48)

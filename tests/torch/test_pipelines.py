@@ -25,9 +25,9 @@ from shardplan.constraints.parse import parse_constraints
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
-from shardplan.stages.manual import read_stages
-from shardplan.stages.plan import plan_stages
-from shardplan.stages.schedule import parse_schedule
+from shardplan.pipeline.manual.stages import read_stages
+from shardplan.pipeline.plan import plan_stages
+from shardplan.pipeline.schedule import parse_schedule
 
 EIGHT, GROUPED = Sizes(batch=8), Sizes(batch=8, kv_heads=2)
 TINIES = {

@@ -31,7 +31,7 @@ _KINDS: dict[str, CollectiveKind] = {kind: kind for kind in get_args(CollectiveK
 _WHOLE, _OPEN = ("replicate", "R"), "free"
 _PLACEMENT = re.compile(r"\s*S\((\d{1,3})\)@([^\s@()]+(?:\s*,\s*(?!S\()[^\s@(),]+)*)\s*")
 _ELSEWHERE = ("stages", "pipeline_intermediate_axes")
-"""Keys that `shardplan.stages.manual` reads."""
+"""Keys that `shardplan.pipeline.manual.stages` reads."""
 _AXIS_KEYS = ("inputs", "parameters", "forbid")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from shardplan.render.console import emit, table
-from shardplan.stages.meshes import MeshTrial, best_of
+from shardplan.study.meshes import MeshTrial, best_of
 from shardplan.units import duration, percent, size
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shardplan.errors import ShardplanError, error
 from shardplan.render.console import emit, table
-from shardplan.stages.sweep import Point, Sweep, pareto
+from shardplan.study.sweep import Point, Sweep, pareto
 from shardplan.units import count, duration, size
 
 _NS_PER_US = 1000

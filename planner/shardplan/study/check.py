@@ -18,10 +18,10 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.model.types import Model
 from shardplan.plan.diff import diff_plans
+from shardplan.plan.recorded import cluster_of, is_of, options_of
 from shardplan.plan.types import Plan
 from shardplan.planning import plan_model
 from shardplan.study.finished import finished
-from shardplan.study.request import cluster_of, is_of, options_of
 from shardplan.units import percent, size
 
 Solve = Callable[[Model, Cluster, PlanOptions], Plan]

@@ -11,11 +11,11 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.recipes import Allowed
 from shardplan.model.types import Model
+from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.study.decided import masks_of
 from shardplan.study.finished import finished
-from shardplan.study.request import is_of
 
 _UNLIMITED = 1 << 60
 _SHOWN = 6

@@ -12,11 +12,11 @@ from shardplan.graph.build import Node
 from shardplan.model.types import Model
 from shardplan.patterns import literal
 from shardplan.plan.orientation import checkpoint_shape
+from shardplan.plan.recorded import cluster_of, is_of, options_of
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.study.alternatives import Alternative, alternatives
 from shardplan.study.named import Named, find
-from shardplan.study.request import cluster_of, is_of, options_of
 from shardplan.study.shares import Share, shares_of
 from shardplan.yaml_source import Mark
 

@@ -11,11 +11,11 @@ from shardplan.errors import Diagnostic, ShardplanError
 from shardplan.model.types import Model
 from shardplan.patterns import literal
 from shardplan.plan.diff import PlanDiff, diff_plans
+from shardplan.plan.recorded import cluster_of, options_of
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.study.finished import finished
 from shardplan.study.named import Named
-from shardplan.study.request import cluster_of, options_of
 from shardplan.study.shares import Share, shares_of
 
 _SECONDS = 20.0

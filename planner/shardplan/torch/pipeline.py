@@ -190,4 +190,4 @@ def _borders(stages: PlannedPipeline, fed: list[dict[str, int]]) -> list[Border]
 
 
 _BUFFER_ELEMENTS = 1 << 16
-"""As in `shardplan.stages.cut`: a buffer of more is a weight."""
+"""As in `shardplan.pipeline.cut_points`: a buffer of more is a weight."""

@@ -82,8 +82,8 @@ def _of_constraints(session: Session, file: str | None, given: dict[str, Any]) -
 
 def _of_plan(session: Session, file: str, given: dict[str, Any]) -> Evaluation:
     from shardplan.plan.file import read_plan
+    from shardplan.plan.recorded import dims_of, options_of
     from shardplan.study.evaluate import evaluate_plan
-    from shardplan.study.request import dims_of, options_of
 
     context = click.get_current_context()
     said = {name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
@@ -122,7 +122,7 @@ def _cluster(plan: Plan, file: str, given: str | None) -> Cluster:
     """The plan's cluster, or its mesh on another one."""
     from shardplan.cluster.mesh import make_cluster
     from shardplan.cluster.profile import load_profile
-    from shardplan.study.request import cluster_of
+    from shardplan.plan.recorded import cluster_of
 
     if given is None:
         return cluster_of(plan, file)

@@ -145,7 +145,7 @@ def load_model_of(plan: Plan, file: str, path: str) -> Model:
 
     Raises `ShardplanError`; where these sizes are not those that the model needs, it is another one (`stale-plan`).
     """
-    from shardplan.study.request import dims_of
+    from shardplan.plan.recorded import dims_of
 
     try:
         return load_model(path, dims_of(plan))

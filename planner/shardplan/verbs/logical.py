@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster
     from shardplan.graph.options import PlanOptions
     from shardplan.model.types import Model
+    from shardplan.pipeline.manual.stages import ManualStages
+    from shardplan.pipeline.schedule import Schedule
     from shardplan.plan.types import Plan
-    from shardplan.stages.manual import ManualStages
-    from shardplan.stages.meshes import MeshTrial
-    from shardplan.stages.schedule import Schedule
+    from shardplan.study.meshes import MeshTrial
 
 AUTO = "auto"
 _MOST_PROCESSES = 4
@@ -62,12 +62,12 @@ def read_staging(given: Mapping[str, Any]) -> Staging | None:
     """What `--stages` and `--schedule` ask for; None for no pipeline. Raises `ShardplanError`."""
     manual = None
     if given["constraint_files"]:
-        from shardplan.stages.manual import read_stages
+        from shardplan.pipeline.manual.stages import read_stages
 
         manual = read_stages(given["constraint_files"])
     if given["stages"] is None and manual is None:
         return None
-    from shardplan.stages.schedule import parse_schedule
+    from shardplan.pipeline.schedule import parse_schedule
 
     schedule = parse_schedule(given["schedule"])
     if manual is not None:
@@ -76,8 +76,8 @@ def read_staging(given: Mapping[str, Any]) -> Staging | None:
         return Staging(manual, schedule)
     text = given["stages"]
     if text.endswith(".json"):
+        from shardplan.pipeline.manual.stages import stages_of
         from shardplan.plan.file import read_plan
-        from shardplan.stages.manual import stages_of
 
         return Staging(stages_of(read_plan(text), text), schedule)
     if text != AUTO and not (text.isascii() and text.isdigit() and int(text) > 0):
@@ -88,7 +88,7 @@ def read_staging(given: Mapping[str, Any]) -> Staging | None:
 
 def plan_pipeline(session: Session, model: Model, cluster: Cluster, options: PlanOptions, staging: Staging) -> Plan:
     """The best pipeline. Raises `InfeasibleError` when none fits."""
-    from shardplan.stages.plan import plan_stages
+    from shardplan.pipeline.plan import plan_stages
 
     try:
         return plan_stages(model, cluster, options, staging.schedule, staging.stages, session.say)
@@ -118,7 +118,7 @@ def search_meshes(session: Session, model: Model, cluster: Cluster, options: Pla
     """
     from shardplan.cluster.build import profile_from_resolved
     from shardplan.render.meshes import meshes_record
-    from shardplan.stages.meshes import best_of, logical_meshes, try_meshes
+    from shardplan.study.meshes import best_of, logical_meshes, try_meshes
 
     profile = profile_from_resolved(cluster.resolved)
     meshes = logical_meshes(profile)
@@ -133,13 +133,13 @@ def search_meshes(session: Session, model: Model, cluster: Cluster, options: Pla
 
 def again(plan: Plan, file: str) -> Callable[[Model, Cluster, PlanOptions], Plan]:
     """Solves a plan with stages, read from `file`, anew, as it was asked for."""
-    from shardplan.stages.plan import plan_stages
-    from shardplan.stages.schedule import parse_schedule
+    from shardplan.pipeline.plan import plan_stages
+    from shardplan.pipeline.schedule import parse_schedule
 
     asked = plan.model.get("stages")
     schedule = parse_schedule(str(plan.model.get("schedule")))
     if asked == "manual":
-        from shardplan.stages.manual import stages_asked_for
+        from shardplan.pipeline.manual.stages import stages_asked_for
 
         by_hand = stages_asked_for(plan, file)  # what held for all stages is among what each was planned under
         return lambda model, cluster, options: plan_stages(

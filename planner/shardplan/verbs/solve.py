@@ -161,9 +161,9 @@ def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
 
 def _on_best_mesh(session: Session, request: _Request) -> tuple[_Request, Plan, Mapping[str, Any]]:
     """The request on the best logical mesh, the plan, and what a document says of all meshes."""
+    from shardplan.plan.recorded import cluster_of
     from shardplan.render.meshes import meshes_record, show_meshes
-    from shardplan.stages.meshes import best_of
-    from shardplan.study.request import cluster_of
+    from shardplan.study.meshes import best_of
 
     trials = search_meshes(session, request.model, request.cluster, request.options)
     best = best_of(trials)

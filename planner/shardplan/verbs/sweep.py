@@ -25,7 +25,7 @@ from shardplan.verbs.inputs import (
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, completing, option, verb
 
 if TYPE_CHECKING:
-    from shardplan.stages.sweep import Point, Request
+    from shardplan.study.sweep import Point, Request
 
 AUTO = "auto"
 
@@ -83,9 +83,9 @@ def sweep(session: Session, /, **given: Any) -> int:
     """
     from shardplan.graph.options import PlanOptions
     from shardplan.render.sweep import draw_sweep, show_sweep
-    from shardplan.stages.engines import engine_of
-    from shardplan.stages.sweep import pareto, sweep_record
-    from shardplan.stages.sweep import sweep as run
+    from shardplan.study.engines import engine_of
+    from shardplan.study.sweep import pareto, sweep_record
+    from shardplan.study.sweep import sweep as run
 
     attempt = Attempts()
     dims = attempt(lambda: parse_dims(given["dims"]))
@@ -121,7 +121,7 @@ def _requests(given: Mapping[str, Any]) -> tuple[Request, ...]:
     from typing import get_args
 
     from shardplan.graph.options import Remat
-    from shardplan.stages.sweep import all_requests
+    from shardplan.study.sweep import all_requests
 
     micro, remats = _words(given["microbatches"]), _words(given["remats"])
     stages = _words(given["stages"]) if given["stages"] else ("1",)

@@ -13,14 +13,14 @@ from typing import cast
 from shardplan.errors import ShardplanError, error
 from shardplan.model.types import Model
 from shardplan.patterns import matches
+from shardplan.pipeline.cut_points import begins, chain_at, part_of
+from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.program import collectives
 from shardplan.program.machine.run import Machine, Report, runnable_program, usual_rtol
 from shardplan.program.machine.values import random_values
 from shardplan.program.types import Array, Compute, Program, Transfer, Value
 from shardplan.rules import model_rules
-from shardplan.stages.cut import begins, chain_at, part_of
-from shardplan.study.request import is_of
 
 
 def stage_models(model: Model, plan: Plan) -> Iterator[Model]:

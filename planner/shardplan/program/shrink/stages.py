@@ -10,6 +10,7 @@ from dataclasses import replace
 from shardplan.errors import ShardplanError, error
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model
+from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.program.lower import lower_program
 from shardplan.program.machine.pipeline import stage_models
@@ -17,7 +18,6 @@ from shardplan.program.machine.run import needed_bytes
 from shardplan.program.shrink.mesh import PlanOfTwin, refusal, resized, rules_of_twin, thin_model, thinned, tried
 from shardplan.program.shrink.sizes import smaller_sizes
 from shardplan.rules import model_rules
-from shardplan.study.request import is_of
 
 Twin = tuple[Model, Plan, int]
 """A twin, its plan, and the bytes that running its largest stage takes."""

@@ -1,0 +1,100 @@
+"""Cost lower bounds of runs of units under the memory limit, by Lagrangian relaxation.
+
+With m the bytes of a device at the turn from forward to backward and L the limit, every plan of a run that fits costs
+at least
+
+    min over layouts of (cost + p m)  -  p L        for any multiplier p >= 0 of a byte,
+
+and both sums are made unit by unit, so the minimum is again a (min, +) product (`pipeline.bounds.run_costs`). The bytes
+are weights with their gradients and optimizer state, and what is saved for backward, once for every microbatch in
+flight (`pipeline.bounds.memory`). The bound is concave in p; the p of the greatest bound of one run is searched, and
+bounds all runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardplan.pipeline.bounds.memory import MemoryBound, memory_bound
+from shardplan.pipeline.bounds.run_costs import RunCosts
+from shardplan.solve.problem import Costs
+
+_FIRST = 0.05
+"""Of the cost of a run over the bytes of a device: the first price that is tried."""
+_NEARLY_FREE = 1e-6
+_STEPS = (3.0, 3.0**0.5)
+"""Factors between the prices that are tried, the coarse one first."""
+_WORTH = 1e-3
+_CEILING = 64.0
+"""A floor of so many times what a run costs without regard to memory is as good as a proof that it does not fit."""
+
+
+@dataclass
+class CostBounds:
+    """CostBounds of all runs of units of `runs`, on devices that may hold `limit_bytes`."""
+
+    runs: RunCosts
+    limit_bytes: int
+    _held: MemoryBound = field(init=False)
+    _tables: dict[int, Costs] = field(init=False, default_factory=dict)
+    _priced: dict[tuple[int, float], RunCosts] = field(init=False, default_factory=dict)
+    _best: dict[int, float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._held = memory_bound(self.runs.built, self.runs.chain)
+
+    def table(self, waiting: int) -> Costs | None:
+        """The floors known so far with so many microbatches in flight, or fewer: what holds less costs no more.
+
+        Shape (first unit, last), picoseconds.
+        """
+        known = [table for fewer, table in self._tables.items() if fewer <= waiting]
+        return np.maximum.reduce(known) if known else None
+
+    def raise_for(self, first: int, last: int, waiting: int, cost: float) -> bool:
+        """Look for the price with the greatest floor of units `first` .. `last` - 1, which cost at least `cost`.
+
+        Whether one was found that is above what was known.
+        """
+        if not self._binds(first, last, waiting, cost):
+            return False
+        before = self.table(waiting)
+        least = cost if before is None else max(cost, float(before[first, last]))
+        price, best = self._dearest(first, last, waiting, cost)
+        self._best[waiting] = price
+        if best <= least * (1.0 + _WORTH):
+            return False
+        floors = np.where(np.isfinite(table := self._at(waiting, price).leasts()), table, -np.inf)
+        floors -= price * self.limit_bytes
+        known = self._tables.get(waiting)
+        self._tables[waiting] = floors if known is None else np.maximum(known, floors)
+        return True
+
+    def _binds(self, first: int, last: int, waiting: int, cost: float) -> bool:
+        """Whether memory makes a run dearer at all: floors are concave in the price, and begin at `cost`."""
+        low = _NEARLY_FREE * cost / self.limit_bytes
+        return self._at(waiting, low).least(first, last) - low * self.limit_bytes > cost
+
+    def _dearest(self, first: int, last: int, waiting: int, cost: float) -> tuple[float, float]:
+        """The best price that was found, and the floor of a run at that price."""
+
+        def floor(price: float) -> float:
+            return self._at(waiting, price).least(first, last) - price * self.limit_bytes
+
+        nearest = min(self._best, key=lambda other: (abs(other - waiting), other), default=None)
+        price = _FIRST * cost / self.limit_bytes if nearest is None else self._best[nearest]
+        best = floor(price)
+        for step in _STEPS:
+            for factor in (step, 1.0 / step):
+                while best < _CEILING * cost and (found := floor(price * factor)) > best:
+                    best, price = found, price * factor
+        return price, best
+
+    def _at(self, waiting: int, price: float) -> RunCosts:
+        """Costs of all runs when a byte has this price."""
+        key = (waiting, price)
+        if key not in self._priced:
+            self._priced[key] = self.runs.charged(self._held.charges(waiting, price))
+        return self._priced[key]

@@ -1,0 +1,104 @@
+"""Cost lower bounds of runs of units on one submesh: the maximum of their costs at several weights of the objective.
+
+The step is the larger of two sums: what is exposed, and all that is sent. Every convex combination of the two is at
+most the larger, so the costs of a run at any weight (`Planner.built_at`) are a lower bound, and so is the maximum of
+several. Weight one bounds best where all that can overlap does, and often suffices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardplan.graph.build import CostGraph, Node
+from shardplan.layout.layout import Layout
+from shardplan.pipeline.bounds.run_costs import RunCosts
+from shardplan.pipeline.bounds.units import AddedCosts
+from shardplan.solve.problem import Costs
+
+_FIRST, _MORE = 1.0, (0.5, 0.25)
+"""Weights of the first sum: the one to begin with, and those for where much is sent."""
+
+
+@dataclass
+class WeightedBounds:
+    """The largest of what `runs` say, picoseconds per step; layouts are numbered as in the first. `costs_at`: of the
+    same runs at another weight."""
+
+    costs_at: Callable[[float], RunCosts]
+    runs: tuple[RunCosts, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.runs = self.runs or (self.costs_at(_FIRST),)
+
+    @property
+    def is_sharp(self) -> bool:
+        """Whether all weights are there."""
+        return len(self.runs) > 1
+
+    def sharpen(self) -> None:
+        """Bring in the other weights."""
+        if not self.is_sharp:
+            self.runs = (*self.runs, *map(self.costs_at, _MORE))
+
+    @property
+    def first(self) -> RunCosts:
+        return self.runs[0]
+
+    @property
+    def built(self) -> CostGraph:
+        return self.first.built
+
+    @property
+    def layouts(self) -> tuple[tuple[Layout, ...], ...]:
+        """As `RunCosts.layouts`."""
+        return self.first.layouts
+
+    def of(self, first: int, last: int) -> Costs:
+        """As `RunCosts.of`."""
+        before = self.layouts[first - 1] if first else None
+        behind = self.layouts[last - 1] if last < len(self.first.chain) else None
+        return self.between(first, last, before, behind)
+
+    def between(self, first: int, last: int, before: Sequence[Layout] | None, behind: Sequence[Layout] | None) -> Costs:
+        """As `of`, for these layouts of the value before and of the one behind; 0 where nothing is known of one."""
+        tables = []
+        for runs in self.runs:
+            costs = runs.of(first, last)
+            if before is not None:
+                costs = _in(costs, runs.layouts[first - 1], before)
+            if behind is not None:
+                costs = _in(costs.T, runs.layouts[last - 1], behind).T
+            tables.append(costs)
+        most: Costs = np.maximum.reduce(tables)
+        return most
+
+    def leasts(self) -> Costs:
+        """As `RunCosts.leasts`."""
+        most: Costs = np.maximum.reduce([runs.leasts() for runs in self.runs])
+        return most
+
+    def kept_so(self, wanted: Mapping[str, Layout]) -> WeightedBounds:
+        """The costs when these values are kept so."""
+        return WeightedBounds(
+            self.costs_at, tuple(runs.charged(AddedCosts(_all_but(runs.built, wanted))) for runs in self.runs)
+        )
+
+
+def _in(costs: Costs, known: Sequence[Layout], wanted: Sequence[Layout]) -> Costs:
+    """Rows for the layouts that are wanted, from rows for those that are known."""
+    if tuple(known) == tuple(wanted):
+        return costs
+    number = {layout: place for place, layout in enumerate(known)}
+    nothing = np.zeros(costs.shape[1])
+    return np.stack([costs[number[layout]] if layout in number else nothing for layout in wanted])
+
+
+def _all_but(built: CostGraph, wanted: Mapping[str, Layout]) -> dict[Node, Costs]:
+    found: dict[Node, Costs] = {}
+    for name, layout in wanted.items():
+        space = built.kept[name]
+        found["kept", name] = np.array([0.0 if space.layout(n) == layout else np.inf for n in range(len(space))])
+    return found

@@ -1,0 +1,350 @@
+"""The best partition of a chain of units into stages on submeshes, by dynamic programming over stage costs.
+
+A step takes the sum of the stages' costs times 1 / (M V), the slowest stage times 1 - 1 / (M V), and the exposed
+transfers (`shardplan.pipeline.schedule`). For a limit on the slowest stage the sum is minimised exactly, stage by stage
+from the end. Limits are searched with bounds over the finitely many stage costs (Alpa's enumeration of t_max; the sum
+that the largest limit of an interval allows excludes the interval).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.solve.problem import Costs
+
+Counts = NDArray[np.int64]
+_ROUNDINGS = 1e-9
+_ROUGHLY = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One stage: units `first` .. `last` - 1 on submesh number `submesh`; `enters`, `leaves`: number of the layout at
+    either end; `tied`: of the weight that the first and the last stage hold, -1 where it is left open."""
+
+    first: int
+    last: int
+    submesh: int
+    enters: int
+    leaves: int
+    tied: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`cuts` in order, `None` where there is no way; `cost` of it, and a lower bound on that of any."""
+
+    cuts: tuple[Cut, ...] | None
+    cost: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What may be chosen. `costs[s]`: of units a .. b - 1 on submesh s, shape (a, b, layouts in, layouts out), `inf`
+    where impossible; `sizes[s]`: devices of submesh s. `handing[s][t]`: exposed transfers from a stage on s to one on t
+    at unit b, shape (b, layouts out, layouts in). `most_behind[s][a, b]`: a stage may have so many stages behind it at
+    most, for memory (-1: none fits)."""
+
+    costs: Sequence[Costs]
+    sizes: Sequence[int]
+    handing: Sequence[Sequence[Costs]]
+    most_behind: Sequence[Counts]
+    devices: int
+    share: float
+    """1 / (M V)."""
+    stages: int | None = None
+    costs_behind: Mapping[tuple[int, int], Costs] = field(default_factory=dict)
+    """By how many stages come behind and submesh: the costs there, where they are more than those of `costs`; equal
+    ones are the same array."""
+    apart: Costs | None = None
+    """What several stages cost besides, by the submeshes of the first and of the last."""
+
+    @property
+    def units(self) -> int:
+        return int(self.costs[0].shape[1]) - 1
+
+    def between(self, first: int, last: int) -> float:
+        """What several stages cost besides when the first and the last run on these submeshes."""
+        return 0.0 if self.apart is None else float(self.apart[first, last])
+
+    @property
+    def endings(self) -> tuple[frozenset[int], ...]:
+        """Submeshes for the last stage, together where they make no difference to what stages cost besides."""
+        alike: dict[bytes, list[int]] = {}
+        for number in range(len(self.sizes)):
+            column = b"" if self.apart is None else self.apart[:, number].tobytes()
+            alike.setdefault(column, []).append(number)
+        return tuple(frozenset(numbers) for numbers in alike.values())
+
+    def cost(self, submesh: int, behind: int) -> Costs:
+        """Costs of a stage on a submesh with so many stages behind it."""
+        return self.costs_behind.get((behind, submesh), self.costs[submesh])
+
+    @cached_property
+    def leasts(self) -> list[Costs]:
+        """Of each submesh and run the cost in its best layouts."""
+        return [cost.min(axis=(2, 3)) for cost in self.costs]
+
+    @cached_property
+    def hands_on(self) -> frozenset[int]:
+        """Submeshes on which a stage may have others behind it."""
+        return frozenset(number for number, least in enumerate(self.leasts) if np.isfinite(least[:, :-1]).any())
+
+    @property
+    def most_stages(self) -> int:
+        return min(self.units, self.devices // min(self.sizes))
+
+
+def search(choices: Choices, tolerance: float = 0.0, worth: float = math.inf) -> Found:
+    """The cheapest cut, within a relative `tolerance`; none where none costs less than `worth`."""
+    tables = {id(table): table for table in (*choices.costs, *choices.costs_behind.values())}
+    values = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in tables.values()]))
+    best = min(Found(None, worth, worth), _of_equal_stages(choices), key=lambda found: found.cost)
+    bound = math.inf
+    for ending in choices.endings:
+        best = _ending_so(choices, ending, values, best, tolerance)
+        bound = min(bound, best.bound)
+    return replace(best, bound=min(bound, best.cost))
+
+
+def _ending_so(choices: Choices, ending: frozenset[int], values: Costs, best: Found, tolerance: float) -> Found:
+    """The better of `best` and the best cut whose last stage runs on one of `ending`; the bound is of these alone."""
+    values = values[values <= best.cost]
+    if not len(values):
+        return replace(best, bound=math.inf)
+    slow = 1.0 - choices.share
+    work = float(_work(choices, float(values[-1]))[-1])
+    first = int(np.searchsorted(values, work / choices.devices * (1.0 - _ROUNDINGS)))
+    bound = best.cost
+    waiting = [(first, len(values) - 1, 0.0)]
+    while waiting:
+        waiting.sort(
+            key=lambda part: part[2] + slow * values[part[0]] if part[0] <= part[1] else math.inf, reverse=True
+        )
+        low, high, least = waiting.pop()
+        if high < low:
+            continue
+        floor = least + slow * float(values[low])
+        if floor >= best.cost * (1.0 - tolerance):
+            bound = min(bound, floor)
+            continue
+        middle = high if not least else (low + high) // 2
+        trial = _limited(choices, ending, float(values[middle]), best.cost - slow * float(values[low]))
+        waiting.append((middle + 1, high, least))
+        if trial.cuts is not None:
+            if (cost := _total(choices, trial)) < best.cost:
+                best = Found(trial.cuts, cost, cost)
+            waiting.append((low, _place(choices, values, trial) - 1, trial.cost))
+    return replace(best, bound=min(bound, best.cost))
+
+
+def _of_equal_stages(choices: Choices) -> Found:
+    """The best cut into stages of one size, roughly: no stage of a better one costs more than all of that."""
+    found = Found(None, math.inf, math.inf)
+    for number, size in enumerate(choices.sizes):
+        ends = (choices.costs[number][0, :-1], choices.costs[number][1:, -1])
+        if len(choices.sizes) > 1 and choices.devices % size == 0 and all(np.isfinite(end).any() for end in ends):
+            alone = replace(
+                choices,
+                costs=[choices.costs[number]],
+                sizes=[size],
+                handing=[[choices.handing[number][number]]],
+                most_behind=[choices.most_behind[number]],
+                apart=None if choices.apart is None else choices.apart[[number]][:, [number]],
+                costs_behind={
+                    (behind, 0): cost for (behind, other), cost in choices.costs_behind.items() if other == number
+                },
+            )
+            best = search(alone, _ROUGHLY)
+            if best.cuts is not None and best.cost < found.cost:
+                found = replace(best, cuts=tuple(replace(cut, submesh=number) for cut in best.cuts))
+    return found
+
+
+def _slowest(choices: Choices, found: Found) -> float:
+    assert found.cuts is not None
+    last = len(found.cuts) - 1
+    return max(
+        float(choices.cost(cut.submesh, last - place)[cut.first, cut.last, cut.enters, cut.leaves])
+        for place, cut in enumerate(found.cuts)
+    )
+
+
+def _total(choices: Choices, found: Found) -> float:
+    return found.cost + (1.0 - choices.share) * _slowest(choices, found)
+
+
+def _place(choices: Choices, values: Costs, found: Found) -> int:
+    return int(np.searchsorted(values, _slowest(choices, found)))
+
+
+def _limited(choices: Choices, ending: frozenset[int], limit: float, most: float) -> Found:
+    """The least sum of shares and transfers, at most `most`, when no stage costs more than `limit` and the last runs on
+    one of `ending`; `cost` is that sum."""
+    run = _Run(choices, ending, limit, most)
+    run.fill()
+    return run.best()
+
+
+def _work(choices: Choices, limit: float) -> Costs:
+    """Of the units before each: the least sum of cost times devices, in any stages none of which costs more than
+    `limit`. They need devices enough for it."""
+    pairs = zip(choices.sizes, choices.leasts, strict=True)
+    per_run = np.minimum.reduce([size * np.where(least <= limit, least, np.inf) for size, least in pairs])
+    work = np.full(choices.units + 1, np.inf)
+    work[0] = 0.0
+    for last in range(1, choices.units + 1):
+        work[last] = (work[:last] + per_run[:last, last]).min()
+    return work
+
+
+class _Stage(NamedTuple):
+    """Costs of a stage, `flat` with a row for every first unit and layout in; whether any begins with the first unit,
+    or with a later one."""
+
+    cost: Costs
+    flat: Costs
+    begins: bool
+    comes_later: bool
+
+
+def _stage(cost: Costs) -> _Stage:
+    flat = cost.transpose(0, 2, 1, 3).reshape(cost.shape[0] * cost.shape[2], -1)
+    possible = np.isfinite(cost.min(axis=(2, 3)))
+    return _Stage(cost, flat, bool(possible[0].any()), bool(possible[1:].any()))
+
+
+class _Run:
+    """Tables of one limit. `rest[k][d][s]`: least cost of units a .. end in k stages on d devices when the first of
+    them runs on submesh s, shape (a, layouts in); absent where impossible."""
+
+    def __init__(self, choices: Choices, ending: frozenset[int], limit: float, most: float) -> None:
+        self.choices, self.ending = choices, ending
+        self.limit, self.most = limit, most
+        self.limited: dict[tuple[int, bytes], _Stage] = {}
+        self.rest: list[dict[int, dict[int, Costs]]] = [{}]
+        self.behind: dict[tuple[int, int, int], Costs] = {}
+        self.work = _work(choices, limit)
+
+    def costs(self, number: int, behind: int) -> _Stage:
+        """A stage's share of the sum, `inf` where it costs more than the limit or may not have so many behind it."""
+        cost, most_behind = self.choices.cost(number, behind), self.choices.most_behind[number]
+        allowed = most_behind >= behind
+        key = (id(cost), b"" if allowed.all() else allowed.tobytes())
+        if key not in self.limited:
+            possible = (cost <= self.limit) & allowed[:, :, None, None]
+            self.limited[key] = _stage(np.where(possible, self.choices.share * cost, np.inf))
+        return self.limited[key]
+
+    def fill(self) -> None:
+        choices = self.choices
+        for count in range(1, (choices.stages or choices.most_stages) + 1):
+            level: dict[int, dict[int, Costs]] = {}
+            for number in sorted(self.ending if count == 1 else choices.hands_on):
+                stage, size = self.costs(number, count - 1), choices.sizes[number]
+                if count == 1:
+                    self._put(level, size, number, stage.cost[:, -1, :, 0])
+                    continue
+                for devices in sorted(self.rest[count - 1]):
+                    left = choices.devices - devices - size
+                    if left >= 0 and (stage.comes_later if left else stage.begins):
+                        self._put(level, devices + size, number, self._first_of(stage, number, count, devices, left))
+            self.rest.append(level)
+            if not level:
+                break
+
+    def _first_of(self, stage: _Stage, number: int, count: int, devices: int, left: int) -> Costs:
+        """Least cost of a stage and `count` - 1 behind it on `devices`, shape (a, layouts in); of what begins with the
+        first unit where no devices are left, else of the others."""
+        units, inside = stage.cost.shape[0], stage.cost.shape[2]
+        least = np.full((units, inside), np.inf)
+        rows = slice(1, None) if left else slice(0, 1)
+        behind = self.after(count - 1, devices, number).reshape(1, -1)
+        flat = stage.flat[inside:] if left else stage.flat[:inside]
+        least[rows] = (flat + behind).min(axis=1).reshape(-1, inside)
+        return least
+
+    def _put(self, level: dict[int, dict[int, Costs]], devices: int, number: int, least: Costs) -> None:
+        left = self.choices.devices - devices
+        enough = self.work <= self.limit * left * (1.0 + _ROUNDINGS)
+        if left:
+            enough[0] = False
+        least = np.where(enough[:, None] & (least <= self.most * (1.0 + _ROUNDINGS)), least, np.inf)
+        if np.isfinite(least).any():
+            level.setdefault(devices, {})[number] = least
+
+    def after(self, count: int, devices: int, number: int) -> Costs:
+        """Least cost of all behind a stage on submesh `number`, its transfer included: shape (b, layouts out)."""
+        key = (count, devices, number)
+        if key not in self.behind:
+            options = [
+                (self.choices.handing[number][other] + rest[:, None, :]).min(axis=2)
+                for other, rest in sorted(self.rest[count][devices].items())
+            ]
+            self.behind[key] = np.minimum.reduce(options)
+        return self.behind[key]
+
+    def best(self) -> Found:
+        choices = self.choices
+        wanted = [choices.stages] if choices.stages else range(1, len(self.rest))
+        ends = [
+            (float(rest[0, 0]) + (choices.between(number, min(self.ending)) if count > 1 else 0.0), count, number)
+            for count in wanted
+            if count < len(self.rest)
+            for number, rest in sorted(self.rest[count].get(choices.devices, {}).items())
+            if np.isfinite(rest[0, 0])
+        ]
+        if not ends:
+            return Found(None, math.inf, math.inf)
+        cost, count, number = min(ends)
+        return Found(tuple(self._trace(count, number)), cost, cost)
+
+    def _trace(self, count: int, number: int) -> list[Cut]:
+        """The stages of a best way, walking the tables once more."""
+        choices, devices, first, enters = self.choices, self.choices.devices, 0, 0
+        found = []
+        while True:
+            cost = self.costs(number, count - 1).cost[first, :, enters, :]
+            devices -= choices.sizes[number]
+            if count == 1:
+                found.append(Cut(first, choices.units, number, enters, 0))
+                return found
+            total = cost + self.after(count - 1, devices, number)
+            last, leaves = (int(place) for place in np.unravel_index(int(total.argmin()), total.shape))
+            found.append(Cut(first, last, number, enters, leaves))
+            ways = [
+                (float(least), other, int(entered))
+                for other, rest in sorted(self.rest[count - 1][devices].items())
+                for sums in [choices.handing[number][other][last, leaves] + rest[last]]
+                for entered, least in [(int(sums.argmin()), sums.min())]
+            ]
+            _, number, enters = min(ways)
+            first, count = last, count - 1
+
+
+def balanced(costs: Sequence[float], pieces: int) -> list[int]:
+    """Places that cut a row into so many pieces, none empty, the dearest as cheap as can be."""
+    sums = [0.0, *itertools.accumulate(costs)]
+    count = len(costs)
+    least = [0.0] + [float("inf")] * count
+    ways: list[list[int]] = []
+    for _ in range(pieces):
+        options = [
+            min(((max(least[low], sums[high] - sums[low]), low) for low in range(high)), default=(float("inf"), 0))
+            for high in range(count + 1)
+        ]
+        least = [cost for cost, _ in options]
+        ways.append([low for _, low in options])
+    edges = [count]
+    for way in reversed(ways):
+        edges.append(way[edges[-1]])
+    return edges[::-1]

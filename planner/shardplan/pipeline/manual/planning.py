@@ -1,0 +1,129 @@
+"""Plans of stages fixed by hand: each on its own submesh, under its own constraints."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shardplan.cluster.build import profile_from_resolved
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.types import Cluster
+from shardplan.constraints.resolve import resolve
+from shardplan.constraints.types import Constraint, Dims
+from shardplan.errors import ShardplanError, did_you_mean, error
+from shardplan.graph.options import PlanOptions
+from shardplan.layout.mesh import Mesh
+from shardplan.model.types import Model
+from shardplan.pipeline.cut_points import Chain, chain_at, part_of
+from shardplan.pipeline.cut_search import Cut
+from shardplan.pipeline.manual.matching import stage_starts
+from shardplan.pipeline.manual.stages import ManualStage, ManualStages
+from shardplan.pipeline.p2p import Transfers
+from shardplan.pipeline.result import PipelineResult, assemble_result
+from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.stage_inputs import constraints_on
+from shardplan.pipeline.submeshes import Submesh
+from shardplan.plan.types import Plan
+from shardplan.planning import Planner
+
+
+def plan_manual(
+    model: Model, cluster: Cluster, options: PlanOptions, schedule: Schedule, manual: ManualStages
+) -> PipelineResult:
+    """The stages as they are fixed, each planned under its own constraints.
+
+    Raises `ShardplanError` (`bad-stages`, `no-cut`, or as planning does), `InfeasibleError` where one does not fit.
+    """
+    _refuse_unmatched(options.constraints, model, cluster.mesh)
+    chain = chain_at(model, stage_starts(model, manual.stages))
+    parts = tuple(_part(cluster, wish) for wish in manual.stages)
+    used = sum(part.size for part in parts)
+    if used > cluster.mesh.size:
+        summary = f"the stages take {used} devices, and the cluster has {cluster.mesh.size}"
+        raise ShardplanError(error("bad-stages", summary, **manual.stages[0].mark.where))
+    _refuse_unknown_axes(manual, [part.mesh for part in parts])
+    plans, waiting = [], []
+    for place, (wish, part) in enumerate(zip(manual.stages, parts, strict=True)):
+        held = schedule.in_flight(len(parts) - 1 - place, len(parts), options.microbatches)
+        waiting.append(held if options.training else 1)
+        own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
+        everywhere = constraints_on(options.constraints, own, part.mesh)
+        handed = _handed(chain, place, wish, part, manual.intermediate)
+        asked = replace(options, in_flight=waiting[-1], constraints=(*everywhere, *wish.constraints, *handed))
+        plans.append(Planner(own, part.cluster, asked).plan())
+    return _staged(chain, parts, tuple(plans), tuple(waiting), cluster, options, schedule)
+
+
+def _refuse_unmatched(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> None:
+    """Constraints for all stages must be about something; whether they can be met, the mesh of every stage tells."""
+    try:
+        resolve(constraints, model, mesh)
+    except ShardplanError as problem:
+        if unmatched := [diagnostic for diagnostic in problem.diagnostics if diagnostic.code == "no-match"]:
+            raise ShardplanError(*unmatched) from None
+
+
+def _refuse_unknown_axes(manual: ManualStages, meshes: Sequence[Mesh]) -> None:
+    """Every axis that shards what is handed on must be one of some stage."""
+    known = sorted(
+        {name for wish, mesh in zip(manual.stages, meshes, strict=True) for name in wish.names or mesh.names}
+    )
+    faults = [
+        error(
+            "bad-stages",
+            f"pipeline_intermediate_axes: no stage has an axis '{axis}'",
+            detail=f"there are {', '.join(known)}",
+            hint=did_you_mean(axis, known),
+            **manual.stages[0].mark.where,
+        )
+        for axis in manual.intermediate
+        if axis not in known
+    ]
+    if faults:
+        raise ShardplanError(*faults)
+
+
+def _part(cluster: Cluster, wish: ManualStage) -> Submesh:
+    return Submesh(make_cluster(profile_from_resolved(cluster.resolved), wish.mesh))
+
+
+def _handed(
+    chain: Chain, place: int, wish: ManualStage, part: Submesh, intermediate: Mapping[str, int]
+) -> list[Constraint]:
+    """What is handed to and from a stage, sharded by the intermediate axes that it has and by no others."""
+    if not intermediate:
+        return []
+    names = wish.names or part.mesh.names
+    borders = [*chain.borders[max(place - 1, 0) : place], *chain.borders[place : place + 1]]
+    found = []
+    for border in borders:
+        rank = len(chain.model.tensor(border).shape)
+        entries = tuple(
+            tuple(axis for axis, at in intermediate.items() if axis in names and at == dim and rank > 1)
+            for dim in range(rank)
+        )
+        text = "[" + ", ".join(f"[{', '.join(axes)}]" for axes in entries) + "]"
+        found.append(Constraint("tensors", border, Dims(entries), text, wish.mark, None, wish.names))
+    return found
+
+
+def _staged(
+    chain: Chain,
+    parts: tuple[Submesh, ...],
+    plans: tuple[Plan, ...],
+    in_flight: tuple[int, ...],
+    cluster: Cluster,
+    options: PlanOptions,
+    schedule: Schedule,
+) -> PipelineResult:
+    cuts = [Cut(place, place + 1, 0, 0, 0) for place in range(len(parts))]
+    kept = [{tensor.name: tensor.layout for tensor in plan.tensors} for plan in plans]
+    borders = [
+        (mine[border], theirs[border])
+        for border, (mine, theirs) in zip(chain.borders, itertools.pairwise(kept), strict=True)
+    ]
+    each = [-(-chain.model.tensor(border).size_bytes // options.microbatches) for border in chain.borders]
+    sizes = [(size, size if options.training else 0) for size in each]
+    transfers = Transfers(cluster)
+    return assemble_result(chain, cuts, parts, plans, in_flight, borders, sizes, transfers, options, schedule)

@@ -1,0 +1,164 @@
+"""Pipeline plans: stages as planned, with their transfers and the summary of a whole step, as one `Plan`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardplan.cluster.mesh import cluster_digest
+from shardplan.cluster.types import Cluster
+from shardplan.errors import Diagnostic, warning
+from shardplan.graph.options import PlanOptions
+from shardplan.model.types import Model
+from shardplan.pipeline.manual.planning import plan_manual
+from shardplan.pipeline.manual.stages import ManualStages
+from shardplan.pipeline.p2p import Transfers
+from shardplan.pipeline.result import CLOSE, PipelineResult
+from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.solver import PipelineSolver
+from shardplan.pipeline.submeshes import placed
+from shardplan.plan.assemble import model_section
+from shardplan.plan.types import Memory, Pipeline, Plan, Stage, Summary, Transfer
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a pipeline was asked for."""
+
+    model: Model
+    cluster: Cluster
+    options: PlanOptions
+    schedule: Schedule
+    stages: int | str
+
+
+def plan_stages(
+    model: Model,
+    cluster: Cluster,
+    options: PlanOptions,
+    schedule: Schedule,
+    stages: int | ManualStages | None = None,
+    on_warning: Callable[[Diagnostic], None] | None = None,
+) -> Plan:
+    """The best pipeline of `model` on `cluster`: of `stages` stages, of as many as are best (None), or of those that
+    are fixed by hand.
+
+    Raises `ShardplanError` for a model that cannot be cut or planned as asked, `InfeasibleError` when no cut fits.
+    """
+    if isinstance(stages, ManualStages):
+        found = plan_manual(model, cluster, options, schedule, stages)
+        asked = _Asked(model, cluster, options, schedule, "manual")
+    else:
+        found = PipelineSolver(model, cluster, options, schedule, stages).solve()
+        asked = _Asked(model, cluster, options, schedule, stages or "auto")
+    if on_warning is not None:
+        for plan in found.plans:
+            for text in plan.warnings:
+                on_warning(warning("stage", text))
+    return _plan(asked, found)
+
+
+def _plan(asked: _Asked, found: PipelineResult) -> Plan:
+    """The plan of a pipeline: its summary is that of a whole step, its decisions are in its stages."""
+    cluster = asked.cluster
+    count = len(found.parts) // asked.schedule.pieces
+    starts = placed([part.size for part in found.parts[:count]]) * asked.schedule.pieces
+    stages = tuple(
+        Stage(_name(place, count, asked), start, found.chain.names[cut.first : cut.last], waiting, plan)
+        for place, (cut, start, waiting, plan) in enumerate(
+            zip(found.cuts, starts, found.in_flight, found.plans, strict=True)
+        )
+    )
+    slowest = max(_by_stage(asked, [plan.summary.step_ns for plan in found.plans]))
+    pipeline = Pipeline(
+        schedule=str(asked.schedule),
+        stages=stages,
+        transfers=_transfers(asked, found),
+        bubble=round(1.0 - slowest / found.step_ns, 6) if found.step_ns else 0.0,
+    )
+    section = model_section(asked.model, asked.options)
+    return Plan(
+        model={**section, "schedule": str(asked.schedule), "stages": asked.stages},
+        cluster={"name": cluster.name, "digest": cluster_digest(cluster), "profile": cluster.resolved},
+        mesh=cluster.mesh,
+        axis_links=tuple(cluster.levels[level].name for level in cluster.axis_levels),
+        summary=_summary(asked, found),
+        tensors=(),
+        operators=(),
+        moves=(),
+        warnings=tuple(dict.fromkeys(text for plan in found.plans for text in plan.warnings)),
+        pipeline=pipeline,
+    )
+
+
+def _transfers(asked: _Asked, found: PipelineResult) -> tuple[Transfer, ...]:
+    prices = Transfers(asked.cluster)
+    made = []
+    for sender, ((source, target), (value, gradient)) in enumerate(zip(found.borders, found.sizes, strict=True)):
+        here, there = found.parts[sender], found.parts[sender + 1]
+        made.append(
+            Transfer(
+                tensor=found.chain.borders[found.cuts[sender].last - 1],
+                sender=sender,
+                receiver=sender + 1,
+                source=source,
+                target=target,
+                forward=prices.handover(here, there, target, value).steps,
+                backward=prices.handover(there, here, source, gradient).steps if gradient else (),
+                count=asked.options.microbatches,
+                hidden=prices.hidden,
+            )
+        )
+    return (*made, *found.tied)
+
+
+def _summary(asked: _Asked, found: PipelineResult) -> Summary:
+    """Of a whole step: the stages' times as the schedule adds them up, the memory of the fullest stage."""
+    parts = [plan.summary for plan in found.plans]
+    step_ns, bound_ns = round(found.step_ns), math.floor(found.bound_ns)
+    compute_ns = round(_weighted(asked, parts, [part.compute_ns for part in parts]))
+    hidden_ns = round(_weighted(asked, parts, [part.hidden_ns for part in parts]))
+    closed = found.bound_ns >= found.step_ns * (1.0 - 1.001 * CLOSE)
+    return Summary(
+        outcome="optimal" if closed else "feasible",
+        objective_ns=step_ns,
+        bound_ns=step_ns if closed else bound_ns,
+        gap=0.0 if closed else (step_ns - bound_ns) / step_ns,
+        step_ns=step_ns,
+        compute_ns=compute_ns,
+        communication_ns=step_ns - compute_ns,
+        hidden_ns=hidden_ns,
+        memory=_fullest(asked, parts),
+        memory_limit_bytes=parts[0].memory_limit_bytes * asked.schedule.pieces,
+        reproducible=all(part.reproducible for part in parts),
+        step_bound_ns=step_ns if closed else bound_ns,
+    )
+
+
+def _weighted(asked: _Asked, parts: Sequence[Summary], amounts: Sequence[int]) -> float:
+    """Amounts of the stages as the step adds them up: the slowest stage's whole, of the others their share of it."""
+    steps, sums = _by_stage(asked, [part.step_ns for part in parts]), _by_stage(asked, amounts)
+    slowest = steps.index(max(steps))
+    share = 1.0 / (asked.options.microbatches * asked.schedule.pieces)
+    return math.fsum(amount * (1.0 if place == slowest else share) for place, amount in enumerate(sums))
+
+
+def _by_stage(asked: _Asked, amounts: Sequence[int]) -> list[int]:
+    """The amounts of all pieces that a stage runs, together."""
+    count = len(amounts) // asked.schedule.pieces
+    return [sum(amounts[place::count]) for place in range(count)]
+
+
+def _name(place: int, count: int, asked: _Asked) -> str:
+    piece = f" piece {place // count}" if asked.schedule.pieces > 1 else ""
+    return f"stage {place % count}{piece}"
+
+
+def _fullest(asked: _Asked, parts: Sequence[Summary]) -> Memory:
+    """Of the devices that hold most; those of a stage with several pieces hold them all."""
+    count = len(parts) // asked.schedule.pieces
+    held = [[part.memory for part in parts[place::count]] for place in range(count)]
+    categories = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+    sums = [Memory(*(sum(getattr(memory, name) for memory in own) for name in categories)) for own in held]
+    return max(sums, key=lambda memory: memory.total)

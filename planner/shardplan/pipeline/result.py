@@ -1,0 +1,87 @@
+"""The pipeline that a search ends with: its stages' plans, borders, transfers and bound."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardplan.graph.options import PlanOptions
+from shardplan.layout.layout import Layout
+from shardplan.pipeline.cut_points import Chain
+from shardplan.pipeline.cut_search import Cut
+from shardplan.pipeline.p2p import Transfers, exposed_ns
+from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.submeshes import Submesh
+from shardplan.pipeline.tied_weights import tied_transfers, waited_ns
+from shardplan.plan.types import Plan, Transfer
+
+CLOSE = 1e-6
+"""What may be faster by no more than this share of a step is not looked for."""
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `borders`, `sizes`: the
+    layouts of what each hands on, at either end, and the bytes of it and of its gradient in one microbatch. `tied`:
+    transfers for weights that several stages hold. `step_ns`, transfers included; `bound_ns`: no pipeline of this model
+    takes less."""
+
+    chain: Chain
+    cuts: tuple[Cut, ...]
+    parts: tuple[Submesh, ...]
+    plans: tuple[Plan, ...]
+    in_flight: tuple[int, ...]
+    borders: tuple[tuple[Layout, Layout], ...]
+    sizes: tuple[tuple[int, int], ...]
+    tied: tuple[Transfer, ...]
+    step_ns: float
+    bound_ns: float
+
+
+def assemble_result(
+    chain: Chain,
+    cuts: Sequence[Cut],
+    parts: Sequence[Submesh],
+    plans: Sequence[Plan],
+    in_flight: Sequence[int],
+    borders: Sequence[tuple[Layout, Layout]],
+    sizes: Sequence[tuple[int, int]],
+    transfers: Transfers,
+    options: PlanOptions,
+    schedule: Schedule,
+) -> PipelineResult:
+    """The pipeline of these plans, with the time of its step; its bound is that of these cuts: what stages hand on
+    takes at least what it does when every device sends and receives an equal share."""
+    stages = len(cuts) // schedule.pieces
+    summaries = [plan.summary for plan in plans]
+    steps_ns = [sum(float(summary.step_ns) for summary in summaries[place::stages]) for place in range(stages)]
+    bounds_ns = [sum(float(summary.step_bound_ns) for summary in summaries[place::stages]) for place in range(stages)]
+    handed_ns = least_ns = 0.0
+    for (mine, theirs), (source, target), (value, gradient) in zip(
+        itertools.pairwise(parts), borders, sizes, strict=True
+    ):
+        back, forth = transfers.least_ns(theirs, mine, gradient), transfers.least_ns(mine, theirs, value)
+        least_ns += (1.0 - transfers.hidden) * options.microbatches * (forth + (back if gradient else 0))
+        ways = [transfers.handover(mine, theirs, target, value)]
+        if gradient:
+            ways.append(transfers.handover(theirs, mine, source, gradient))
+        handed_ns += sum(exposed_ns(way, transfers.hidden, options.microbatches) for way in ways)
+    tied = tied_transfers(transfers, chain, [cut.first for cut in cuts[1:]], parts, plans, training=options.training)
+    least_ns += sum(
+        transfers.least_ns(parts[one], parts[other], chain.model.tensor(weight.tensor).size_bytes)
+        for weight in tied
+        for one, other in ((weight.sender, weight.receiver), (weight.receiver, weight.sender))
+    )
+    return PipelineResult(
+        chain=chain,
+        cuts=tuple(cuts),
+        parts=tuple(parts),
+        plans=tuple(plans),
+        in_flight=tuple(in_flight),
+        borders=tuple(borders),
+        sizes=tuple(sizes),
+        tied=tied,
+        step_ns=schedule.step(steps_ns, options.microbatches) + handed_ns + waited_ns(tied),
+        bound_ns=schedule.step(bounds_ns, options.microbatches) + least_ns,
+    )

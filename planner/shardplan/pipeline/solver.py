@@ -1,0 +1,258 @@
+"""The best pipeline of a model on a cluster, with a lower bound: cut search and stage planning in turn.
+
+Runs of units have cost lower bounds on every submesh (`pipeline.bounds.run_costs`); the best cut under these
+(`pipeline.cut_search`) is a lower bound on the step of any pipeline. The stages of that cut are then planned, with
+memory and all that they share, between borders as the cut has them. Where one does not fit, the cut is excluded and the
+search goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from shardplan.cluster.types import Cluster
+from shardplan.constraints.resolve import resolve
+from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, error
+from shardplan.graph.options import PlanOptions
+from shardplan.model.types import Model
+from shardplan.pipeline.cut_points import Chain, chain_of
+from shardplan.pipeline.cut_search import Cut, Found, balanced
+from shardplan.pipeline.result import CLOSE, PipelineResult, assemble_result
+from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.stage_costs import PICOSECONDS_PER_NS, StageCosts
+from shardplan.pipeline.stage_planner import StagePlanner
+from shardplan.pipeline.submeshes import Submesh, submeshes
+from shardplan.plan.types import Plan
+from shardplan.rules import model_rules
+
+_MOST_ROUNDS = 40
+_SMALL_UNITS, _SMALL_DEVICES = 13, 16
+"""Up to so many, cuts are searched together with the layouts at their borders."""
+_TOLERANCE = 1e-3
+"""Relative, of the search over cuts of larger models."""
+_HOPELESS = 32.0
+"""What takes so many times as long as without regard to memory does not fit (`shardplan.pipeline.bounds.cost`)."""
+_EXPLORED = 8
+"""Further cuts that are tried of larger models."""
+
+
+@dataclass
+class PipelineSolver:
+    """Searches pipelines of one model on one cluster. `stages`: how many, or any number; `sizes`: how many devices a
+    stage may have, or any number that is a part of the cluster."""
+
+    model: Model
+    cluster: Cluster
+    options: PlanOptions
+    schedule: Schedule
+    stages: int | None = None
+    sizes: frozenset[int] | None = None
+    chain: Chain = field(init=False)
+    parts: tuple[Submesh, ...] = field(init=False)
+    prices: StageCosts = field(init=False)
+    planner: StagePlanner = field(init=False)
+
+    def __post_init__(self) -> None:
+        resolve(self.options.constraints, self.model, self.cluster.mesh)
+        self.chain = chain_of(self.model, model_rules(self.model))
+        if self.stages is not None and self.stages > len(self.chain):
+            summary = f"'{self.model.name}' has {len(self.chain)} units and cannot be cut into {self.stages} stages"
+            raise ShardplanError(error("too-many-stages", summary, hint=f"at most --stages {len(self.chain)}"))
+        parts = submeshes(self.cluster)
+        self.parts = tuple(part for part in parts if self.sizes is None or part.size in self.sizes)
+        self.prices = StageCosts(
+            self.model, self.chain, self.cluster, self.parts, self.options, self.schedule, exact=self._small
+        )
+        self.planner = StagePlanner(self.prices, self.cluster, self.options, self.schedule.pieces)
+
+    def solve(self) -> PipelineResult:
+        """The pipeline with the shortest step found.
+
+        Raises `InfeasibleError` when no cut fits in memory.
+        """
+        if self.schedule.pieces > 1:
+            return self._interleaved()
+        best, bound = self._learnt() if self._small else self._tightened()
+        if best is None:
+            raise InfeasibleError(self._does_not_fit())
+        if best.tied and self.stages is None:
+            best = self._or_whole(best)
+        return replace(best, bound_ns=min(bound, best.step_ns))
+
+    def _learnt(self) -> tuple[PipelineResult | None, float]:
+        """The best cut of a small model, layouts at borders included, and a bound on all in nanoseconds: searched,
+        planned, and searched again with what planning told, until there is nothing more to learn."""
+        best: PipelineResult | None = None
+        bound = 0.0
+        for _ in range(_MOST_ROUNDS):
+            found = self.prices.search(self.stages, worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
+            bound = self._bound(found, bound)
+            if found.cuts is None:
+                break
+            plans = self.planner.plans(found.cuts)
+            if plans is None:
+                continue
+            best = _better(best, self._staged(found.cuts, plans))
+            if not self._learn(found.cuts, plans):
+                break
+        return best, bound
+
+    def _tightened(self) -> tuple[PipelineResult | None, float]:
+        """The best cut that is found of a large model, and a bound on all in nanoseconds.
+
+        Memory is brought into the bounds of the runs that are best without it, until the best cut is one whose bounds
+        know of it; that one is planned.
+        """
+        best: PipelineResult | None = None
+        bound, roomy = 0.0, math.inf
+        tried = set()
+        for _ in range(_MOST_ROUNDS):
+            found = self.prices.search(self.stages)
+            roomy = min(roomy, found.bound)
+            if found.cuts is None or (best is None and found.bound > _HOPELESS * roomy):
+                break
+            bound = self._bound(found, bound)
+            if best is not None and bound >= best.step_ns * (1.0 - _TOLERANCE):
+                return best, bound
+            if self._floored(found.cuts):
+                continue
+            if _places(found.cuts) in tried:
+                break
+            tried.add(_places(found.cuts))
+            if (staged := self._planned(found.cuts)) is not None:
+                best = _better(best, staged)
+                if self._sharpened(staged.cuts, staged.plans):
+                    tried.discard(_places(found.cuts))
+        return best if best is None else self._explored(best, tried), bound
+
+    def _bound(self, found: Found, bound: float) -> float:
+        return max(bound, found.bound / PICOSECONDS_PER_NS) if self.prices.proven else bound
+
+    def _floored(self, cuts: Sequence[Cut]) -> bool:
+        """Whether memory makes a stage dearer than it was known to be."""
+        waiting = [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))]
+        return True in [self.prices.raise_bound(cut, held) for cut, held in zip(cuts, waiting, strict=True)]
+
+    def _explored(self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]]) -> PipelineResult:
+        """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
+        for _ in range(_EXPLORED):
+            found = self.prices.search(self.stages, strained=True)
+            if found.cuts is None or _places(found.cuts) in tried:
+                break
+            if found.cost / PICOSECONDS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
+                break
+            tried.add(_places(found.cuts))
+            if (staged := self._planned(found.cuts, best.step_ns)) is not None:
+                best = _better(best, staged)
+        return best
+
+    def _interleaved(self) -> PipelineResult:
+        """Every number of equal stages, each with its pieces of about equal cost: piece p runs on stage p mod S."""
+        best: PipelineResult | None = None
+        bounds = []
+        for number, part in enumerate(self.parts):
+            stages, rest = divmod(self.cluster.mesh.size, part.size)
+            pieces = stages * self.schedule.pieces
+            if rest or stages < 2 or (self.stages or stages) != stages or pieces > len(self.chain):
+                continue
+            runs = self.prices.runs[number]
+            bounds.append(self._interleaved_bound(number, stages))
+            edges = balanced([float(runs.of(u, u + 1).min()) for u in range(len(self.chain))], pieces)
+            cuts = [Cut(low, high, number, 0, 0) for low, high in itertools.pairwise(edges)]
+            if all(self.prices.can_hold(cut, 0) for cut in cuts) and (staged := self._planned(cuts)) is not None:
+                best = _better(best, staged)
+        if not bounds:
+            summary = (
+                f"'{self.model.name}' has {len(self.chain)} units: too few for '{self.schedule}' on {self.cluster.mesh}"
+            )
+            raise ShardplanError(error("too-many-stages", summary, hint="fewer pieces, or fewer --stages, all alike"))
+        if best is None:
+            raise InfeasibleError(self._does_not_fit())
+        return replace(best, bound_ns=min(*bounds, best.step_ns))
+
+    def _interleaved_bound(self, part: int, stages: int) -> float:
+        """Nanoseconds of the least step of so many stages on one kind of part: all are as busy as the mean, and of what
+        they hand on and of tied weights it is the least."""
+        busy_ns = self.prices.least_ns(Cut(0, len(self.chain), part, 0, 0)) / stages
+        handed = [float(self.prices.handed_ps(part, part, border).min()) for border in range(len(self.chain) - 1)]
+        sent_ns = sum(sorted(handed)[: stages * self.schedule.pieces - 1]) / PICOSECONDS_PER_NS
+        step_ns = self.schedule.step([busy_ns] * stages, self.options.microbatches)
+        return step_ns + sent_ns + self.prices.apart_ns(part)
+
+    def _or_whole(self, best: PipelineResult) -> PipelineResult:
+        """The better of `best` and one stage: of what tied weights cost the search knows the least only."""
+        found = self.prices.search(1)
+        if found.cuts is None or found.bound >= best.step_ns * PICOSECONDS_PER_NS:
+            return best
+        whole = self._planned(found.cuts)
+        return best if whole is None else _better(whole, best)
+
+    def _learn(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
+        """Take what planning tells of these stages for the next search; whether there was anything to learn.
+
+        A stage takes at least what it takes with one microbatch in flight.
+        """
+        learnt = False
+        for place, (cut, plan) in enumerate(zip(cuts, plans, strict=True)):
+            waiting = self.planner.in_flight(place, len(cuts))
+            least = plan if waiting == 1 else self.planner.plan(cut, 1, place)
+            assert least is not None
+            learnt |= self.prices.learn(cut, least.summary.step_ns, CLOSE)
+        return self._sharpened(cuts, plans) or learnt
+
+    def _sharpened(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
+        """Whether what stages send was brought into their bounds, because they cost more than these."""
+        waiting = [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))]
+        seen = zip(cuts, waiting, plans, strict=True)
+        return True in [self.prices.sharpen(cut, held, plan.summary.step_ns) for cut, held, plan in seen]
+
+    @property
+    def _small(self) -> bool:
+        return len(self.chain) <= _SMALL_UNITS and self.cluster.mesh.size <= _SMALL_DEVICES
+
+    def _planned(self, cuts: Sequence[Cut], worth_ns: float = math.inf) -> PipelineResult | None:
+        """The pipeline of a cut, with the best layouts at its borders; None where a stage does not fit, or where a step
+        takes longer than `worth_ns`."""
+        chosen = tuple(cuts) if self._small and self.schedule.pieces == 1 else self.prices.with_best_layouts(cuts)
+        plans = self.planner.plans(chosen, worth_ns)
+        return None if plans is None else self._staged(chosen, plans)
+
+    def _staged(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> PipelineResult:
+        layout_of, sizes_of = self.prices.layout_of, self.prices.sizes_of
+        borders = [
+            (
+                layout_of(mine.submesh, theirs.first - 1, mine.leaves),
+                layout_of(theirs.submesh, theirs.first - 1, theirs.enters),
+            )
+            for mine, theirs in itertools.pairwise(cuts)
+        ]
+        return assemble_result(
+            self.chain,
+            cuts,
+            [self.parts[cut.submesh] for cut in cuts],
+            plans,
+            [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))],
+            borders,
+            [sizes_of(cut.first - 1) for cut in cuts[1:]],
+            self.prices.transfers,
+            self.options,
+            self.schedule,
+        )
+
+    def _does_not_fit(self) -> Diagnostic:
+        wanted = f"{self.stages} stages" if self.stages else "stages"
+        summary = f"no way to cut '{self.model.name}' into {wanted} on '{self.cluster.name}' fits in memory"
+        recompute = "" if self.options.remat == "auto" else "--remat auto, "
+        fewer = "--schedule 1f1b" if str(self.schedule) == "gpipe" else "more --microbatches"
+        return error("infeasible", summary, hint=f"{fewer}, {recompute}or a larger --mesh")
+
+
+def _better(one: PipelineResult | None, other: PipelineResult) -> PipelineResult:
+    return other if one is None or other.step_ns < one.step_ns else one
+
+
+def _places(cuts: Sequence[Cut]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((cut.first, cut.last, cut.submesh) for cut in cuts)

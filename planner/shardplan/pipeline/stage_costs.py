@@ -1,0 +1,367 @@
+"""Cost bounds of every run of units on every submesh, refined by the stages that were planned, for the cut search."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shardplan.cluster.types import Cluster
+from shardplan.graph.options import PlanOptions
+from shardplan.layout.layout import Layout
+from shardplan.model.types import Model
+from shardplan.pipeline.bounds.cost import CostBounds
+from shardplan.pipeline.bounds.run_costs import RunCosts
+from shardplan.pipeline.bounds.tied_layouts import StageOption, TiedLayouts
+from shardplan.pipeline.bounds.weighted import WeightedBounds
+from shardplan.pipeline.cut_points import Chain
+from shardplan.pipeline.cut_search import Choices, Counts, Cut, Found, search
+from shardplan.pipeline.p2p import Transfers, exposed_ns
+from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.stage_inputs import limit_bytes, weight_bytes
+from shardplan.pipeline.submeshes import Submesh
+from shardplan.pipeline.tied_weights import held_at_both_ends, least_tied_ns, tied_ns
+from shardplan.planning import Planner
+from shardplan.solve.problem import Costs
+
+PICOSECONDS_PER_NS = 1000.0
+_TOLERANCE = 1e-3
+"""Relative, of the search over cuts where layouts are not searched with them."""
+
+_STRAINED = 2e-3
+"""A stage that costs more than this share above its bound is worth a closer look."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A stage that was planned: with `waiting` microbatches in flight it cost `strain` times the `least_ps`."""
+
+    submesh: int
+    least_ps: float
+    waiting: int
+    strain: float
+
+
+@dataclass
+class StageCosts:
+    """Lower bounds on what stages of `chain` cost on the parts of a cluster, and what planning has told since.
+
+    `exact`: the search is over the layouts at borders too, and for as long as nothing is left to learn.
+    """
+
+    model: Model
+    chain: Chain
+    cluster: Cluster
+    parts: Sequence[Submesh]
+    options: PlanOptions
+    schedule: Schedule
+    exact: bool
+    transfers: Transfers = field(init=False)
+    runs: list[WeightedBounds] = field(init=False)
+    proven: bool = field(init=False, default=True)
+    """Nothing was left out that might have been good."""
+    _behind: list[Counts] = field(init=False)
+    _known: dict[Cut, float] = field(init=False, default_factory=dict)
+    _seen: list[_Seen] = field(init=False, default_factory=list)
+    _floors: dict[int, CostBounds] = field(init=False, default_factory=dict)
+    _tables: dict[StageOption, Costs] = field(init=False, default_factory=dict)
+    _handing: list[list[Costs]] = field(init=False)
+    _handovers: dict[tuple[object, ...], Costs] = field(init=False, default_factory=dict)
+    _ends: TiedLayouts | None = field(init=False, default=None)
+    _apart: Costs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.transfers = Transfers(self.cluster)
+        self.runs = [self._least_costs(self.chain, part) for part in self.parts]
+        count = min(len(self.chain), self.cluster.mesh.size)
+        self._behind = [self._fitting(part, count) for part in self.parts]
+        graphs = [runs.built for runs in self.runs]
+        if self.exact:
+            self._ends = TiedLayouts(self.transfers, self.parts, self.runs, self._least_costs)
+        each = range(len(self.parts))
+        self._handing = [[self._handed(sender, receiver) for receiver in each] for sender in each]
+        if self._ends is None:
+            least_ns = least_tied_ns(self.transfers, self.chain, self.parts, graphs)
+            self._apart = np.full((len(self.parts), len(self.parts)), PICOSECONDS_PER_NS * least_ns)
+        else:
+            self._apart = PICOSECONDS_PER_NS * self._ends.apart_ns()
+
+    def search(self, stages: int | None, *, strained: bool = False, worth_ns: float = math.inf) -> Found:
+        """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
+        `worth_ns`.
+
+        `strained`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
+        and had no more in flight.
+        """
+        costs, ways = self._now(), self._ways
+        choices = Choices(
+            costs=costs,
+            sizes=[self.parts[way.part].size for way in ways],
+            handing=[[self._handing[sender.part][receiver.part] for receiver in ways] for sender in ways],
+            most_behind=[self._behind[way.part] for way in ways],
+            devices=self.cluster.mesh.size,
+            share=self.share,
+            stages=stages,
+            costs_behind={} if self.exact else self._costs_behind(costs, self._seen if strained else ()),
+            apart=self._apart,
+        )
+        found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PICOSECONDS_PER_NS)
+        if found.cuts is None:
+            return found
+        return replace(found, cuts=tuple(self._meant(cut, ways[cut.submesh]) for cut in found.cuts))
+
+    def _meant(self, cut: Cut, way: StageOption) -> Cut:
+        return replace(cut, submesh=way.part, tied=way.tied)
+
+    @property
+    def _ways(self) -> Sequence[StageOption]:
+        return self._ends.ways if self._ends else [StageOption(part) for part in range(len(self.parts))]
+
+    def _least(self, cut: Cut) -> Costs:
+        return self._ends.of(cut) if self._ends else self.runs[cut.submesh].of(cut.first, cut.last)
+
+    def apart_ns(self, part: int) -> float:
+        """The least that tied weights cost when the first and the last stage run on this part."""
+        graphs, parts = [self.runs[part].built], [self.parts[part]]
+        names = held_at_both_ends(self.chain, graphs)
+        return sum(float(tied_ns(self.transfers, parts, graphs, name)[0][0].min()) for name in names)
+
+    @property
+    def share(self) -> float:
+        """What a stage counts in a step that is not the slowest: 1 / (M V)."""
+        return 1.0 / (self.options.microbatches * self.schedule.pieces)
+
+    def step_ns(self, stages_ns: Sequence[float]) -> float:
+        """A step of stages, or of all their pieces, that take so long, without what they hand on."""
+        count = len(stages_ns) // self.schedule.pieces
+        by_stage = [sum(stages_ns[place::count]) for place in range(count)]
+        return self.schedule.step(by_stage, self.options.microbatches)
+
+    def in_flight(self, behind: int, stages: int) -> int:
+        """Microbatches that a stage holds with so many of `stages` behind it."""
+        return self.schedule.in_flight(behind, stages, self.options.microbatches) if self.options.training else 1
+
+    def least_ns(self, cut: Cut) -> float:
+        """The least that the run of a stage costs, whatever it is handed and however little waits."""
+        return self._least_ps(cut) / PICOSECONDS_PER_NS
+
+    def _least_ps(self, cut: Cut) -> float:
+        return float(self.runs[cut.submesh].of(cut.first, cut.last).min())
+
+    def bound_ns(self, cut: Cut, in_flight: int) -> float:
+        """The least that a stage costs with so many microbatches in flight, between borders as the cut has them."""
+        cost = float(self._least(cut)[cut.enters, cut.leaves])
+        floors = self._floors[cut.submesh].table(in_flight) if cut.submesh in self._floors else None
+        return max(cost, 0.0 if floors is None else float(floors[cut.first, cut.last])) / PICOSECONDS_PER_NS
+
+    def can_hold(self, cut: Cut, behind: int) -> bool:
+        """Whether weights let a stage run with so many stages behind it, as far as is known."""
+        return bool(self._behind[cut.submesh][cut.first, cut.last] >= behind)
+
+    def handed_ps(self, sender: int, receiver: int, border: int) -> Costs:
+        """Exposed picoseconds per step of handing `border` over, shape (layouts of the sender, of the receiver)."""
+        leaves, enters = self.runs[sender].layouts[border], self.runs[receiver].layouts[border]
+        key = (sender, receiver, id(leaves), id(enters), self.sizes_of(border))
+        if key not in self._handovers:
+            self._handovers[key] = self._handover_ps(sender, receiver, border)
+        return self._handovers[key]
+
+    def _handover_ps(self, sender: int, receiver: int, border: int) -> Costs:
+        value, gradient = self.sizes_of(border)
+        micro, hidden = self.options.microbatches, self.transfers.hidden
+        mine, theirs = self.parts[sender], self.parts[receiver]
+        there = [
+            exposed_ns(self.transfers.handover(mine, theirs, layout, value), hidden, micro)
+            for layout in self.runs[receiver].layouts[border]
+        ]
+        back = [
+            exposed_ns(self.transfers.handover(theirs, mine, layout, gradient), hidden, micro) if gradient else 0.0
+            for layout in self.runs[sender].layouts[border]
+        ]
+        table: Costs = PICOSECONDS_PER_NS * (np.array(back)[:, None] + np.array(there)[None, :])
+        return table
+
+    def sizes_of(self, border: int) -> tuple[int, int]:
+        """Bytes of the value at a border and of its gradient, in one microbatch."""
+        kind = self.runs[0].built.kept[self.chain.borders[border]].kind
+        return kind.size_bytes, kind.gradient_bytes if kind.has_gradient else 0
+
+    def kind_of(self, cut: Cut) -> tuple[object, ...]:
+        """Equal for stages that run equal units between equal borders."""
+        runs = self.runs[cut.submesh].first
+        ends = [
+            runs.layouts[border][number]
+            for border, number in ((cut.first - 1, cut.enters), (cut.last - 1, cut.leaves))
+            if 0 <= border < len(self.chain) - 1
+        ]
+        return (cut.submesh, runs.kinds(cut.first, cut.last), cut.first == 0, cut.tied, *ends)
+
+    def layout_of(self, submesh: int, border: int, number: int) -> Layout:
+        """The layout that a `Cut` means by a number."""
+        return self.runs[submesh].layouts[border][number]
+
+    def tied_layout(self, cut: Cut) -> Mapping[str, Layout]:
+        """How a stage keeps the weight that the first and the last hold, if that is said."""
+        return self._ends.layout(cut) if self._ends else {}
+
+    def with_best_layouts(self, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
+        """The same stages with the layouts at their borders for which the sum of stages and transfers is least."""
+        tables = [self.share * self.runs[cut.submesh].of(cut.first, cut.last) for cut in cuts]
+        slowest = max(range(len(cuts)), key=lambda place: float(tables[place].min()))
+        tables[slowest] = tables[slowest] / self.share
+        least, ways = np.zeros(1), []
+        for place, (cut, table) in enumerate(zip(cuts, tables, strict=True)):
+            if place:
+                handed = least[:, None] + self.handed_ps(cuts[place - 1].submesh, cut.submesh, cut.first - 1)
+                ways.append(handed.argmin(axis=0))
+                least = handed.min(axis=0)
+            total = least[:, None] + table
+            ways.append(total.argmin(axis=0))
+            least = total.min(axis=0)
+        chosen = [0]
+        for way in reversed(ways):
+            chosen.append(int(way[chosen[-1]]))
+        ends = chosen[::-1]
+        return tuple(replace(cut, enters=ends[2 * place], leaves=ends[2 * place + 1]) for place, cut in enumerate(cuts))
+
+    def learn(self, cut: Cut, cost_ns: float, close: float) -> bool:
+        """Take note of what a stage costs that holds one microbatch; whether that is more than was known."""
+        cost = cost_ns * PICOSECONDS_PER_NS
+        known = self._known.get(cut, self._least(cut)[cut.enters, cut.leaves])
+        if cost > known * (1.0 + close):
+            self._known[cut] = cost
+            return True
+        return False
+
+    def see(self, cut: Cut, in_flight: int, cost_ns: float) -> None:
+        """Take note of how much more a stage costs than the least, for memory above all."""
+        least_ps = self._least_ps(cut)
+        seen = _Seen(cut.submesh, least_ps, in_flight, cost_ns * PICOSECONDS_PER_NS / least_ps)
+        if seen not in self._seen:
+            self._seen.append(seen)
+
+    def raise_bound(self, cut: Cut, in_flight: int) -> bool:
+        """Bring memory into the bound of a run (`shardplan.pipeline.bounds.cost`); whether that made it dearer."""
+        runs = self.runs[cut.submesh].first
+        if cut.submesh not in self._floors:
+            self._floors[cut.submesh] = CostBounds(runs, limit_bytes(self.options, self.cluster))
+        return self._floors[cut.submesh].raise_for(cut.first, cut.last, in_flight, runs.least(cut.first, cut.last))
+
+    def sharpen(self, cut: Cut, in_flight: int, cost_ns: float) -> bool:
+        """Where a stage costs more than it is known to at least, bring what is sent into the bounds
+        (`shardplan.pipeline.bounds.weighted`); whether that was left to do."""
+        runs = self.runs[cut.submesh]
+        if runs.is_sharp or cost_ns <= self.bound_ns(cut, in_flight) * (1.0 + _STRAINED):
+            return False
+        runs.sharpen()
+        if self._ends:
+            self._ends.sharpen(cut.submesh)
+        self._tables = {way: table for way, table in self._tables.items() if way.part != cut.submesh}
+        return True
+
+    def refuse(self, cut: Cut, behind: int, *, one_waits: bool, never: bool) -> None:
+        """Leave out a stage that does not fit with so many stages behind it: the run, where it is proven that it does
+        with no layouts at its ends (`never`); else it may be that something good is left out with it."""
+        if never:
+            self._exclude(cut, behind)
+        elif self.exact:
+            self._known[cut] = np.inf
+            self.proven = self.proven and one_waits
+        else:
+            self._exclude(cut, behind)
+            self.proven = False
+
+    def _exclude(self, cut: Cut, behind: int) -> None:
+        """Never again this run, or one that contains it, on this submesh with so many stages behind it."""
+        longer = self._behind[cut.submesh][: cut.first + 1, cut.last :]
+        np.minimum(longer, behind - 1, out=longer)
+
+    def _least_costs(self, chain: Chain, part: Submesh) -> WeightedBounds:
+        options = replace(self.options, constraints=(), memory_limit_bytes=1 << 60)
+        planner = Planner(chain.model, part.cluster, options, reasons=False)
+        return WeightedBounds(lambda weight: RunCosts(planner.built_at(weight)[0], chain))
+
+    def _fitting(self, part: Submesh, count: int) -> Counts:
+        """How many stages may follow a run of units on `part`, as far as its weights and their states tell."""
+        held = np.array([weight_bytes(self.model, unit, self.options) for unit in self.chain.units])
+        sums = np.concatenate([[0.0], held.cumsum()])
+        fits = (sums[None, :] - sums[:, None]) / part.size <= limit_bytes(self.options, self.cluster)
+        return np.where(fits, count, -1).astype(np.int64)
+
+    def _costs_behind(self, costs: Sequence[Costs], seen: Sequence[_Seen]) -> dict[tuple[int, int], Costs]:
+        """By how many stages come behind and submesh: costs that know of memory, and of what was seen. Equal ones are
+        the same array."""
+        raised: dict[tuple[int, int, int], Costs] = {}
+        found = {}
+        for submesh, cost in enumerate(costs):
+            here = [one for one in seen if one.submesh == submesh]
+            floors = self._floors.get(submesh)
+            for behind in range(min(len(self.chain), self.cluster.mesh.size)):
+                waiting = self.in_flight(behind, behind + 1)
+                table = floors.table(waiting) if floors else None
+                known = [one for one in here if one.waiting <= waiting]
+                key = (submesh, id(table), len(known))
+                if key not in raised:
+                    dearer = cost if table is None else np.maximum(cost, table[:, :, None, None])
+                    raised[key] = np.maximum(dearer, _strained(cost, known)) if known else dearer
+                if raised[key] is not cost:
+                    found[behind, submesh] = raised[key]
+        return found
+
+    @property
+    def _layouts(self) -> int:
+        """How many layouts at borders the search tells apart."""
+        return max((len(row) for runs in self.runs for row in runs.layouts), default=1) if self.exact else 1
+
+    def _now(self) -> list[Costs]:
+        """The tables, and what planning has told."""
+        ways = self._ways
+        tables = [self._table(way) for way in ways]
+        for cut, cost_ps in self._known.items():
+            number = self._ends.number(cut) if self._ends else cut.submesh
+            if tables[number] is self._tables[ways[number]]:
+                tables[number] = tables[number].copy()
+            tables[number][cut.first, cut.last, cut.enters, cut.leaves] = cost_ps
+        return tables
+
+    def _table(self, way: StageOption) -> Costs:
+        if way not in self._tables:
+            self._tables[way] = self._leasts(way)
+        return self._tables[way]
+
+    def _leasts(self, way: StageOption) -> Costs:
+        """Costs of all runs that may be so; where the search is not exact, of the best layouts at both ends."""
+        units, layouts = len(self.chain), self._layouts
+        if not self.exact:
+            return self.runs[way.part].leasts()[:, :, None, None]
+        tied = self._ends is not None and self._ends.weight
+        table = np.full((units + 1, units + 1, layouts, layouts), np.inf)
+        for first, last in itertools.combinations(range(units + 1), 2):
+            if not tied or way.allows(first, last, units):
+                cost = self._least(Cut(first, last, way.part, 0, 0, way.tied))
+                table[first, last, : cost.shape[0], : cost.shape[1]] = cost
+        return table
+
+    def _handed(self, sender: int, receiver: int) -> Costs:
+        """Exposed transfers, shape (unit, layouts out, layouts in); where the search is not exact, of the cheapest."""
+        units, layouts = len(self.chain), self._layouts
+        table = np.full((units + 1, layouts, layouts), np.inf)
+        table[0], table[units] = 0.0, 0.0
+        for border in range(units - 1):
+            cost = self.handed_ps(sender, receiver, border)
+            if self.exact:
+                table[border + 1, : cost.shape[0], : cost.shape[1]] = cost
+            else:
+                table[border + 1] = cost.min()
+        return table
+
+
+def _strained(cost: Costs, seen: Sequence[_Seen]) -> Costs:
+    """Costs of all runs if each is strained as the worst that was seen of those that cost no more at least."""
+    strain = np.ones_like(cost)
+    for one in seen:
+        np.maximum(strain, np.where(cost >= one.least_ps * (1.0 - 1e-9), one.strain, 1.0), out=strain)
+    return cost * strain

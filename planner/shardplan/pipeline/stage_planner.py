@@ -1,0 +1,139 @@
+"""Plans of the stages of a cut, each planned as a model of its own between the layouts of its borders.
+
+Stages that run equal units between equal borders, with as many microbatches in flight, are planned once: the layouts of
+the first are those of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardplan.cluster.types import Cluster
+from shardplan.errors import InfeasibleError
+from shardplan.graph.options import PlanOptions
+from shardplan.layout.layout import Layout
+from shardplan.model.types import Model
+from shardplan.pipeline.cut_points import part_of
+from shardplan.pipeline.cut_search import Cut
+from shardplan.pipeline.stage_costs import StageCosts
+from shardplan.pipeline.stage_inputs import all_kept_so, constraints_on, kept_so, limit_bytes
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.planning import Planner
+
+
+@dataclass
+class StagePlanner:
+    """Plans stages of `prices.chain`; every one once."""
+
+    prices: StageCosts
+    cluster: Cluster
+    options: PlanOptions
+    pieces: int
+    _planned: dict[tuple[Cut, int], Plan | None] = field(init=False, default_factory=dict)
+    _alike: dict[tuple[object, ...], tuple[Model, Plan]] = field(init=False, default_factory=dict)
+
+    def plans(self, cuts: Sequence[Cut], worth_ns: float = math.inf) -> tuple[Plan, ...] | None:
+        """A plan of every stage; `None` when one does not fit, which is then left out of the search, or when the step
+        is sure to be longer than `worth_ns`."""
+        plans: list[Plan] = []
+        steps_ns = [self.prices.bound_ns(cut, self.in_flight(place, len(cuts))) for place, cut in enumerate(cuts)]
+        for place, cut in enumerate(cuts):
+            if self.prices.step_ns(steps_ns) > worth_ns:
+                return None
+            waiting = self.in_flight(place, len(cuts))
+            plan = self.plan(cut, waiting, place)
+            if plan is None:
+                never = self._plan(cut, waiting, self.prices.model.name, free=True) is None
+                self.prices.refuse(cut, len(cuts) - 1 - place, one_waits=waiting == 1, never=never)
+                return None
+            self.prices.see(cut, waiting, plan.summary.step_ns)
+            steps_ns[place] = plan.summary.step_ns
+            plans.append(plan)
+        return tuple(plans)
+
+    def in_flight(self, place: int, count: int) -> int:
+        """Microbatches that stage `place` of `count` holds; pieces of one stage count one by one."""
+        stages = count // self.pieces
+        return self.prices.in_flight(stages - 1 - place % stages, stages)
+
+    def plan(self, cut: Cut, in_flight: int, place: int) -> Plan | None:
+        """The plan of a stage with so many microbatches in flight; None where none fits."""
+        key = (cut, in_flight)
+        if key not in self._planned:
+            name = f"{self.prices.model.name}.stage{place}"
+            kind = (*self.prices.kind_of(cut), in_flight)
+            plan = self._like(*self._alike[kind], cut, in_flight, name) if kind in self._alike else None
+            if plan is None and (plan := self._plan(cut, in_flight, name)) is not None and not self.options.constraints:
+                self._alike[kind] = part_of(self.prices.chain, cut.first, cut.last, name), plan
+            self._planned[key] = plan
+        return self._planned[key]
+
+    def _like(self, model: Model, plan: Plan, cut: Cut, in_flight: int, name: str) -> Plan | None:
+        """`plan`, of `model`, for a stage of equal units; None where that takes another time."""
+        own = part_of(self.prices.chain, cut.first, cut.last, name)
+        called = _called(own, model)
+        if called is None:
+            return None
+        tensors = {tensor.name: tensor for tensor in plan.tensors}
+        layouts = {mine: tensors[theirs] for mine, theirs in called.items() if theirs in tensors}
+        found = self._plan(cut, in_flight, name, like=layouts)
+        if found is None or found.summary.step_ns != plan.summary.step_ns:
+            return None
+        proof = plan.summary
+        summary = replace(
+            found.summary,
+            outcome=proof.outcome,
+            objective_ns=proof.objective_ns,
+            bound_ns=proof.bound_ns,
+            gap=proof.gap,
+            step_bound_ns=proof.step_bound_ns,
+            reproducible=proof.reproducible,
+        )
+        return replace(found, summary=summary)
+
+    def _plan(
+        self,
+        cut: Cut,
+        in_flight: int,
+        name: str,
+        *,
+        free: bool = False,
+        like: Mapping[str, TensorDecision] | None = None,
+    ) -> Plan | None:
+        """The plan of a stage, its borders as the cut has them or `free`, or all of its values `like` these; None where
+        none fits."""
+        chain, cluster = self.prices.chain, self.prices.parts[cut.submesh].cluster
+        model = part_of(chain, cut.first, cut.last, name)
+        options = replace(
+            self.options,
+            in_flight=in_flight,
+            constraints=constraints_on(self.options.constraints, model, cluster.mesh),
+            memory_limit_bytes=limit_bytes(self.options, self.cluster) // self.pieces,
+        )
+        planner = Planner(model, cluster, options, reasons=False)
+        ends: dict[str, Layout] = dict(self.prices.tied_layout(cut))
+        if cut.first:
+            ends[chain.borders[cut.first - 1]] = self.prices.layout_of(cut.submesh, cut.first - 1, cut.enters)
+        if cut.last < len(chain):
+            ends[chain.borders[cut.last - 1]] = self.prices.layout_of(cut.submesh, cut.last - 1, cut.leaves)
+        try:
+            if like is not None:
+                return planner.plan(lambda built: all_kept_so(built, like))
+            return planner.plan(None if free else lambda built: kept_so(built, ends))
+        except InfeasibleError:
+            return None
+
+
+def _called(model: Model, other: Model) -> dict[str, str] | None:
+    """The values of `model` by what they are called in `other`, operator by operator; None where they do not match."""
+    if len(model.operators) != len(other.operators):
+        return None
+    called: dict[str, str] = {}
+    for mine, theirs in zip(model.operators, other.operators, strict=True):
+        names = ((*mine.inputs, *mine.outputs), (*theirs.inputs, *theirs.outputs))
+        if mine.kind != theirs.kind or len(names[0]) != len(names[1]):
+            return None
+        called.update(zip(*names, strict=True))
+    return called

@@ -1,1 +1,0 @@
-"""Beyond one mesh: other logical meshes over the same devices, pipeline stages, and sweeps over requests."""

@@ -1,0 +1,107 @@
+"""Stages as plans: equal ones are planned once, and what is guessed of others is no proof."""
+
+from dataclasses import replace
+
+import pytest
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.errors import InfeasibleError
+from shardplan.graph.options import PlanOptions
+from shardplan.models.named import described
+from shardplan.pipeline.cut_search import Cut
+from shardplan.pipeline.schedule import parse_schedule
+from shardplan.pipeline.solver import PipelineSolver
+from shardplan.pipeline.stage_planner import StagePlanner
+
+MODEL, LARGER = (
+    described(f"transformer:layers={layers},hidden=128,heads=4,vocab=256,seq=64,batch=16") for layers in (8, 14)
+)
+CLUSTER = make_cluster(load_profile("h100-dgx"), "2x2")
+
+
+def stager(remat="none", model=MODEL, **options):
+    return PipelineSolver(model, CLUSTER, PlanOptions(microbatches=4, remat=remat, **options), parse_schedule("1f1b"))
+
+
+def cuts_of_two_layers(stager):
+    """Units 1 .. 8 are the layers; in four stages, each on the part with two devices."""
+    part = next(number for number, part in enumerate(stager.parts) if part.size == 2)
+    return stager.prices.with_best_layouts([Cut(low, low + 2, part, 0, 0) for low in (1, 3, 5, 7)])
+
+
+def parts_of(plan):
+    """What a plan decides, without the names."""
+    return (
+        [(tensor.layout, tensor.served, tensor.shape) for tensor in plan.tensors],
+        [(operator.split, operator.reads, operator.makes, operator.compute_ns) for operator in plan.operators],
+        [(move.source, move.target, move.steps) for move in plan.moves],
+        replace(plan.summary, reproducible=True),
+    )
+
+
+@pytest.mark.parametrize("remat", ["none", "full", "auto"])
+def test_equal_stages_are_planned_once_and_alike(remat, monkeypatch):
+    found = stager(remat)
+    solved, plan_alone = [], StagePlanner._plan
+
+    def counted(self, *args, like=None, **named):
+        solved.extend([args] if like is None else [])
+        return plan_alone(self, *args, like=like, **named)
+
+    monkeypatch.setattr(StagePlanner, "_plan", counted)
+    cuts = cuts_of_two_layers(found)[1:]
+    assert len({found.prices.kind_of(cut) for cut in cuts[:2]}) == 1
+    plans = [found.planner.plan(cut, 2, place) for place, cut in enumerate(cuts[:2])]
+    assert len(solved) == 1
+    for place, (cut, plan) in enumerate(zip(cuts, plans, strict=False)):
+        alone = stager(remat).planner.plan(cut, 2, place)
+        assert parts_of(plan) == parts_of(alone)
+        assert plan.model == alone.model
+        assert plan.blocks == alone.blocks
+
+
+def test_stages_are_planned_each_for_itself_where_layers_are_named():
+    from shardplan.constraints.parse import parse_pin
+
+    found = stager(constraints=(parse_pin("model.layers.3.*=replicate"),))
+    for place, cut in enumerate(cuts_of_two_layers(found)):
+        found.planner.plan(cut, 1, place)
+    assert not found.planner._alike
+
+
+def test_what_cannot_be_worth_it_is_not_planned():
+    found = stager()
+    cuts = cuts_of_two_layers(found)
+    least_ns = found.prices.step_ns([found.prices.bound_ns(cut, 1) for cut in cuts])
+    assert found.planner.plans(cuts, worth_ns=0.9 * least_ns) is None
+    assert not found.planner._planned
+    assert found.planner.plans(cuts) is not None
+
+
+def test_guesses_from_what_was_seen_raise_no_bound():
+    """Runs that are no shorter and hold no less are taken to be strained as much; others, and the bound, are not."""
+    found = stager(model=LARGER)
+    before = found.prices.search(None)
+    for cut in before.cuts:
+        found.prices.see(cut, 1, 3.0 * found.prices.least_ns(cut))
+    guessed, after = found.prices.search(None, strained=True), found.prices.search(None)
+    assert guessed.cost > before.cost
+    assert (after.cost, after.bound) == (before.cost, before.bound)
+
+
+def test_what_can_never_fit_is_refused_at_once(monkeypatch):
+    """Bounds that know of memory are then many times what they are without."""
+    found = stager(model=LARGER)
+    first = found.prices.search(None)
+    searches = iter([first, replace(first, bound=3 * first.bound), replace(first, bound=40 * first.bound)])
+    monkeypatch.setattr(found.prices, "search", lambda *_, **__: next(searches))
+    monkeypatch.setattr(found.prices, "raise_bound", lambda *_: True)
+    with pytest.raises(InfeasibleError) as problem:
+        found.solve()
+    assert str(problem.value).splitlines() == [
+        f"error[infeasible]: no way to cut '{LARGER.name}' into stages on 'h100-dgx' fits in memory",
+        "hint: more --microbatches, --remat auto, or a larger --mesh",
+    ]
+    found.schedule = parse_schedule("gpipe")
+    assert found._does_not_fit().hint == "--schedule 1f1b, --remat auto, or a larger --mesh"

@@ -1,0 +1,131 @@
+"""Logical meshes: which there are, that all are tried, and that the best plan is the one a solve on that mesh gives."""
+
+import json
+import math
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from small_models import small_model
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.constraints.parse import parse_pin
+from shardplan.errors import ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.planning import plan_model
+from shardplan.study.meshes import best_of, logical_meshes, ordered_factorisations, try_meshes
+
+PROFILE = load_profile("generic")
+SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+
+
+@given(st.integers(2, 64))
+def test_every_ordered_factorisation_once(size):
+    found = list(ordered_factorisations(size))
+    assert all(math.prod(sizes) == size and min(sizes) > 1 for sizes in found)
+    assert len(set(found)) == len(found)
+    rest = (len(list(ordered_factorisations(size // first))) for first in range(2, size) if size % first == 0)
+    assert len(found) == 1 + sum(rest)
+
+
+def test_factorisations_of_eight():
+    assert sorted(ordered_factorisations(8)) == [(2, 2, 2), (2, 4), (4, 2), (8,)]
+
+
+def test_the_meshes_of_4x8_keep_their_links():
+    profile = load_profile("h100-dgx")
+    meshes = logical_meshes(profile, "4x8")
+    assert len(meshes) == len(set(meshes)) == 8
+    assert meshes[0] == "machine=4,gpu=8"
+    assert meshes[-1] == "machine0=2,machine1=2,gpu0=2,gpu1=2,gpu2=2"
+    for text in meshes:
+        cluster = make_cluster(profile, text)
+        across = [a.size for a, level in zip(cluster.mesh.axes, cluster.axis_levels, strict=True) if level == 1]
+        assert (math.prod(across), cluster.mesh.size) == (4, 32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return small_model("mlp", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def trials(model):
+    return try_meshes(model, PROFILE, PlanOptions(), logical_meshes(PROFILE, "2x4"))
+
+
+def test_each_plan_is_that_of_a_solve_on_its_mesh(model, trials):
+    assert len(trials) == 2
+    for trial in trials:
+        assert trial.plan == plan_model(model, make_cluster(PROFILE, trial.text), PlanOptions())
+        assert trial.plan.summary.step_bound_ns == trial.bound_ns <= trial.step_ns
+    assert best_of(trials).step_ns == min(trial.step_ns for trial in trials)
+
+
+def test_two_processes_find_the_same(model, trials):
+    heard = []
+    meshes = logical_meshes(PROFILE, "2x4")
+    assert try_meshes(model, PROFILE, PlanOptions(), meshes, processes=2, on_done=heard.append) == trials
+    assert sorted(trial.text for trial in heard) == sorted(meshes)
+
+
+def test_too_many_axes_are_bounded_not_solved(model, monkeypatch):
+    monkeypatch.setattr("shardplan.study.meshes.MOST_AXES", 2)
+    *_, deep = try_meshes(model, PROFILE, PlanOptions(), logical_meshes(PROFILE, "2x4"))
+    assert (deep.text, deep.plan) == ("machine=2,gpu0=2,gpu1=2", None)
+    assert deep.reason == "not solved: more than 2 axes"
+    assert 0 < deep.bound_ns <= plan_model(model, make_cluster(PROFILE, deep.text), PlanOptions()).summary.step_ns
+
+
+def test_constraints_that_name_an_axis_leave_the_meshes_that_have_it(model):
+    options = PlanOptions(constraints=(parse_pin("w1=[gpu0, null]"),))
+    trials = try_meshes(model, PROFILE, options, logical_meshes(PROFILE, "2x4"))
+    assert [trial.plan is None for trial in trials] == [True, False]
+    assert "no axis" in trials[0].reason
+
+
+def test_devices_are_given_whole():
+    with pytest.raises(ShardplanError) as problem:
+        logical_meshes(load_profile("h100-dgx"), "4x2x4")
+    assert str(problem.value) == (
+        "error[bad-devices]: --devices '4x2x4' cuts one kind of link in several axes\n"
+        "hint: give one size per kind of link, such as 4x8"
+    )
+
+
+MLP = ("solve", "mlp.onnx", "--dim", "batch=64", "-c", "generic", "--mesh", "auto")
+
+
+def test_the_verb_prints_a_table_and_writes_the_best(shardplan, mlp: Path):
+    run = shardplan(*MLP, "--devices", "2x4")
+    assert run.code == 0
+    table = [line.split() for line in run.out.splitlines() if line.startswith("machine")]
+    assert [row[0] for row in table] == ["machine=2,gpu=4", "machine=2,gpu0=2,gpu1=2"]
+    assert sum(line.endswith("  best") for line in run.out.splitlines()) == 1
+    assert json.loads(Path("plans/mlp.2x4.auto.plan.json").read_text())["mesh"]["devices"] == 8
+
+
+def test_the_document_of_the_verb(shardplan, mlp: Path):
+    run = shardplan(*MLP, "--devices", "2x4", "--json")
+    document = json.loads(run.out)
+    Draft202012Validator(SCHEMA).validate(document)
+    meshes = document["result"]["meshes"]
+    assert len(meshes) == 2
+    assert document["result"]["summary"]["step_us"] == min(row["step_us"] for row in meshes if row["step_us"])
+
+
+def test_nothing_fits_on_any(shardplan, mlp: Path):
+    run = shardplan(*MLP, "--devices", "2x2", "--memory-limit", "1 KiB", "--json")
+    document = json.loads(run.out)
+    assert (run.code, document["result"]["plan"]) == (3, None)
+    assert {row["reason"] for row in document["result"]["meshes"]} == {"does not fit in memory"}
+
+
+def test_devices_need_an_automatic_mesh(shardplan, mlp: Path):
+    run = shardplan("solve", "mlp.onnx", "--mesh", "2x2", "--devices", "2x2")
+    assert run.code == 2
+    assert "--devices goes with --mesh auto; otherwise --mesh says which devices there are" in run.err

@@ -1,0 +1,229 @@
+"""Sweeps: every combination once, resumed from a file, by processes, by Dask workers that die, and the front."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from small_models import small_model
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.errors import ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.models import transformer
+from shardplan.planning import plan_model
+from shardplan.study.engines import DaskEngine, LocalEngine, engine_of
+from shardplan.study.sweep import Point, Request, all_requests, pareto, plan_point, sweep
+
+SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+REQUESTS = all_requests(["generic"], ["2", "2x2", "2x"], [1, 2], ["none", "selective"])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return small_model("mlp", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def found(model):
+    return sweep(model, PlanOptions(), REQUESTS, LocalEngine())
+
+
+def test_every_combination_once():
+    assert len(REQUESTS) == len(set(REQUESTS)) == 12
+    assert all_requests(["a", "a"], ["2"], [1], ["none"]) == (Request("a", "2", 1, "none"),)
+
+
+def test_points_are_what_solve_gives(model, found):
+    for point in found.points:
+        request = point.request
+        if request.mesh == "2x":
+            assert (point.outcome, point.step_us) == ("refused", None)
+            assert point.reason == "mesh '2x' cannot be read"
+            continue
+        options = PlanOptions(microbatches=request.microbatches, remat=request.remat)
+        plan = plan_model(model, make_cluster(load_profile("generic"), request.mesh), options)
+        assert point.step_us == plan.summary.step_ns / 1000
+        assert point.memory_bytes == plan.summary.memory.total
+        assert point.tokens_per_s == pytest.approx(8 / point.step_us * 1e6, abs=1e-3)
+
+
+def test_what_is_recomputed_is_chosen_point_by_point():
+    sizes = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
+    model = transformer(style="gpt", **sizes, attention="decomposed")
+    cluster = make_cluster(load_profile("h100-dgx"), "1x4")
+    free = plan_model(model, cluster, PlanOptions())
+    options = PlanOptions(memory_limit_bytes=int(0.6 * free.summary.memory.total))
+    requests = all_requests(["h100-dgx"], ["1x4"], [1], ["auto", "none"])
+    auto, none = sweep(model, options, requests, LocalEngine()).points
+    plan = plan_model(model, cluster, replace(options, remat="auto"))
+    assert any(operator.again for operator in plan.operators)
+    assert (auto.request.remat, auto.step_us, auto.outcome) == (
+        "auto",
+        plan.summary.step_ns / 1000,
+        plan.summary.outcome,
+    )
+    assert auto.memory_bytes is not None
+    assert auto.memory_bytes <= (options.memory_limit_bytes or 0)
+    assert none.step_us is None or auto.step_us <= none.step_us
+
+
+def test_a_stage_count_and_an_automatic_mesh(model):
+    staged = plan_point(model, PlanOptions(), Request("generic", "2", 2, "none", "2"))
+    assert staged.outcome in ("optimal", "feasible")
+    auto = plan_point(model, PlanOptions(), Request("generic", "auto", 1, "none"))
+    assert auto.devices == 16
+
+
+def test_what_a_step_costs(model, tmp_path):
+    profile = tmp_path / "priced.yaml"
+    profile.write_text("schema: 1\nextends: builtin:generic\nname: priced\nprovenance: {device_hour_usd: 3.6}\n")
+    point = plan_point(model, PlanOptions(), Request(str(profile), "2x2", 1, "none"))
+    assert point.cost_usd == pytest.approx(4 * 3.6 / 3600 * point.step_us / 1e6)
+
+
+def test_processes_find_the_same(model, found):
+    few = REQUESTS[:4]
+    assert sweep(model, PlanOptions(), few, LocalEngine(2)).points == found.points[:4]
+
+
+def test_nothing_runs_on_when_nobody_asks_for_more(model):
+    before = set(multiprocessing.active_children())
+    points = LocalEngine(2).points(model, PlanOptions(), REQUESTS)
+    assert next(points).request in REQUESTS
+    points.close()
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_a_sweep_goes_on_where_it_was(model, found, tmp_path):
+    path = str(tmp_path / "sweep.json")
+    half = REQUESTS[:5]
+    sweep(model, PlanOptions(), half, LocalEngine(), path)
+
+    class Once:
+        asked: tuple[Request, ...] = ()
+
+        def points(self, model, options, requests):
+            self.asked = tuple(requests)
+            return LocalEngine().points(model, options, requests)
+
+    engine, heard = Once(), []
+    again = sweep(model, PlanOptions(), REQUESTS, engine, path, heard.append)
+    assert engine.asked == REQUESTS[5:]
+    assert again.points == found.points
+    assert len(heard) == len(REQUESTS)
+    before = Path(path).read_bytes()
+    assert sweep(model, PlanOptions(), REQUESTS, engine, path).points == found.points
+    assert Path(path).read_bytes() == before
+
+
+def test_files_of_something_else_are_left_alone(model, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    with pytest.raises(ShardplanError, match=r"error\[not-a-sweep\]: this file is no sweep"):
+        sweep(model, PlanOptions(), REQUESTS[:1], LocalEngine(), str(path))
+    path.unlink()
+    sweep(model, PlanOptions(), REQUESTS[:1], LocalEngine(), str(path))
+    with pytest.raises(ShardplanError, match=r"error\[other-sweep\]"):
+        sweep(model, PlanOptions(mode="inference"), REQUESTS[:1], LocalEngine(), str(path))
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)), max_size=12))
+def test_the_front(numbers):
+    points = [
+        Point(Request("c", str(place), 1, "none"), "optimal", devices=d, step_us=float(s), memory_bytes=m)
+        for place, (s, m, d) in enumerate(numbers)
+    ]
+    best = pareto(points)
+    keys = {(p.step_us, p.memory_bytes, p.devices) for p in best}
+    for point in points:
+        key = (point.step_us, point.memory_bytes, point.devices)
+        beaten = any(all(a <= b for a, b in zip(other, key, strict=True)) and other != key for other in numbers)
+        assert (key in keys) == (not beaten)
+
+
+def test_engines_by_name():
+    assert isinstance(engine_of("local"), LocalEngine)
+    with pytest.raises(ShardplanError) as problem:
+        engine_of("slurm")
+    assert str(problem.value) == (
+        "error[bad-engine]: there is no engine 'slurm'\nhint: local, or dask://HOST:PORT of a Dask scheduler"
+    )
+
+
+def test_a_dask_worker_that_is_killed_loses_nothing(model, found):
+    distributed = pytest.importorskip("distributed")
+    settings = {"distributed.scheduler.allowed-failures": 10, "distributed.comm.retry.count": 2}
+    import dask
+
+    with (
+        dask.config.set(settings),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        ) as cluster,
+    ):
+        victim = next(iter(cluster.workers.values())).pid
+        killed = threading.Event()
+
+        def kill(_: Point) -> None:
+            if not killed.is_set():
+                os.kill(victim, signal.SIGKILL)
+                killed.set()
+                time.sleep(0.2)
+
+        engine = DaskEngine(cluster.scheduler_address)
+        assert sweep(model, PlanOptions(), REQUESTS, engine, on_point=kill).points == found.points
+        assert killed.is_set()
+
+
+SWEEP = ("sweep", "mlp.onnx", "--dim", "batch=64", "-c", "generic", "--mesh", "2,2x2", "--microbatches", "1,2")
+
+
+def test_the_verb(shardplan, mlp):
+    pytest.importorskip("matplotlib")
+    run = shardplan(*SWEEP, "--engine", "local", "-o", "sweep.json", "--plot", "sweep.png")
+    assert (run.code, run.err) == (0, "")
+    assert run.out.splitlines()[0].split() == [
+        "cluster", "mesh", "micro", "remat", "devices", "step", "memory", "tokens/s"
+    ]  # fmt: skip
+    assert "of 4 plans are worth having" in run.out
+    assert Path("sweep.png").read_bytes().startswith(b"\x89PNG")
+    again = shardplan(*SWEEP, "-o", "sweep.json", "--json")
+    document = json.loads(again.out)
+    Draft202012Validator(SCHEMA).validate(document)
+    assert len(document["result"]["points"]) == 4
+    assert document["result"]["pareto"]
+
+
+def test_faults_of_the_verb_are_said_together(shardplan, mlp):
+    run = shardplan(*SWEEP[:-2], "--microbatches", "0", "--remat", "some", "--engine", "slurm")
+    assert run.code == 2
+    assert run.err.count("error[") == 3
+    assert "error[bad-list]: --microbatches: '0' is not a positive number" in run.err
+
+
+def test_a_slip_of_the_pen_is_told_with_what_was_meant(shardplan, mlp):
+    asked = ("-c", "generic,genric", "--mesh", "atuo,2", "--remat", "nnoe")
+    run = shardplan("sweep", str(mlp), "--dim", "batch=8", *asked)
+    assert run.code == 2
+    assert run.err.count("error[") == 3
+    assert "'nnoe' is not one of none, selective, full, auto\nhint: did you mean 'none'?\n" in run.err
+    assert "hint: did you mean 'generic'?\n" in run.err
+    assert "error[bad-mesh]: mesh 'atuo' cannot be read\nhint: did you mean 'auto'?\n" in run.err
+
+
+def test_nothing_fits(shardplan, mlp):
+    run = shardplan(*SWEEP, "--memory-limit", "1 KiB")
+    assert run.code == 3
+    assert "4 without a plan:" in run.out
+    assert "  generic 2 microbatches=1 remat=none" in run.out
