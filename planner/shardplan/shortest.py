@@ -174,7 +174,7 @@ class _Search:
         decided = read(first, found, lambda again: asked.pose(1.0, again, complete=True))
         priced = price(decided.built, decided.solution, decided.charges)
         bound_s = found.bound / PICOSECONDS
-        return proven(replace(priced, weight=1.0 - found.surplus_price), decided.memory, bound_s), bound_s
+        return proven(replace(priced, weight=1.0 - found.multipliers[0][0]), decided.memory, bound_s), bound_s
 
     def _by_weights(
         self, solve_at: Callable[[float, float], Solved], *, at_once: bool = False
@@ -207,9 +207,9 @@ class _Search:
     def _priced(posed: Solved, found: Solution) -> PlanTrial:
         """A solution of the problem of the larger sum as a plan."""
         assert found.choices is not None
-        cost = float(evaluate(replace(posed.problem, limit=None, surplus=None), found.choices).cost)
+        cost = float(evaluate(replace(posed.problem, limit=None, maxima=()), found.choices).cost)
         priced = price(posed.built, replace(found, cost=cost), posed.charges)
-        priced = replace(priced, weight=1.0 - found.surplus_price, solution=found)
+        priced = replace(priced, weight=1.0 - found.multipliers[0][0], solution=found)
         return trial_of(priced, posed.memory, found.bound / PICOSECONDS)
 
     def _flagged(self, chosen: PlanTrial) -> Iterator[PlanTrial]:

@@ -10,8 +10,22 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_problems import problem_of_maxima
 
-from shardplan.solve import Edge, Problem, Progress, Usage, balance, evaluate, fit, fronts, solve
+from shardplan.solve import (
+    Edge,
+    LinearSum,
+    Maximum,
+    Problem,
+    Progress,
+    Solution,
+    Usage,
+    balance,
+    evaluate,
+    fit,
+    fronts,
+    solve,
+)
 from shardplan.solve.budget import Budget
 from shardplan.solve.core import core_of
 from shardplan.solve.dual import Dual
@@ -124,6 +138,92 @@ def test_the_least_larger_sum_under_memory_is_that_of_enumeration(
     check(between(*both), presolve=presolve)
 
 
+def sums_of(draw, problem: Problem) -> LinearSum:
+    """A sum over choices of any sign, mostly sparse; tables that the edges share are shared here too."""
+    number = st.one_of(st.just(0.0), st.integers(-20, 20).map(float))
+    made: dict[int, np.ndarray] = {}
+
+    def like(table: np.ndarray) -> np.ndarray:
+        if id(table) not in made:
+            made[id(table)] = np.array(draw(st.lists(number, min_size=table.size, max_size=table.size)))
+        return made[id(table)].reshape(table.shape)
+
+    return LinearSum(tuple(map(like, problem.costs)), tuple(like(edge.table) for edge in problem.edges))
+
+
+@st.composite
+def problems_of_maxima(draw, memory: bool = False):
+    """One to three maxima of one to three sums."""
+    problem = draw(problems(memory=memory, nodes=4))
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    groups = (Maximum(tuple(sums_of(draw, problem) for _ in range(size))) for size in sizes)
+    return replace(problem, maxima=tuple(groups))
+
+
+def is_valid(problem: Problem, solution: Solution) -> None:
+    """Multipliers of the product of simplices, and candidates that fit, each once, the cheapest first."""
+    assert [len(group) for group in solution.multipliers] == [len(group.sums) for group in problem.maxima]
+    for group in solution.multipliers:
+        assert min(group) >= 0
+        assert sum(group) <= 1
+    if solution.choices is None:
+        return
+    priced = [evaluate(problem, choices) for choices in solution.candidates]
+    assert all(each.feasible for each in priced)
+    assert [each.cost for each in priced] == sorted(each.cost for each in priced)
+    assert priced[0].cost == solution.cost
+    assert len(set(solution.candidates)) == len(solution.candidates) <= 24
+
+
+@laws
+@given(problems_of_maxima(), st.booleans())
+def test_the_least_sum_of_maxima_is_that_of_enumeration(problem: Problem, presolve: bool) -> None:
+    check(problem, presolve=presolve)
+    is_valid(problem, solve(problem, presolve=presolve))
+
+
+@laws
+@given(problems_of_maxima(memory=True), st.booleans())
+def test_the_least_sum_of_maxima_under_memory_is_that_of_enumeration(problem: Problem, presolve: bool) -> None:
+    check(problem, presolve=presolve)
+    is_valid(problem, solve(problem, presolve=presolve))
+
+
+@laws
+@given(st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from((True, True, True, False)))
+def test_the_least_sum_of_maxima_that_pull_apart_is_that_of_enumeration(
+    seed: int, memory: bool, presolve: bool
+) -> None:
+    problem = problem_of_maxima(seed, memory)
+    check(problem, presolve=presolve)
+    is_valid(problem, solve(problem, presolve=presolve))
+
+
+@laws
+@given(problems_of_maxima(memory=True), st.data())
+def test_another_sum_never_lowers_the_optimum_and_a_larger_group_never_exceeds_two(
+    problem: Problem, data: st.DataObject
+) -> None:
+    """max(0, s) + max(0, t) >= max(0, s, t) >= max(0, s)."""
+    last = problem.maxima[-1].sums
+    more = sums_of(data.draw, problem)
+    together = replace(problem, maxima=(*problem.maxima[:-1], Maximum((*last, more))))
+    apart = replace(problem, maxima=(*problem.maxima, Maximum((more,))))
+    costs = [solve(each).cost for each in (problem, together, apart)]
+    assert costs == sorted(costs)
+
+
+@laws
+@given(problems_of_maxima(memory=True), st.integers(0, 20), st.data())
+def test_a_bound_holds_wherever_the_search_starts_and_ends(problem: Problem, work: int, data: st.DataObject) -> None:
+    share = st.floats(0.0, 1.0)
+    start = tuple(tuple(data.draw(share) / len(group.sums) for _ in group.sums) for group in problem.maxima)
+    best = optimum(problem)
+    solution = solve(problem, work_limit=work / 1e4, start=start)
+    assert solution.bound <= best <= solution.cost
+    is_valid(problem, solution)
+
+
 def test_a_proof_that_is_asked_for_less_than_a_whole_unit_of_cost_is_none() -> None:
     """The relaxation promises 1, nothing costs less than 2, and there is no cost between the two."""
     costs = tuple(map(np.array, ([0.0, 0.0], [0.0, 0.0], [math.inf, 0.0, -4.0])))
@@ -201,7 +301,7 @@ def test_fronts_find_the_least_larger_sum_and_say_where_they_had_no_room(
     problem = between(*both)
     best, wide = optimum(problem), spread(problem)
     try:
-        graph = build(wide.problem, Tables(), wide.amounts)
+        graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
         graph.settle()
         if best == math.inf or graph.soft is None:
             return
@@ -249,7 +349,7 @@ def test_nodes_for_pairs_change_no_sum(both: tuple[Problem, Problem]) -> None:
         if priced.cost == math.inf:
             continue
         assert wide.lowered(lifted) == choices
-        surplus = sum(int(row[lifted[node]]) for node, row in wide.amounts)
+        surplus = sum(int(row[lifted[node]]) for node, _, row in wide.amounts)
         found = evaluate(wide.problem, lifted)
         assert (found.cost + max(0, surplus), found.peak_bytes) == (priced.cost, priced.peak_bytes)
 

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from shardplan.solve import Edge, Problem, Usage, evaluate
+from shardplan.solve import Edge, LinearSum, Maximum, Problem, Usage, evaluate
 
 
 def random_problem(seed: int, nodes: int, choices: int = 3, forbidden: float = 0.2, tight: float = 0.3) -> Problem:
@@ -38,3 +38,42 @@ def random_problem(seed: int, nodes: int, choices: int = 3, forbidden: float = 0
 def optimum(problem: Problem) -> float:
     everything = itertools.product(*(range(len(costs)) for costs in problem.costs))
     return min((each.cost for x in everything if (each := evaluate(problem, x)).feasible), default=math.inf)
+
+
+def problem_of_maxima(seed: int, memory: bool) -> Problem:
+    """A chain with two more edges and one to three maxima of one to three sums, all dense, that pull apart: at the best
+    multipliers a gap is left. Some tables are shared, and some pairs are forbidden."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(2, 4, int(rng.integers(4, 7))).tolist()
+    groups = rng.integers(1, 4, int(rng.integers(1, 4))).tolist()
+    ends = [*itertools.pairwise(range(len(sizes)))]
+    ends += [tuple(sorted(rng.choice(len(sizes), 2, replace=False).tolist())) for _ in range(2)]
+    shared: dict[tuple[int, ...], np.ndarray] = {}
+
+    def numbers(low: int, high: int, *shape: int) -> np.ndarray:
+        return rng.integers(low, high, shape).astype(float)
+
+    def table(u: int, v: int) -> np.ndarray:
+        made = numbers(0, 60, sizes[u], sizes[v])
+        made[rng.random(made.shape) < 0.1] = math.inf
+        return shared.setdefault(made.shape, made) if rng.random() < 0.4 else made
+
+    def linear() -> LinearSum:
+        shift = int(rng.integers(-40, 30))
+        tables = {id(edge.table): numbers(shift - 40, shift + 40, *edge.table.shape) for edge in edges}
+        return LinearSum(
+            tuple(numbers(shift - 40, shift + 40, size) for size in sizes),
+            tuple(tables[id(edge.table)] for edge in edges),
+        )
+
+    edges = tuple(Edge(u, v, table(u, v)) for u, v in ends)
+    costs = tuple(numbers(0, 60, size) for size in sizes)
+    maxima = tuple(Maximum(tuple(linear() for _ in range(count))) for count in groups)
+    if not memory:
+        return Problem(costs, edges, maxima=maxima)
+    starts = rng.integers(0, 6, len(sizes))
+    usages = tuple(
+        Usage(node, int(starts[node]), int(starts[node] + rng.integers(1, 6)), rng.integers(0, 100, size))
+        for node, size in enumerate(sizes)
+    )
+    return Problem(costs, edges, usages, int(rng.integers(60, 60 * len(sizes))), maxima)

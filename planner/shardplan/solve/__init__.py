@@ -2,7 +2,18 @@
 
 from shardplan.solve.budget import Progress
 from shardplan.solve.evaluate import Evaluation, evaluate
-from shardplan.solve.problem import Edge, Problem, Solution, Usage
+from shardplan.solve.problem import Edge, LinearSum, Maximum, Problem, Solution, Usage
 from shardplan.solve.solver import solve
 
-__all__ = ["Edge", "Evaluation", "Problem", "Progress", "Solution", "Usage", "evaluate", "solve"]
+__all__ = [
+    "Edge",
+    "Evaluation",
+    "LinearSum",
+    "Maximum",
+    "Problem",
+    "Progress",
+    "Solution",
+    "Usage",
+    "evaluate",
+    "solve",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardplan.solve.exact import Incumbent, offer
+from shardplan.solve.exact import Incumbent, meet, offer
 from shardplan.solve.lagrange import DeadEnd, Relaxation
 from shardplan.solve.prices import Prices
 
@@ -27,6 +27,7 @@ def ascend(relaxation: Relaxation, best: Incumbent, prices: Prices, enough: floa
         fits, above = relaxation.fits(point)
         if fits:
             offer(relaxation.graph, relaxation.core, point.choices, best, above)
+            meet(relaxation.graph, relaxation.core, point.choices, best, above)
         asked = point.prices
         ceiling, prices = relaxation.propose()
         history.append(best.bound)

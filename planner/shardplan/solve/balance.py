@@ -230,7 +230,7 @@ class _Search:
         soft, limit, budget, whole = graph.soft, self.whole.limit, self.whole.budget, self.whole.whole
         prices = {soft: price} if soft is not None and price else {}
         trial = Incumbent(self.best.scale, cost=self.best.cost, choices=self.best.choices)
-        pressure = Pressure(graph.moments, limit, budget, whole, (), prices, soft)
+        pressure = Pressure(graph.moments, limit, budget, whole, (), prices, graph.hinges)
         integer(graph, pressure, trial, trial.cost, (WHOLE_WORK, 0.0, np.inf))
         self._end(trial, bound)
 

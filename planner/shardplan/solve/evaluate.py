@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardplan.solve.problem import Problem
+from shardplan.solve.problem import LinearSum, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,18 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> Evaluation:
     forbidden = any(math.isinf(value) for value in paid)
     peak, moment = _peak(problem, choices)
     fits = problem.limit is None or peak <= problem.limit
-    cost = math.inf if forbidden else sum(int(value) for value in paid) + max(0, _surplus(problem, choices))
+    cost = math.inf if forbidden else sum(int(value) for value in paid) + _maxima(problem, choices)
     return Evaluation(cost, peak, moment, fits and not forbidden)
 
 
-def _surplus(problem: Problem, choices: Sequence[int]) -> int:
-    if problem.surplus is None:
-        return 0
-    paid = [float(costs[choice]) for choice, costs in zip(choices, problem.surplus.costs, strict=True)]
-    pairs = zip(problem.edges, problem.surplus.tables, strict=True)
+def _maxima(problem: Problem, choices: Sequence[int]) -> int:
+    """sum_g max(0, max_k s_gk(choices))."""
+    return sum(max([0, *(_sum(problem, one, choices) for one in group.sums)]) for group in problem.maxima)
+
+
+def _sum(problem: Problem, one: LinearSum, choices: Sequence[int]) -> int:
+    paid = [float(costs[choice]) for choice, costs in zip(choices, one.costs, strict=True)]
+    pairs = zip(problem.edges, one.tables, strict=True)
     paid += [float(table[choices[edge.u], choices[edge.v]]) for edge, table in pairs]
     return sum(int(value) for value in paid)
 

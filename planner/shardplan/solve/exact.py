@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from shardplan.solve.eliminate import eliminate
 from shardplan.solve.graph import Contradiction, Graph
 from shardplan.solve.highs import Program
 from shardplan.solve.memory import Profiles
+from shardplan.solve.pool import Pool
 from shardplan.solve.prune import prune
 
 SWEEPS = 30
@@ -34,13 +35,15 @@ PROVABLE = 40_000
 
 @dataclass(slots=True)
 class Incumbent:
-    """The best assignment known and the bound proven, in costs of the problem times `scale`."""
+    """The best assignment known and the bound proven, in costs of the problem times `scale`. `multipliers`: those of
+    the moments that stand for sums, where the best bound was found; `pool`: what else was met on the way."""
 
     scale: float
     cost: float = np.inf
     bound: float = -np.inf
     choices: tuple[int, ...] | None = None
-    surplus_price: float = 0.0
+    multipliers: dict[int, float] = field(default_factory=dict)
+    pool: Pool | None = None
     report: Callable[[], None] = lambda: None
 
     def offer(self, cost: float, choices: Callable[[], tuple[int, ...]]) -> bool:
@@ -48,6 +51,8 @@ class Incumbent:
         if cost >= self.cost:
             return False
         self.cost, self.choices = cost, choices()
+        if self.pool is not None:
+            self.pool.add(cost, self.choices)
         self.report()
         return True
 
@@ -170,9 +175,15 @@ def _offer_all(graph: Graph, cost: float, choices: tuple[int, ...], best: Incumb
 
 
 def offer(graph: Graph, core: Core, choices: Indices, best: Incumbent, above: float = 0.0) -> None:
-    """Offer labels of a core as an assignment of the whole problem; `above`: what their surplus costs."""
+    """Offer labels of a core as an assignment of the whole problem; `above`: what maxima add."""
     cost = core.cost(choices) + above
     best.offer(cost, lambda: graph.restore(dict(zip(core.nodes, choices.tolist(), strict=True))))
+
+
+def meet(graph: Graph, core: Core, choices: Indices, best: Incumbent, above: float) -> None:
+    """Remember labels of a core as an assignment of the whole problem, if the incumbent has a pool."""
+    if best.pool is not None:
+        best.pool.add(core.cost(choices) + above, graph.restore(dict(zip(core.nodes, choices.tolist(), strict=True))))
 
 
 def prove(graph: Graph, core: Core, best: Incumbent, budget: Budget, limit: int | None = None) -> None:
@@ -181,7 +192,7 @@ def prove(graph: Graph, core: Core, best: Incumbent, budget: Budget, limit: int 
     for _ in range(PATIENCE):
         dual.sweep()
     profiles = None if limit is None else Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
-    answer = Program(dual, budget, best.target, profiles, limit or 0, soft=graph.soft, over=graph.scale).solve()
+    answer = Program(dual, budget, best.target, profiles, limit or 0, hinges=graph.hinges, over=graph.scale).solve()
     if answer.choices is not None:
         offer(graph, core, answer.choices, best, answer.above)
     best.prove(best.cost if answer.verdict == "infeasible" else answer.bound)

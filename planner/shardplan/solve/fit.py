@@ -19,21 +19,22 @@ from shardplan.solve.integer import Effort, Pressure, integer
 from shardplan.solve.lagrange import DeadEnd, Point, Relaxation
 from shardplan.solve.large import search_large
 from shardplan.solve.marginals import Marginals
-from shardplan.solve.memory import Profiles, keep_moments, reduce
+from shardplan.solve.memory import Profiles, flat, keep_moments, reduce
 from shardplan.solve.presolve import presolve
-from shardplan.solve.problem import Solution
+from shardplan.solve.prices import Prices, rounded
+from shardplan.solve.problem import Multipliers, Solution
 from shardplan.solve.tables import open_rows
 from shardplan.solve.ways import forbid, ways_to_fix
 
 SHRINKS = 0.95
 FIRST_PRICE = 0.5
-"""Of the surplus."""
+"""Of all sums of a maximum."""
 NEAR = 4
 CROSSINGS = 20
 SWEEPS = 10
 SHARES = (0.02, 0.1, 0.4, 1.0)
 BALANCE: Effort = (150.0, 0.05, 5.0)
-"""For a mixture that balances a surplus: there are many that are much the same."""
+"""For a mixture that balances sums: there are many that are much the same."""
 TIGHTER = (0.85, 0.7)
 """Shares of a limit: prices that keep them lead elsewhere, and what they lead to keeps the limit too."""
 FAR = 0.03
@@ -52,18 +53,22 @@ def fit(
     seed: int = 0,
     roomy: Solution | None = None,
     unproven: float = 0.0,
+    start: Multipliers = (),
 ) -> None:
-    """Solve a graph as it was built, with memory or a surplus, to optimality or a relative `gap`, unless the budget
+    """Solve a graph as it was built, with memory or maxima, to optimality or a relative `gap`, unless the budget
     ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
-    it no further, and beyond which a mixture of what they gave is the last word."""
+    it no further, and beyond which a mixture of what they gave is the last word; `start`: multipliers of the sums to
+    begin with."""
     again = graph.copy()
-    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven)
+    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start)
     for share in TIGHTER:
-        if again.soft is None or not short or best.within(max(gap, unproven, FAR)) or budget.expired():
+        if not again.hinges or not short or best.within(max(gap, unproven, FAR)) or budget.expired():
             return
-        less, tight, trial = again.copy(), int(share * limit), Incumbent(best.scale)
-        less.base_steps[again.soft] -= limit - tight  # the surplus counts from zero all the same
-        _fit(less, tight, trial, budget, gap, seed, None, unproven)
+        less, tight, trial = again.copy(), int(share * limit), Incumbent(best.scale, pool=best.pool)
+        less.base_steps[min(flat(again.hinges))] -= (
+            limit - tight
+        )  # sums, the last moments, count from zero all the same
+        _fit(less, tight, trial, budget, gap, seed, None, unproven, start)
         best.take(trial)
 
 
@@ -76,28 +81,29 @@ def _fit(
     seed: int,
     roomy: Solution | None,
     unproven: float,
+    start: Multipliers,
 ) -> bool:
     """`fit` at one limit; whether that stands in the way of something better."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     balanced = None
     try:
-        if graph.soft is not None:
-            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven))
+        if graph.hinges:
+            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven), start)
             if best.choices is not None or best.closed or budget.expired():
                 return False
         reduce(graph, limit)
-        if len(hubs(graph)) > HUBS and graph.soft is None:
+        if len(hubs(graph)) > HUBS and not graph.hinges:
             presolve(graph, limit)
             search_large(graph, limit, best, budget, whole, seed)
             return False
         relaxation = Relaxation(graph, limit, budget, whole)
-        if relaxation.soft is None:
+        if not relaxation.hinges:
             _free(relaxation, best, roomy)
         if best.closed:
             return False
         if balanced is not None:
             relaxation.know(balanced, -np.inf)
-        _sound(relaxation, best, gap)
+        _sound(relaxation, best, gap, start)
         if not best.within(gap):
             _cross(relaxation, best)
         _settle(relaxation, best, gap, unproven)
@@ -107,27 +113,27 @@ def _fit(
 
 
 def _roomy(
-    graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float
+    graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float, start: Multipliers
 ) -> tuple[int, ...] | None:
     """The best balance without regard to memory: a bound, something to mix with, and where it keeps the limit all the
     same, the answer."""
-    assert graph.soft is not None
-    trial = Incumbent(best.scale)
-    free, hard = graph.copy(), np.arange(len(graph.moments)) != graph.soft
+    trial = Incumbent(best.scale, pool=best.pool)
+    sums = np.array(flat(graph.hinges))
+    free, hard = graph.copy(), ~np.isin(np.arange(len(graph.moments)), sums)
 
     def fits(choices: tuple[int, ...] | None, times: float = 1.0) -> bool:
         return choices is not None and bool((whole.of(np.array(choices))[hard] <= times * limit).all())
 
-    keep_moments(free, np.array([graph.soft]))
+    keep_moments(free, sums)
     try:
         reduce(free, limit)
-        if free.soft is None:
+        if not free.hinges:
             close(free, trial, budget)
         else:
-            _balance(Relaxation(free, limit, budget, whole), trial, enough, fits)
+            _balance(Relaxation(free, limit, budget, whole), trial, enough, fits, start)
     except Contradiction:
         trial.prove(trial.cost)
-    best.surplus_price = trial.surplus_price
+    best.multipliers = trial.multipliers
     best.prove(trial.bound)
     if fits(trial.choices):
         best.take(trial)
@@ -135,17 +141,20 @@ def _roomy(
 
 
 def _balance(
-    relaxation: Relaxation, best: Incumbent, enough: float, fits: Callable[[tuple[int, ...] | None, float], bool]
+    relaxation: Relaxation,
+    best: Incumbent,
+    enough: float,
+    fits: Callable[[tuple[int, ...] | None, float], bool],
+    start: Multipliers,
 ) -> None:
-    """A graph with nothing but a surplus: prices, a mixture and a proof, as long as what they give is of use."""
-    assert relaxation.soft is not None
+    """A graph with nothing but maxima: prices, a mixture and a proof, as long as what they give is of use."""
     with contextlib.suppress(DeadEnd):
-        point = relaxation.at({relaxation.soft: FIRST_PRICE * best.scale})
+        point = relaxation.at(first_prices(relaxation, start))
         labels = dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True))
         if not fits(relaxation.graph.restore(labels), NEARLY):
             best.prove(point.bound)
             return
-    _sound(relaxation, best, 0.0)
+    _sound(relaxation, best, 0.0, start)
     _cross(relaxation, best)
     if np.isfinite(best.cost) and not fits(best.choices, NEARLY):
         return
@@ -154,17 +163,20 @@ def _balance(
     if relaxation.best is None or not np.isfinite(best.cost):
         _finish(relaxation, best, enough)
     elif fits(best.choices, NEARLY):
-        balance(relaxation, best, enough)
+        if relaxation.soft is not None:
+            balance(relaxation, best, enough)
+        elif not best.within(enough):
+            _finish(relaxation, best, enough)
 
 
 def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float) -> None:
     """What is left when prices close the gap no further."""
     if best.within(max(gap, unproven)) or relaxation.budget.expired():
         return
-    small = relaxation.soft is not None and relaxation.core.pairs <= PROVABLE
+    small = bool(relaxation.hinges) and relaxation.core.pairs <= PROVABLE
     if unproven and np.isfinite(best.cost) and not small:
         _fuse(relaxation, best)
-    elif relaxation.soft is not None or relaxation.best is None:
+    elif relaxation.hinges or relaxation.best is None:
         _finish(relaxation, best, gap)
     else:
         _branch(relaxation, best, gap)
@@ -174,20 +186,34 @@ def _pressure(relaxation: Relaxation) -> Pressure:
     """Where memory is short, as pricing found."""
     prices = relaxation.known.prices if relaxation.best is not None else {}
     moments = tuple(relaxation.moments)
-    numbers, soft = relaxation.graph.moments, relaxation.soft
-    return Pressure(numbers, relaxation.limit, relaxation.budget, relaxation.whole, moments, prices, soft)
+    numbers, hinges = relaxation.graph.moments, relaxation.hinges
+    return Pressure(numbers, relaxation.limit, relaxation.budget, relaxation.whole, moments, prices, hinges)
 
 
-def _sound(relaxation: Relaxation, best: Incumbent, gap: float) -> None:
+def first_prices(relaxation: Relaxation, start: Multipliers) -> Prices:
+    """Prices of the sums to begin with: those of `start`, by number of maximum and sum, where it has any."""
+    numbers, scale = relaxation.graph.moments, relaxation.graph.scale
+    given = dict(zip(flat(relaxation.graph.groups), [price for group in start for price in group], strict=False))
+    prices = {}
+    for group in relaxation.hinges:
+        for moment in group:
+            price = given.get(int(numbers[moment]), FIRST_PRICE / len(group))
+            if price > 0:
+                prices[moment] = price * scale
+    return relaxation.capped(rounded(prices))
+
+
+def _sound(relaxation: Relaxation, best: Incumbent, gap: float, start: Multipliers) -> None:
     """Look for good prices, from where something is known of them."""
-    soft = relaxation.soft
-    if soft is None:
+    if not relaxation.hinges:
         frugal(relaxation.graph, best)
         if best.choices is not None:
             relaxation.know(best.choices, -np.inf)
-    ascend(relaxation, best, {} if soft is None else {soft: FIRST_PRICE * best.scale}, gap)
-    if soft is not None and relaxation.best is not None:
-        best.surplus_price = relaxation.known.prices.get(soft, 0.0) / best.scale
+    ascend(relaxation, best, first_prices(relaxation, start), gap)
+    if relaxation.hinges and relaxation.best is not None:
+        prices, numbers = relaxation.known.prices, relaxation.graph.moments
+        sums = flat(relaxation.hinges)
+        best.multipliers = {int(numbers[moment]): prices.get(moment, 0.0) / best.scale for moment in sums}
 
 
 def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> None:
@@ -262,17 +288,19 @@ def _cross(relaxation: Relaxation, best: Incumbent) -> None:
     core, profiles, limit = relaxation.core, relaxation.profiles, relaxation.limit
     for head, tail in permutations(_near(relaxation), 2):
         costs = crossings(core, head.choices, tail.choices)
-        for moment in relaxation.moments:
-            used = crossed_bytes(core, *profiles.row(moment), head.choices, tail.choices)
-            if moment == relaxation.soft:
-                costs += best.scale * np.maximum(0.0, used - relaxation.room[moment])
-            else:
-                costs[used > relaxation.room[moment]] = np.inf
+        over = {
+            moment: crossed_bytes(core, *profiles.row(moment), head.choices, tail.choices) - relaxation.room[moment]
+            for moment in relaxation.moments
+        }
+        for group in relaxation.hinges:
+            costs += best.scale * np.maximum(0.0, np.max([over.pop(moment) for moment in group], axis=0))
+        for above in over.values():
+            costs[above > 0] = np.inf
         for at in np.argsort(costs, kind="stable")[:CROSSINGS].tolist():
             if costs[at] >= best.cost:
                 break
             choices = crossed(core, head.choices, tail.choices, at)
-            excess, above = profiles.excess(choices, limit, relaxation.soft)
+            excess, above = profiles.excess(choices, limit, relaxation.hinges)
             if excess.max(initial=0) <= 0:
                 offer(relaxation.graph, core, choices, best, best.scale * above)
                 break
@@ -300,7 +328,7 @@ def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
         if len(seen) < trial.sizes[node]:
             trial.keep(node, tuple(seen))
     try:
-        integer(trial, _pressure(relaxation), best, None, None if relaxation.soft is None else BALANCE)
+        integer(trial, _pressure(relaxation), best, None, BALANCE if relaxation.hinges else None)
     except Contradiction:
         return
 

@@ -17,6 +17,12 @@ from shardplan.solve.tables import NONE, Split, Tables, open_rows
 
 DIGITS = 50
 """Costs are scaled so that their sum has about so many bits: room for fractions of a cost in exact arithmetic."""
+SPARE = 4.0
+"""Sums of maxima that are larger than the costs by this factor count too: float64 has so much beyond `DIGITS`."""
+
+
+Groups = tuple[tuple[int, ...], ...]
+"""Moments that stand for sums, by the maximum that they belong to."""
 
 
 class Contradiction(Exception):  # noqa: N818 - not an error: a proof that nothing is allowed
@@ -71,7 +77,7 @@ class Graph:
         self.scale = 1.0
         self.base_steps = np.zeros(moments + 1, dtype=np.int64)
         self.moments = np.arange(moments)
-        self.surplus = NONE
+        self.groups: Groups = ()
         self.trail: list[Take | Follow | Gone] = []
         self.touched: dict[int, None] = {}
 
@@ -88,7 +94,7 @@ class Graph:
         twin.scale = self.scale
         twin.base_steps = self.base_steps.copy()
         twin.moments = self.moments
-        twin.surplus = self.surplus
+        twin.groups = self.groups
         twin.trail = self.trail.copy()
         twin.touched = self.touched.copy()
         return twin
@@ -99,11 +105,20 @@ class Graph:
         return np.cumsum(self.base_steps[:-1])
 
     @property
+    def hinges(self) -> Groups:
+        """For every maximum that may be above zero: the moments that stand for its sums, as far as they may be. Of what
+        is above the limit at them, the largest is paid."""
+        if not self.groups:
+            return ()
+        place = {number: index for index, number in enumerate(self.moments.tolist())}
+        left = (tuple(place[number] for number in group if number in place) for group in self.groups)
+        return tuple(group for group in left if group)
+
+    @property
     def soft(self) -> int | None:
-        """The moment that stands for the surplus, above whose limit every unit costs one; `None` where it cannot be
-        above, or there is none."""
-        place = int(np.searchsorted(self.moments, self.surplus)) if self.surplus != NONE else len(self.moments)
-        return place if place < len(self.moments) else None
+        """The moment of the only sum that may be above zero; `None` where there is none, or more."""
+        hinges = self.hinges
+        return hinges[0][0] if len(hinges) == 1 and len(hinges[0]) == 1 else None
 
     @property
     def pairs(self) -> int:
@@ -257,38 +272,48 @@ class Graph:
         return tuple(choices)
 
 
-def build(problem: Problem, tables: Tables, amounts: Sequence[tuple[int, Costs]] = ()) -> Graph:
-    """The working copy of a checked problem. `amounts`: what the choices of nodes add to the surplus.
+def build(
+    problem: Problem, tables: Tables, amounts: Sequence[tuple[int, int, Costs]] = (), groups: Groups = ()
+) -> Graph:
+    """The working copy of a checked problem without maxima. `amounts`: node, sum, and what the node's choices add to
+    that; `groups`: the sums of every maximum. Sum k becomes moment `problem.moments + k`.
 
     Its costs are those of the problem times `scale`: a power of two, so exactly, and large enough that a fraction of
     a cost can be an integer too.
     """
-    graph = Graph(tables, [len(costs) for costs in problem.costs], problem.moments + bool(amounts))
+    sums = sum(map(len, groups))
+    graph = Graph(tables, [len(costs) for costs in problem.costs], problem.moments + sums)
     costs = [tables.intern(vector) for vector in problem.costs]
     edges = [tables.intern(edge.table) for edge in problem.edges]
-    graph.scale = _scale(tables, [*costs, *edges])
+    added = [tables.intern(row) for _, _, row in amounts]
+    graph.scale = _scale(max(_total(tables, [*costs, *edges]), _total(tables, added) / SPARE))
     for node, vector in enumerate(costs):
         graph.add_cost(node, *tables.normal(tables.scaled(vector, graph.scale)))
     for edge, matrix in zip(problem.edges, edges, strict=True):
         graph.add_edge(edge.u, edge.v, tables.split(tables.scaled(matrix, graph.scale)))
     if problem.limit is not None:
         _add_usages(graph, problem, problem.limit)
-    if amounts:
-        graph.surplus = at = problem.moments
-        graph.base_steps[at] += problem.limit or 0
-        for node, added in amounts:
-            graph.add_uses(node, [Use(at, at + 1, tables.intern(added))])
+    if sums:
+        first = problem.moments
+        graph.groups = tuple(tuple(first + number for number in group) for group in groups)
+        graph.base_steps[first] += problem.limit or 0
+        for (node, number, _), row in zip(amounts, added, strict=True):
+            graph.add_uses(node, [Use(first + number, first + number + 1, row)])
     return graph
 
 
-def _scale(tables: Tables, numbers: list[int]) -> float:
-    counts = np.bincount(numbers, minlength=1)
-    total = sum(
+def _total(tables: Tables, numbers: list[int]) -> float:
+    """What all tables together cost at most."""
+    counts = np.bincount(np.array(numbers, dtype=np.int64), minlength=1)
+    return sum(
         float(count) * float(np.abs(table[np.isfinite(table)]).max(initial=0.0))
         for number, count in enumerate(counts.tolist())
         if count
         for table in [tables.arrays[number]]
     )
+
+
+def _scale(total: float) -> float:
     return float(2.0 ** max(0, min(30, DIGITS - int(np.ceil(np.log2(total + 1))))))
 
 

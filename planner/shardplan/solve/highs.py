@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from shardplan.solve.budget import Budget
 from shardplan.solve.core import Core, Indices
 from shardplan.solve.dual import Dual
-from shardplan.solve.memory import Profiles, peaks
+from shardplan.solve.graph import Groups
+from shardplan.solve.memory import Profiles, flat, peaks
 from shardplan.solve.patience import AbandonedError, patiently
 from shardplan.solve.problem import Costs
 
@@ -61,7 +62,7 @@ class HighsError(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`bound` holds for all assignments of the core that fit; `choices` (a label per position) fits, or is `None`.
-    `above`: what their surplus costs beside what they cost themselves."""
+    `above`: what maxima add to what they cost themselves."""
 
     verdict: Verdict
     choices: Indices | None
@@ -74,10 +75,9 @@ class Program:
     """The integer program of a core above a dual's bound.
 
     `profiles` and `limit` bring memory; `prices` are multipliers per moment that are part of the dual's costs. A priced
-    moment has a slack column, which gives back what the price took where memory is left over. The moment `soft` may be
-    exceeded at the price `over`. `effort` in units of
-    `gap` as a share of the range (target less bound) end the search early, and so does a gap of `small_gap` after
-    `enough`.
+    moment has a slack column, which gives back what the price took where memory is left over. The moments `hinges`
+    stand for sums: what is above the limit at the worst of a group costs `over`. `effort` in units of work and `gap` as
+    a share of the range (target less bound) end the search early, and so does a gap of `small_gap` after `enough`.
     """
 
     dual: Dual
@@ -91,7 +91,7 @@ class Program:
     enough: float = np.inf
     seconds: float = np.inf
     small_gap: float = 0.0
-    soft: int | None = None
+    hinges: Groups = ()
     over: float = 0.0
     highs: Any = None
     scale: float = 1.0
@@ -101,6 +101,7 @@ class Program:
     reached: float = -np.inf
     abandoned: bool = False
     moments: set[int] = field(default_factory=set)
+    epigraphs: dict[int, int] = field(default_factory=dict)
 
     @property
     def floor(self) -> float:
@@ -157,13 +158,13 @@ class Program:
         return 0.0 if values is None else float(self.highs.getInfo().objective_function_value) / self.scale
 
     def _cost(self, choices: Indices) -> tuple[float, float]:
-        """What labels cost, prices not included, and the part of it that is their surplus."""
+        """What labels cost, prices not included, and the part of it that maxima are."""
         core = self.dual.core
         if self.profiles is None:
             return core.cost(choices), 0.0
         used = self.profiles.of(choices)
         paid = sum(price * float(used[m] - self.profiles.base[m]) for m, price in self.prices.items())
-        above = self.over * self.profiles.excess(choices, self.limit, self.soft)[1]
+        above = self.over * self.profiles.excess(choices, self.limit, self.hinges)[1]
         return core.cost(choices) - paid + above, above
 
     def _create(self) -> None:
@@ -180,7 +181,7 @@ class Program:
         slacks = [np.where(slack > room, np.inf, slack * self.scale) for slack in slacks]
         _pass(self.highs, core, np.where(closed, 0.0, excess * self.scale), closed, slacks)
         self.columns = self.highs.getNumCol()
-        for moment in sorted({*self.prices, *([] if self.soft is None else [self.soft])}):
+        for moment in sorted({*self.prices, *flat(self.hinges)}):
             self._add_row(moment)
 
     def _run(self) -> tuple[Verdict, Costs | None]:
@@ -238,7 +239,7 @@ class Program:
         """Forbid what whole choices break; whether they broke anything."""
         if self.profiles is None:
             return False
-        excess, _ = self.profiles.excess(choices, self.limit, self.soft)
+        excess, _ = self.profiles.excess(choices, self.limit, self.hinges)
         broken = peaks(excess.astype(np.float64), ROWS_AT_ONCE, 1)
         for moment in broken:
             if moment in self.moments:  # broken by less than the program's tolerance
@@ -248,15 +249,27 @@ class Program:
         return bool(broken)
 
     def _add_row(self, moment: int) -> None:
-        """Usage at a moment, in units of what is free there: at most 1."""
+        """Usage at a moment, in units of what is free there: at most 1.
+
+        At the moment of a sum k of maximum g: s_k(x) <= e_g, where e_g >= 0 costs one. A price p of a moment is in the
+        costs of x already: what it took of the room that is left is given back by a slack column at that price, and
+        what it took of e_g is deducted from the price of that.
+        """
         self.moments.add(moment)
         labels, amounts, room = self._row(moment)
-        unit = max(room if moment != self.soft else SPAN / (self.scale * self.over), 1.0)
+        group = next((group for group in self.hinges if moment in group), ())
+        unit = max(SPAN / (self.scale * self.over) if group else room, 1.0)
         price = self.prices.get(moment, 0.0)
         if price:  # usage + slack = room
             labels, amounts = self._with_column(price * unit, labels, np.append(amounts, unit))
-        if moment == self.soft:  # usage + slack - what is above = room
-            labels, amounts = self._with_column((self.over - price) * unit, labels, np.append(amounts, -unit))
+        if group:  # usage + slack - what is above = room
+            asked = sum(self.prices.get(other, 0.0) for other in group)
+            known = self.epigraphs.get(group[0])
+            if known is None:
+                labels, amounts = self._with_column((self.over - asked) * unit, labels, np.append(amounts, -unit))
+                self.epigraphs[group[0]] = int(labels[-1])
+            else:
+                labels, amounts = np.append(labels, known), np.append(amounts, -unit)
         lower = room / unit if price else -highspy.kHighsInf
         self.highs.addRow(lower, room / unit, len(labels), labels.astype(np.int32), amounts / unit)
 
@@ -271,7 +284,7 @@ class Program:
         divisor."""
         assert self.profiles is not None
         labels, amounts = self.profiles.row(moment)
-        if moment == self.soft:
+        if any(moment in group for group in self.hinges):
             return labels, amounts, float(self.limit - int(self.profiles.base[moment]))
         step = max(int(np.gcd.reduce(amounts.astype(np.int64))), 1) if len(amounts) else 1
         return labels, amounts, float((self.limit - int(self.profiles.base[moment])) // step * step)

@@ -10,9 +10,9 @@ from shardplan.solve.budget import Budget
 from shardplan.solve.core import Indices, core_of
 from shardplan.solve.dual import Dual
 from shardplan.solve.exact import Incumbent, close, offer
-from shardplan.solve.graph import Contradiction, Graph
+from shardplan.solve.graph import Contradiction, Graph, Groups
 from shardplan.solve.highs import Program
-from shardplan.solve.memory import Profiles, keep_moments, peaks
+from shardplan.solve.memory import Profiles, flat, keep_moments, paid_above, peaks
 from shardplan.solve.presolve import presolve
 from shardplan.solve.prices import Prices, priced
 from shardplan.solve.problem import Bytes
@@ -36,16 +36,12 @@ class Pressure:
     whole: Profiles
     moments: tuple[int, ...]
     prices: Prices
-    soft: int | None = None
+    hinges: Groups = ()
 
     def excess(self, choices: tuple[int, ...]) -> tuple[Bytes, int]:
-        """Bytes above the limit, per moment, of an assignment of the whole problem, and what is above at the soft
-        one."""
+        """Bytes above the limit, per moment, of an assignment of the whole problem, and what maxima are above zero."""
         over = np.asarray(self.whole.of(np.array(choices, dtype=np.int64))[self.numbers] - self.limit)
-        above = 0
-        if self.soft is not None:
-            above, over[self.soft] = max(0, int(over[self.soft])), 0
-        return over, above
+        return over, paid_above(over, self.hinges)
 
 
 def integer(
@@ -57,7 +53,7 @@ def integer(
     as the budget allows; without, it is a heuristic of limited `effort`. Moments that are not known to be short free
     many nodes for elimination; what the answer breaks is added.
     """
-    moments = {*pressure.moments, *([] if pressure.soft is None else [pressure.soft])}
+    moments = {*pressure.moments, *flat(pressure.hinges)}
     place = {int(number): index for index, number in enumerate(pressure.numbers)}
     while True:
         trial = Incumbent(best.scale, cost=best.cost if ceiling is None else min(ceiling, best.cost))
@@ -94,7 +90,7 @@ def _program(graph: Graph, pressure: Pressure, best: Incumbent, effort: Effort |
         dual.sweep()
     profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
     program = Program(
-        dual, budget, best.target, profiles, pressure.limit, here, soft=graph.soft, over=graph.scale
+        dual, budget, best.target, profiles, pressure.limit, here, hinges=graph.hinges, over=graph.scale
     )  # fmt: skip
     if effort is None:
         program.effort, program.enough = budget.efforts()

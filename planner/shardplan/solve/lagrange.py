@@ -21,7 +21,7 @@ from shardplan.solve.dual import Dual
 from shardplan.solve.eliminate import eliminate
 from shardplan.solve.graph import Graph
 from shardplan.solve.highs import quiet_highs
-from shardplan.solve.memory import Profiles, peaks, reduce
+from shardplan.solve.memory import Profiles, flat, paid_above, peaks, reduce
 from shardplan.solve.prices import Prices, priced, rounded
 from shardplan.solve.problem import Bytes
 
@@ -59,9 +59,10 @@ class Relaxation:
         self.core = core_of(graph)
         self.profiles = Profiles(self.core.uses, self.core.offsets, graph.tables.arrays, graph.base)
         self.room = limit - graph.base
+        self.hinges = graph.hinges
         self.soft = graph.soft
         self.points: list[Point] = []
-        self.moments: list[int] = [] if self.soft is None else [self.soft]
+        self.moments: list[int] = flat(self.hinges)
         self.best: tuple[Point, Graph | None, Dual | None] | None = None
         self._dual: Dual | None = None
         self._last: Point | None = None
@@ -109,11 +110,9 @@ class Relaxation:
         return point.cost + sum(price * float(point.excess[moment]) for moment, price in self.known.prices.items())
 
     def fits(self, point: Point) -> tuple[bool, float]:
-        """Whether a point's labels fit in memory, and what their surplus costs."""
+        """Whether a point's labels fit in memory, and what maxima cost."""
         excess = point.excess.copy()
-        above = 0.0
-        if self.soft is not None:
-            above, excess[self.soft] = self.graph.scale * max(0.0, float(excess[self.soft])), 0
+        above = self.graph.scale * float(paid_above(excess, self.hinges))
         return bool(excess.max(initial=0) <= 0), above
 
     def know(self, choices: tuple[int, ...], bound: float, prices: Prices | None = None) -> None:
@@ -161,23 +160,36 @@ class Relaxation:
             held = self.known.prices
             keys = sorted(prices.keys() | held.keys())
             prices = {k: PULL * prices.get(k, 0.0) + (1 - PULL) * held.get(k, 0.0) for k in keys}
-        return ceiling, rounded(prices)
+        return ceiling, self.capped(rounded(prices))
+
+    def capped(self, prices: Prices) -> Prices:
+        """Prices of which those of a maximum's sums add up to one at most, whatever rounding made of them."""
+        for group in self.hinges:
+            over = sum(prices.get(moment, 0.0) for moment in group) - self.graph.scale
+            dearest = max(group, key=lambda moment: prices.get(moment, 0.0))
+            if over > 0:
+                prices[dearest] -= over
+        return prices
 
     def _master(self) -> tuple[float, Prices]:
-        """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far, that
-        of the surplus at most midway between that and one."""
+        """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far, those
+        of sums at most midway between that and one, and at most one for all of a maximum."""
         money, space = max(min(abs(point.cost) for point in self.points), 1.0), float(max(self.limit, 1))
-        asked = [price for point in self.points for moment, price in point.prices.items() if moment != self.soft]
+        soft = set(flat(self.hinges))
+        asked = [price for point in self.points for moment, price in point.prices.items() if moment not in soft]
         largest = max([4.0, *(2 * price * space / money for price in asked)])
         scale = self.graph.scale
-        tried = [point.prices[self.soft] / scale for point in self.points if self.soft in point.prices]
-        midway = (1.0 + max(tried, default=0.0)) / 2
-        units = np.array([money / scale if moment == self.soft else space for moment in self.moments])
+        units = np.array([money / scale if moment in soft else space for moment in self.moments])
         highs = quiet_highs()
         none, count = (np.zeros(0, np.int32), np.zeros(0)), len(self.moments)
         highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
         for moment in self.moments:
-            highs.addCol(0.0, 0.0, midway if moment == self.soft else largest, 0, *none)
+            tried = [point.prices[moment] / scale for point in self.points if moment in point.prices]
+            highs.addCol(0.0, 0.0, (1.0 + max(tried, default=0.0)) / 2 if moment in soft else largest, 0, *none)
+        for group in self.hinges:
+            if len(group) > 1:
+                columns = np.array([1 + self.moments.index(moment) for moment in group], dtype=np.int32)
+                highs.addRow(-highspy.kHighsInf, 1.0, len(columns), columns, np.ones(len(columns)))
         index = np.arange(count + 1, dtype=np.int32)
         for point in self.points:
             slopes = point.excess[self.moments].astype(np.float64) / units

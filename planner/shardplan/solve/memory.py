@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardplan.solve.core import Indices
 from shardplan.solve.eliminate import eliminate
-from shardplan.solve.graph import Contradiction, Graph, Use
+from shardplan.solve.graph import Contradiction, Graph, Groups, Use
 from shardplan.solve.problem import Bytes, Costs
 from shardplan.solve.tables import open_rows
 
@@ -41,9 +41,14 @@ def drop_moments(graph: Graph, limit: int) -> None:
     if (base > limit)[_hard(graph)].any():
         raise Contradiction
     peak = base + np.cumsum(_steps(starts, ends, largest, len(base)))[:-1]
-    if graph.soft is not None and peak[graph.soft] == base[graph.soft]:  # all is decided there
-        graph.const += graph.scale * max(0, int(base[graph.soft]) - limit)
-        peak[graph.soft] = limit
+    fixed = np.zeros(len(base) + 1, dtype=bool)
+    for group in graph.hinges:
+        places = np.array(group)
+        live = places[peak[places] > limit]
+        if (peak[live] == base[live]).all():  # all is decided there
+            graph.const += graph.scale * max([0, *(base[live] - limit).tolist()])
+            peak[places] = limit
+        fixed[places] = True
     kept = np.flatnonzero(peak > limit)
     while len(kept):
         low, high = np.searchsorted(kept, starts), np.searchsorted(kept, ends)
@@ -52,9 +57,10 @@ def drop_moments(graph: Graph, limit: int) -> None:
         finishes = np.bincount(high[live], minlength=len(kept) + 1)[1:-1] > 0
         rise = np.diff(base[kept])
         covered = np.zeros(len(kept), dtype=bool)
-        covered[:-1] = ~finishes & (rise >= 0)
+        alike = ~(fixed[kept[1:]] | fixed[kept[:-1]])
+        covered[:-1] = ~finishes & (rise >= 0) & alike
         if not covered.any():
-            covered[1:] = ~begins & (rise <= 0)
+            covered[1:] = ~begins & (rise <= 0) & alike
         if not covered.any():
             break
         kept = kept[~covered]
@@ -64,9 +70,20 @@ def drop_moments(graph: Graph, limit: int) -> None:
 def _hard(graph: Graph) -> NDArray[np.bool_]:
     """Which moments may not exceed the limit at any price."""
     hard = np.ones(len(graph.moments), dtype=bool)
-    if graph.soft is not None:
-        hard[graph.soft] = False
+    hard[flat(graph.hinges)] = False
     return hard
+
+
+def flat(groups: Groups) -> list[int]:
+    """All moments of some groups."""
+    return [moment for group in groups for moment in group]
+
+
+def paid_above(excess: Bytes, groups: Groups) -> int:
+    """What maxima are above zero: of each group the largest excess. They are set to zero."""
+    above = sum(max(0, int(excess[list(group)].max())) for group in groups)
+    excess[flat(groups)] = 0
+    return above
 
 
 def _flat(graph: Graph) -> tuple[Indices, Indices, Indices, Bytes]:
@@ -206,13 +223,10 @@ class Profiles:
         self.amounts = np.concatenate(amounts) if amounts else np.zeros(0)
         self.labels = offsets[self.owner]  # flat number of the owner's first label
 
-    def excess(self, choices: Indices, limit: int, soft: int | None) -> tuple[Bytes, int]:
-        """Bytes above the limit per moment, none at the soft one, and what is above there."""
+    def excess(self, choices: Indices, limit: int, hinges: Groups) -> tuple[Bytes, int]:
+        """Bytes above the limit per moment, none at those that stand for sums, and what maxima are above zero."""
         over = self.of(choices) - limit
-        above = 0
-        if soft is not None:
-            above, over[soft] = max(0, int(over[soft])), 0
-        return over, above
+        return over, paid_above(over, hinges)
 
     def of(self, choices: Indices) -> Bytes:
         """Bytes per moment of one label per position."""

@@ -1,7 +1,9 @@
 """The hand-over to the solver: one choice per node, costs of choices and of pairs of choices, and memory over time.
 
-    minimise    sum_v cost_v(x_v) + sum_e table_e(x_u, x_v), and where there is a `surplus` what that has above zero
+    minimise    sum_v cost_v(x_v) + sum_e table_e(x_u, x_v) + sum_g max(0, s_g1(x), ..., s_gk(x))
     subject to  for every moment t:  sum of usage_v(x_v) over the usages that cover t  <=  limit
+
+where every s is a sum over nodes and edges too, of any sign.
 
 Costs are integers held in float64 (exact below 2**53), `inf` where a choice or pair is not allowed. Equal tables should
 be the same array object: work on shared tables is shared. This is the shape of the public IOPDDL benchmark, with one
@@ -18,6 +20,8 @@ from numpy.typing import NDArray
 
 Costs = NDArray[np.float64]
 Bytes = NDArray[np.int64]
+Multipliers = tuple[tuple[float, ...], ...]
+"""One per sum, by maximum."""
 Outcome = Literal["optimal", "feasible", "infeasible", "interrupted", "limit"]
 
 
@@ -41,12 +45,20 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Surplus:
-    """A second sum, of any sign: `costs[v][i]` and `tables[e][i, j]`, finite everywhere. Only what it has above zero is
-    paid. The larger of two sums f and g is f + max(0, g - f)."""
+class LinearSum:
+    """A sum over choices, of any sign: `costs[v][i]` per node and `tables[e][i, j]` per edge, of the shapes of the
+    problem's costs and tables. Integers in float64, finite everywhere."""
 
     costs: tuple[Costs, ...]
     tables: tuple[Costs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Maximum:
+    """The term max(0, s_1(x), ..., s_k(x)) of an objective. The maximum of f_0, ..., f_k is f_0, among the costs, plus
+    the `Maximum` of f_1 - f_0, ..., f_k - f_0."""
+
+    sums: tuple[LinearSum, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,7 @@ class Problem:
     edges: tuple[Edge, ...]
     usages: tuple[Usage, ...] = ()
     limit: int | None = None
-    surplus: Surplus | None = None
+    maxima: tuple[Maximum, ...] = ()
 
     @property
     def moments(self) -> int:
@@ -70,7 +82,9 @@ class Solution:
     `cost`: re-computed from the problem, not the search's word. `bound`: proven lower bound on the optimum (`inf` when
     infeasible is proven). `outcome` `optimal`: bound meets cost. `shortfall_bytes`: when infeasible for memory, the
     least excess over the limit that any assignment has. `reproducible`: no wall-clock limit decided anything.
-    `surplus_price`: what a unit of the surplus costs, between 0 and 1, where the bound was found.
+    `multipliers[g][k]`: those of the sums of `Problem.maxima` at which the best Lagrangian bound was found; at least 0,
+    at most 1 in all for each maximum. `candidates`: where there are maxima, different feasible assignments that were
+    met at various multipliers, the cheapest first, `choices` among them.
     """
 
     outcome: Outcome
@@ -80,7 +94,8 @@ class Solution:
     shortfall_bytes: int = 0
     reproducible: bool = True
     seconds: float = 0.0
-    surplus_price: float = 0.0
+    multipliers: Multipliers = ()
+    candidates: tuple[tuple[int, ...], ...] = ()
 
     @property
     def gap(self) -> float:

@@ -13,14 +13,17 @@ from shardplan.solve.exact import Incumbent, close, prove
 from shardplan.solve.fit import fit
 from shardplan.solve.graph import Contradiction, Graph, build
 from shardplan.solve.memory import tighten
-from shardplan.solve.problem import Outcome, Problem, Solution
+from shardplan.solve.pool import Pool
+from shardplan.solve.problem import Multipliers, Outcome, Problem, Solution
 from shardplan.solve.shortfall import least_limit
 from shardplan.solve.surplus import Spread, spread
-from shardplan.solve.tables import NONE, Tables
+from shardplan.solve.tables import Tables
 from shardplan.solve.validate import validate
 
 SHORTFALL_SECONDS = 15.0
 """For the proof of how much memory is missing."""
+CANDIDATES = 24
+"""Different assignments that a solution with maxima has at most."""
 
 
 def solve(
@@ -34,6 +37,7 @@ def solve(
     on_progress: Callable[[Progress], None] | None = None,
     roomy: Solution | None = None,
     unproven: float = 0.0,
+    start: Multipliers = (),
 ) -> Solution:
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
@@ -41,13 +45,13 @@ def solve(
     `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores.
     `presolve=False` hands the whole integer program to HiGHS. `roomy`: the solution without the limit, where it is
     known already; `unproven`: a relative gap that is left when better prices of memory close it no further, and beyond
-    which no proof is sought. Ctrl-C ends the search and returns the best assignment so far. Raises `ShardplanError` for
-    a malformed problem.
+    which no proof is sought; `start`: multipliers of the sums of `Problem.maxima` to begin with. Ctrl-C ends the search
+    and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     return search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
-        unproven=unproven,
+        unproven=unproven, start=start,
     )  # fmt: skip
 
 
@@ -62,10 +66,11 @@ def search(
     on_progress: Callable[[Progress], None] | None,
     roomy: Solution | None = None,
     unproven: float = 0.0,
+    start: Multipliers = (),
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
     with Budget(time_limit, work_limit) as budget:
-        best = Incumbent(1.0)
+        best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
         phase: list[Phase] = ["reduce"]
         if on_progress is not None:
             best.report = lambda: on_progress(
@@ -73,15 +78,15 @@ def search(
             )
         try:
             wide = spread(problem)
-            graph = build(wide.problem, Tables(), wide.amounts)
+            graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
             best.scale = graph.scale
             phase[0] = "bound"
             if not presolve:
                 _whole(graph, best, budget, problem.limit)
-            elif problem.limit is None and graph.surplus == NONE:
+            elif problem.limit is None and not graph.groups:
                 close(graph, best, budget)
             else:
-                fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven)
+                fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven, start)
         except Contradiction:
             best.bound = np.inf
         shortfall = 0
@@ -105,7 +110,7 @@ def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> 
     if limit is not None:
         tighten(graph, limit)
         graph.settle()
-    prove(graph, core_of(graph), best, budget, limit if graph.surplus == NONE else limit or 0)
+    prove(graph, core_of(graph), best, budget, limit if not graph.groups else limit or 0)
 
 
 def _solution(problem: Problem, wide: Spread, best: Incumbent, budget: Budget, shortfall: int) -> Solution:
@@ -127,5 +132,24 @@ def _solution(problem: Problem, wide: Spread, best: Incumbent, budget: Budget, s
         shortfall_bytes=shortfall,
         reproducible=not budget.timed_out and not budget.interrupted,
         seconds=budget.seconds,
-        surplus_price=best.surplus_price,
+        multipliers=_multipliers(problem, best),
+        candidates=_candidates(problem, wide, best),
     )
+
+
+def _multipliers(problem: Problem, best: Incumbent) -> Multipliers:
+    """Those of the best bound, by maximum; sums that cannot be above zero have none."""
+    numbers = iter(range(problem.moments, problem.moments + sum(len(maximum.sums) for maximum in problem.maxima)))
+    return tuple(tuple(best.multipliers.get(next(numbers), 0.0) for _ in maximum.sums) for maximum in problem.maxima)
+
+
+def _candidates(problem: Problem, wide: Spread, best: Incumbent) -> tuple[tuple[int, ...], ...]:
+    """The cheapest different assignments met that fit."""
+    found: dict[tuple[int, ...], None] = {}
+    for choices in [] if best.pool is None else best.pool.ranked():
+        lowered = wide.lowered(choices)
+        if lowered not in found and evaluate(problem, lowered).feasible:
+            found[lowered] = None
+        if len(found) == CANDIDATES:
+            break
+    return tuple(found)

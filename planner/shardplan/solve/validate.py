@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.solve.problem import Costs, Problem, Surplus
+from shardplan.solve.problem import Costs, LinearSum, Problem
 
 REPORTED = 20
 
@@ -46,17 +46,24 @@ def _faults(problem: Problem) -> Iterator[Diagnostic]:
         else:
             yield from costs(where, edge.table)
     yield from _bad_usages(problem, sizes)
-    if problem.surplus is not None:
-        yield from _bad_surplus(problem, problem.surplus)
+    yield from _bad_maxima(problem)
 
 
-def _bad_surplus(problem: Problem, surplus: Surplus) -> Iterator[Diagnostic]:
+def _bad_maxima(problem: Problem) -> Iterator[Diagnostic]:
+    for group, maximum in enumerate(problem.maxima):
+        if not maximum.sums:
+            yield error("bad-problem", f"maximum {group}: has no sums")
+        for number, one in enumerate(maximum.sums):
+            yield from _bad_sum(problem, one, f"maximum {group}, sum {number}")
+
+
+def _bad_sum(problem: Problem, one: LinearSum, where: str) -> Iterator[Diagnostic]:
     wanted = [*(costs.shape for costs in problem.costs), *(edge.table.shape for edge in problem.edges)]
-    tables = [*surplus.costs, *surplus.tables]
-    if [table.shape for table in tables] != wanted:
-        yield error("bad-problem", "surplus: has not one number for every choice and pair of choices")
+    tables = list({id(table): table for table in (*one.costs, *one.tables)}.values())
+    if [table.shape for table in (*one.costs, *one.tables)] != wanted:
+        yield error("bad-problem", f"{where}: has not one number for every choice and pair of choices")
     elif any((table != np.rint(table)).any() or np.isinf(table).any() for table in tables):
-        yield error("bad-problem", "surplus: a number is not a finite integer")
+        yield error("bad-problem", f"{where}: a number is not a finite integer")
 
 
 def _bad_numbers(table: Costs) -> str:
