@@ -20,6 +20,7 @@ _HEAD = re.compile(r'\A\s*\{\s*"format_version"\s*:\s*"(?P<version>(?P<major>\d+
 
 
 _OTHERS = {
+    "graph": re.compile(r"\A\s*<\?xml"),
     "trace": re.compile(r'\A\s*\{\s*"(?:displayTimeUnit|traceEvents)"'),
     "profile": re.compile(r"\A(?:\s*(?:#[^\n]*)?\n)*schema\s*:"),
 }
@@ -74,9 +75,9 @@ def write_text(text: str, path: str | Path) -> bool:
 
 
 def write_other(text: str, path: str | Path, kind: str) -> bool:
-    """`write_text` for a `trace` or a `profile`, over another one or where nothing is.
+    """`write_text` for a `graph`, a `trace` or a `profile`, over another one or where nothing is.
 
-    Raises `ShardplanError`: `unwritable-output`, and `output-not-a-trace` or `output-not-a-profile`.
+    Raises `ShardplanError`: `unwritable-output`, and `output-not-a-graph` (`-trace`, `-profile`).
     """
     target = Path(path)
     try:

@@ -14,10 +14,10 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "slapo", "dot"]),
+    type=click.Choice(["text", "slapo", "dot", "graphml"]),
     default="text",
     show_default=True,
-    help="A summary; Slapo's table of specs and its schedule; or the graph for Graphviz.",
+    help="A summary; Slapo's table of specs and its schedule; or the graph, for Graphviz or as GraphML.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Every parameter group and every move, not only the largest.")
 @verb
@@ -33,6 +33,11 @@ def show(session: Session, /, plan: str, form: str, show_all: bool) -> int:
         from shardplan.render.dot import dot_text
 
         sys.stdout.write(dot_text(loaded))
+        return EXIT_DONE
+    if form == "graphml":
+        from shardplan.render.graphml import plan_graphml
+
+        sys.stdout.write(plan_graphml(loaded))
         return EXIT_DONE
     if form == "slapo":
         from shardplan.extras.peers.slapo_table import show_slapo
