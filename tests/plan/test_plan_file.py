@@ -195,7 +195,9 @@ def parameters(draw: st.DrawFn) -> TensorDecision:
 @settings(max_examples=80)
 def test_any_parameter_and_any_time_come_back(parameter: TensorDecision, time_ns: int, gap: float):
     summary = example_summary(step_ns=time_ns, gap=gap)
-    plan = Plan({"name": "m"}, {"name": "c"}, SMALL_MESH, ("up",) * AXES, summary, (parameter,), (), ())
+    model = {"name": "m", "digest": "d", "mode": "training"}
+    cluster = {"name": "c", "digest": "e", "profile": {}}
+    plan = Plan(model, cluster, SMALL_MESH, ("up",) * AXES, summary, (parameter,), (), ())
     assert loads(dumps(plan)) == plan
 
 

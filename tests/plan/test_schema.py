@@ -2,12 +2,14 @@
 
 import json
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from example_plans import example_plan
 from jsonschema import Draft202012Validator
 
 from shardplan.plan.file import dumps
+from shardplan.plan.schema import page, records, schema_text
 
 SCHEMA = json.loads((files("shardplan.plan") / "schema.json").read_text(encoding="utf-8"))
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -65,3 +67,21 @@ def test_it_takes_keys_of_a_later_minor_version():
     later["operators"][0]["colour"] = "blue"
     assert VALIDATOR.is_valid(later)
     assert not VALIDATOR.is_valid({**later, "format_version": "2.0"})
+
+
+def test_the_published_schema_and_the_tables_of_the_docs_are_those_of_the_table_of_fields():
+    made = "run `python -m shardplan.plan.schema`"
+    assert (files("shardplan.plan") / "schema.json").read_text(encoding="utf-8") == schema_text(), made
+    docs = (Path(__file__).parents[2] / "docs" / "plan-file.md").read_text(encoding="utf-8")
+    assert docs == page(docs), made
+    assert [name for name in records() if f"<!-- fields of {name} -->" not in docs] == []
+
+
+def test_the_summary_of_the_json_documents_is_that_of_the_plan_but_for_what_an_infeasible_one_lacks():
+    documents = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+    said, summary = documents["$defs"]["summary"], SCHEMA["$defs"]["summary"]
+    assert set(said["required"]) == set(summary["required"])
+    assert said["properties"].pop("outcome")["enum"] == ["optimal", "feasible", "infeasible", "interrupted"]
+    for key, rules in said["properties"].items():
+        stated = [rules["type"]] if isinstance(rules["type"], str) else rules["type"]
+        assert {**rules, "type": stated[0]} == summary["properties"][key], key

@@ -8,23 +8,14 @@ from dataclasses import dataclass, replace
 from shardplan.cost.named import measure_of
 from shardplan.folding import folded, pattern
 from shardplan.layout.text import to_text
-from shardplan.plan.orientation import checkpoint_layout
-from shardplan.plan.types import Memory, OperatorDecision, Pipeline, Plan, TensorDecision
+from shardplan.plan.encode import document
+from shardplan.plan.fields import MEMORY, MODEL, OPERATOR, PARAMETER, SUMMARY, TENSOR
+from shardplan.plan.kinds import Context
+from shardplan.plan.record import Record
+from shardplan.plan.types import OperatorDecision, Pipeline, Plan, TensorDecision
 from shardplan.units import TIME, Measure, size
 
 _ABSENT = ""
-_ASKED: Mapping[str, object] = {
-    "mode": None,
-    "optimizer": None,
-    "shard_optimizer": False,
-    "remat": None,
-    "microbatches": None,
-    "stages": None,
-    "schedule": None,
-    "kv_cache_tokens": 0,
-    "cost_model": "shardplan",
-}
-"""What a plan is asked for -> what it is where the plan says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +126,24 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
         for (kind, _, was_text, now_text), group in groups.items()
     ]
     measures = measure_of(old.model.get("cost_model")), measure_of(new.model.get("cost_model"))
-    held = tuple(
-        Effect(name, getattr(old.summary.memory, name), getattr(new.summary.memory, name))
-        for name in Memory.__dataclass_fields__
-    )
-    return PlanDiff(tuple(changes), unchanged, _effects(old, new), tuple(_causes(old, new)), measures, held)
+    effects = _effects(SUMMARY, old.summary, new.summary)
+    held = _effects(MEMORY, old.summary.memory, new.summary.memory)
+    return PlanDiff(tuple(changes), unchanged, effects, tuple(_causes(old, new)), measures, held)
 
 
 def _items(plan: Plan) -> dict[tuple[str, str], _Item]:
     """Every decision by kind and name; weights first. What several stages of a pipeline hold counts in each."""
     if plan.pipeline is not None:
         return _stage_items(plan.pipeline)
+    on = Context(plan.mesh, document)
     modules = {name: operator.module for operator in plan.operators for name in operator.outputs}
     moved: dict[str, int] = {}
     for move in plan.moves:
         moved[move.tensor] = moved.get(move.tensor, 0) + move.time_ns
     found = [
-        _tensor_item(plan, tensor, modules.get(tensor.name, ""), moved.get(tensor.name, 0)) for tensor in plan.tensors
+        _tensor_item(on, tensor, modules.get(tensor.name, ""), moved.get(tensor.name, 0)) for tensor in plan.tensors
     ]
-    found += [_operator_item(plan, operator) for operator in plan.operators]
+    found += [_operator_item(on, operator) for operator in plan.operators]
     return {(item.kind, item.name): item for item in found}
 
 
@@ -174,34 +164,27 @@ def _stage_items(pipeline: Pipeline) -> dict[tuple[str, str], _Item]:
     return found
 
 
-def _tensor_item(plan: Plan, tensor: TensorDecision, module: str, moved_ns: int) -> _Item:
-    kept, served, optimizer = (
-        to_text(checkpoint_layout(one, tensor.perm), plan.mesh)
-        for one in (tensor.layout, tensor.served, tensor.optimizer or tensor.layout)
-    )
-    text = kept if served == kept else f"{kept}, served {served}"
-    text = text if optimizer == kept else f"{text}, optimizer {optimizer}"
-    text = f"{text}, recomputed" if tensor.recomputed else text
+def _tensor_item(on: Context, tensor: TensorDecision, module: str, moved_ns: int) -> _Item:
+    text = _said(PARAMETER if tensor.role == "parameter" else TENSOR, tensor, on)
     name = tensor.checkpoint or tensor.name
     shown = f"output of {module}" if module and tensor.role == "activation" else name
     return _Item(tensor.role, name, shown, text, tensor.bytes_per_device, moved_ns)
 
 
-def _operator_item(plan: Plan, operator: OperatorDecision) -> _Item:
-    splits = (f"{part}@{axis}" for part, axis in zip(operator.split, plan.mesh.names, strict=True) if part != "-")
-    text = (", ".join(splits) or "replicated") + (", run again" if operator.again else "")
+def _operator_item(on: Context, operator: OperatorDecision) -> _Item:
     shown = f"{operator.module} ({operator.op_type})" if operator.module else operator.name
-    return _Item("operator", operator.name, shown, text, 0, operator.compute_ns)
+    return _Item("operator", operator.name, shown, _said(OPERATOR, operator, on), 0, operator.compute_ns)
 
 
-def _effects(old: Plan, new: Plan) -> tuple[Effect, ...]:
-    was, now = old.summary, new.summary
-    return (
-        Effect("step", was.step_ns, now.step_ns),
-        Effect("compute", was.compute_ns, now.compute_ns),
-        Effect("communication", was.communication_ns, now.communication_ns),
-        Effect("memory", was.memory.total, now.memory.total),
-    )
+def _said(record: Record, value: TensorDecision | OperatorDecision, on: Context) -> str:
+    """What the fields of `value` that `diff` compares say, those left out that the file leaves out."""
+    written = record.view(value) if record.view else value
+    fields = [field for field in record.fields if field.diff and not field.absent(written)]
+    return ", ".join(field.diff.replace("{}", field.kind.say(field.of(written), on)) for field in fields)
+
+
+def _effects(record: Record, was: object, now: object) -> tuple[Effect, ...]:
+    return tuple(Effect(field.diff, field.of(was), field.of(now)) for field in record.fields if field.diff)
 
 
 def _causes(old: Plan, new: Plan) -> Iterator[str]:
@@ -209,9 +192,11 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
     was, now = old.model, new.model
     if was.get("digest") != now.get("digest"):
         yield f"model changed ({was.get('operators', '?')} → {now.get('operators', '?')} operators)"
-    for key, usual in _ASKED.items():
-        if was.get(key, usual) != now.get(key, usual):
-            yield f"{key.replace('_', ' ')} {_said(was.get(key, usual))} → {_said(now.get(key, usual))}"
+    for field in MODEL.fields:
+        usual = None if field.required else field.default
+        before, after = (section.get(field.key, usual) for section in (was, now))
+        if field.diff and before != after:
+            yield f"{field.diff} {_or_none(before)} → {_or_none(after)}"
     yield from _differences(_mapping(was.get("dims")), _mapping(now.get("dims")), "dim ")
     lost, added = _constraints(old) - _constraints(new), _constraints(new) - _constraints(old)
     yield from (f"constraint removed: {text}" for text in _together(lost))
@@ -224,7 +209,7 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
         yield from _cluster_causes(old, new)
 
 
-def _said(value: object) -> object:
+def _or_none(value: object) -> object:
     return "none" if value is None else value
 
 

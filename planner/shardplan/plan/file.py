@@ -11,7 +11,8 @@ from pathlib import Path
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.plan.decode import loads
-from shardplan.plan.encode import FORMAT_VERSION, MAJOR, dumps
+from shardplan.plan.encode import FORMAT_VERSION, dumps
+from shardplan.plan.fields import MAJOR
 from shardplan.plan.types import Plan
 
 __all__ = ["check_output", "dumps", "loads", "read_plan", "write_other", "write_plan", "write_text"]

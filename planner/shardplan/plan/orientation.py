@@ -10,6 +10,28 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardplan.layout.layout import Layout
+from shardplan.plan.types import TensorDecision
+
+
+def checkpoint_tensor(tensor: TensorDecision) -> TensorDecision:
+    """`tensor` with its shape and layouts said of the checkpoint tensor."""
+    if not tensor.perm:
+        return tensor
+    shape = checkpoint_shape(tensor.shape, tensor.perm)
+    return _turned(replace(tensor, shape=shape), lambda layout: checkpoint_layout(layout, tensor.perm))
+
+
+def graph_tensor(tensor: TensorDecision) -> TensorDecision:
+    """The inverse of `checkpoint_tensor`."""
+    if not tensor.perm:
+        return tensor
+    shape = graph_shape(tensor.shape, tensor.perm)
+    return _turned(replace(tensor, shape=shape), lambda layout: graph_layout(layout, tensor.perm))
+
+
+def _turned(tensor: TensorDecision, turn: Callable[[Layout], Layout]) -> TensorDecision:
+    optimizer = None if tensor.optimizer is None else turn(tensor.optimizer)
+    return replace(tensor, layout=turn(tensor.layout), served=turn(tensor.served), optimizer=optimizer)
 
 
 def checkpoint_shape(shape: tuple[int, ...], perm: tuple[int, ...]) -> tuple[int, ...]:
@@ -44,9 +66,14 @@ def _rename_dims(layout: Layout, rename: Callable[[int], int]) -> Layout:
 
 def dim_axes(layout: Layout, rank: int, names: tuple[str, ...]) -> list[list[str]]:
     """Per dim, the names of the mesh axes that shard it, major first: `[["machine", "gpu"], []]`."""
-    axes: list[list[str]] = [[] for _ in range(rank)]
+    return [[names[axis] for axis in axes] for axes in dim_shards(layout, rank)]
+
+
+def dim_shards(layout: Layout, rank: int) -> list[list[int]]:
+    """Per dim, the positions of the mesh axes that shard it, major first: `[[0, 1], []]`."""
+    axes: list[list[int]] = [[] for _ in range(rank)]
     for (dim, _), sharding in layout.dims().items():
-        axes[dim] += [names[axis] for axis in sharding]
+        axes[dim] += sharding
     return axes
 
 

@@ -1,99 +1,195 @@
-"""One JSON object read with checks: every key is asked for by name and kind, and a wrong one says what was expected."""
+"""A record of the plan file: its fields, each stated once, and the two functions that write and read any record.
+
+What a record writes it reads back. Keys that nobody asks for are ignored: a later minor version may have added them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-T = TypeVar("T")
-_REQUIRED = object()
+from shardplan.plan.kinds import Carried, Context, Kind, ListOf, RecordError, Schema, UnexpectedError, shown
+
+REQUIRED: Final = object()
+"""Default of a field that is always there."""
+Json = dict[str, object]
 
 
-class RecordError(Exception):
-    """A key is missing or of the wrong kind; the text says which, without saying where the object stands."""
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One key of a record.
+
+    `attribute`: of the value that is written and made (`""`: the key); `get`: where the value to write is not simply
+    that. `default`: the field may be absent, and is not written where the value is this (`always`: it is). `like`: the
+    default is the value of that attribute. `derived`: follows from the other fields; written for readers of the file,
+    and compared with them on reading. `check`: (value, attributes read so far, context) -> what is wrong, or `""`.
+    `late`: read after the others. `stage`: the attribute that holds the number of the stage on whose mesh it is.
+    `since`: minor format version. `diff`: how `shardplan diff` says it (`{}` is the value); `""`: not compared.
+    """
+
+    key: str
+    kind: Kind
+    about: str = ""
+    attribute: str = ""
+    get: Callable[[Any], Any] | None = None
+    default: object = REQUIRED
+    like: str = ""
+    always: bool = False
+    derived: bool = False
+    check: Callable[[Any, Mapping[str, Any], Context], str] | None = None
+    late: bool = False
+    stage: str = ""
+    since: int = 0
+    diff: str = ""
+
+    @property
+    def name(self) -> str:
+        """Attribute of the value."""
+        return self.attribute or self.key
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED and not self.like
+
+    def of(self, value: Any) -> Any:
+        """What `value` has in this field."""
+        return self.get(value) if self.get else getattr(value, self.name)
+
+    def absent(self, value: Any) -> bool:
+        """Whether the field says nothing of `value` that its absence does not say."""
+        if self.like:
+            return bool(self.of(value) == getattr(value, self.like))
+        return self.default is not REQUIRED and not self.always and bool(self.of(value) == self.default)
 
 
+@dataclass(frozen=True, slots=True)
 class Record:
-    """A JSON object; keys nobody asks for are ignored (a later minor version may have added them)."""
+    """An object of the file. `make`: attributes -> value; `view`: of a value, what is written of it. `shared`: its
+    schema stands in `$defs` under `name`; `named`: errors say which one it is by its `name`; `part`: its attributes
+    are those of the value around it.
+    """
 
-    __slots__ = ("_data",)
+    name: str
+    fields: tuple[Field, ...]
+    make: Callable[[dict[str, Any]], Any]
+    about: str = ""
+    view: Callable[[Any], Any] | None = None
+    shared: bool = True
+    named: bool = False
+    part: bool = False
+    reading: tuple[Field, ...] = field(init=False)
+    derived: tuple[Field, ...] = field(init=False)
 
-    def __init__(self, data: object) -> None:
-        if not isinstance(data, Mapping):
-            raise RecordError(f"expected an object, found {_shown(data)}")
-        self._data = data
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reading", tuple(sorted(self.fields, key=lambda one: one.late)))
+        object.__setattr__(self, "derived", tuple(one for one in self.fields if one.derived))
 
-    def has(self, key: str) -> bool:
-        return key in self._data
 
-    def text(self, key: str, default: object = _REQUIRED) -> str:
-        return self._get(key, str, "a text", default)
+def write_record(record: Record, value: Any, on: Context) -> Json:
+    """`value` as a JSON object, keys in the order of the table."""
+    written = record.view(value) if record.view else value
+    row: Json = {}
+    for one in record.fields:
+        if one.absent(written):
+            continue
+        on.minor = max(on.minor, one.since)
+        side = on.stages[getattr(written, one.stage)] if one.stage else on
+        row[one.key] = one.kind.write(one.of(written), side)
+    return row
 
-    def integer(self, key: str, default: object = _REQUIRED) -> int:
-        return self._get(key, int, "an integer", default)
 
-    def flag(self, key: str, default: object = _REQUIRED) -> bool:
-        return self._get(key, bool, "true or false", default)
+def read_record(record: Record, data: object, on: Context) -> Any:
+    """The value that `data` describes. Raises `UnexpectedError` for no object, `RecordError` for a wrong entry."""
+    if not isinstance(data, Mapping):
+        raise UnexpectedError("an object")
+    found: dict[str, Any] = {}
+    for one in record.reading:
+        try:
+            read = read_field(one, data, found, on)
+        except RecordError as problem:
+            raise (
+                RecordError(f"{record.name} '{found['name']}': {problem}")
+                if "name" in found and record.named
+                else problem
+            ) from None
+        if not one.derived:
+            found[one.name] = read
+    value = record.make(found)
+    if record.derived and not record.part:
+        compare_derived(record, value, data, on)
+    return value
 
-    def number(self, key: str) -> float:
-        value = self._data.get(key, _REQUIRED)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self._wrong(key, "a number", value)
+
+def read_field(one: Field, data: Mapping[str, object], found: Mapping[str, Any], on: Context) -> Any:
+    """What `data` has under the field's key, or its default; `found`: attributes read before."""
+    raw = data.get(one.key, REQUIRED)
+    if raw is REQUIRED:
+        if one.required:
+            raise RecordError(f"'{one.key}' is missing")
+        return found[one.like] if one.like else one.default
+    try:
+        value = one.kind.read(raw, on.stages[found[one.stage]] if one.stage else on)
+    except UnexpectedError as expected:
+        raise RecordError(f"'{one.key}' is {shown(raw)}, expected {expected}") from None
+    wrong = one.check(value, found, on) if one.check else ""
+    if wrong:
+        raise RecordError(f"'{one.key}' is {shown(raw)}, {wrong}")
+    return value
+
+
+def compare_derived(record: Record, value: Any, data: Mapping[str, object], on: Context) -> None:
+    """Raises `RecordError` where a field that follows from the others says something else."""
+    written = record.view(value) if record.view else value
+    for one in record.derived:
+        raw = data.get(one.key)
+        expected = None if one.absent(written) else one.kind.write(one.of(written), on)
+        if raw != expected:
+            raise RecordError(f"'{one.key}' is {shown(raw)}, but the rest says {shown(expected)}")
+
+
+@dataclass(frozen=True)
+class Nested(Kind):
+    """One record under a key."""
+
+    record: Record
+
+    @property
+    def word(self) -> str:
+        return f"[{self.record.name}](#{self.record.name})"
+
+    def write(self, value: Any, on: Context) -> object:
+        return write_record(self.record, value, on)
+
+    def read(self, value: object, on: Context) -> Any:
+        return read_record(self.record, value, on)
+
+    def schema(self) -> Schema:
+        return {"$ref": f"#/$defs/{self.record.name}"} if self.record.shared else record_schema(self.record)
+
+
+@dataclass(frozen=True)
+class Checked(Nested):
+    """A record that is checked, and read and written as plain data."""
+
+    def write(self, value: Any, on: Context) -> object:
         return value
 
-    def nanoseconds(self, key: str) -> int:
-        """A time that the file states in microseconds with three decimals."""
-        return round(self.number(key) * 1000)
-
-    def one_of(self, key: str, allowed: Mapping[str, T], default: object = _REQUIRED) -> T:
-        value = self._data.get(key, default)
-        if not isinstance(value, str) or value not in allowed:
-            raise self._wrong(key, f"one of {', '.join(allowed)}", value)
-        return allowed[value]
-
-    def record(self, key: str) -> Record:
-        return Record(self.mapping(key))
-
-    def mapping(self, key: str) -> Mapping[str, object]:
-        return self._get(key, dict, "an object", _REQUIRED)
-
-    def items(self, key: str, convert: Callable[[object], T]) -> tuple[T, ...]:
-        """Every entry of the list under `key`, converted; `convert` raises `RecordError` for a wrong one."""
-        values: list[object] = self._get(key, list, "a list", _REQUIRED)
-        return tuple(convert(value) for value in values)
-
-    def integers(self, key: str) -> tuple[int, ...]:
-        return self.items(key, as_integer)
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        return self.items(key, as_text)
-
-    def _get(self, key: str, kind: type[T], expected: str, default: object) -> T:
-        value = self._data.get(key, default)
-        if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-            return value
-        raise self._wrong(key, expected, value)
-
-    def _wrong(self, key: str, expected: str, value: object) -> RecordError:
-        if value is _REQUIRED:
-            return RecordError(f"'{key}' is missing")
-        return RecordError(f"'{key}' is {_shown(value)}, expected {expected}")
+    def read(self, value: object, on: Context) -> Any:
+        read_record(self.record, Carried().read(value, on), on)
+        return value
 
 
-def as_integer(value: object) -> int:
-    """`value`, or `RecordError` when it is no integer."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RecordError(f"expected an integer, found {_shown(value)}")
-    return value
+def rows(record: Record, least: int = 0) -> ListOf:
+    """A list of records."""
+    return ListOf(Nested(record), least=least)
 
 
-def as_text(value: object) -> str:
-    """`value`, or `RecordError` when it is no text."""
-    if not isinstance(value, str):
-        raise RecordError(f"expected a text, found {_shown(value)}")
-    return value
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+def record_schema(record: Record) -> Schema:
+    """The record in JSON Schema."""
+    properties = {
+        one.key: one.kind.schema() | ({"description": one.about} if one.about else {}) for one in record.fields
+    }
+    about = {"description": record.about} if record.about else {}
+    required = [one.key for one in record.fields if one.required]
+    return {"type": "object", **about, "required": required, "properties": properties}

@@ -1,0 +1,440 @@
+"""The fields of a plan file, each stated once: for writing, reading, the JSON Schema, `diff` and the docs.
+
+A new field is one line here and, if it is new to the plan, one in `shardplan.plan.types`. Keep keys in the order in
+which the file has them. After a change run `python -m shardplan.plan.schema`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeVar, get_args
+
+from shardplan.layout.collective import Collective, CollectiveKind
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Axis, Mesh
+from shardplan.plan.kinds import (
+    AxisNames,
+    Carried,
+    Choice,
+    Context,
+    Either,
+    Flag,
+    Integer,
+    Kind,
+    LayoutText,
+    ListOf,
+    MapOf,
+    Microseconds,
+    Number,
+    Optional,
+    PerAxis,
+    RecordError,
+    Share,
+    Text,
+    WholePlan,
+)
+from shardplan.plan.orientation import checkpoint_tensor, dim_segments, dim_shards, graph_tensor
+from shardplan.plan.record import REQUIRED, Checked, Field, Nested, Record, rows
+from shardplan.plan.types import (
+    CollectiveStep,
+    Memory,
+    Move,
+    OperatorDecision,
+    Phase,
+    Pipeline,
+    Plan,
+    Stage,
+    Summary,
+    TensorDecision,
+    Transfer,
+)
+
+T = TypeVar("T")
+MAJOR: Final = 1
+TEXTS, COUNTS = ListOf(Text()), ListOf(Integer())
+
+
+def _made(kind: Callable[..., T], **fixed: object) -> Callable[[dict[str, Any]], T]:
+    return lambda found: kind(**fixed, **found)
+
+
+# ---- what was asked, and of what -------------------------------------------------------------------------------------
+
+MODEL = Record("model", (
+    Field("name", Text()),
+    Field("digest", Text(), "Of the structure: nodes, shapes, types, attributes; not of weights or names."),
+    Field("mode", Choice(("training", "inference")), diff="mode"),
+    Field("dims", MapOf(Integer()), "Symbolic dims and the sizes they were given; `trip:NAME` is how often the loop "
+          "NAME was said to turn.", default=None),
+    Field("optimizer", Text(), default=None, diff="optimizer"),
+    Field("shard_optimizer", Flag(), "Optimizer state may be sharded apart from the weights; absent means false.",
+          default=False, diff="shard optimizer"),
+    Field("remat", Choice(("none", "selective", "full", "auto")), "What is computed again in backward; with `auto`, "
+          "operators and tensors say so themselves.", default=None, diff="remat"),
+    Field("microbatches", Integer(1), default=None, diff="microbatches"),
+    Field("operators", Integer(), "How many the model has.", default=None),
+    Field("parameters", Integer(), "How many the model has.", default=None),
+    Field("parameter_elements", Integer(), "Of all parameters together.", default=None),
+    Field("loops", MapOf(Integer(1)), "Loops whose bodies were planned, and how often each turns; absent where there "
+          "are none.", default=None),
+    Field("stages", Either(("auto", "manual")), "How many stages were asked for, `manual` where they were "
+          "fixed by hand; absent where none were.",
+          default=None, diff="stages"),
+    Field("schedule", Text(), "Pipeline schedule that was asked for; absent without stages.", default=None,
+          diff="schedule"),
+    Field("kv_cache_tokens", Integer(), "Tokens of key-value cache that memory is kept free for; absent means 0.",
+          default=0, diff="kv cache tokens"),
+    Field("cost_model", Text(), "Whose prices decided; absent means shardplan's own.", default="shardplan",
+          diff="cost model"),
+    Field("constraints", TEXTS, "What was fixed by hand, as it was written; absent where nothing was.", default=None),
+    Field("mesh_axis_names", TEXTS, "The names that the constraints give to the mesh axes, where they are others.",
+          default=None),
+), make=dict, shared=False)  # fmt: skip
+"""Carried as plain data; `default` is what a plan that says nothing of it was asked for."""
+
+CLUSTER = Record("cluster", (
+    Field("name", Text()),
+    Field("digest", Text(), "Of everything in the profile that decides a price."),
+    Field("profile", Carried(), "The resolved profile, every default written out; it can be planned with again."),
+), make=dict, shared=False)  # fmt: skip
+
+
+# ---- the mesh --------------------------------------------------------------------------------------------------------
+
+
+class PlacedAxis(NamedTuple):
+    """A mesh axis and the name of its link."""
+
+    name: str
+    size: int
+    link: str
+
+
+def _axes(plan: Plan) -> Iterator[PlacedAxis]:
+    return (PlacedAxis(axis.name, axis.size, link) for axis, link in zip(plan.mesh.axes, plan.axis_links, strict=True))
+
+
+def _devices_per_host(plan: Plan) -> int | None:
+    """Devices of the mesh on one machine; None where the innermost link is not that of a machine."""
+    profile = plan.cluster.get("profile")
+    levels = profile.get("levels") if isinstance(profile, Mapping) else None
+    innermost = levels[0] if isinstance(levels, Sequence) and levels else None
+    if not isinstance(innermost, Mapping) or innermost.get("topology") == "torus":
+        return None
+    return math.prod(axis.size for axis in _axes(plan) if axis.link == innermost.get("name"))
+
+
+def _hosts(plan: Plan) -> int | None:
+    inside = _devices_per_host(plan)
+    return plan.mesh.size // inside if inside else None
+
+
+def _mesh(found: Mapping[str, Any]) -> dict[str, Any]:
+    mesh = Mesh(tuple(Axis(axis.name, axis.size) for axis in found["axes"]))
+    return {"mesh": mesh, "links": tuple(axis.link for axis in found["axes"])}
+
+
+AXIS = Record("axis", (
+    Field("name", Text()),
+    Field("size", Integer(1)),
+    Field("link", Text(), "Level of the profile that joins the devices along this axis."),
+), make=_made(PlacedAxis), shared=False)  # fmt: skip
+
+MESH = Record("mesh", (
+    Field("axes", rows(AXIS, least=1), get=_axes),
+    Field("devices", Integer(1), get=attrgetter("mesh.size"), derived=True),
+    Field("hosts", Integer(1), "Machines, where the innermost link is that of a machine; ranks fill one after the "
+          "other.", get=_hosts, default=None, derived=True),
+    Field("devices_per_host", Integer(1), get=_devices_per_host, default=None, derived=True),
+), make=_mesh, shared=False, part=True)  # fmt: skip
+
+
+# ---- times and memory ------------------------------------------------------------------------------------------------
+
+MEMORY = Record("memory", (
+    Field("parameters", Integer(), diff="parameters"),
+    Field("gradients", Integer(), diff="gradients"),
+    Field("optimizer", Integer(), diff="optimizer"),
+    Field("activations", Integer(), diff="activations"),
+    Field("temporaries", Integer(), diff="temporaries"),
+), make=_made(Memory), shared=False)  # fmt: skip
+
+SUMMARY = Record("summary", (
+    Field("outcome", Choice(("optimal", "feasible", "interrupted"))),
+    Field("objective", Microseconds(minimum=None), "What was minimised, in microseconds.", "objective_ns"),
+    Field("step_us", Microseconds(), "Predicted time of one step: compute_us + communication_us.", "step_ns",
+          diff="step"),
+    Field("bound_us", Microseconds(minimum=None), "Proven lower bound on the objective.", "bound_ns"),
+    Field("gap", Number(), "(objective - bound_us) / objective."),
+    Field("compute_us", Microseconds(), "", "compute_ns", diff="compute"),
+    Field("communication_us", Microseconds(), "What does not hide behind compute.", "communication_ns",
+          diff="communication"),
+    Field("memory_bytes", Integer(), "Of one device, at the moment when it is largest.", get=attrgetter("memory.total"),
+          derived=True, diff="memory"),
+    Field("memory_limit_bytes", Integer()),
+    Field("memory", Nested(MEMORY)),
+), make=dict, part=True)  # fmt: skip
+
+
+def _detail(key: str, kind: Kind, about: str, attribute: str, *, default: object = None) -> Field:
+    """A number of the summary that most readers do not need; one with a `default` may be absent in a file."""
+    get, absent = attrgetter(f"summary.{attribute}"), REQUIRED if default is None else default
+    return Field(key, kind, about, attribute, get, default=absent, always=True)
+
+
+DETAILS = Record("details", (
+    _detail("hidden_us", Microseconds(), "Communication taken to hide behind compute; not part of communication_us.",
+            "hidden_ns"),
+    _detail("overlap_weight", Number(maximum=1), "Weight of hidden communication in the objective.", "overlap_weight"),
+    _detail("step_bound_us", Microseconds(), "No plan's step is predicted to be shorter.", "step_bound_ns"),
+    _detail("scheduled_us", Microseconds(), "The step when its work is laid out on one compute and two communication "
+            "streams.", "scheduled_ns", default=0),
+    _detail("reproducible", Flag(), "False when a clock decided where the search ended.", "reproducible"),
+    Field("warnings", TEXTS),
+), make=dict, shared=False, part=True)  # fmt: skip
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def _in_rank(layout: Layout, found: Mapping[str, Any], _: Context) -> str:
+    rank = len(found["shape"])
+    beyond = [str(one) for one in layout.placements if one.is_shard and one.dim >= rank]
+    return f"but {beyond[0]} is not a dim of a tensor of rank {rank}" if beyond else ""
+
+
+def _permutes(perm: tuple[int, ...], found: Mapping[str, Any], _: Context) -> str:
+    rank = len(found["shape"])
+    return f"expected a permutation of the {rank} dims" if perm and sorted(perm) != list(range(rank)) else ""
+
+
+SHAPE = Field("shape", COUNTS, "Sizes of the dims.")
+DTYPE = Field("dtype", Text(), "ONNX's name in lower case: float, bfloat16, int64 ...")
+LAYOUT = Field("layout", LayoutText(), "In which each device keeps the tensor.", check=_in_rank, diff="{}")
+DIMS = (
+    Field("dims", ListOf(AxisNames()), "Per dim, the mesh axes that shard it, major first; the same as `layout` says.",
+          get=lambda tensor: dim_shards(tensor.layout, len(tensor.shape)), derived=True),
+    Field("segments", MapOf(ListOf(Integer(1))), "Dim -> sizes of its segments, each sharded on its own; absent when "
+          "no dim has any.", get=lambda tensor: dim_segments(tensor.layout), default={}, derived=True),
+)  # fmt: skip
+STORED = (
+    Field("served", LayoutText(), "In which readers find it, where that differs from `layout`: moved once for all "
+          "readers.", like="layout", check=_in_rank, diff="served {}"),
+    Field("bytes_per_device", Integer(), "Of the kept layout."),
+    Field("saved", Flag(), "Kept from forward for backward; absent means false.", default=False),
+    Field("recomputed", Flag(), "Not kept but made again for backward, under `remat` `auto`; absent means false.",
+          default=False, since=2, diff="recomputed"),
+)  # fmt: skip
+
+PARAMETER = Record("parameter", (
+    Field("name", Text(), "In the checkpoint.", "checkpoint"),
+    Field("tensor", Text(), "In the planned graph.", "name"),
+    Field("onnx", Text(), "Initializer in the ONNX file."),
+    Field("perm", COUNTS, "The graph's tensor is the checkpoint's transposed by this; empty: as it is.",
+          check=_permutes, late=True),
+    Field("aliases", TEXTS, "Other names of the same data."),
+    Field("trainable", Flag()),
+    SHAPE, DTYPE, LAYOUT, *DIMS, *STORED,
+    Field("optimizer", LayoutText(), "Layout of its optimizer state, where that is sharded apart from it.",
+          default=None, check=_in_rank, diff="optimizer {}"),
+), make=lambda found: graph_tensor(TensorDecision(role="parameter", **found)), view=checkpoint_tensor,
+    about="One parameter, dims as the checkpoint stores them.")  # fmt: skip
+
+_BOUNDARY = (Field("name", Text()), SHAPE, DTYPE, LAYOUT, *DIMS, *STORED)
+_BOUNDARY_IS = "An input or output of the model."
+INPUT = Record("boundary", _BOUNDARY, make=_made(TensorDecision, role="input"), about=_BOUNDARY_IS)
+OUTPUT = Record("boundary", _BOUNDARY, make=_made(TensorDecision, role="output"), about=_BOUNDARY_IS)
+
+TENSOR = Record("tensor", (
+    Field("name", Text()),
+    Field("role", Choice(("activation", "constant")), "Absent for activations.", default="activation"),
+    SHAPE, DTYPE, LAYOUT, *STORED,
+), make=_made(TensorDecision), about="A value inside the graph.")  # fmt: skip
+
+
+# ---- operators and moves ---------------------------------------------------------------------------------------------
+
+OPERATOR = Record("operator", (
+    Field("name", Text()),
+    Field("op", Text(), "", "op_type"),
+    Field("module", Text(), "Dotted module path; empty when unknown."),
+    Field("equation", Text(), "The operator's rule over its factors."),
+    Field("split", PerAxis(), "Mesh axis -> the factor it splits; `-` nothing, `~` nothing with partial gradients, "
+          "`+0` partial sums of operand 0 pass through.", diff="{}"),
+    Field("inputs", TEXTS, "Names of the operands; empty where an optional one is absent."),
+    Field("reads", ListOf(Optional(LayoutText())), "Layout in which each operand is read."),
+    Field("outputs", TEXTS),
+    Field("makes", ListOf(Optional(LayoutText())), "Layout in which each result is made."),
+    Field("compute_ns", Integer()),
+    Field("backward_ns", Integer(), "Part of compute_ns after the forward pass; absent when 0.", default=0),
+    Field("inner_ns", Integer(), "Collectives inside the operator; absent when 0.", default=0),
+    Field("again", Text(), "Name of the operator right before whose backward this one runs a second time; absent where "
+          "it runs once, and unless `remat` is `auto`.", default="", since=2, diff="run again"),
+), make=_made(OperatorDecision))  # fmt: skip
+
+
+def _step(found: Mapping[str, Any]) -> CollectiveStep:
+    collective = Collective(found["kind"], found["axes"], found["share"])
+    return CollectiveStep(collective, found["payload_bytes"], found["time_ns"])
+
+
+COLLECTIVE = Record("collective", (
+    Field("kind", Choice(get_args(CollectiveKind)), get=attrgetter("collective.kind")),
+    Field("axes", AxisNames(1), "Mesh axes along which the devices of one group differ.",
+          get=attrgetter("collective.axes")),
+    Field("share", Share(), "Payload over the size of the whole tensor.", get=attrgetter("collective.share")),
+    Field("bytes", Integer(), "Payload of one device, once: the gathered output of an all_gather, the input of the "
+          "reductions, the send buffer of an all_to_all, what one device sends in a permute.", "payload_bytes"),
+    Field("time_ns", Integer(), "Once."),
+), make=_step)  # fmt: skip
+
+MOVE = Record("move", (
+    Field("tensor", Text()),
+    Field("from", LayoutText(), "", "source"),
+    Field("to", LayoutText(), "", "target"),
+    Field("reader", Text(), "The operator it is for; empty when it serves all readers or stores a result."),
+    Field("phase", Choice(get_args(Phase)), "In backward it is the gradient that moves; in update the new weight, from "
+          "where the optimizer made it."),
+    Field("regather", Flag(), "A saved value is gathered again for backward; absent means false.", default=False),
+    Field("collectives", rows(COLLECTIVE), "", "steps"),
+    Field("count", Integer(1), "Times per step."),
+    Field("hidden", Number(maximum=1), "Share of its time taken to hide behind compute."),
+    Field("bucket", Integer(), "Moves with one number are sent together, and their times are shares of that; absent "
+          "where it is sent by itself.", default=None, since=3),
+    Field("time_ns", Integer(), "Of all its collectives, `count` times, hidden or not.", derived=True),
+), make=_made(Move))  # fmt: skip
+
+
+# ---- blocks and stages -----------------------------------------------------------------------------------------------
+
+Blocks = tuple[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]], ...]
+
+
+class BlockCopy(NamedTuple):
+    """One copy of a repeated block: its operators as half-open runs of positions, in corresponding order."""
+
+    block: int
+    name: str
+    operators: Sequence[Sequence[int]]
+
+
+def _copies(plan: Plan) -> Iterator[BlockCopy]:
+    for number, (names, copies) in enumerate(plan.blocks):
+        for name, copy in zip(names, copies, strict=True):
+            yield BlockCopy(number, name, _runs(copy))
+
+
+def _runs(indices: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][1] == index:
+            runs[-1][1] = index + 1
+        else:
+            runs.append([index, index + 1])
+    return runs
+
+
+def _blocks(copies: Sequence[BlockCopy], operators: int) -> Blocks:
+    """The copies grouped by block. Raises `RecordError` for positions at which there is no operator."""
+    groups: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+    for copy in copies:
+        beyond = [list(run) for run in copy.operators if not run[0] <= run[1] <= operators]
+        if beyond:
+            raise RecordError(f"'{copy.name}' has operators {beyond[0]}, and there are {operators}")
+        held = tuple(index for start, stop in copy.operators for index in range(start, stop))
+        groups.setdefault(copy.block, []).append((copy.name, held))
+    return tuple((tuple(name for name, _ in group), tuple(held for _, held in group)) for group in groups.values())
+
+
+BLOCK = Record("block", (
+    Field("block", Integer(), "Copies with the same number are identical."),
+    Field("name", Text()),
+    Field("operators", ListOf(ListOf(Integer(), length=2)), "Runs [first, last + 1) of positions in `operators`, in "
+          "corresponding order."),
+), make=_made(BlockCopy))  # fmt: skip
+
+
+def _are_stages(receiver: int, found: Mapping[str, Any], on: Context) -> str:
+    sender, count = found["sender"], len(on.stages)
+    if max(sender, receiver) >= count:
+        raise RecordError(f"a transfer from stage {sender} to {receiver}, and there are {count} stages")
+    return ""
+
+
+TRANSFER = Record("transfer", (
+    Field("tensor", Text()),
+    Field("sender", Integer()),
+    Field("receiver", Integer(), check=_are_stages),
+    Field("from", LayoutText(), "", "source", stage="sender"),
+    Field("to", LayoutText(), "", "target", stage="receiver"),
+    Field("forward", rows(COLLECTIVE), stage="receiver"),
+    Field("backward", rows(COLLECTIVE), stage="sender"),
+    Field("count", Integer(1)),
+    Field("hidden", Number(maximum=1)),
+    Field("time_ns", Integer(), derived=True),
+), make=_made(Transfer))  # fmt: skip
+
+STAGE = Record("stage", (
+    Field("name", Text()),
+    Field("first_device", Integer(), "Rank of its first device; it has as many as the mesh of its plan."),
+    Field("units", TEXTS, "Blocks of the model that it runs."),
+    Field("in_flight", Integer(1), "Microbatches whose activations it holds at once."),
+    Field("plan", WholePlan()),
+), make=_made(Stage), shared=False, named=True)  # fmt: skip
+
+PIPELINE = Record("pipeline", (
+    Field("schedule", Text(), "1f1b, gpipe or interleaved:V."),
+    Field("bubble", Number(maximum=1), "Share of the step that the slowest stage waits."),
+    Field("transfers", rows(TRANSFER), late=True),
+    Field("stages", rows(STAGE, least=1)),
+), make=_made(Pipeline), shared=False)  # fmt: skip
+
+
+# ---- the whole -------------------------------------------------------------------------------------------------------
+
+
+def _of_roles(*roles: str) -> Callable[[Plan], list[TensorDecision]]:
+    return lambda plan: [tensor for tensor in plan.tensors if tensor.role in roles]
+
+
+def _plan(found: Mapping[str, Any]) -> Plan:
+    details, mesh = dict(found["details"]), found["mesh"]
+    warnings = details.pop("warnings")
+    return Plan(
+        model=found["model"],
+        cluster=found["cluster"],
+        mesh=mesh["mesh"],
+        axis_links=mesh["links"],
+        summary=Summary(**found["summary"], **details),
+        tensors=(*found["parameters"], *found["inputs"], *found["outputs"], *found["tensors"]),
+        operators=found["operators"],
+        moves=found["moves"],
+        warnings=warnings,
+        blocks=_blocks(found["blocks"], len(found["operators"])),
+        pipeline=found["pipeline"],
+    )
+
+
+def _itself(plan: Plan) -> Plan:
+    return plan
+
+
+PLAN = Record("plan", (
+    Field("format_version", Text(rf"^{MAJOR}\.\d+$"), get=lambda _: f"{MAJOR}.0"),
+    Field("model", Checked(MODEL), "Which model, and what was asked for."),
+    Field("cluster", Checked(CLUSTER), "The whole resolved profile: a plan can be priced again without the YAML file."),
+    Field("mesh", Nested(MESH), "Axes, outermost first, with their links.", get=_itself),
+    Field("summary", Nested(SUMMARY), "Predicted times, memory of one device by category, outcome, bound, gap."),
+    Field("details", Nested(DETAILS), "What few readers need of the summary, and warnings.", get=_itself),
+    Field("parameters", rows(PARAMETER), "Dims as the checkpoint stores them.", get=_of_roles("parameter")),
+    Field("inputs", rows(INPUT), "Of the model.", get=_of_roles("input")),
+    Field("outputs", rows(OUTPUT), "Of the model.", get=_of_roles("output")),
+    Field("tensors", rows(TENSOR), "Every value in between.", get=_of_roles("activation", "constant")),
+    Field("operators", rows(OPERATOR), "What each mesh axis splits, and the layouts of operands and results."),
+    Field("moves", rows(MOVE), "Every change of layout, with its collectives."),
+    Field("blocks", rows(BLOCK), "Which operators are copies of each other (decoder layers).", get=_copies),
+    Field("pipeline", Nested(PIPELINE), "Only in a plan with stages; the decisions are then in the plans of the "
+          "stages, and the sections above are empty.", default=None, since=1),
+), make=_plan, shared=False)  # fmt: skip
