@@ -20,10 +20,11 @@ from shardplan.graph.build import CostGraph, Node, build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order, to_problem
-from shardplan.graph.recipes import Allowed, data_parallel, megatron, megatron_sequence, restrict, zero_3
 from shardplan.layout.placement import S
 from shardplan.models import NAMED, TransformerSpec, build
 from shardplan.plan.assemble import peak_memory, price
+from shardplan.planning.recipes import data_parallel, megatron, megatron_sequence, zero_3
+from shardplan.planning.reduction import Allowed, restrict
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 

@@ -38,7 +38,8 @@ def problem_of(path: Path, mesh: str) -> Problem:
     options = PlanOptions(mode="inference" if path.stem in INFERENCE else "training")
     model = load_model(str(path), DIMS.get(path.stem, {}))
     cluster = make_cluster(load_profile("h100-dgx"), mesh)
-    return Planner(model, cluster, replace(options, memory_limit_bytes=1 << 60), reasons=False).solve_at(1.0).problem
+    planner = Planner(model, cluster, replace(options, memory_limit_bytes=1 << 60), reasons=False)
+    return planner.solve_at(1.0).layouts.problem
 
 
 def row(model: str, mesh: str, name: str, limit: int | None, solution: Solution, seconds: float) -> None:

@@ -62,8 +62,9 @@ def recipe_ratios(model_path: Path, mesh: str) -> dict[str, str]:
     from shardplan.graph.memory import Memory
     from shardplan.graph.options import PlanOptions
     from shardplan.graph.problem import to_problem
-    from shardplan.graph.recipes import RECIPES, restrict
     from shardplan.model.read import read_model
+    from shardplan.planning.recipes import RECIPES
+    from shardplan.planning.reduction import restrict
     from shardplan.rules import model_rules
     from shardplan.solve import solve as solve_problem
 

@@ -13,6 +13,7 @@ import pytest
 
 from shardplan import planning
 from shardplan.errors import LimitError, error
+from shardplan.planning import chain
 from shardplan.verbs import session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,11 +108,9 @@ def stopped(monkeypatch):
     """From now on the user stops every search: it ends with what it has."""
 
     def stop() -> None:
-        whole = planning.Planner._solve
+        whole = chain.solve
         monkeypatch.setattr(
-            planning.Planner,
-            "_solve",
-            lambda self, *given, **named: replace(whole(self, *given, **named), outcome="interrupted"),
+            chain, "solve", lambda *given, **named: replace(whole(*given, **named), outcome="interrupted")
         )
 
     return stop

@@ -17,8 +17,8 @@ from shardplan.graph.problem import to_problem
 from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model
 from shardplan.models import described
-from shardplan.plan.refusals import many_axes
 from shardplan.planning import Planner, plan_model
+from shardplan.planning.instance import many_axes
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 

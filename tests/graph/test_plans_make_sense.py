@@ -11,10 +11,11 @@ from shardplan.graph.build import build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import to_problem
-from shardplan.graph.recipes import RECIPES, restrict
 from shardplan.model.read import read_model
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.planning import plan_model
+from shardplan.planning.recipes import RECIPES
+from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 

@@ -11,11 +11,11 @@ from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
 from shardplan.errors import InfeasibleError
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.recipes import data_parallel, zero_1
 from shardplan.models import transformer
 from shardplan.plan.decode import loads
 from shardplan.plan.encode import dumps
 from shardplan.planning import Planner, plan_model
+from shardplan.planning.recipes import data_parallel, zero_1
 from shardplan.study.compare import compare_recipes
 from shardplan.study.remedies import find_remedies
 

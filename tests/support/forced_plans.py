@@ -13,10 +13,11 @@ from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order, to_problem
-from shardplan.graph.recipes import alpa_products, recipes_for, restrict
 from shardplan.model.types import Model
 from shardplan.plan.assemble import assemble, price
 from shardplan.plan.types import Plan
+from shardplan.planning.recipes import alpa_products, recipes_for
+from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 from shardplan.solve.evaluate import evaluate

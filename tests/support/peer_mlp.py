@@ -9,12 +9,12 @@ from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
 from shardplan.cost.named import parse_cost_model
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.peers import as_known
 from shardplan.graph.problem import node_order, to_problem
-from shardplan.graph.recipes import restrict
-from shardplan.graph.wishes import allowed, bearings
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.planning import Planner
+from shardplan.planning.constraint_masks import allowed, masks_of
+from shardplan.planning.reduction import restrict
+from shardplan.planning.restrictions import as_known
 from shardplan.solve import solve
 from shardplan.solve.problem import Usage
 
@@ -59,7 +59,7 @@ class Solved:
         order = node_order(self.built)
         weights = [h for h in memory.holdings if h.category == "parameters"]
         problem = replace(problem, usages=tuple(Usage(order.index(h.node), h.start, h.end, h.amount) for h in weights))
-        problem = restrict(problem, self.built, allowed(bearings(self.built, planner.wishes)))
+        problem = restrict(problem, self.built, allowed(masks_of(self.built, planner.instance.constraints)))
         solution = solve(as_known(problem, self.built, peer), gap=0.0)
         self.outcome, self.shortfall_bytes = solution.outcome, solution.shortfall_bytes
         self.cost = round(solution.cost / PICOSECONDS_PER_UNIT, 3) if solution.choices else None

@@ -11,10 +11,10 @@ from shardplan.cluster.perturb import constants, perturbed
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, LimitError
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.recipes import RECIPES
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.recipes import RECIPES
 
 NETS = {"cheap net": 1e4, "dear net": 1e-3}
 """Bandwidth over the profile's; latency is divided by as much."""

@@ -13,8 +13,8 @@ from forced_plans import INFERENCE, cluster_of, forced_plan
 from tiny_models import Sizes, megatron, tiny_gpt, tiny_llama, tiny_moe
 
 from shardplan.constraints.parse import parse_constraints
-from shardplan.graph.recipes import RECIPES
 from shardplan.planning import PlanOptions, plan_model
+from shardplan.planning.recipes import RECIPES
 
 LLAMA = Sizes(heads=8, kv_heads=4)
 TINIES = {

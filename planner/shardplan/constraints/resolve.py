@@ -14,7 +14,7 @@ from shardplan.model.types import Model
 
 
 @dataclass(frozen=True, slots=True)
-class TensorWish:
+class TensorConstraint:
     """How a tensor of the graph is to be kept: `dims[d]`, the mesh axes that shard dim d, major first; `None`: open."""
 
     constraint: Constraint
@@ -23,7 +23,7 @@ class TensorWish:
 
 
 @dataclass(frozen=True, slots=True)
-class AxisWish:
+class AxisConstraint:
     """Mesh axis `axis` shards dim `dim` of a tensor; `dim` -1: it shards none."""
 
     constraint: Constraint
@@ -33,7 +33,7 @@ class AxisWish:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorWish:
+class OperatorConstraint:
     """`splits`: (mesh axis, factor or `""`, whether that is wanted or ruled out) of operator number `operator`."""
 
     constraint: Constraint
@@ -42,32 +42,32 @@ class OperatorWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """All that is asked. `forbidden`: collectives that may not run over a mesh axis."""
+class ResolvedConstraints:
+    """All that is asked of single tensors and operators. `forbidden`: collectives that may not run over a mesh axis."""
 
-    tensors: tuple[TensorWish | AxisWish, ...] = ()
-    operators: tuple[OperatorWish, ...] = ()
+    tensors: tuple[TensorConstraint | AxisConstraint, ...] = ()
+    operators: tuple[OperatorConstraint, ...] = ()
     forbidden: frozenset[tuple[CollectiveKind, int]] = frozenset()
 
     def shards(self) -> Mapping[str, frozenset[int]]:
         """Tensor -> dims that somebody wants sharded: choices that the operators beside it may not call for."""
         found: dict[str, set[int]] = {}
-        for wish in self.tensors:
-            wanted = [wish.dim] if isinstance(wish, AxisWish) else [d for d, axes in enumerate(wish.dims) if axes]
-            found.setdefault(wish.tensor, set()).update(dim for dim in wanted if dim >= 0)
+        for one in self.tensors:
+            wanted = [one.dim] if isinstance(one, AxisConstraint) else [d for d, axes in enumerate(one.dims) if axes]
+            found.setdefault(one.tensor, set()).update(dim for dim in wanted if dim >= 0)
         return {name: frozenset(dims) for name, dims in found.items()}
 
     def ordered(self) -> frozenset[str]:
         """Tensors for which somebody cares which of several axes on one dim is major."""
         return frozenset(
-            wish.tensor
-            for wish in self.tensors
-            if isinstance(wish, TensorWish)
-            and any(axes is not None and list(axes) != sorted(axes) for axes in wish.dims)
+            one.tensor
+            for one in self.tensors
+            if isinstance(one, TensorConstraint)
+            and any(axes is not None and list(axes) != sorted(axes) for axes in one.dims)
         )
 
 
-def resolve(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> Wishes:
+def resolve(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> ResolvedConstraints:
     """What `constraints` ask of `model` on `mesh`.
 
     A constraint that names one tensor exactly comes before the patterns of its section that match it too. Raises
@@ -86,7 +86,7 @@ def resolve(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> Wish
             resolver.want_splits(constraint, constraint.spec)
     if resolver.problems:
         raise ShardplanError(*resolver.complaints())
-    return Wishes(tuple(resolver.tensors), tuple(resolver.operators), frozenset(resolver.forbidden))
+    return ResolvedConstraints(tuple(resolver.tensors), tuple(resolver.operators), frozenset(resolver.forbidden))
 
 
 class _Resolver:
@@ -95,8 +95,8 @@ class _Resolver:
     def __init__(self, model: Model, mesh: Mesh) -> None:
         self.model, self.mesh, self.names = model, mesh, Names(model)
         self._weights = {parameter.tensor: parameter.name for parameter in model.parameters}
-        self.tensors: list[TensorWish | AxisWish] = []
-        self.operators: list[OperatorWish] = []
+        self.tensors: list[TensorConstraint | AxisConstraint] = []
+        self.operators: list[OperatorConstraint] = []
         self.forbidden: set[tuple[CollectiveKind, int]] = set()
         self.problems: list[Diagnostic] = []
         self._misnamed: set[str] = set()
@@ -163,7 +163,7 @@ class _Resolver:
         for dim, axes in enumerate(dims):
             self.check_divides(constraint, target, dim, axes or ())
         real = (None if axes is None else tuple(a for a in axes if self.mesh.shape[a] > 1) for axes in dims)
-        self.tensors.append(TensorWish(constraint, target.tensor, tuple(real)))
+        self.tensors.append(TensorConstraint(constraint, target.tensor, tuple(real)))
 
     def want_use(self, constraint: Constraint, use: AxisUse) -> None:
         axis = self.axis(constraint, constraint.pattern)
@@ -181,9 +181,9 @@ class _Resolver:
             for name in self.model.inputs:
                 if len(self.model.tensor(name).shape) > use.inputs_dim:
                     self.check_divides(constraint, Target(name), use.inputs_dim, (axis,))
-                    self.tensors.append(AxisWish(constraint, name, axis, use.inputs_dim))
+                    self.tensors.append(AxisConstraint(constraint, name, axis, use.inputs_dim))
         if use.whole_parameters:
-            self.tensors += [AxisWish(constraint, p.tensor, axis, -1) for p in self.model.parameters]
+            self.tensors += [AxisConstraint(constraint, p.tensor, axis, -1) for p in self.model.parameters]
 
     def want_splits(self, constraint: Constraint, splits: Sequence[Split]) -> None:
         wanted = [(self.axis(constraint, split.axis), split.factor, split.wanted) for split in splits]
@@ -193,7 +193,7 @@ class _Resolver:
         except ShardplanError as unmatched:
             self.problems += unmatched.diagnostics
             return
-        self.operators += [OperatorWish(constraint, number, real) for number in numbers]
+        self.operators += [OperatorConstraint(constraint, number, real) for number in numbers]
 
     def axes(self, constraint: Constraint, names: Iterable[str]) -> tuple[int, ...]:
         found = [self.axis(constraint, name) for name in names]

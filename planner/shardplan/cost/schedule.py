@@ -1,8 +1,8 @@
 """List scheduling: tasks on streams that each run one at a time, every stream taking the first of its ready tasks.
 
-The price of a plan is a sum in which a share of some communication is taken to hide (`shardplan.graph.overlap`). Here
-the same work is laid out in time instead, so that a collective hides exactly where there is something to compute while
-it runs. Compute that runs beside communication is slower by `kappa`: both want memory bandwidth and processors.
+The price of a plan is a sum in which a share of some communication is taken to hide (`shardplan.planning.objective`).
+Here the same work is laid out in time instead, so that a collective hides exactly where there is something to compute
+while it runs. Compute that runs beside communication is slower by `kappa`: both want memory bandwidth and processors.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import networkx as nx
 import numpy as np
 
 from shardplan.cluster.types import Cluster
-from shardplan.constraints.resolve import Wishes
+from shardplan.constraints.resolve import ResolvedConstraints
 from shardplan.graph import edges
 from shardplan.graph.flow import Flow, carried_pairs, trace
 from shardplan.graph.fusion import Fusion, fuse
@@ -77,29 +77,29 @@ def build_cost_graph(
     *,
     pricing: Pricing | None = None,
     overlap_weight: float = 1.0,
-    wishes: Wishes | None = None,
+    constraints: ResolvedConstraints | None = None,
     complete: bool = False,
     again: Recompute | None = None,
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
     `pricing`: the cost model, by default ours; give the same one again to build again at another `overlap_weight`, the
-    w of `shardplan.graph.overlap`. `wishes`: what must be among the choices because somebody may ask for it;
+    w of `shardplan.planning.objective`. `constraints`: what must be among the choices because somebody may ask for it;
     `complete`: every strategy must. `again`: what is recomputed, by default what `options.remat` says.
     """
-    wishes = wishes or Wishes()
+    constraints = constraints or ResolvedConstraints()
     flow = trace(model, rules, training=options.training)
     fusion = fuse(model, rules, flow)
     again = again or recompute(model, rules, flow, fusion, options)
     pricing = pricing or Pricing.of(cluster)
     prices = pricing.moves.at(overlap_weight)
-    traffic = tensor_kinds(model, rules, flow, cluster.mesh, options, wishes)
+    traffic = tensor_kinds(model, rules, flow, cluster.mesh, options, constraints)
     spaces: dict[TensorKind, TensorSpace] = {}
     kept = {name: _space(spaces, kind, prices) for name, kind in traffic.kept.items()}
     served = {name: _space(spaces, kind, prices) for name, kind in traffic.served.items()}
     updated = {name: _space(spaces, kind, prices) for name, kind in traffic.updated.items()}
     pricer = OperatorPricer(cluster, pricing, options, overlap_weight)
-    asked = {wish.operator for wish in wishes.operators}
+    asked = {one.operator for one in constraints.operators}
     operators = [
         pricer.space(
             rule,

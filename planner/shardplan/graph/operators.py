@@ -25,7 +25,7 @@ Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
 class OperatorSpace:
     """The strategies of operators of one kind with their prices.
 
-    `picoseconds`: what the objective charges per step, compute weighted as in `shardplan.graph.overlap`.
+    `picoseconds`: what the objective charges per step, compute weighted as in `shardplan.planning.objective`.
     `compute_s`, `inner_s`: its parts in seconds per step; `backward_s`: of `compute_s`, what runs after the forward
     pass.
     `forward_bytes`, `backward_bytes`: what one device holds while a microbatch's forward (backward) of it runs.

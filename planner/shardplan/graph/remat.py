@@ -2,9 +2,9 @@
 
 As a flag, `selective` recomputes the inside of decomposed attention (the scores between two matrix products around a
 softmax); a fused attention operator does that by itself. `full` recomputes every repeated block from its inputs.
-Chosen value by value (`shardplan.graph.pieces`), any operator of a piece may run again: a block, the inside of
-an attention, or a stretch of what lies between blocks. All that runs again of a piece does so right before the
-backward of the piece's last operator.
+Chosen value by value (`shardplan.planning.remat_scope`), any operator of a segment may be recomputed: a block, the
+inside of an attention, or a stretch of what lies between blocks. All that is recomputed of a segment runs right before
+the backward of the segment's last operator.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, o
     until: dict[int, int] = {}
     if options.training and options.remat in ("selective", "full"):
         found = blocks(model) if options.remat == "full" else attention_cores(model, rules, flow)
-        for piece in found:
-            until.update(dict.fromkeys(sorted(piece.operators), piece.last))
+        for segment in found:
+            until.update(dict.fromkeys(sorted(segment.operators), segment.last))
     return running_again(model, rules, flow, fusion, until)
 
 
@@ -120,23 +120,23 @@ def latest_reads(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Segment:
     """Operators that are recomputed together, right before the backward of operator `last`."""
 
     operators: frozenset[int]
     last: int
 
 
-def blocks(model: Model) -> list[Piece]:
+def blocks(model: Model) -> list[Segment]:
     """The repeated blocks of a model."""
-    return [Piece(frozenset(copy), max(copy)) for block in model.blocks for copy in block.copies]
+    return [Segment(frozenset(copy), max(copy)) for block in model.blocks for copy in block.copies]
 
 
-def attention_cores(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Piece]:
+def attention_cores(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Segment]:
     """The insides of decomposed attention: from the scores to the product with the values, which is not among them."""
     softmaxes = [index for index, operator in enumerate(model.operators) if operator.op_type == "Softmax"]
     cores = (_attention_core(index, model, rules, flow) for index in softmaxes)
-    return [Piece(frozenset(core), _last_reader(core, model, flow)) for core in cores if core]
+    return [Segment(frozenset(core), _last_reader(core, model, flow)) for core in cores if core]
 
 
 def _last_reader(core: set[int], model: Model, flow: Flow) -> int:
@@ -165,33 +165,33 @@ def _before(
     softmax: int, model: Model, rules: Sequence[Rule], flow: Flow, inside: Callable[[str], bool]
 ) -> tuple[set[int], bool]:
     """What leads to a softmax from the product before it, and whether there is one."""
-    piece, front = {softmax}, [softmax]
+    segment, front = {softmax}, [softmax]
     found_product = False
     while front:
         for name in model.operators[front.pop()].inputs:
             maker = flow.makers.get(name, (None, 0))[0]
-            if maker is None or maker in piece or name not in flow.needs_grad or not inside(name):
+            if maker is None or maker in segment or name not in flow.needs_grad or not inside(name):
                 continue
             if rules[maker].cost == "gemm":
                 found_product = True
-                piece.add(maker)
+                segment.add(maker)
             elif rules[maker].cost in _TRANSPARENT:
-                piece.add(maker)
+                segment.add(maker)
                 front.append(maker)
-    return piece, found_product
+    return segment, found_product
 
 
 def _after(
     softmax: int, model: Model, rules: Sequence[Rule], flow: Flow, inside: Callable[[str], bool]
 ) -> tuple[set[int], bool]:
     """What a softmax leads to before the next product, and whether there is one."""
-    piece, front, leads_on = {softmax}, [softmax], False
+    segment, front, leads_on = {softmax}, [softmax], False
     while front:
         for name in filter(None, model.operators[front.pop()].outputs):
             for reader, _ in flow.readers.get(name, ()):
                 leads_on |= rules[reader].cost == "gemm"
                 results = [result for result in model.operators[reader].outputs if result]
-                if reader not in piece and rules[reader].cost in _TRANSPARENT and all(map(inside, results)):
-                    piece.add(reader)
+                if reader not in segment and rules[reader].cost in _TRANSPARENT and all(map(inside, results)):
+                    segment.add(reader)
                     front.append(reader)
-    return piece, leads_on
+    return segment, leads_on

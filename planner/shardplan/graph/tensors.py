@@ -196,8 +196,8 @@ class MovePrices:
     """Charged prices of moves on one cluster; kinds that differ only in their choices share one matrix.
 
     `seconds(collective, size_bytes)`: real time of a collective on a tensor of so many bytes. `weight`: share of what
-    can hide that the objective takes to be hidden (see `shardplan.graph.overlap`). `bucket_bytes`: of gradients that
-    are sent together (see `shardplan.cost.coalesce`).
+    can hide that the objective takes to be hidden (see `shardplan.planning.objective`). `bucket_bytes`: of gradients
+    that are sent together (see `shardplan.cost.coalesce`).
     """
 
     def __init__(

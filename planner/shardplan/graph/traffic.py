@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardplan.constraints.resolve import Wishes
+from shardplan.constraints.resolve import ResolvedConstraints
 from shardplan.cost.recipes import gradient_dtype
 from shardplan.graph.flow import Flow
 from shardplan.graph.options import PlanOptions
@@ -29,13 +29,13 @@ class Traffic:
 
 
 def tensor_kinds(
-    model: Model, rules: Sequence[Rule], flow: Flow, mesh: Mesh, options: PlanOptions, wishes: Wishes
+    model: Model, rules: Sequence[Rule], flow: Flow, mesh: Mesh, options: PlanOptions, constraints: ResolvedConstraints
 ) -> Traffic:
-    """The kinds of all planned tensors of `model` on `mesh`; `wishes` may ask for shards that no operator calls for."""
+    """The kinds of all planned tensors of `model` on `mesh`; `constraints` may ask for further shards."""
     shards = _shards_in_use(model, rules)
-    for wanted, dims in wishes.shards().items():
+    for wanted, dims in constraints.shards().items():
         shards[wanted] = shards.get(wanted, set()) | {S(dim) for dim in dims}
-    reordered = wishes.ordered()
+    reordered = constraints.ordered()
     trainable = frozenset(p.tensor for p in model.parameters if p.tensor in flow.needs_grad)
     rests = {p.tensor for p in model.parameters} | set(model.inputs) | set(model.outputs)
     rests |= {name for name in flow.planned if model.tensor(name).role == "constant"}

@@ -14,12 +14,12 @@ from shardplan.cost.recipes import state_bytes
 from shardplan.errors import ShardplanError
 from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.recipes import Allowed
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.plan.types import TensorDecision
+from shardplan.planning.reduction import Allowed
 
 
 def limit_bytes(options: PlanOptions, cluster: Cluster) -> int:

@@ -40,7 +40,7 @@ class PriceMismatchError(RuntimeError):
 @dataclass(frozen=True)
 class Priced:
     """An assignment with its moves and times. Seconds per step: `compute_s`; `exposed_s`, communication that cannot
-    hide; `hideable_s`, that can, of which `at_best_s` does if there is compute enough. `wish_s`: charged for
+    hide; `hideable_s`, that can, of which `at_best_s` does if there is compute enough. `penalty_s`: charged for
     broken soft constraints. `weight`: of f1 against f2, where the bound was found, if not that of the graph."""
 
     built: CostGraph
@@ -51,12 +51,12 @@ class Priced:
     exposed_s: float
     hideable_s: float
     at_best_s: float
-    wish_s: float = 0.0
+    penalty_s: float = 0.0
     weight: float | None = None
 
     @property
     def f1_s(self) -> float:
-        """The step if all communication hides that can (see `shardplan.graph.overlap`)."""
+        """The step if all communication hides that can (see `shardplan.planning.objective`)."""
         return self.compute_s + self.exposed_s + self.hideable_s - self.at_best_s
 
     @property
@@ -69,8 +69,8 @@ class Priced:
         return max(self.f1_s, self.f2_s)
 
 
-def price(built: CostGraph, solution: Solution, charges: Mapping[Node, Costs] | None = None) -> Priced:
-    """Lower and price an assignment; `charges`: picoseconds for choices that break soft constraints.
+def price(built: CostGraph, solution: Solution, penalties: Mapping[Node, Costs] | None = None) -> Priced:
+    """Lower and price an assignment; `penalties`: picoseconds for choices that break soft constraints.
 
     Raises `PriceMismatchError` when that gives another objective.
     """
@@ -81,8 +81,8 @@ def price(built: CostGraph, solution: Solution, charges: Mapping[Node, Costs] | 
     exposed_s += sum(move.time_ns for move in moves if not move.hidden) / _NANOSECONDS
     hideable_s = sum(move.time_ns for move in moves if move.hidden) / _NANOSECONDS
     at_best_s = sum(move.time_ns * move.hidden for move in moves) / _NANOSECONDS
-    wish_s = sum(float(cost[choice[node]]) for node, cost in (charges or {}).items()) / PICOSECONDS
-    priced = Priced(built, solution, choice, moves, compute_s, exposed_s, hideable_s, at_best_s, wish_s)
+    penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PICOSECONDS
+    priced = Priced(built, solution, choice, moves, compute_s, exposed_s, hideable_s, at_best_s, penalty_s)
     _check_price(priced)
     return priced
 
@@ -90,7 +90,7 @@ def price(built: CostGraph, solution: Solution, charges: Mapping[Node, Costs] | 
 def _check_price(priced: Priced) -> None:
     weight = priced.built.prices.weight
     ties_s = priced.built.tie_picoseconds(priced.choice) / PICOSECONDS
-    ours_s = weight * priced.f1_s + (1.0 - weight) * priced.f2_s + ties_s + priced.wish_s
+    ours_s = weight * priced.f1_s + (1.0 - weight) * priced.f2_s + ties_s + priced.penalty_s
     theirs_s = priced.solution.cost / PICOSECONDS
     roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in priced.moves) + 1e-6
     if abs(ours_s - theirs_s) > _TOLERANCE * theirs_s + roundings_s:

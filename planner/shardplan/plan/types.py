@@ -124,7 +124,7 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """`objective_ns`: what was minimised, and `bound_ns` its proven lower bound: compute and communication of a step,
-    of which `overlap_weight` tells how much of what can hide is taken to (see `shardplan.graph.overlap`).
+    of which `overlap_weight` tells how much of what can hide is taken to (see `shardplan.planning.objective`).
     `step_ns` = `compute_ns` + `communication_ns`; the latter is what stays exposed when no more hides than there is
     compute, `hidden_ns` the rest. `step_bound_ns`: proven lower bound on the step of any plan.
     `scheduled_ns`: the step when the same work is laid out in time (`shardplan.plan.timeline`); 0 where it was not."""

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.problem import node_order
-from shardplan.graph.recipes import Allowed
 from shardplan.graph.tensors import PICOSECONDS
 from shardplan.layout.text import to_text
 from shardplan.plan.assemble import peak_memory
 from shardplan.plan.orientation import checkpoint_layout
-from shardplan.planning import Planner, Solved
+from shardplan.planning import Planner
+from shardplan.planning.chain import Answer
+from shardplan.planning.reduction import Allowed
 from shardplan.units import size
 
 _MOST = 16
@@ -48,13 +48,13 @@ def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tupl
     `weight`: the overlap weight of the plan. The chosen one comes first, then by cost. Raises `ShardplanError` as
     `plan_model` where there is no plan at all.
     """
-    best = planner.solve_at(weight, roomy_first=True)
+    best = planner.solve_at(weight, unlimited_first=True)
     if best.solution.outcome == "interrupted":
         raise KeyboardInterrupt
     if best.solution.choices is None:
         raise planner.refusal(best)
-    choice = dict(zip(node_order(best.built), best.solution.choices, strict=True))
-    choices = {node: _choices(best.built, node) for node in nodes}
+    choice = best.layouts.chosen(best.solution.choices)
+    choices = {node: _choices(best.layouts.built, node) for node in nodes}
     named = [text for text in choices[nodes[0]] if all(text in masks for masks in choices.values())]
     taken = Counter(text for node, masks in choices.items() for text, mask in masks.items() if mask[choice[node]])
     (usual, _), *others = taken.most_common()
@@ -64,19 +64,19 @@ def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tupl
         for text in tried
         if text != usual or others
     ]
-    found += _impossible(best.built, nodes[0], named)
+    found += _impossible(best.layouts.built, nodes[0], named)
     found.sort(key=lambda one: (one.cost_ns is None, one.cost_ns or 0, one.choice))
     chosen = "; ".join(f"{text} ×{count}" for text, count in taken.most_common()) if others else usual
     return (Alternative(chosen, chosen=True, cost_ns=0, memory_bytes=0), *found)
 
 
 def _try(
-    planner: Planner, weight: float, wanted: Mapping[Node, NDArray[np.bool_]], text: str, best: Solved
+    planner: Planner, weight: float, wanted: Mapping[Node, NDArray[np.bool_]], text: str, best: Answer
 ) -> Alternative:
     def pin(_: CostGraph) -> Allowed:
         return dict(wanted)
 
-    solved = planner.solve_at(weight, pin, roomy_first=True)
+    solved = planner.solve_at(weight, pin, unlimited_first=True)
     solution = solved.solution
     if solution.outcome == "interrupted":
         raise KeyboardInterrupt
@@ -88,16 +88,16 @@ def _try(
     cost_ns = round((solution.cost - best.solution.cost) / PICOSECONDS * _NANOSECONDS)
     memory = [
         peak_memory(rows.holdings, rows.moments, choice).total
-        for rows, choice in ((best.memory, before), (solved.memory, after))
+        for rows, choice in ((best.layouts.memory, before), (solved.layouts.memory, after))
     ]
     return Alternative(
-        text, False, max(cost_ns, 0), memory[1] - memory[0], _changes(best.built, [*wanted], before, after)
+        text, False, max(cost_ns, 0), memory[1] - memory[0], _changes(best.layouts.built, [*wanted], before, after)
     )
 
 
-def _choice_of(solved: Solved) -> Mapping[Node, int]:
+def _choice_of(solved: Answer) -> Mapping[Node, int]:
     assert solved.solution.choices is not None
-    return dict(zip(node_order(solved.built), solved.solution.choices, strict=True))
+    return solved.layouts.chosen(solved.solution.choices)
 
 
 def _choices(built: CostGraph, node: Node) -> dict[str, NDArray[np.bool_]]:

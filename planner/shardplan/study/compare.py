@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.recipes import recipes_for
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
-from shardplan.planning import Planner, Restrict
+from shardplan.planning import Planner
+from shardplan.planning.recipes import recipes_for
+from shardplan.planning.reduction import Restrict
 from shardplan.study.finished import finished
 
 BEST = "best"

@@ -9,11 +9,11 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.recipes import Allowed
 from shardplan.model.types import Model
 from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.reduction import Allowed
 from shardplan.study.decided import masks_of
 from shardplan.study.finished import finished
 
@@ -50,8 +50,8 @@ def evaluate_constraints(model: Model, cluster: Cluster, options: PlanOptions) -
     Raises `ShardplanError` as `plan_model`; memory is no reason for that.
     """
     planner = Planner(model, cluster, _roomy(options), reasons=False)
-    asked = [*planner.wishes.operators, *planner.wishes.tensors]
-    fixed = {wish.operator if hasattr(wish, "operator") else wish.tensor for wish in asked}
+    asked = [*planner.instance.constraints.operators, *planner.instance.constraints.tensors]
+    fixed = {one.operator if hasattr(one, "operator") else one.tensor for one in asked}
     return _evaluation(finished(planner.plan()), _limit(cluster, options), len(fixed))
 
 

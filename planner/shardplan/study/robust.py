@@ -19,10 +19,10 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError
 from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.recipes import Allowed
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.reduction import Allowed
 from shardplan.study.compare import Contender, compare_recipes
 from shardplan.study.decided import masks_of
 from shardplan.study.finished import finished

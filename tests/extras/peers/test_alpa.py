@@ -14,7 +14,8 @@ from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import to_problem
-from shardplan.graph.recipes import alpa_products, restrict
+from shardplan.planning.recipes import alpa_products
+from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 

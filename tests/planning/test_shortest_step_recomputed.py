@@ -15,12 +15,12 @@ from shardplan.graph.flow import trace
 from shardplan.graph.fusion import fuse
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.pieces import ONCE, scope
 from shardplan.graph.problem import to_problem
 from shardplan.graph.remat import running_again
 from shardplan.graph.tensors import PICOSECONDS
 from shardplan.model.read import read_model
 from shardplan.planning import Planner
+from shardplan.planning.remat_scope import ONCE, scope
 from shardplan.rules import model_rules
 
 TWO = """
@@ -71,9 +71,9 @@ def labelled(model, cluster, options):
                     rules,
                     cluster,
                     options,
-                    pricing=planner._pricing,
+                    pricing=planner.instance.pricing,
                     overlap_weight=weight,
-                    wishes=planner.wishes,
+                    constraints=planner.instance.constraints,
                     complete=True,
                     again=again,
                 )

@@ -1,4 +1,4 @@
-"""Wishes of the user as restrictions and charges of the choices in a cost graph."""
+"""Constraint masks and soft-constraint penalties: resolved constraints -> allowed choices and costs in a cost graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.constraints.resolve import AxisWish, OperatorWish, TensorWish, Wishes
+from shardplan.constraints.resolve import AxisConstraint, OperatorConstraint, ResolvedConstraints, TensorConstraint
 from shardplan.constraints.types import Constraint
 from shardplan.cost.types import CollectivePricer, Floats
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
@@ -16,73 +16,95 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.problem import node_order
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.collective import CollectiveKind
+from shardplan.planning.reduction import Layouts, Mask, Posed, Reduction, restrict
 from shardplan.solve.problem import Costs, Problem
 
-Mask = NDArray[np.bool_]
 _PICOSECONDS_PER_US = 1e6
 _NOT_SHARDED, _PARTIAL = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
-class Bearing:
-    """What one constraint means for one node: `mask`, the choices that satisfy it."""
+class ConstraintMask:
+    """`satisfied[i]`: whether choice i of `node` satisfies `constraint`."""
 
     constraint: Constraint
     node: Node
-    mask: Mask
+    satisfied: Mask
 
 
-def bearings(built: CostGraph, wishes: Wishes) -> tuple[Bearing, ...]:
-    """What every wish means for the choices of its node.
+def masks_of(built: CostGraph, constraints: ResolvedConstraints) -> tuple[ConstraintMask, ...]:
+    """What every asked means for the choices of its node.
 
     Raises `ShardplanError` (`impossible`, `contradiction`) when hard ones leave a node without any choice.
     """
-    found: list[Bearing] = []
+    found: list[ConstraintMask] = []
     problems: list[Diagnostic] = []
-    for wish in wishes.tensors:
-        if wish.tensor not in built.kept:
-            problems.append(_not_planned(wish))
+    for asked in constraints.tensors:
+        if asked.tensor not in built.kept:
+            problems.append(_not_planned(asked))
             continue
-        space = built.kept[wish.tensor]
-        mask = _dims_mask(space, wish.dims) if isinstance(wish, TensorWish) else _axis_mask(space, wish)
-        found.append(Bearing(wish.constraint, ("kept", wish.tensor), mask))
-    problems += _unknown_factors(built, wishes)
-    for wanted in wishes.operators:
+        space = built.kept[asked.tensor]
+        mask = _dims_mask(space, asked.dims) if isinstance(asked, TensorConstraint) else _axis_mask(space, asked)
+        found.append(ConstraintMask(asked.constraint, ("kept", asked.tensor), mask))
+    problems += _unknown_factors(built, constraints)
+    for wanted in constraints.operators:
         name = built.model.operators[wanted.operator].name
-        found.append(Bearing(wanted.constraint, ("operator", name), _splits_mask(built, wanted)))
+        found.append(ConstraintMask(wanted.constraint, ("operator", name), _splits_mask(built, wanted)))
     problems += _without_repeats(_clashes(built, found)) if not problems else []
     if problems:
         raise ShardplanError(*problems)
     return tuple(found)
 
 
-def allowed(bearings: Iterable[Bearing], *, without: Sequence[Constraint] = ()) -> dict[Node, Mask]:
+def allowed(masks: Iterable[ConstraintMask], *, without: Sequence[Constraint] = ()) -> dict[Node, Mask]:
     """The choices that satisfy every hard constraint (but for `without`)."""
-    masks: dict[Node, Mask] = {}
-    for bearing in bearings:
-        if bearing.constraint.cost_us is None and bearing.constraint not in without:
-            masks[bearing.node] = masks.get(bearing.node, np.True_) & bearing.mask
-    return masks
+    found: dict[Node, Mask] = {}
+    for mask in masks:
+        if mask.constraint.cost_us is None and mask.constraint not in without:
+            found[mask.node] = found.get(mask.node, np.True_) & mask.satisfied
+    return found
 
 
-def charged(problem: Problem, built: CostGraph, charges: Mapping[Node, Costs]) -> Problem:
-    """`problem` with the charges added to the costs of its nodes."""
-    if not charges:
+def penalties_of(masks: Iterable[ConstraintMask]) -> dict[Node, Costs]:
+    """Picoseconds that the choices of nodes cost beyond their price, because they break a soft constraint."""
+    costs: dict[Node, Costs] = {}
+    for mask in masks:
+        cost_us = mask.constraint.cost_us
+        if cost_us is not None:
+            cost = np.where(mask.satisfied, 0.0, np.rint(cost_us * _PICOSECONDS_PER_US))
+            costs[mask.node] = costs.get(mask.node, 0.0) + cost
+    return costs
+
+
+def penalised(problem: Problem, built: CostGraph, penalties: Mapping[Node, Costs]) -> Problem:
+    """`problem` with the penalties added to the costs of its nodes."""
+    if not penalties:
         return problem
-    order = node_order(built)
-    costs = [cost + charges[node] if node in charges else cost for node, cost in zip(order, problem.costs, strict=True)]
+    costs = [
+        cost + penalties[node] if node in penalties else cost
+        for node, cost in zip(node_order(built), problem.costs, strict=True)
+    ]
     return replace(problem, costs=tuple(costs))
 
 
-def charges_of(bearings: Iterable[Bearing]) -> dict[Node, Costs]:
-    """Picoseconds that the choices of nodes cost beyond their price, because they break a soft constraint."""
-    costs: dict[Node, Costs] = {}
-    for bearing in bearings:
-        cost_us = bearing.constraint.cost_us
-        if cost_us is not None:
-            cost = np.where(bearing.mask, 0.0, np.rint(cost_us * _PICOSECONDS_PER_US))
-            costs[bearing.node] = costs.get(bearing.node, 0.0) + cost
-    return costs
+@dataclass(frozen=True)
+class ConstraintMasks(Reduction[None]):
+    """The choices that satisfy all hard constraints (but for `without`), with penalties for breaking soft ones."""
+
+    constraints: ResolvedConstraints
+    without: Sequence[Constraint] = ()
+
+    def apply(self, posed: Posed) -> tuple[Posed, None]:
+        return posed.map(self._masked), None
+
+    def _masked(self, layouts: Layouts) -> Layouts:
+        built = layouts.built
+        masks = masks_of(built, self.constraints)
+        penalties = penalties_of(masks)
+        problem = penalised(layouts.problem, built, penalties)
+        if masks:
+            problem = restrict(problem, built, allowed(masks, without=self.without))
+        return replace(layouts, problem=problem, penalties=penalties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +150,16 @@ def _dims_mask(space: TensorSpace, wanted: Sequence[tuple[int, ...] | None]) -> 
     return mask
 
 
-def _axis_mask(space: TensorSpace, wish: AxisWish) -> Mask:
-    dims = _sharded_dims(space)[:, wish.axis]
-    mask: Mask = dims == wish.dim if wish.dim >= 0 else dims < 0
+def _axis_mask(space: TensorSpace, asked: AxisConstraint) -> Mask:
+    dims = _sharded_dims(space)[:, asked.axis]
+    mask: Mask = dims == asked.dim if asked.dim >= 0 else dims < 0
     return mask
 
 
-def _splits_mask(built: CostGraph, wish: OperatorWish) -> Mask:
-    strategies, own = built.operators[wish.operator].strategies, _factors(built, wish.operator)
+def _splits_mask(built: CostGraph, asked: OperatorConstraint) -> Mask:
+    strategies, own = built.operators[asked.operator].strategies, _factors(built, asked.operator)
     mask: Mask = np.ones(len(strategies), dtype=np.bool_)
-    for axis, factor, wanted in wish.splits:
+    for axis, factor, wanted in asked.splits:
         if factor and factor not in own:
             continue  # another operator of the same module has it
         splits = np.array([choice.factor == factor for choice in strategies.axis_choices])
@@ -149,23 +171,23 @@ def _factors(built: CostGraph, operator: int) -> frozenset[str]:
     return frozenset(option.factor for option in built.rules[operator].options)
 
 
-def _offered(built: CostGraph, wishes: Wishes) -> Mapping[Constraint, frozenset[str]]:
+def _offered(built: CostGraph, constraints: ResolvedConstraints) -> Mapping[Constraint, frozenset[str]]:
     """Per constraint the factors of all operators that it is about: the product of a module has more than its sum."""
     offered: dict[Constraint, frozenset[str]] = {}
-    for wish in wishes.operators:
-        known = offered.get(wish.constraint, frozenset())
-        offered[wish.constraint] = known | _factors(built, wish.operator)
+    for asked in constraints.operators:
+        known = offered.get(asked.constraint, frozenset())
+        offered[asked.constraint] = known | _factors(built, asked.operator)
     return offered
 
 
-def _unknown_factors(built: CostGraph, wishes: Wishes) -> list[Diagnostic]:
+def _unknown_factors(built: CostGraph, constraints: ResolvedConstraints) -> list[Diagnostic]:
     """One diagnostic for every factor that no operator of its constraint has, about the operator with the most."""
-    offered, about = _offered(built, wishes), dict[Constraint, list[OperatorWish]]()
-    for wish in wishes.operators:
-        about.setdefault(wish.constraint, []).append(wish)
+    offered, about = _offered(built, constraints), dict[Constraint, list[OperatorConstraint]]()
+    for asked in constraints.operators:
+        about.setdefault(asked.constraint, []).append(asked)
     problems = []
     for constraint, together in about.items():
-        most = max(together, key=lambda wish: len(_factors(built, wish.operator))).operator
+        most = max(together, key=lambda asked: len(_factors(built, asked.operator))).operator
         name, known = built.model.operators[most].name, sorted(_factors(built, most))
         shown = f"'{name}' is {built.rules[most].equation}; it may split {', '.join(known) or 'nothing'}"
         others = len(together) - 1
@@ -197,29 +219,29 @@ def _without_repeats(problems: Iterable[Diagnostic]) -> list[Diagnostic]:
     ]
 
 
-def _clashes(built: CostGraph, found: Sequence[Bearing]) -> list[Diagnostic]:
+def _clashes(built: CostGraph, found: Sequence[ConstraintMask]) -> list[Diagnostic]:
     """One diagnostic for every node that hard constraints leave without a choice."""
-    by_node: dict[Node, list[Bearing]] = {}
-    for bearing in found:
-        if bearing.constraint.cost_us is None:
-            by_node.setdefault(bearing.node, []).append(bearing)
+    by_node: dict[Node, list[ConstraintMask]] = {}
+    for mask in found:
+        if mask.constraint.cost_us is None:
+            by_node.setdefault(mask.node, []).append(mask)
     problems = []
     for node, together in by_node.items():
-        left = together[0].mask
-        for number, bearing in enumerate(together):
-            if not bearing.mask.any():
-                problems.append(_impossible(built, bearing))
+        left = together[0].satisfied
+        for number, mask in enumerate(together):
+            if not mask.satisfied.any():
+                problems.append(_impossible(built, mask))
                 break
-            left = left & bearing.mask
+            left = left & mask.satisfied
             if not left.any():
-                other = next((b for b in together[:number] if not (b.mask & bearing.mask).any()), None)
-                problems.append(_contradiction(node, bearing, [other] if other else together[:number]))
+                other = next((b for b in together[:number] if not (b.satisfied & mask.satisfied).any()), None)
+                problems.append(_contradiction(node, mask, [other] if other else together[:number]))
                 break
     return problems
 
 
-def _impossible(built: CostGraph, bearing: Bearing) -> Diagnostic:
-    kind, name = bearing.node
+def _impossible(built: CostGraph, mask: ConstraintMask) -> Diagnostic:
+    kind, name = mask.node
     detail = "it is legal by shape, but no operator or store could hold it so"
     if kind == "operator":
         rule = next(r for op, r in zip(built.model.operators, built.rules, strict=True) if op.name == name)
@@ -228,17 +250,17 @@ def _impossible(built: CostGraph, bearing: Bearing) -> Diagnostic:
     elif built.kept[name].kind.shape != built.model.tensor(name).shape:
         micro, shape = built.options.microbatches, list(built.kept[name].kind.shape)
         detail = f"it is {shape} in each of {micro} microbatches, and no operator or store could hold that so"
-    summary = f"'{name}' cannot be {'split' if kind == 'operator' else 'kept'} as '{bearing.constraint}' asks"
-    return error("impossible", summary, detail=detail, **bearing.constraint.where)
+    summary = f"'{name}' cannot be {'split' if kind == 'operator' else 'kept'} as '{mask.constraint}' asks"
+    return error("impossible", summary, detail=detail, **mask.constraint.where)
 
 
-def _contradiction(node: Node, last: Bearing, others: Sequence[Bearing]) -> Diagnostic:
+def _contradiction(node: Node, last: ConstraintMask, others: Sequence[ConstraintMask]) -> Diagnostic:
     earlier = "\n".join(f"'{b.constraint}' ({b.constraint.place})" for b in others)
     summary = f"'{last.constraint}' contradicts what else is asked of '{node[1]}'"
     hint = "remove one of them, or give one a cost"
     return error("contradiction", summary, detail=earlier, hint=hint, **last.constraint.where)
 
 
-def _not_planned(wish: TensorWish | AxisWish) -> Diagnostic:
-    summary = f"'{wish.tensor}' is a small constant, present on every device"
-    return error("impossible", summary, **wish.constraint.where)
+def _not_planned(asked: TensorConstraint | AxisConstraint) -> Diagnostic:
+    summary = f"'{asked.tensor}' is a small constant, present on every device"
+    return error("impossible", summary, **asked.constraint.where)

@@ -15,11 +15,11 @@ from shardplan.graph.flow import trace
 from shardplan.graph.fusion import fuse
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.pieces import ONCE, scope
 from shardplan.graph.problem import to_problem
 from shardplan.graph.remat import running_again
 from shardplan.model.read import read_model
 from shardplan.planning import Planner
+from shardplan.planning.remat_scope import ONCE, scope
 from shardplan.rules import model_rules
 from shardplan.solve import evaluate, solve
 from shardplan.solve.budget import Budget
@@ -93,7 +93,7 @@ def test_the_best_of_every_choice_tried_one_by_one(model, cluster):
         solved = planner.solve_at(1.0)
         assert solved.solution.outcome == "optimal"
         assert solved.solution.cost == pytest.approx(best_of(tried, limit), abs=len(model.operators))
-        found.add(frozenset(solved.built.recompute.until))
+        found.add(frozenset(solved.layouts.built.recompute.until))
     assert len(found) > 2
 
 

@@ -1,4 +1,4 @@
-"""The plans that people write by hand, as restrictions of the choices: what is left open is solved.
+"""Hand-written plans (data parallelism, ZeRO, Megatron) as restrictions of the choices; the rest is solved.
 
 Each recipe gives, for some nodes of a cost graph, which of their choices it allows. They serve as yardsticks: the
 optimum is never dearer than any of them.
@@ -7,30 +7,17 @@ optimum is never dearer than any of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.problem import node_order
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.placement import R, S
-from shardplan.solve.problem import Problem
+from shardplan.planning.reduction import Allowed, Mask, Restrict
 
-Allowed = Mapping[Node, NDArray[np.bool_]]
-Recipe = Callable[[CostGraph], Allowed]
 _NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-
-
-def restrict(problem: Problem, built: CostGraph, allowed: Allowed) -> Problem:
-    """`problem` with every choice that is not allowed made impossible."""
-    costs = [
-        np.where(allowed[node], cost, np.inf) if node in allowed else cost
-        for node, cost in zip(node_order(built), problem.costs, strict=True)
-    ]
-    return replace(problem, costs=tuple(costs))
 
 
 def data_parallel(built: CostGraph) -> Allowed:
@@ -63,7 +50,7 @@ def megatron_sequence(built: CostGraph) -> Allowed:
 
 def alpa_products(built: CostGraph) -> Allowed:
     """The matrix products Alpa knows: every mesh axis splits one, and no two axes the same factor of it."""
-    allowed: dict[Node, NDArray[np.bool_]] = {}
+    allowed: dict[Node, Mask] = {}
     real = [axis for axis, size in enumerate(built.cluster.mesh.shape) if size > 1]
     for operator, rule, space in zip(built.model.operators, built.rules, built.operators, strict=True):
         if rule.cost == "gemm":
@@ -73,7 +60,7 @@ def alpa_products(built: CostGraph) -> Allowed:
     return allowed
 
 
-def recipes_for(options: PlanOptions) -> Mapping[str, Recipe]:
+def recipes_for(options: PlanOptions) -> Mapping[str, Restrict]:
     """The recipes there are: ZeRO-1 is one only where optimizer state may be sharded apart from its weight."""
     if not options.shard_optimizer:
         return RECIPES
@@ -81,7 +68,7 @@ def recipes_for(options: PlanOptions) -> Mapping[str, Recipe]:
     return {first: restriction, "ZeRO-1": zero_1, **dict(others)}
 
 
-RECIPES: Mapping[str, Recipe] = {
+RECIPES: Mapping[str, Restrict] = {
     "data parallel": data_parallel,
     "ZeRO-3": zero_3,
     "Megatron": megatron,
@@ -122,15 +109,15 @@ def _between_blocks(built: CostGraph) -> list[str]:
     ]
 
 
-def _inputs_by_batch(built: CostGraph, axes: range) -> dict[Node, NDArray[np.bool_]]:
+def _inputs_by_batch(built: CostGraph, axes: range) -> dict[Node, Mask]:
     """Inputs sharded on dim 0 alone, over `axes`, in as many pieces as divide it."""
-    allowed: dict[Node, NDArray[np.bool_]] = {}
+    allowed: dict[Node, Mask] = {}
     for name in built.model.inputs:
         if name not in built.kept:
             continue
         space = built.kept[name]
         batch, whole = space.code(S(0)), space.code(R)
-        by_batch: NDArray[np.bool_] = np.ones(len(space), dtype=np.bool_)
+        by_batch: Mask = np.ones(len(space), dtype=np.bool_)
         for axis in range(space.codes.shape[1]):
             usable = {whole, batch} if axis in axes else {whole}
             by_batch &= np.array([code in usable for code in space.codes[:, axis].tolist()])
@@ -138,10 +125,10 @@ def _inputs_by_batch(built: CostGraph, axes: range) -> dict[Node, NDArray[np.boo
     return allowed
 
 
-def _weights_read_whole(built: CostGraph) -> dict[Node, NDArray[np.bool_]]:
+def _weights_read_whole(built: CostGraph) -> dict[Node, Mask]:
     """Operators read no shard of a weight, if they have a choice."""
     weights = set(_parameters(built))
-    allowed: dict[Node, NDArray[np.bool_]] = {}
+    allowed: dict[Node, Mask] = {}
     for operator, space in zip(built.model.operators, built.operators, strict=True):
         mask = np.ones(len(space), dtype=np.bool_)
         for position, name in enumerate(operator.inputs):
@@ -159,18 +146,18 @@ def _weight_nodes(built: CostGraph, name: str) -> list[tuple[Node, TensorSpace]]
     return [kept, (("updated", name), built.updated[name])] if name in built.updated else [kept]
 
 
-def _rest(built: CostGraph, mask: Callable[[TensorSpace], NDArray[np.bool_]]) -> dict[Node, NDArray[np.bool_]]:
+def _rest(built: CostGraph, mask: Callable[[TensorSpace], Mask]) -> dict[Node, Mask]:
     """The same restriction of every weight and of its optimizer state."""
     return {node: mask(space) for name in _parameters(built) for node, space in _weight_nodes(built, name)}
 
 
-def _whole(space: TensorSpace) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = _pieces(space) == 1
+def _whole(space: TensorSpace) -> Mask:
+    mask: Mask = _pieces(space) == 1
     return mask
 
 
-def _most_pieces(space: TensorSpace) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = _pieces(space) == _pieces(space).max()
+def _most_pieces(space: TensorSpace) -> Mask:
+    mask: Mask = _pieces(space) == _pieces(space).max()
     return mask
 
 

@@ -7,9 +7,10 @@ import pytest
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model, Operator
-from shardplan.plan.need import Holder, Need
-from shardplan.plan.refusals import infeasible, lighter_options, out_of_time, without_rule
 from shardplan.plan.types import Memory
+from shardplan.planning.infeasible import infeasible, lighter_options, out_of_time
+from shardplan.planning.instance import without_rule
+from shardplan.planning.memory_need import Holder, Need
 from shardplan.rules.types import Rule
 
 CLUSTER = SimpleNamespace(name="h100-dgx", mesh=Mesh.of(machine=4, gpu=4))

@@ -1,8 +1,9 @@
-"""What the planners of others know, as restrictions of our choices: their prices make sense among those alone.
+"""Restrictions of the choices: to what a caller allows, and to what another planner's cost model can express.
 
-Where computation is free, doing everything everywhere is best; so Alpa and Slapo split every matrix product. What such
-a planner cannot say (partial values between operators, a copy gathered once for several readers, collectives inside an
-operator) has no price in its model, and is left out. What the user asks for goes before all this.
+Prices of another planner make sense among its own choices alone. Where computation is free, doing everything
+everywhere is best; so Alpa and Slapo split every matrix product. What such a planner cannot express (partial values
+between operators, a copy gathered once for several readers, collectives inside an operator) has no price in its model,
+and is left out. Constraints of the user take precedence.
 
 | model  | matrix products          | values        | inputs, outputs | moves                               |
 |--------|--------------------------|---------------|-----------------|-------------------------------------|
@@ -15,7 +16,7 @@ operator) has no price in its model, and is left out. What the user asks for goe
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -24,12 +25,39 @@ from numpy.typing import NDArray
 from shardplan.cost.named import CostModel
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.problem import node_order
-from shardplan.graph.recipes import Allowed, alpa_products, restrict
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.placement import P, R
+from shardplan.planning.recipes import alpa_products
+from shardplan.planning.reduction import Allowed, Layouts, Mask, Posed, Reduction, Restrict, restrict
 from shardplan.solve.problem import Edge, Problem
 
-Mask = NDArray[np.bool_]
+
+@dataclass(frozen=True)
+class Restriction(Reduction[None]):
+    """The choices that a caller allows: those of a recipe, of another plan, of a stage's borders."""
+
+    restrict: Restrict | None
+
+    def apply(self, posed: Posed) -> tuple[Posed, None]:
+        return posed.map(self._restricted) if self.restrict else posed, None
+
+    def _restricted(self, layouts: Layouts) -> Layouts:
+        assert self.restrict is not None
+        problem = restrict(layouts.problem, layouts.built, self.restrict(layouts.built))
+        return replace(layouts, problem=problem)
+
+
+@dataclass(frozen=True)
+class KnownToPlanner(Reduction[None]):
+    """The choices that the planner of a cost model knows."""
+
+    cost_model: CostModel
+
+    def apply(self, posed: Posed) -> tuple[Posed, None]:
+        return posed.map(self._known), None
+
+    def _known(self, layouts: Layouts) -> Layouts:
+        return replace(layouts, problem=as_known(layouts.problem, layouts.built, self.cost_model))
 
 
 def as_known(problem: Problem, built: CostGraph, cost_model: CostModel) -> Problem:

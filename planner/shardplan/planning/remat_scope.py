@@ -1,8 +1,8 @@
-"""Where rematerialisation may be chosen: which operators may run again and when, and what may become of every value.
+"""Scope of rematerialisation: which operators may be recomputed and when, and what may become of every value.
 
-Pieces are the repeated blocks, the insides of decomposed attention, and stretches of what lies between blocks. An
-operator that runs again does so with all that runs again of one of its pieces, right before the backward of the piece's
-last operator. What one piece hands to another is saved if it is needed again: pieces do not call each other back.
+Segments are the repeated blocks, the insides of decomposed attention, and stretches of what lies between blocks. All
+that is recomputed of a segment runs right before the backward of the segment's last operator. What one segment hands to
+another is saved if it is needed again: recomputing one segment never asks for another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardplan.graph.flow import Flow
 from shardplan.graph.fusion import Fusion
 from shardplan.graph.memory import Fate
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.remat import Piece, attention_cores, blocks, latest_reads, recompute
+from shardplan.graph.remat import Segment, attention_cores, blocks, latest_reads, recompute
 from shardplan.model.types import CONTROL, Model, Operator
 from shardplan.rules.types import Rule
 
@@ -46,7 +46,7 @@ class Scope:
             return wanted
         return frozenset(label for label in wanted if label == fate or (label < fate and name in self.required))
 
-    def pieces(self) -> dict[int, list[int]]:
+    def segments(self) -> dict[int, list[int]]:
         """The operators that may run again right before the backward of each operator."""
         found: dict[int, list[int]] = {}
         for index, labels in enumerate(self.labels):
@@ -67,11 +67,11 @@ class _Scope:
         self.lasting = _lasting(model, rules, flow, fusion, options)
         self.savable = {name for name in flow.makers if self._tracked(name) and self._worth_saving(name)}
         self.labels: list[tuple[int, ...]] = [(ONCE,)] * len(model.operators)
-        pieces = (*blocks(model), *attention_cores(model, rules, flow))
+        segments = (*blocks(model), *attention_cores(model, rules, flow))
         among: dict[int, set[int]] = {}
-        for piece in (*pieces, *stretches(model, flow)):
-            for index in piece.operators:
-                among.setdefault(index, set()).add(piece.last)
+        for segment in (*segments, *stretches(model, flow)):
+            for index in segment.operators:
+                among.setdefault(index, set()).add(segment.last)
         for index in reversed(range(len(model.operators))):
             lasts = among.get(index, set()) if self._eligible(index) else set()
             self.labels[index] = (ONCE, *sorted(last for last in lasts if self._useful(index, last)))
@@ -135,7 +135,7 @@ class _Scope:
         return tuple(fates)
 
     def _worth_saving(self, name: str) -> bool:
-        """Whether backward reads the value, or it leads to more bytes than it has, or into another piece."""
+        """Whether backward reads the value, or it leads to more bytes than it has, or into another segment."""
         if name in self.fusion.inner:
             return False
         if name in self.latest or name in self.lasting:
@@ -152,24 +152,24 @@ def _lasting(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, op
     return frozenset(name for again in flags for name in again.saved if flow.makers[name][0] in again.until)
 
 
-def stretches(model: Model, flow: Flow) -> list[Piece]:
-    """The operators in order, cut into pieces of about the square root of their number: at the borders of blocks, and
+def stretches(model: Model, flow: Flow) -> list[Segment]:
+    """The operators in order, cut into segments of about the square root of their number: at the borders of blocks, and
     where the fewest bytes cross."""
     most = max(SHORTEST, round(LENGTH * math.sqrt(len(model.operators))))
     of_block = {
         index: (number, copy[0]) for number, block in enumerate(model.blocks) for copy in block.copies for index in copy
     }
     crossing = _crossing_bytes(model, flow)
-    pieces = []
+    segments = []
     for _, run in itertools.groupby(range(len(model.operators)), key=of_block.get):
         operators = list(run)
         first, end = operators[0], operators[-1] + 1
         while end - first > most:
             cut = min(range(first + most // 4, first + most + 1), key=lambda at: (crossing[at], -at))
-            pieces.append(Piece(frozenset(range(first, cut)), cut - 1))
+            segments.append(Segment(frozenset(range(first, cut)), cut - 1))
             first = cut
-        pieces.append(Piece(frozenset(range(first, end)), end - 1))
-    return pieces
+        segments.append(Segment(frozenset(range(first, end)), end - 1))
+    return segments
 
 
 def _crossing_bytes(model: Model, flow: Flow) -> list[int]:

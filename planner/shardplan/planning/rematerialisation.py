@@ -1,25 +1,28 @@
-"""The choice of layouts and the choice of what to recompute as one problem.
+"""Rematerialisation: which operators are recomputed in backward, chosen with the layouts in one problem.
 
 Two problems of the same nodes and edges, one as if every operator ran once and one as if every operator ran again, are
 laid side by side: an operator's choices are its strategies run once, then those run again for each of its labels; a
 value's are its layouts for each of its fates. Everything stays pairwise: what runs again finds each operand saved or
-made again in time, and what is made again has a maker that runs again. Bytes are held as the fate has it.
+recomputed in time, and what is recomputed has a maker that runs again. Bytes are held as the fate has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Fate, Memory
 from shardplan.graph.moments import Moments
-from shardplan.graph.pieces import ONCE, Scope
+from shardplan.graph.options import Remat
 from shardplan.graph.problem import node_order
-from shardplan.graph.remat import Recompute, recomputed
+from shardplan.graph.remat import Recompute, recompute, recomputed
+from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction
+from shardplan.planning.remat_scope import ONCE, Scope, scope
 from shardplan.solve.problem import Bytes, Costs, Edge, Problem, Usage
 
 _AGAIN_PICOSECONDS = 1.0
@@ -28,16 +31,17 @@ State = int | str | frozenset[int] | None
 
 
 @dataclass(frozen=True)
-class Tiled:
-    """`problem` over the nodes of `once`; choice c of node v is choice `local[v][c]` of its state `states[v][...]`."""
+class RematNumbering:
+    """How the problem with rematerialisation is numbered: the choices of node v, which is `order[v]`, begin in its
+    state `states[v][s]` at `starts[v][s]`. `built`: the graph in which nothing is recomputed."""
 
-    problem: Problem
+    built: CostGraph
     scope: Scope
     order: tuple[Node, ...]
     states: tuple[tuple[State, ...], ...]
     starts: tuple[tuple[int, ...], ...]
 
-    def once(self, choices: Sequence[int]) -> tuple[int, ...]:
+    def without_recompute(self, choices: Sequence[int]) -> tuple[int, ...]:
         """The assignment in which nothing runs again and every node takes its choice of `choices`."""
         found = []
         for (kind, name), choice, starts, states in zip(self.order, choices, self.starts, self.states, strict=True):
@@ -48,22 +52,18 @@ class Tiled:
             found.append(starts[states.index(state)] + choice)
         return tuple(found)
 
-    def read(self, built: CostGraph, choices: Sequence[int]) -> tuple[Recompute, tuple[int, ...]]:
+    def decoded(self, choices: Sequence[int]) -> tuple[Recompute, tuple[int, ...]]:
         """What an assignment recomputes, and its choices in the graph in which just that runs again."""
-        states, local = self._decode(choices)
-        return self._recompute(built, states), tuple(local)
-
-    def _decode(self, choices: Sequence[int]) -> tuple[list[State], list[int]]:
         states: list[State] = []
         local: list[int] = []
         for choice, starts, of_node in zip(choices, self.starts, self.states, strict=True):
             number = int(np.searchsorted(starts, choice, side="right")) - 1
             states.append(of_node[number])
             local.append(choice - starts[number])
-        return states, local
+        return self._recompute(states), tuple(local)
 
-    def _recompute(self, built: CostGraph, states: Sequence[State]) -> Recompute:
-        state = dict(zip(self.order, states, strict=True))
+    def _recompute(self, states: Sequence[State]) -> Recompute:
+        built, state = self.built, dict(zip(self.order, states, strict=True))
         names = [operator.name for operator in built.model.operators]
         until = {index: label for index, name in enumerate(names) if (label := state["operator", name]) != ONCE}
         untracked = {name for name in built.fusion.saved if name not in self.scope.fates}
@@ -71,13 +71,51 @@ class Tiled:
         return recomputed(built.model, built.rules, built.flow, until, frozenset(saved | untracked))  # type: ignore[arg-type]
 
 
-def tile(scope: Scope, once: CostGraph, again: CostGraph, problems: tuple[Problem, Problem]) -> Tiled:
-    """The problem of layouts and recomputation together. `once`, `again`: the graph in which nothing, and in which
-    everything runs again; `problems`: theirs, restricted and charged as asked; memory is added here."""
-    return _Tiler(scope, once, again, *problems).tiled()
+class Rematerialisation(Reduction[RematNumbering | None]):
+    """The choice of what is recomputed becomes part of the choices; where it is given, nothing changes."""
+
+    def apply(self, posed: Posed) -> tuple[Posed, RematNumbering | None]:
+        if not posed.repeated:
+            return posed, None
+        combined = [with_remat(once, again) for once, again in zip(posed.sums, posed.repeated, strict=True)]
+        sums = (replace(once, problem=problem) for once, (problem, _) in zip(posed.sums, combined, strict=True))
+        return Posed(tuple(sums)), combined[0][1]
+
+    def invert(self, assignment: Assignment, data: RematNumbering | None) -> Assignment:
+        if data is None:
+            return assignment
+        remat, choices = data.decoded(assignment.choices)
+        return Assignment(choices, remat)
+
+    def lift(self, assignment: Assignment, data: RematNumbering | None) -> Assignment:
+        return assignment if data is None else Assignment(data.without_recompute(assignment.choices))
 
 
-class _Tiler:
+def with_remat(once: Layouts, again: Layouts) -> tuple[Problem, RematNumbering]:
+    """The problem of layouts and rematerialisation together. `once`, `again`: the problem as if nothing, and as if
+    everything ran again, restricted and penalised as asked; memory is added here."""
+    built = once.built
+    choices = scope(built.model, built.rules, built.flow, built.fusion, built.options)
+    return _Combined(choices, built, again.built, once.problem, again.problem).combined()
+
+
+def everything(built: CostGraph) -> Recompute:
+    """As if every operator ran again: for prices alone."""
+    last = len(built.model.operators) - 1
+    until = dict.fromkeys(range(len(built.model.operators)), last)
+    return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved)
+
+
+def flags(built: CostGraph) -> Iterator[Recompute]:
+    """What `--remat none`, `selective` and `full` recompute, as far as they differ."""
+    for flag in get_args(Remat):  # `auto`, by itself, is nothing
+        options = replace(built.options, remat=flag)
+        remat = recompute(built.model, built.rules, built.flow, built.fusion, options)
+        if flag == "none" or remat.until:
+            yield remat
+
+
+class _Combined:
     def __init__(self, scope: Scope, once: CostGraph, again: CostGraph, first: Problem, second: Problem) -> None:
         self.scope, self.once, self.again = scope, once, again
         self.problems = first, second
@@ -88,7 +126,7 @@ class _Tiler:
         self._costs: dict[tuple[object, ...], Costs] = {}
         self._bytes: dict[tuple[object, ...], Bytes] = {}
 
-    def tiled(self) -> Tiled:
+    def combined(self) -> tuple[Problem, RematNumbering]:
         once, again = self.problems
         edges = []
         for edge, other in zip(once.edges, again.edges, strict=True):
@@ -96,7 +134,7 @@ class _Tiler:
         costs = tuple(self._cost(number) for number in range(len(self.order)))
         starts = tuple(self._starts(number) for number in range(len(self.order)))
         problem = Problem(costs, tuple(edges), tuple(self._usages()), once.limit)
-        return Tiled(problem, self.scope, self.order, tuple(self.states), starts)
+        return problem, RematNumbering(self.once, self.scope, self.order, tuple(self.states), starts)
 
     def _states(self, node: Node) -> tuple[State, ...]:
         kind, name = node
@@ -177,7 +215,7 @@ class _Tiler:
         return fate in ("saved again", label)
 
     def _usages(self) -> list[Usage]:
-        time = Moments(len(self.once.model.operators), training=True, again=self.scope.pieces())
+        time = Moments(len(self.once.model.operators), training=True, again=self.scope.segments())
         memory = Memory(self.once, time)
         number = {node: index for index, node in enumerate(self.order)}
         usages = []

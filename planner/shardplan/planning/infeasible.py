@@ -1,0 +1,139 @@
+"""Why there is no plan: too little memory, constraints in conflict, or a limit of the search."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardplan.cluster.types import Cluster
+from shardplan.constraints.types import Constraint
+from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, error
+from shardplan.graph.options import PlanOptions
+from shardplan.model.types import Model
+from shardplan.planning.chain import Answer, Question, answer
+from shardplan.planning.constraint_masks import masks_of
+from shardplan.planning.instance import CostGraphs
+from shardplan.planning.memory_need import Need, need_of
+from shardplan.units import size
+
+NEED_SECONDS = 15.0
+"""For a plan that shows what fills the memory, where none fits."""
+
+
+def lighter_options(options: PlanOptions) -> tuple[str, ...]:
+    """Options under which a step may need less memory than under these."""
+    if not options.training:
+        return ()
+    recompute = () if options.remat == "auto" else ("--remat auto",)
+    return ("more --microbatches", *recompute, "a lighter --optimizer")
+
+
+def infeasible(
+    model: Model,
+    cluster: Cluster,
+    limit_bytes: int,
+    shortfall_bytes: int,
+    *,
+    lighter: Sequence[str] = (),
+    need: Need | None = None,
+    unasked: int | None = None,
+) -> Diagnostic:
+    """Proven: every plan needs `shortfall_bytes` more on some device than the `limit_bytes` it may use; `lighter`: what
+    may be asked for instead; `need`: what the plan holds that comes nearest; `unasked`: how much would still be short
+    if there were no constraints."""
+    what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
+    needs = f"at least {size(limit_bytes + shortfall_bytes)} per device, of which {size(limit_bytes)} may be used"
+    without = [] if unasked is None else [f"without the constraints it would still be {size(unasked)} short"]
+    return error(
+        "infeasible",
+        f"no plan fits in memory: every device is at least {size(shortfall_bytes)} short",
+        detail="\n".join([f"{what} needs {needs}", *(need.lines() if need else ()), *without]),
+        hint="".join(f"{option}, " for option in lighter) + "a larger --mesh or a smaller batch need less",
+    )
+
+
+def irreconcilable(model: Model, cluster: Cluster, conflict: Sequence[Constraint]) -> Diagnostic:
+    """Proven: `conflict` leaves no plan that fits, and without any one of these constraints there is one."""
+    what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
+    alone = len(conflict) == 1
+    why = "this constraint alone leaves" if alone else "these constraints leave"
+    rest = "it is" if alone else "any one of them is"
+    return error(
+        "infeasible",
+        f"no plan for {what} fits in memory and satisfies the constraints",
+        detail="\n".join([f"{why} none:", *(f"  {constraint} ({constraint.place})" for constraint in conflict)]),
+        hint=f"there is a plan if {rest} removed or given a cost",
+        **conflict[0].where,
+    )
+
+
+def out_of_time(model: Model, cluster: Cluster) -> Diagnostic:
+    """A limit ended the search before there was any plan."""
+    what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
+    return error("limit", f"the search for {what} was ended before any plan was found", hint="raise --time-limit")
+
+
+def refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanError | KeyboardInterrupt:
+    """What to raise for an answer without an assignment. `reasons`: find out which constraints conflict, or else what
+    fills the memory of the plan that comes nearest to fitting."""
+    instance, outcome = graphs.instance, none.solution.outcome
+    if outcome == "interrupted":
+        return KeyboardInterrupt()
+    if outcome != "infeasible":
+        return LimitError(out_of_time(instance.model, instance.cluster))
+    need = unasked = None
+    if reasons:
+        asked = replace(none.question, weights=none.question.weights[:1], ends_s=math.inf, unproven=0.0, unlimited=None)
+        hard = _hard(graphs, none)
+        if conflict := _conflict(graphs, asked, hard):
+            return InfeasibleError(irreconcilable(instance.model, instance.cluster, conflict))
+        need = _least_need(graphs, asked, none.solution.shortfall_bytes)
+        unasked = answer(graphs, replace(asked, without=hard)).solution.shortfall_bytes if hard else None
+    shortfall, lighter = none.solution.shortfall_bytes, lighter_options(instance.options)
+    return InfeasibleError(
+        infeasible(
+            instance.model,
+            instance.cluster,
+            instance.limit_bytes,
+            shortfall,
+            lighter=lighter,
+            need=need,
+            unasked=unasked,
+        )
+    )
+
+
+def _hard(graphs: CostGraphs, none: Answer) -> list[Constraint]:
+    """The constraints that may not be broken at any cost, each once."""
+    masks = masks_of(none.layouts.built, graphs.instance.constraints)
+    return list(dict.fromkeys(mask.constraint for mask in masks if mask.constraint.cost_us is None))
+
+
+def _conflict(graphs: CostGraphs, asked: Question, hard: Sequence[Constraint]) -> list[Constraint]:
+    """Constraints that leave no plan together while any of them may go; empty when it is not they that do.
+
+    One after the other is left out, and put back where a plan appears.
+    """
+    if not hard or not _has_plan(graphs, asked, hard):
+        return []
+    dropped: list[Constraint] = []
+    for constraint in hard:
+        if not _has_plan(graphs, asked, [*dropped, constraint]):
+            dropped.append(constraint)
+    return [constraint for constraint in hard if constraint not in dropped]
+
+
+def _has_plan(graphs: CostGraphs, asked: Question, without: Sequence[Constraint]) -> bool:
+    return answer(graphs, replace(asked, without=without)).solution.choices is not None
+
+
+def _least_need(graphs: CostGraphs, asked: Question, shortfall_bytes: int) -> Need | None:
+    """What the plan holds that comes nearest to fitting."""
+    limit = graphs.instance.limit_bytes + shortfall_bytes
+    nearest = answer(graphs, replace(asked, limit_bytes=limit, ends_s=time.monotonic() + NEED_SECONDS))
+    if nearest.solution.choices is None:
+        return None
+    layouts = nearest.layouts
+    return need_of(layouts.memory, layouts.chosen(nearest.solution.choices))

@@ -1,0 +1,111 @@
+"""Model + cluster + options -> plan: the whole road, for programs that use shardplan as a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardplan.cluster.types import Cluster
+from shardplan.errors import Diagnostic
+from shardplan.graph.build import CostGraph
+from shardplan.graph.memory import Memory
+from shardplan.graph.options import PlanOptions
+from shardplan.model.types import Model
+from shardplan.plan.assemble import assemble
+from shardplan.plan.types import Plan
+from shardplan.planning.candidates import NoPlanError, Questions, Search, T, at_weight, shortest
+from shardplan.planning.chain import Answer, answer
+from shardplan.planning.infeasible import refusal
+from shardplan.planning.instance import CostGraphs, instance_of
+from shardplan.planning.reduction import Restrict
+from shardplan.solve import Progress
+
+
+def plan_model(
+    model: Model,
+    cluster: Cluster,
+    options: PlanOptions,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_warning: Callable[[Diagnostic], None] | None = None,
+) -> Plan:
+    """The best plan for `model` on `cluster`, with its proof. `on_warning` hears of what the plan has to put up with.
+
+    Raises `ShardplanError` for a model that cannot be planned as asked, `InfeasibleError` when it is proven that no
+    plan fits in memory, `LimitError` when the time limit ends the search before any plan is found, and
+    `KeyboardInterrupt` when the user does.
+    """
+    return Planner(model, cluster, options, on_progress, on_warning).plan()
+
+
+class Planner:
+    """Plans one model on one cluster, as asked and under further restrictions; prices are computed once for all.
+
+    An instance is made of what was asked; `candidates` asks questions about it; each is posed as cost graphs, goes down
+    the `chain` of reductions to the solver, and comes back as an assignment; the `judge` prices it; the best is the
+    plan. Where there is none, `infeasible` finds out why.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cluster: Cluster,
+        options: PlanOptions,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_warning: Callable[[Diagnostic], None] | None = None,
+        *,
+        reasons: bool = True,
+        complete: bool = False,
+        decided: Plan | None = None,
+    ) -> None:
+        """`reasons`: where nothing fits, find out what fills the memory and which constraints conflict. `complete`,
+        `decided`: as in `Instance`.
+
+        Raises `ShardplanError` for a model that cannot be planned as asked.
+        """
+        self._on_progress, self._warn = on_progress, on_warning or (lambda _: None)
+        self._reasons = reasons
+        self.instance = instance_of(model, cluster, options, self._warn, complete=complete, decided=decided)
+        self._graphs = CostGraphs(self.instance)
+
+    @property
+    def limit_bytes(self) -> int:
+        """What a plan may use of a device's memory."""
+        return self.instance.limit_bytes
+
+    def plan(self, restriction: Restrict | None = None) -> Plan:
+        """The best plan, of those that `restriction` allows. Raises as `plan_model`."""
+        try:
+            found = self._answered(shortest(Search.of(self.instance)), restriction)
+        except NoPlanError as none:
+            raise self.refusal(none.answer) from None
+        for diagnostic in self.instance.pricing.compute.warnings:
+            self._warn(diagnostic)
+        best = found.candidate
+        return assemble(best.priced, best.memory, self.limit_bytes, found.bound_s - best.priced.penalty_s)
+
+    def solve_at(self, weight: float, restriction: Restrict | None = None, *, unlimited_first: bool = False) -> Answer:
+        """The best assignment at a weight of the objective's first sum, or the proof that there is none.
+
+        `unlimited_first`: as in `candidates.at_weight`.
+        """
+        search = Search(self.instance, float("inf"))
+        return self._answered(at_weight(search, weight, unlimited_first=unlimited_first), restriction)
+
+    def built_at(self, weight: float) -> tuple[CostGraph, Memory]:
+        """The cost graph at a weight of the objective's first sum and its memory rows; the last one is kept."""
+        return self._graphs.at(weight)
+
+    def refusal(self, none: Answer) -> BaseException:
+        """What to raise for an answer without an assignment."""
+        return refusal(self._graphs, none, reasons=self._reasons)
+
+    def _answered(self, questions: Questions[T], restriction: Restrict | None) -> T:
+        """What a generator of questions comes to when all of them are answered."""
+        try:
+            question = next(questions)
+            while True:
+                asked = replace(question, restriction=restriction)
+                question = questions.send(answer(self._graphs, asked, self._on_progress))
+        except StopIteration as end:
+            found: T = end.value
+            return found

@@ -1,0 +1,87 @@
+"""What a reduction is: an exact change of the problem of layouts (`apply`) and of its solution back (`invert`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.memory import Memory
+from shardplan.graph.problem import node_order
+from shardplan.graph.remat import Recompute
+from shardplan.solve import Problem
+from shardplan.solve.problem import Costs
+
+Data = TypeVar("Data")
+Mask = NDArray[np.bool_]
+Allowed = Mapping[Node, Mask]
+"""For some nodes of a cost graph, which of their choices are allowed; the others are free."""
+Restrict = Callable[[CostGraph], Allowed]
+"""What is to be allowed in a cost graph."""
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The problem of layouts of one cost graph. `penalties`: picoseconds of choices that break soft constraints; they
+    are among the costs of `problem`."""
+
+    built: CostGraph
+    memory: Memory
+    problem: Problem
+    penalties: Mapping[Node, Costs]
+
+    def chosen(self, choices: tuple[int, ...]) -> dict[Node, int]:
+        """An assignment by nodes."""
+        return dict(zip(node_order(self.built), choices, strict=True))
+
+
+@dataclass(frozen=True)
+class Posed:
+    """`sums[k]`: the problem in which sum k of the objective is minimised; all of them have the same choices.
+    `repeated[k]`: the same as if every operator ran again, where what is recomputed is to be chosen."""
+
+    sums: tuple[Layouts, ...]
+    repeated: tuple[Layouts, ...] = ()
+
+    def map(self, change: Callable[[Layouts], Layouts]) -> Posed:
+        """The same change of every problem."""
+        return Posed(tuple(map(change, self.sums)), tuple(map(change, self.repeated)))
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`choices[v]` of every node; `remat`: what is recomputed, where that was chosen too."""
+
+    choices: tuple[int, ...]
+    remat: Recompute | None = None
+
+
+class Reduction(Generic[Data]):
+    """One step of the chain. `apply` returns the data that takes assignments back and forth; by default they stay."""
+
+    def apply(self, posed: Posed) -> tuple[Posed, Data]:
+        """The changed problem, and what its inversion has to know."""
+        raise NotImplementedError
+
+    def invert(self, assignment: Assignment, data: Data) -> Assignment:
+        """An assignment of the changed problem as one of the problem before."""
+        del data
+        return assignment
+
+    def lift(self, assignment: Assignment, data: Data) -> Assignment:
+        """An assignment of the problem before as one of the changed problem."""
+        del data
+        return assignment
+
+
+def restrict(problem: Problem, built: CostGraph, allowed: Allowed) -> Problem:
+    """`problem` with every choice that is not allowed made impossible."""
+    costs = [
+        np.where(allowed[node], cost, np.inf) if node in allowed else cost
+        for node, cost in zip(node_order(built), problem.costs, strict=True)
+    ]
+    return replace(problem, costs=tuple(costs))
