@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardplan.model.types import Model
 
 _MOVES_AT_FULL_LENGTH = 0.0
-"""The weight at which no communication is taken to be hidden (see `shardplan.graph.overlap`)."""
+"""The weight at which no communication is taken to be hidden (see `shardplan.planning.objective`)."""
 
 
 def cost_graph(
