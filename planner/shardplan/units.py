@@ -16,12 +16,12 @@ _TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
-def digits(value: float) -> str:
-    """`value` (not negative) with three significant digits and at most three decimals: `38.2`, `1.05`, `1,240`, `0`."""
-    if 0 < value < 0.0005:
-        return "<0.001"
-    decimals = 2 - math.floor(math.log10(value)) if 0 < value < 999.5 else 0
-    text = f"{value:,.{min(max(decimals, 0), 3)}f}"
+def digits(value: float, significant: int = 3) -> str:
+    """`value` (not negative) with so many significant digits and at most as many decimals: `38.2`, `1.05`, `1,240`."""
+    if 0 < value < 0.5 * 10.0**-significant:
+        return f"<{10.0**-significant:g}"
+    decimals = significant - 1 - math.floor(math.log10(value)) if 0 < value < 10**significant - 0.5 else 0
+    text = f"{value:,.{min(max(decimals, 0), significant)}f}"
     return text.rstrip("0").rstrip(".") if "." in text and float(text) == round(value) == value else text
 
 
@@ -37,10 +37,10 @@ def sizes_in_one_unit(values: list[int], reference: int) -> tuple[list[str], str
     return [digits(value / scale) if value >= scale / 200 or not value else "<0.01" for value in values], unit
 
 
-def duration(nanoseconds: float) -> str:
+def duration(nanoseconds: float, significant: int = 3) -> str:
     """`38.2 ms`."""
     scale, unit = _time_unit(nanoseconds)
-    return f"{digits(nanoseconds / scale)} {unit}"
+    return f"{digits(nanoseconds / scale, significant)} {unit}"
 
 
 def durations_in_one_unit(values: list[int], reference: int) -> tuple[list[str], str]:
@@ -58,6 +58,13 @@ class Measure:
     def text(self, nanoseconds: float) -> str:
         """`38.2 ms`, or `131,072 elements` to the last digit."""
         return f"{_plain(nanoseconds / 1e3)} {self.unit}" if self.unit else duration(nanoseconds)
+
+    def apart(self, one: float, other: float) -> tuple[str, str]:
+        """The texts of two amounts, with as many digits, at most 6, as it takes to tell them apart."""
+        if self.unit:
+            return self.text(one), self.text(other)
+        pairs = [(duration(one, significant), duration(other, significant)) for significant in range(3, 7)]
+        return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
 
     def of_picoseconds(self, cost: float) -> str:
         """The same of a cost as the solver counts it."""

@@ -60,16 +60,14 @@ class TestCodes:
         planned(example_plan(summary=example_summary(outcome="feasible", gap=0.5, step_bound_ns=40_727_382)))
         run = shardplan(*SOLVE, *extra)
         assert run.code == code
-        assert run.err == (
-            "warning[not-optimal]: the plan is not proven optimal; it is within 1.23 % of the best possible\n"
-        )
+        assert run.err == ("warning[not-optimal]: the plan is not proven optimal; its optimality gap is 1.23 %\n")
         assert Path("plans/mlp.2x2.plan.json").exists()
 
     def test_near_enough_is_no_warning(self, shardplan, mlp, planned):
         planned(example_plan(summary=example_summary(outcome="feasible", step_bound_ns=41_150_000)))
         run = shardplan(*SOLVE)
         assert (run.code, run.err) == (0, "")
-        assert "within 0.2 % of the best possible" in run.out
+        assert "optimality gap 0.2 %" in run.out
         assert shardplan(*SOLVE, "--gap", "0.001").err.startswith("warning[not-optimal]: ")
         assert shardplan(*SOLVE, "--require-optimal").code == 4
 

@@ -148,7 +148,7 @@ def test_show_lists_what_runs_again(tight):
     show_plan(Console(width=120, file=written), tight)
     text = written.getvalue()
     many = sum(bool(operator.again) for operator in tight.operators)
-    assert f"{many} of {len(tight.operators)} operators run again in backward" in text
+    assert f"{many} of {len(tight.operators)} operators are rematerialised in backward" in text
     groups = show_document(tight)["again"]
     assert sum(group["count"] for group in groups) == many
 

@@ -20,7 +20,7 @@ from onnx_in_jax import function_of, inputs_of
 from tiny_models import tiny_llama
 
 import shardplan
-from shardplan.jax import loads
+from shardplan.jax import checkpoint_loading
 
 RANK, ADDRESS, FOLDER = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 
@@ -33,10 +33,10 @@ def main() -> None:
     plan = shardplan.load(FOLDER / "plan.json")
     mesh = shardplan.jax.mesh(plan)
     read, take = [], np.ascontiguousarray
-    loads.np.ascontiguousarray = lambda part: read.append(part.size) or take(part)
+    checkpoint_loading.np.ascontiguousarray = lambda part: read.append(part.size) or take(part)
     shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in tiny.weights.items()}
     weights = shardplan.jax.load(plan, mesh, shapes, FOLDER / "model.safetensors")
-    loads.np.ascontiguousarray = take
+    checkpoint_loading.np.ascontiguousarray = take
     given = {}
     for name, whole in inputs_of(tiny, model).items():
         place = shardplan.jax.sharding(plan, mesh, name)

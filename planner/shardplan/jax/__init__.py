@@ -1,4 +1,4 @@
-"""Plans in JAX: the mesh, shardings of pytrees, pins inside functions, sharded loading, and a check of what XLA made.
+"""Plans in JAX: mesh, shardings of pytrees, sharding constraints, sharded loading, and a check of XLA's collectives.
 
 plan = shardplan.load("model.plan.json")
 mesh = shardplan.jax.mesh(plan)
@@ -8,13 +8,13 @@ print(shardplan.jax.check(step, (params, batch), plan))                 # bytes 
 """
 
 from shardplan.extras.xla.check import Check
+from shardplan.jax.checkpoint_loading import load
 from shardplan.jax.compiled import check
 from shardplan.jax.device_mesh import mesh
 from shardplan.jax.flax import flax_names
-from shardplan.jax.layouts import sharding, shardings
-from shardplan.jax.loads import load
-from shardplan.jax.parts import Part
-from shardplan.jax.pins import constrain, constrain_tree
+from shardplan.jax.fused_weights import Part
+from shardplan.jax.named_shardings import sharding, shardings
+from shardplan.jax.sharding_constraints import constrain, constrain_tree
 
 __all__ = [
     "Check",

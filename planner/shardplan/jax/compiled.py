@@ -1,4 +1,4 @@
-"""Compiles a function under a plan and compares the collectives that XLA emits with those of the plan."""
+"""The collectives that XLA emits for a function, compared with those of its plan."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Names of flax as names of checkpoints."""
+"""Checkpoint names of flax parameters."""
 
 from __future__ import annotations
 
 import re
 
-from shardplan.jax.trees import Target
+from shardplan.jax.pytrees import Target
 
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean",
            "var": "running_var"}  # fmt: skip

@@ -1,1 +1,1 @@
-"""Terminal tables and JSON: everything a person or a script sees."""
+"""Tables for the terminal and `--json` documents."""

@@ -1,4 +1,4 @@
-"""Where tables go: a terminal gets colour and its own width, a pipe gets plain aligned lines of full width."""
+"""Consoles and tables: colour and the width of a terminal, plain lines of full width in a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as a graph for Graphviz: operators with what each axis splits, and on the arrows the layouts of tensors."""
+"""A plan in Graphviz' DOT: operators with their strategies, edges with the layouts of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evaluate`: what a given assignment costs, term by term."""
+"""`evaluate`: the cost of a given plan, term by term."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
 from shardplan.render.console import emit, table
-from shardplan.render.solved import facts, memory_line, plan_line, time_line
+from shardplan.render.solve import facts, memory_line, plan_line, time_line
 from shardplan.study.evaluate import Evaluation
 from shardplan.study.shares import Share
 from shardplan.units import percent, size

@@ -1,4 +1,4 @@
-"""`explain`: what takes the time, why a tensor or an operator is treated as it is, and what else there was."""
+"""`explain`: shares of the step, and the cost of the alternatives for a tensor or an operator."""
 
 from __future__ import annotations
 

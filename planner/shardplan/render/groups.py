@@ -1,4 +1,4 @@
-"""What `show` lists: parameters and moves, those of identical layers folded into one row."""
+"""Parameters and moves of a plan in groups: those of identical layers are one row."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from shardplan.plan.types import Move, Plan, TensorDecision
 from shardplan.render.recipes import Recognizer
 
 T = TypeVar("T")
+REGATHER = "gather again"
+"""Phase of what backward gathers a second time, as `--json` documents have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def _move_group(group: list[_Named], everything: dict[str, list[str]], mesh: Mes
         count=sum(move.count for move in moves),
         source=to_text(first.source, mesh),
         target=to_text(first.target, mesh),
-        phase="gather again" if first.regather else first.phase,
+        phase=REGATHER if first.regather else first.phase,
         collectives=_described(first, mesh),
         payload_bytes=sum(step.payload_bytes for step in first.steps),
         time_ns=sum(move.time_ns for move in moves),

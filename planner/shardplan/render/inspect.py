@@ -9,16 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from shardplan.model.types import Model
-from shardplan.render.census import Census, Family
 from shardplan.render.console import emit, table
-from shardplan.render.solved import facts, model_line
+from shardplan.render.operator_statistics import Family, OperatorStatistics
+from shardplan.render.solve import facts, model_line
 from shardplan.units import count, percent, size
 
 _KINDS_SHOWN = 6
 
 
-def inspect_document(model: Model, census: Census) -> dict[str, object]:
-    """The census as plain data, with what is read and returned."""
+def inspect_document(model: Model, statistics: OperatorStatistics) -> dict[str, object]:
+    """The statistics of operators as plain data, with what is read and returned."""
     return {
         "model": model.name,
         "opset": model.opset,
@@ -30,10 +30,10 @@ def inspect_document(model: Model, census: Census) -> dict[str, object]:
         "parameters": len(model.parameters),
         **({"loops": dict(model.trips)} if model.trips else {}),
         "blocks": [{"copies": len(block.copies), "operators": len(block.copies[0])} for block in model.blocks],
-        "flops": census.flops,
-        "bytes": census.bytes,
-        "families": [dataclasses.asdict(family) for family in census.families],
-        "fallbacks": [dataclasses.asdict(fallback) for fallback in census.fallbacks],
+        "flops": statistics.flops,
+        "bytes": statistics.bytes,
+        "families": [dataclasses.asdict(family) for family in statistics.families],
+        "fallbacks": [dataclasses.asdict(fallback) for fallback in statistics.fallbacks],
     }
 
 
@@ -42,7 +42,7 @@ def _value(model: Model, name: str) -> dict[str, object]:
     return {"name": name, "shape": list(tensor.shape), "dtype": tensor.dtype}
 
 
-def show_inspection(console: Console, model: Model, census: Census) -> None:
+def show_inspection(console: Console, model: Model, statistics: OperatorStatistics) -> None:
     """Inputs, blocks, families, and what falls back."""
     rows = [("model", model_line(model)), ("opset", _origin(model))]
     rows += [("reads", _values(model, model.inputs)), ("returns", _values(model, model.outputs))]
@@ -51,8 +51,8 @@ def show_inspection(console: Console, model: Model, census: Census) -> None:
         for block in model.blocks
     ]
     rows += [("loops", _loop(model, name, turns)) for name, turns in model.trips.items()]
-    emit(console, facts(*rows), "", _families(census), "")
-    _show_fallbacks(console, census)
+    emit(console, facts(*rows), "", _families(statistics), "")
+    _show_fallbacks(console, statistics)
 
 
 def _loop(model: Model, name: str, turns: int) -> str:
@@ -69,18 +69,22 @@ def _values(model: Model, names: tuple[str, ...], most: int = 4) -> str:
     return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _families(census: Census) -> Table:
+def _families(statistics: OperatorStatistics) -> Table:
     rows = table("family", ">operators", ">of FLOPs", ">of bytes", "*kinds")
-    for family in census.families:
+    for family in statistics.families:
         rows.add_row(
             family.name,
             f"{family.count:,}",
-            percent(family.flops / census.flops if census.flops else 0.0),
-            percent(family.bytes / census.bytes if census.bytes else 0.0),
+            percent(family.flops / statistics.flops if statistics.flops else 0.0),
+            percent(family.bytes / statistics.bytes if statistics.bytes else 0.0),
             _kinds(family),
         )
     rows.add_row(
-        "total", f"{sum(f.count for f in census.families):,}", count(census.flops), size(census.bytes), style="bold"
+        "total",
+        f"{sum(f.count for f in statistics.families):,}",
+        count(statistics.flops),
+        size(statistics.bytes),
+        style="bold",
     )
     return rows
 
@@ -91,17 +95,17 @@ def _kinds(family: Family) -> str:
     return ", ".join(shown[:_KINDS_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _show_fallbacks(console: Console, census: Census) -> None:
-    if not census.fallbacks:
+def _show_fallbacks(console: Console, statistics: OperatorStatistics) -> None:
+    if not statistics.fallbacks:
         emit(console, Text("every operator has a sharding rule", style="green"))
         return
     rows = table("replicated, as no rule is known", ">operators", ">of FLOPs", ">of bytes", "*first")
-    for fallback in census.fallbacks:
+    for fallback in statistics.fallbacks:
         rows.add_row(
             fallback.kind,
             f"{fallback.count:,}",
-            percent(fallback.flops / census.flops if census.flops else 0.0),
-            percent(fallback.bytes / census.bytes if census.bytes else 0.0),
+            percent(fallback.flops / statistics.flops if statistics.flops else 0.0),
+            percent(fallback.bytes / statistics.bytes if statistics.bytes else 0.0),
             fallback.first,
         )
     emit(console, rows)

@@ -1,4 +1,4 @@
-"""`show` and `solve` of a plan with stages: one row for every stage, and what passes between them."""
+"""Plans with pipeline stages for `show` and `solve`: one row per stage, and the sends between stages."""
 
 from __future__ import annotations
 

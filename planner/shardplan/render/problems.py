@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from shardplan.render.console import emit
-from shardplan.render.solved import facts
+from shardplan.render.solve import facts
 from shardplan.units import digits, percent, size
 
 if TYPE_CHECKING:

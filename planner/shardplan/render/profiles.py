@@ -1,4 +1,4 @@
-"""`profiles`: the shipped clusters as a table, one of them in full."""
+"""`profiles`: the shipped cluster profiles as a table, or one in full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line on standard error that is rewritten while the solver works; nothing where that is no terminal."""
+"""The progress line of a search on standard error; nothing where that is no terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The field's names for what a plan does with a parameter, recognised from layouts: the planner knows none of them.
+"""Names of parallelism (data parallel, Megatron column, ZeRO-3 ...) recognised from the layouts of a plan's parameters.
 
 For one mesh axis, with the placement in which an operator reads the parameter, that of the operator's other operand,
 and that of its result:

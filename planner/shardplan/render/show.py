@@ -12,12 +12,12 @@ from rich.text import Text
 from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
 from shardplan.plan.types import Pipeline, Plan
-from shardplan.render.again import again_groups, again_record, show_again
 from shardplan.render.console import Folded, emit, table
-from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups
+from shardplan.render.groups import REGATHER, MoveGroup, ParameterGroup, move_groups, parameter_groups
 from shardplan.render.pipeline import pipeline_record, runs_text, show_stages
 from shardplan.render.recipes import LEAST_SHARE, Recognizer, axis_shares, recipe_text
-from shardplan.render.solved import facts, memory_parts, plan_line, proof_line, time_line
+from shardplan.render.rematerialisation import remat_groups, remat_record, show_rematerialisation
+from shardplan.render.solve import facts, memory_parts, plan_line, proof_line, time_line
 from shardplan.units import Measure, percent, size
 
 DEAREST = 12
@@ -39,7 +39,7 @@ def show_plan(console: Console, plan: Plan, *, everything: bool = False) -> None
     emit(console, _axes(plan), "")
     _show_parameters(console, parameter_groups(plan), plan, everything=everything)
     _show_moves(console, move_groups(plan), plan, everything=everything)
-    show_again(console, plan, everything=everything)
+    show_rematerialisation(console, plan, everything=everything)
     emit(console, _memory(plan))
     for warning in plan.warnings:
         emit(console, Text(warning, style="yellow"))
@@ -57,7 +57,7 @@ def show_document(plan: Plan) -> dict[str, object]:
             for group in parameter_groups(plan)
         ],
         "moves": [_move_record(group) for group in move_groups(plan)],
-        **({"again": again_record(again_groups(plan))} if plan.model.get("remat") == "auto" else {}),
+        **({"again": remat_record(remat_groups(plan))} if plan.model.get("remat") == "auto" else {}),
         **({"pipeline": _stage_records(plan.pipeline)} if plan.pipeline else {}),
     }
 
@@ -191,7 +191,7 @@ def _move_cells(group: MoveGroup, step_ns: int, measure: Measure) -> tuple[str |
         f"×{group.count}" if group.count > 1 else "",
         Text(group.collectives, style="cyan"),
         size(group.payload_bytes),
-        group.phase,
+        "re-gather (backward)" if group.phase == REGATHER else group.phase,
         f"{group.module}: {group.tensor}" if group.module else group.tensor,
     )
 

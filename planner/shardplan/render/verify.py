@@ -1,4 +1,4 @@
-"""What `verify` found, as a few lines and as a document."""
+"""`verify`: its result as lines and as a document."""
 
 from __future__ import annotations
 

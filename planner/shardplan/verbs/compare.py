@@ -22,7 +22,7 @@ def compare(session: Session, /, **given: Any) -> int:
     not even the best plan fits in memory.
     """
     from shardplan.render.compare import comparison_document, show_comparison
-    from shardplan.render.solved import describe_request
+    from shardplan.render.solve import describe_request
     from shardplan.study.compare import compare_recipes
 
     attempt = Attempts()

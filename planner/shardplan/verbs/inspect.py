@@ -63,14 +63,16 @@ def inspect(
         return _write_cost_graph(session, model, dims, output, mesh=mesh, cluster=cluster, mode=mode)
     if output:
         raise click.UsageError("--output is for --format graphml")
-    from shardplan.render.census import take_census
     from shardplan.render.inspect import inspect_document, show_inspection
+    from shardplan.render.operator_statistics import operator_statistics
 
     loaded = load_model(model, parse_dims(dims))
     for diagnostic in loaded.warnings:
         session.say(diagnostic)
-    census = take_census(loaded)
-    return session.finish(inspect_document(loaded, census), lambda console: show_inspection(console, loaded, census))
+    statistics = operator_statistics(loaded)
+    return session.finish(
+        inspect_document(loaded, statistics), lambda console: show_inspection(console, loaded, statistics)
+    )
 
 
 def _write_cost_graph(

@@ -88,7 +88,7 @@ def solve(session: Session, /, **given: Any) -> int:
     MODEL is an ONNX file, or a transformer described by name and sizes: transformer:llama3-8b,batch=16
     """
     from shardplan.render.progress import ProgressLine
-    from shardplan.render.solved import describe_request
+    from shardplan.render.solve import describe_request
     from shardplan.units import Measure
 
     if session.as_json and given["output"] == STANDARD_OUTPUT:
@@ -207,7 +207,7 @@ def _deliver(session: Session, request: _Request, plan: Plan, also: Mapping[str,
     """Write the plan, say how it stands (in a document `also` this), and choose the exit code."""
     from shardplan.plan.encode import dumps, summary_record
     from shardplan.plan.file import write_text
-    from shardplan.render.solved import describe_outcome
+    from shardplan.render.solve import describe_outcome
     from shardplan.units import Measure
 
     text = dumps(plan)
@@ -234,13 +234,13 @@ def _deliver(session: Session, request: _Request, plan: Plan, also: Mapping[str,
 
 def _study(session: Session, request: _Request, plan: Plan) -> Mapping[str, Any]:
     """What the plan, which is written by now, is worth under other constants; what a document says of it."""
-    from shardplan.render.robust import describe_robustness, robustness_record
+    from shardplan.render.sensitivity import describe_sensitivity, sensitivity_record
     from shardplan.study.robust import robustness
 
     found = robustness(request.model, request.cluster, request.options, plan, request.draws)
     if request.output != STANDARD_OUTPUT:
-        session.paint(lambda console: describe_robustness(console, found))
-    return {"robustness": robustness_record(found)}
+        session.paint(lambda console: describe_sensitivity(console, found))
+    return {"robustness": sensitivity_record(found)}
 
 
 def _judge(session: Session, plan: Plan, gap: float, *, require_optimal: bool) -> int:
@@ -249,7 +249,7 @@ def _judge(session: Session, plan: Plan, gap: float, *, require_optimal: bool) -
     summary = plan.summary
     if summary.outcome == "optimal":
         return EXIT_DONE
-    within = f"it is within {100 * summary.slack:.2f} % of the best possible"
+    within = f"its optimality gap is {100 * summary.slack:.2f} %"
     if summary.outcome == "interrupted":
         session.say(warning("interrupted", f"interrupted: the plan is the best found so far; {within}"))
         return EXIT_INTERRUPTED

@@ -1,4 +1,4 @@
-"""From measurements to a profile of one's own: logs of collective benchmarks, tables of matrix products.
+"""Calibration of a cluster profile from measurements: logs of collective benchmarks, tables of matrix products.
 
 `nccl_log` reads, `fit` fits, `collectives` and `products` turn fits into the keys of a profile, `text` writes it.
 """

@@ -1,4 +1,4 @@
-"""Measured collectives -> keys of a profile, checked by pricing with that profile; what no key fits stays a curve."""
+"""Link parameters of a profile fitted to measured collectives; measurements that no parameter fits stay a curve."""
 
 from __future__ import annotations
 

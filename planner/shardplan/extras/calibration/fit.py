@@ -1,4 +1,4 @@
-"""Small fits, without more than numpy: non-negative least squares over few terms, and a simplex search."""
+"""Non-negative least squares over few terms, and a simplex search, in numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured matrix products -> the `gemm`, `mem_efficiency` and `launch_us` of a device."""
+"""Device parameters `gemm`, `mem_efficiency` and `launch_us` fitted to measured matrix products."""
 
 from __future__ import annotations
 

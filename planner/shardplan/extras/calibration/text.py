@@ -1,4 +1,4 @@
-"""A profile as YAML text, in the order in which people write one."""
+"""A profile as YAML text, keys in the documented order."""
 
 from __future__ import annotations
 

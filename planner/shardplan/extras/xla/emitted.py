@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: what every device sends, over which mesh axes, how often, and why."""
+"""The collectives of an HLO module: payload, mesh axes, number of runs, phase and originating operation."""
 
 from __future__ import annotations
 

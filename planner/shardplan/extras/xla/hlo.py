@@ -1,4 +1,4 @@
-"""HLO text as values: computations, instructions, shapes. Only what reading collectives needs, and no jax.
+"""Parser of HLO text: computations, instructions, shapes, as far as reading collectives needs them.
 
 The text is what `compiled.as_text()` gives after partitioning: one instruction a line, `name = shape opcode(operands),
 attributes`, in computations between braces. Both spellings of names are read, with and without `%`.

@@ -1,4 +1,4 @@
-"""Who reads a value: does it reach its readers only as the part that each device keeps, or only the next collective?
+"""Dataflow of a collective's result in HLO: is it only sliced by device, or only read by another collective?
 
 XLA on CPU (and wherever no pass rewrites it) emits a reduce-scatter as an all-reduce whose result is then cut. Such an
 all-reduce is recognised by following its result: through operators that work on each element or only rearrange, into

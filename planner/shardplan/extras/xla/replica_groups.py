@@ -1,4 +1,4 @@
-"""Which devices talk to which: the replica groups of an HLO collective, in each of the ways that HLO writes them.
+"""Replica groups of an HLO collective, in each of the syntaxes that HLO has.
 
 | syntax | example | groups |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Checkpoints as sharded arrays: every process reads what its devices hold, and no more."""
+"""Sharded arrays from a checkpoint: each process reads only the slices of its own devices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from shardplan.jax.device_mesh import check_mesh
-from shardplan.jax.layouts import leaf_spec, path_name
-from shardplan.jax.trees import Leaf, Names, match_leaves
+from shardplan.jax.named_shardings import leaf_spec, path_name
+from shardplan.jax.pytrees import Leaf, Names, match_leaves
 from shardplan.loading.checkpoint import open_checkpoint
 from shardplan.loading.header import Entry
 from shardplan.loading.sources import sources_of

@@ -1,4 +1,4 @@
-"""`solve --robust` as a person sees it."""
+"""Sensitivity analysis of a plan (`solve --robust`): regret under perturbed profiles, and slack of every constant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardplan.study.robust import FARTHEST, SPREAD, WORTH_HAVING, Robustness, S
 from shardplan.units import percent
 
 
-def describe_robustness(console: Console, found: Robustness) -> None:
+def describe_sensitivity(console: Console, found: Robustness) -> None:
     """How much slower than the best the plan may be, and which constants matter."""
 
     def line(label: str, text: str) -> None:
@@ -19,9 +19,9 @@ def describe_robustness(console: Console, found: Robustness) -> None:
     if found.regrets:
         worst = found.regrets[-1]
         near = sum(regret <= WORTH_HAVING for regret in found.regrets)
-        drawn = f"of {len(found.regrets)} draws of all constants within {percent(SPREAD)}"
-        line("robust", f"{drawn}, {near} leave it the plan to have")
-        much = "does not fit" if worst == math.inf else f"is {percent(worst)} slower than the best there"
+        drawn = f"{near} of {len(found.regrets)} perturbed profiles (±{percent(SPREAD)})"
+        line("robust", f"plan still optimal in {drawn}")
+        much = "does not fit" if worst == math.inf else f"is {percent(worst)} slower than the optimum there"
         line("", f"in the worst of them the plan {much}")
     touchy = [slack for slack in found.slacks if slack.low > 0 or slack.high < math.inf]
     for slack in touchy:
@@ -31,7 +31,7 @@ def describe_robustness(console: Console, found: Robustness) -> None:
         line("", f"from {1 / FARTHEST:g} to {FARTHEST:g} times as much nothing changes with {others}")
 
 
-def robustness_record(found: Robustness) -> dict[str, object]:
+def sensitivity_record(found: Robustness) -> dict[str, object]:
     """As `--json` has it; null stands for as far as was looked, and for a plan that does not fit."""
     return {
         "regrets": [_finite(regret) for regret in found.regrets],

@@ -1,4 +1,4 @@
-"""What `solve` prints: what was read before the solver works, what came of it afterwards."""
+"""`solve`: the request before the search, and step, proof and memory of its plan afterwards."""
 
 from __future__ import annotations
 
@@ -114,25 +114,31 @@ def plan_line(plan: Plan) -> str:
 
 
 def time_line(summary: Summary, measure: Measure = TIME) -> str:
-    """`step 38.2 ms = compute 31.0 + communication 7.2`."""
-    (compute, communication), _ = measure.texts([summary.compute_ns, summary.communication_ns], summary.step_ns)
-    hidden = f" ({measure.text(summary.hidden_ns)} more is hidden behind compute)" if summary.hidden_ns else ""
-    return f"step {measure.text(summary.step_ns)} = compute {compute} + communication {communication}{hidden}"
+    """`step 38.2 ms   compute 31.0, exposed communication 7.2, overlapped 3.3`."""
+    parts = [summary.compute_ns, summary.communication_ns, summary.hidden_ns]
+    (compute, exposed, overlapped), _ = measure.texts(parts, summary.step_ns)
+    hidden = f", overlapped {overlapped}" if summary.hidden_ns else ""
+    step = _step_and_bound(summary, measure)[0]
+    return f"step {step}   compute {compute}, exposed communication {exposed}{hidden}"
 
 
 def proof_line(summary: Summary, measure: Measure = TIME, *, staged: bool = False) -> str:
-    """How good the plan is known to be: by the proven bound on the step where there is one, else by the objective's.
-
-    Pipelines (`staged`) are known to be the best of those that were asked for: so many stages, say.
+    """`optimality gap 0.3 % (lower bound 16.75 ms)`, by the proven lower bound on the step where there is one, else by
+    the objective's. Pipelines (`staged`) are optimal among those that were asked for: so many stages, say.
     """
-    least, slack = measure.text(summary.least_ns), summary.slack
+    slack = summary.slack
     if summary.outcome == "optimal" and slack < _NOTHING:
         others = "pipeline as was asked for" if staged else "plan of this model on this mesh"
         return f"optimal: no {others} is predicted to be faster"
-    if summary.outcome == "optimal":
-        return f"no plan can take less than {least}, {percent(slack)} less than this one"
     stopped = "the search was interrupted; " if summary.outcome == "interrupted" else ""
-    return f"{stopped}within {percent(slack)} of the best possible (bound {least})"
+    return f"{stopped}optimality gap {percent(slack)} (lower bound {_step_and_bound(summary, measure)[1]})"
+
+
+def _step_and_bound(summary: Summary, measure: Measure) -> tuple[str, str]:
+    """The step and its lower bound; of a plan that is as good as optimal, without digits to tell them apart."""
+    if summary.outcome == "optimal" and summary.slack < _NOTHING:
+        return (measure.text(summary.step_ns),) * 2
+    return measure.apart(summary.step_ns, summary.least_ns)
 
 
 def scheduled_lines(summary: Summary) -> list[str]:

@@ -10,9 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardplan.errors import ShardplanError, error
 from shardplan.jax.device_mesh import check_mesh
-from shardplan.jax.specs import division, partition_spec
-from shardplan.jax.trees import Leaf, Names, match_leaves
-from shardplan.jax.values import Form, is_partial, values_of
+from shardplan.jax.partition_specs import division, partition_spec
+from shardplan.jax.pytrees import Leaf, Names, match_leaves
+from shardplan.jax.value_layouts import Form, is_partial, values_of
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout
 from shardplan.plan.types import Plan

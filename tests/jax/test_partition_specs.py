@@ -13,7 +13,7 @@ pytest.importorskip("jax")
 from jax.sharding import PartitionSpec as Spec
 
 from shardplan.errors import ShardplanError
-from shardplan.jax.specs import division, partition_spec
+from shardplan.jax.partition_specs import division, partition_spec
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, R, S

@@ -1,4 +1,4 @@
-"""What a plan computes again in backward instead of keeping it: operators of identical layers together."""
+"""The rematerialised operators of a plan: time and memory, identical layers in one row."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MOST_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class AgainGroup:
-    """Operators of one kind in identical layers that run a second time. `time_ns`: of those second runs;
-    `bytes_per_device`: what they make of what backward reads, which is not kept."""
+class RematGroup:
+    """Operators of one kind in identical layers that are rematerialised. `time_ns`: of running them a second time;
+    `bytes_per_device`: the activations that backward reads and that are not saved."""
 
     name: str
     count: int
@@ -29,8 +29,8 @@ class AgainGroup:
     bytes_per_device: int
 
 
-def again_groups(plan: Plan) -> list[AgainGroup]:
-    """What runs again, what is spared most first."""
+def remat_groups(plan: Plan) -> list[RematGroup]:
+    """Rematerialised operators, most bytes first."""
     freed = {tensor.name: tensor.bytes_per_device for tensor in plan.tensors if tensor.recomputed}
     groups: dict[str, list[OperatorDecision]] = {}
     for operator in plan.operators:
@@ -38,7 +38,7 @@ def again_groups(plan: Plan) -> list[AgainGroup]:
             groups.setdefault(pattern(_name(operator)), []).append(operator)
     everything = [_name(operator) for operator in plan.operators]
     found = [
-        AgainGroup(
+        RematGroup(
             folded(list(dict.fromkeys(_name(operator) for operator in group)), everything),
             len(group),
             sum(operator.again_ns for operator in group),
@@ -49,18 +49,18 @@ def again_groups(plan: Plan) -> list[AgainGroup]:
     return sorted(found, key=lambda group: (-group.bytes_per_device, -group.time_ns))
 
 
-def show_again(console: Console, plan: Plan, *, everything: bool = False) -> None:
-    """A table of what runs again; nothing where nothing does."""
-    groups = again_groups(plan)
+def show_rematerialisation(console: Console, plan: Plan, *, everything: bool = False) -> None:
+    """A table of rematerialised operators; nothing where there are none."""
+    groups = remat_groups(plan)
     if not groups:
         return
     measure, step_ns = measure_of(plan.model.get("cost_model")), max(plan.summary.step_ns, 1)
     many, time_ns, freed = _totals(groups)
-    summary = f"{many:,} of {len(plan.operators):,} operators run again in backward"
-    emit(console, Text.assemble((summary, "bold"), (f"  {size(freed)} per device are not kept", "dim")))
+    summary = f"{many:,} of {len(plan.operators):,} operators are rematerialised in backward"
+    emit(console, Text.assemble((summary, "bold"), (f"  {size(freed)} per device are not saved", "dim")))
     shown = [group for group in groups if group.time_ns or group.bytes_per_device]
     shown = shown if everything else shown[:MOST_ROWS]
-    rows = table(">of step", ">time", ">not kept", ">", "*again")
+    rows = table(">of step", ">time", ">not saved", ">", "*rematerialised")
     for group in shown:
         count = f"×{group.count}" if group.count > 1 else ""
         kept = size(group.bytes_per_device) if group.bytes_per_device else ""
@@ -69,7 +69,7 @@ def show_again(console: Console, plan: Plan, *, everything: bool = False) -> Non
     emit(console, rows, "")
 
 
-def again_record(groups: Sequence[AgainGroup]) -> list[dict[str, object]]:
+def remat_record(groups: Sequence[RematGroup]) -> list[dict[str, object]]:
     """The same as plain data: microseconds and bytes."""
     return [
         {
@@ -82,7 +82,7 @@ def again_record(groups: Sequence[AgainGroup]) -> list[dict[str, object]]:
     ]
 
 
-def _totals(groups: Sequence[AgainGroup]) -> tuple[int, int, int]:
+def _totals(groups: Sequence[RematGroup]) -> tuple[int, int, int]:
     return (
         sum(group.count for group in groups),
         sum(group.time_ns for group in groups),

@@ -27,8 +27,8 @@ from tiny_models import megatron, tiny_gpt, tiny_llama
 import shardplan
 from shardplan.constraints.parse import parse_constraints
 from shardplan.errors import ShardplanError
-from shardplan.jax import Part, loads
-from shardplan.jax.specs import partition_spec
+from shardplan.jax import Part, checkpoint_loading
+from shardplan.jax.partition_specs import partition_spec
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.mesh import Mesh as PlanMesh
@@ -312,7 +312,7 @@ def test_every_part_is_read_once(llama, zero, devices, monkeypatch):
     """A device reads its own part; devices with the same part share it."""
     read = []
     take = np.ascontiguousarray
-    monkeypatch.setattr(loads.np, "ascontiguousarray", lambda part: read.append(part.size) or take(part))
+    monkeypatch.setattr(checkpoint_loading.np, "ascontiguousarray", lambda part: read.append(part.size) or take(part))
     tree = {"w": jax.ShapeDtypeStruct((128, 32), jnp.float32), "n": jax.ShapeDtypeStruct((32,), jnp.float32)}
     names = {"w": "model.layers.0.mlp.up_proj.weight", "n": "model.norm.weight"}
     loaded = shardplan.jax.load(zero, shardplan.jax.mesh(zero), tree, llama[2], names=names, strict=False)

@@ -1,4 +1,4 @@
-"""Values of a plan by name: how one is made, kept and read, and what a module returns. Looked up once for each plan."""
+"""Layouts in which a plan's values are made, kept and read, by the name of a value, a module or a weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is made of: operators by family, their share of FLOPs and bytes, and what falls back to replication."""
+"""Statistics of a model's operators by family: counts, FLOPs, bytes, and which have no rule and are replicated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class OperatorStatistics:
     """`families` by falling FLOPs, then bytes; `fallbacks` by kind; forward FLOPs of one step of the whole model."""
 
     families: tuple[Family, ...]
@@ -55,7 +55,7 @@ class _Counted:
     bytes: int
 
 
-def take_census(model: Model) -> Census:
+def operator_statistics(model: Model) -> OperatorStatistics:
     """Count the operators of `model`. Raises `ShardplanError` where shapes contradict an operator."""
     counted = [_count(operator, rule, model) for operator, rule in _ruled(model)]
     by_family: dict[str, list[_Counted]] = {}
@@ -66,7 +66,7 @@ def take_census(model: Model) -> Census:
     for item in counted:
         if item.fallback:
             without.setdefault(item.operator.kind, []).append(item)
-    return Census(
+    return OperatorStatistics(
         families=tuple(sorted(families, key=lambda family: (-family.flops, -family.bytes, family.name))),
         fallbacks=tuple(_fallback(kind, items) for kind, items in sorted(without.items())),
         flops=sum(item.flops for item in counted),

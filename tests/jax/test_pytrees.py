@@ -12,8 +12,8 @@ from example_plans import example_plan
 
 from shardplan.errors import ShardplanError
 from shardplan.jax.flax import flax_names
-from shardplan.jax.parts import Part
-from shardplan.jax.trees import match_leaves
+from shardplan.jax.fused_weights import Part
+from shardplan.jax.pytrees import match_leaves
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R, S
 

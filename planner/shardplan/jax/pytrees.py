@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.jax.parts import Part
-from shardplan.jax.specs import Division, division, pin_text
-from shardplan.jax.values import listed
+from shardplan.jax.fused_weights import Part
+from shardplan.jax.partition_specs import Division, division, pin_text
+from shardplan.jax.value_layouts import listed
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text

@@ -1,7 +1,7 @@
-"""Pins: what a value is where it is made, where it is kept and where it is read, told to XLA.
+"""Sharding constraints on the values of a function: the layouts in which the plan makes, keeps and reads them.
 
-One pin is not enough. Told only that tokens go in and heads come out, XLA gathers; told both ends, it sends an
-all-to-all, a quarter of the bytes on four devices. So a value is pinned on both sides of every move of the plan.
+One constraint is not enough. Told only that tokens go in and heads come out, XLA gathers; told both ends, it sends an
+all-to-all, a quarter of the bytes on four devices. So a value is constrained on both sides of every move of the plan.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.jax.device_mesh import check_mesh
-from shardplan.jax.layouts import path_name
-from shardplan.jax.parts import Part
-from shardplan.jax.specs import Division, division, partition_spec, pin_text
-from shardplan.jax.trees import Names, named_as, spelled, targets_of
-from shardplan.jax.values import listed, values_of
+from shardplan.jax.fused_weights import Part
+from shardplan.jax.named_shardings import path_name
+from shardplan.jax.partition_specs import Division, division, partition_spec, pin_text
+from shardplan.jax.pytrees import Names, named_as, spelled, targets_of
+from shardplan.jax.value_layouts import listed, values_of
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh as PlanMesh
 from shardplan.layout.placement import Placement

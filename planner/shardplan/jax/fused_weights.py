@@ -1,4 +1,4 @@
-"""Leaves that are one piece of a fused weight: the q, k or v of a checkpoint that keeps the three in one tensor."""
+"""Leaves that are one part of a fused weight: the q, k or v of a checkpoint that stores the three in one tensor."""
 
 from __future__ import annotations
 
