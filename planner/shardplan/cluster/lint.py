@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
-from shardplan.cluster.resolve import Plain
+from shardplan.cluster.keys import LEVEL, Plain
 from shardplan.cluster.yaml import Leaf, Record
 from shardplan.errors import Diagnostic, did_you_mean, error, warning
 
@@ -28,13 +28,7 @@ DATASHEET: Final[dict[str, tuple[float, float]]] = {
 }
 """Device kind -> memory in bytes and dense 16-bit peak in TFLOP/s, of the shipped profiles."""
 
-_USED_WITH: Final[dict[str, str]] = {
-    "nics": "node_gbit", "share": "node_gbit", "scale_loss": "node_gbit",
-    "pair_gbps": "topology full_mesh", "wrap": "topology torus", "wrap_multiple": "topology torus",
-}  # fmt: skip
-"""Keys of a level that have an effect only beside another."""
-_NOT_WITH_CARDS: Final = ("topology", "busbw_gbps", "nvls")
-
+_LEVEL_KEYS: Final = {key.key: key for key in LEVEL.keys}
 _FASTEST_LINK_GBPS: Final = 2000.0
 _SPARSE_RATIO: Final = 1.9
 _MEMORY_RATIO: Final = 1.05
@@ -86,15 +80,15 @@ def _level_keys(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
     """Keys that a level of this kind does not use, and units that do not nest."""
     for level in resolved["levels"]:
         cards = bool(level["node_gbit"])
-        has = {"node_gbit": cards, "topology full_mesh": level["topology"] == "full_mesh" and not cards}
-        has["topology torus"] = level["topology"] == "torus" and not cards
+        has = {"", "node_gbit" if cards else f"topology {level['topology']}"}
         written = tree.get("levels", level["name"])
-        for key in written.entries if isinstance(written, Record) else ():
-            missing = not has.get(_USED_WITH.get(key, ""), True)
-            if missing or (cards and key in _NOT_WITH_CARDS):
-                reason = f"without {_USED_WITH[key]}" if missing else "beside node_gbit"
-                summary = f"levels.{level['name']}: '{key}' has no effect {reason}"
-                yield warning("ignored-key", summary, **_where(tree, "levels", level["name"], key))
+        for name in written.entries if isinstance(written, Record) else ():
+            key = _LEVEL_KEYS[name]
+            missing = key.beside not in has
+            if missing or (cards and key.no_cards):
+                reason = f"without {key.beside}" if missing else "beside node_gbit"
+                summary = f"levels.{level['name']}: '{name}' has no effect {reason}"
+                yield warning("ignored-key", summary, **_where(tree, "levels", level["name"], name))
     for inner, outer in itertools.pairwise(resolved["levels"]):
         if outer["devices"] and outer["devices"] % inner["devices"]:
             summary = (

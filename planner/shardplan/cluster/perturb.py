@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
+from typing import Any
 
+from shardplan.cluster.keys import LEVEL
+from shardplan.cluster.quantity import RATES, TIMES
 from shardplan.cluster.types import Cluster, Curve, Level
+from shardplan.cluster.yaml import Number, Table
 
 COMPUTE = "compute"
 MEMORY = "memory bandwidth"
@@ -39,15 +44,27 @@ def perturbed(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
 
 def _level(level: Level, factors: Mapping[str, float]) -> Level:
     speed, delay = _of(level, factors)
-    return replace(
-        level,
-        link_bytes_per_s=level.link_bytes_per_s * speed,
-        node_bytes_per_s=level.node_bytes_per_s * speed,
-        pair_bytes_per_s=level.pair_bytes_per_s * speed,
-        busbw={kind: {ranks: rate * speed for ranks, rate in table.items()} for kind, table in level.busbw.items()},
-        base_s=level.base_s * delay,
-        step_s=level.step_s * delay,
-    )
+    scaled = {name: _scaled(getattr(level, name), speed) for name in _attributes(RATES)}
+    return replace(level, **scaled | {name: getattr(level, name) * delay for name in _attributes(TIMES)})
+
+
+def _attributes(units: Mapping[str, Decimal]) -> list[str]:
+    """Attributes of a level that are written in these units."""
+    found = []
+    for key in LEVEL.keys:
+        kind = key.kind
+        while isinstance(kind, Table):
+            kind = kind.values
+        if isinstance(kind, Number) and kind.dimension.units is units and key.attribute is not None:
+            found.append(key.attribute or key.key)
+    return found
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    """A number, or all in a table of them, times a factor."""
+    if isinstance(value, Mapping):
+        return {key: _scaled(entry, factor) for key, entry in value.items()}
+    return value * factor
 
 
 def _of(level: Level, factors: Mapping[str, float]) -> tuple[float, float]:

@@ -9,9 +9,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from shardplan.cluster.build import Profile, profile_from_resolved
+from shardplan.cluster.keys import PROFILE
 from shardplan.cluster.lint import lint_profile
 from shardplan.cluster.resolve import missing_keys, resolve
-from shardplan.cluster.schema import PROFILE
 from shardplan.cluster.yaml import Record, merge, read_yaml
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 
@@ -93,7 +93,7 @@ def _builtin_source(name: str, place: Mapping[str, object] | None) -> _Source:
 
 def _read_chain(source: _Source, above: tuple[str, ...]) -> tuple[Record, list[Diagnostic]]:
     """The profile in `source` laid over the one it extends; `above` are the files that lead here."""
-    tree, faults = read_yaml(source.text, source.file, PROFILE)
+    tree, faults = read_yaml(source.text, source.file, PROFILE.section)
     target = tree.value("extends")
     if not isinstance(target, str):
         return tree, faults

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -38,20 +38,22 @@ FLOPS: dict[str, Decimal] = {
 @dataclass(frozen=True, slots=True)
 class Dimension:
     """What a number measures. `units`: spelling -> factor to SI; `bare`: the unit of a number written without one,
-    which is also the unit of the parsed value; `example` is shown to the person who used another."""
+    which is also the unit of the parsed value; `example` is shown to the person who used another; `si`: the value in
+    bytes, seconds, operations and their rates."""
 
     name: str
     units: Mapping[str, Decimal]
     bare: str
     example: str
+    si: Callable[[float], float] = lambda value: value
 
 
 SIZE = Dimension("a size", BYTES, "B", "80 GB")
-MEGABYTES = Dimension("a size", BYTES, "MB", "8 MB")
-GBPS = Dimension("a bandwidth", RATES, "GB/s", "450 GB/s")
-GBIT = Dimension("a bandwidth", RATES, "Gb/s", "400 Gb/s")
-MICROSECONDS = Dimension("a time", TIMES, "us", "4.5 us")
-TFLOPS = Dimension("a rate of operations", FLOPS, "TFLOP/s", "989 TFLOP/s")
+MEGABYTES = Dimension("a size", BYTES, "MB", "8 MB", lambda value: value * 1e6)
+GBPS = Dimension("a bandwidth", RATES, "GB/s", "450 GB/s", lambda value: value * 1e9)
+GBIT = Dimension("a bandwidth", RATES, "Gb/s", "400 Gb/s", lambda value: value * 1e9 / 8)
+MICROSECONDS = Dimension("a time", TIMES, "us", "4.5 us", lambda value: value / 1e6)
+TFLOPS = Dimension("a rate of operations", FLOPS, "TFLOP/s", "989 TFLOP/s", lambda value: value * 1e12)
 PLAIN = Dimension("a number", {}, "", "0.9")
 
 

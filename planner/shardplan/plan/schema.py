@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from shardplan.cluster.reference import with_tables
 from shardplan.plan import fields
 from shardplan.plan.kinds import ListOf, Schema
 from shardplan.plan.record import Nested, Record, record_schema
@@ -26,7 +25,6 @@ _LAYOUT: Final[Schema] = {
     "description": "Placements with their mesh axes, major first: `S(0)@machine, R/P@gpu`; axes left out are R, and "
     "`R` alone is replicated on all. `S(1;3x768)` shards each of three segments of dim 1.",
 }
-_TABLES = re.compile(r"<!-- fields of (\S+) -->\n.*?<!-- end of fields -->\n", re.DOTALL)
 
 
 def records(record: Record = fields.PLAN) -> dict[str, Record]:
@@ -66,11 +64,6 @@ def field_table(record: Record) -> str:
         notes += [f"Format {fields.MAJOR}.{field.since}." if field.since else ""]
         lines.append(f"| `{field.key}` | {field.kind.word} | {' '.join(note for note in notes if note)} |")
     return "\n".join(lines) + "\n"
-
-
-def with_tables(text: str, tables: Callable[[str], str]) -> str:
-    """A page of documentation with what stands between its marks, `<!-- fields of NAME -->`, made anew."""
-    return _TABLES.sub(lambda found: f"<!-- fields of {found[1]} -->\n{tables(found[1])}<!-- end of fields -->\n", text)
 
 
 def page(text: str) -> str:
