@@ -169,10 +169,10 @@ LEVEL: Final = Keys((
     Key("wrap_multiple", _COUNT, "so are those of a slice whose size is a multiple of this", 0, said="none",
         beside="topology torus"),
     Key("busbw_gbps", Table(Table(_RATE, ranks=True), keys=COLLECTIVES), "bus bandwidth by collective and ranks, "
-        "instead of `eta * link`; required for `custom`", {}, "busbw", resolve=_busbw, said="none", no_cards=True, needed="custom"),
+        "instead of `eta * link`; required for `custom`", {}, "busbw", resolve=_busbw, said="none", no_cards=True,
+        needed="custom"),
     Key("share", Number(open=True, maximum=1.0, words=("auto",)), "share of the cards that a group gets; `auto`: its "
-        "devices "
-        "/ all devices of the mesh in the machine", "auto", beside="node_gbit"),
+        "devices / all devices of the mesh in the machine", "auto", beside="node_gbit"),
     Key("scale_loss", Table(_SHARE, ranks=True), "`{machines: factor}` on the card bandwidth", {}, said="none",
         beside="node_gbit"),
 ))  # fmt: skip
@@ -193,8 +193,7 @@ DEVICE: Final = Keys((
         said="1.5 GB"),
     Key("hbm_gbps", _RATE, "memory bandwidth", attribute="hbm_bytes_per_s"),
     Key("peak_tflops", Table(Number(TFLOPS, open=True), keys=DTYPES), f"dense peaks: `{' '.join(DTYPES)}`; a missing "
-        "one is "
-        "replaced by the next wider, with a warning", attribute="peak_flops", resolve=_in_order, said="one required"),
+        "one is replaced by the next wider, with a warning", attribute="peak_flops", resolve=_in_order, said="one required"),
     Key("allow_tf32", Flag(), "fp32 matrix products use the tf32 peak", True),
     Key("gemm", GEMM),
     Key("mem_efficiency", _SHARE, "share of `hbm_gbps` that is reached", 0.75, "memory_efficiency"),
@@ -255,6 +254,5 @@ PROFILE: Final = Keys((
     Key("overlap", OVERLAP),
     Key("coalesce", COALESCE),
     Key("curves", Sequence(CURVE.section), "measured times that replace the formula: `{collective, group: {nodes, "
-        "per_node}, "
-        "points: [[size, time], …]}`", [], said="none"),
+        "per_node}, points: [[size, time], …]}`", [], said="none"),
 ))  # fmt: skip
