@@ -61,12 +61,12 @@ def test_all_that_is_wrong_is_said_at_once(mlp):
     with pytest.raises(shardplan.ShardplanError) as caught:
         shardplan.make_plan("mlb.onnx", "2y2", mode="inferense")
     assert str(caught.value) == (
-        "mlb.onnx: error[no-such-file]: there is no such file\n"
-        "hint: did you mean 'mlp.onnx'?\n"
+        "error[bad-argument]: mode 'inferense' is none of training, inference\n"
+        "hint: did you mean 'inference'?\n"
         "error[bad-mesh]: mesh '2y2' cannot be read\n"
         "hint: a mesh is sizes such as 4x4, outermost first, or names such as machine=4,gpu=4\n"
-        "error[bad-argument]: mode 'inferense' is none of training, inference\n"
-        "hint: did you mean 'inference'?"
+        "mlb.onnx: error[no-such-file]: there is no such file\n"
+        "hint: did you mean 'mlp.onnx'?"
     )
 
 
@@ -75,7 +75,7 @@ def test_all_that_is_wrong_is_said_at_once(mlp):
     [
         ({"optimizer": "adam"}, "error[bad-argument]: optimizer 'adam' is none of adam-mixed, adam-fp32, sgd, none"),
         ({"remat": "some"}, "error[bad-argument]: remat 'some' is none of none, selective, full, auto"),
-        ({"microbatches": 0}, "error[bad-argument]: microbatches is 0, and at least 1"),
+        ({"microbatches": 0}, "error[bad-argument]: microbatches is 0; a whole number of at least 1 is expected"),
         ({"memory_limit": "1 XB"}, "error[bad-quantity]: memory_limit: expected the unit of a size such as 80 GB"),
         ({"pins": ["up"]}, "error[bad-constraint]: --pin 'up' is not PATTERN=SPEC"),
         ({"constraints": [{"weights": {}}]}, "constraints[0]:1:1: error[unknown-key]: unknown key 'weights'"),

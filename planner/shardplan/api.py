@@ -1,83 +1,77 @@
-"""`shardplan.make_plan` and `shardplan.save`: from a model to a plan in one call, for programs and notebooks.
+"""`shardplan.make_plan`, `save` and `robustness`: from a model to a plan in one call, for programs and notebooks.
 
-The command line reads the same inputs; what is asked has the same names and defaults on both sides.
+What is asked has the same names and defaults as on the command line: the fields of `shardplan.request.Request`.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, ParamSpec
 
-from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.errors import Diagnostic
 from shardplan.plan.file import write_plan
 from shardplan.plan.types import Plan
+from shardplan.request import Request, request_of
 
 if TYPE_CHECKING:
-    from shardplan.cluster.types import Cluster
-    from shardplan.constraints.types import Constraint
-    from shardplan.graph.options import Mode, PlanOptions, Remat
     from shardplan.model.types import Model
+    from shardplan.study.robust import Robustness
 
-DESCRIBED = "transformer:"
-Given = str | Path | Mapping[str, object] | Plan
-T = TypeVar("T")
+P = ParamSpec("P")
+OnWarning = Callable[[Diagnostic], None]
 
 
-def make_plan(
-    model: str | Path | Model,
-    mesh: str | None = None,
-    *,
-    cluster: str | Path = "h100-dgx",
-    mode: Mode = "training",
-    dims: Mapping[str, int] | None = None,
-    optimizer: str = "adam-mixed",
-    shard_optimizer: bool = False,
-    microbatches: int = 1,
-    remat: Remat = "none",
-    kv_cache_tokens: int = 0,
-    memory_limit: int | str | None = None,
-    constraints: Sequence[Given] = (),
-    pins: Sequence[str] = (),
-    cost_model: str = "shardplan",
-    time_limit: float | None = None,
-    gap: float = 0.005,
-    seed: int = 0,
-    strict: bool = False,
-) -> Plan:
+def _asking(_request: Callable[P, Request]) -> Callable[[Callable[[Request, OnWarning], Plan]], Callable[P, Plan]]:
+    """Let a function of a request take the request's fields; faults of fields and of inputs are raised together."""
+
+    def taking(function: Callable[[Request, OnWarning], Plan]) -> Callable[P, Plan]:
+        signature = inspect.signature(Request)
+
+        @functools.wraps(function)
+        def with_fields(*given: P.args, **named: P.kwargs) -> Plan:
+            heard: list[Diagnostic] = []
+            request, faults = request_of(signature.bind(*given, **named).arguments)
+            try:
+                if faults:
+                    from shardplan.study.instance import read
+
+                    read(request, faults)
+                return function(request, heard.append)
+            finally:
+                for diagnostic in heard:
+                    warnings.warn(str(diagnostic), stacklevel=2)
+
+        with_fields.__signature__ = signature.replace(return_annotation="Plan")  # type: ignore[attr-defined]
+        return with_fields
+
+    return taking
+
+
+@_asking(Request)
+def make_plan(request: Request, on_warning: OnWarning) -> Plan:
     """The fastest plan for `model` that fits in memory, as `shardplan solve` finds it; nothing is written.
 
     >>> plan = shardplan.make_plan("model.onnx", "4x4", dims={"batch": 32}, pins=["*.up.weight=[null, gpu]"])
     >>> shardplan.save(plan, "plans/model.4x4.plan.json")
 
     `model`: an ONNX file, a description such as `transformer:llama3-8b,batch=16`, or what either was read to.
-    `mesh`: sizes, outermost axis first (`4x4`), or names (`machine=4,gpu=4`); the profile's own where it is None.
-    `cluster`: name of a shipped profile, or a YAML file. `dims`: sizes of symbolic dims, and how often loops turn as
-    `trip:NAME`. `memory_limit`: what a device may use, in bytes or as `"40 GiB"`. `constraints`: YAML files, the same
-    as mappings, or plans whose inputs and weights stay where they are; `pins`: single ones. The others are those of
-    `shardplan.graph.options.PlanOptions`. What is worth a warning is given as Python's `UserWarning`.
+    `mesh`: sizes, outermost axis first (`4x4`), or names (`machine=4,gpu=4`), or `auto` for the best logical mesh over
+    `devices`; the profile's own where it is None. `cluster`: name of a shipped profile, or a YAML file. `dims`: sizes
+    of symbolic dims; `trips`: trip counts of loops. `memory_limit`: what a device may use, in bytes or as `"40 GiB"`.
+    `stages`: a pipeline of so many stages, `"auto"`, or cut as another plan; `schedule` is its schedule. `constraints`:
+    YAML files, the same as mappings, or plans whose inputs and weights stay where they are; `pins`: single ones. All
+    arguments are fields of `shardplan.request.Request`. Warnings are given as Python's `UserWarning`.
 
     Raises `shardplan.errors.ShardplanError`, whose `diagnostics` say all that is wrong with what was given;
     `InfeasibleError` when it is proven that no plan fits, `LimitError` when `time_limit` ends the search without one.
     """
-    from shardplan.planning import plan_model
+    from shardplan.study.solve import plan
 
-    given = {
-        "mode": mode, "optimizer": optimizer, "shard_optimizer": shard_optimizer, "microbatches": microbatches,
-        "remat": remat, "kv_cache_tokens": kv_cache_tokens, "time_limit": time_limit, "gap": gap, "seed": seed,
-        "strict": strict,
-    }  # fmt: skip
-    read = _Faults()
-    known = read(lambda: load_model(model, dims or {}) if isinstance(model, str | Path) else model)
-    where = read(lambda: _cluster(cluster, mesh))
-    fixed = read(lambda: _constraints(constraints, pins))
-    options = read(lambda: _options(memory_limit, cost_model, **given, constraints=fixed or ()))
-    if known is None or where is None or options is None or read.found:
-        raise ShardplanError(*read.found)
-    for diagnostic in (*known.warnings, *where.warnings):
-        _warn(diagnostic)
-    return plan_model(known, where, options, on_warning=_warn)
+    return plan(request, on_warning=on_warning)
 
 
 def save(plan: Plan, path: str | Path) -> bool:
@@ -89,79 +83,14 @@ def save(plan: Plan, path: str | Path) -> bool:
     return write_plan(plan, path)
 
 
-def load_model(given: str | Path, dims: Mapping[str, int]) -> Model:
-    """The model of an ONNX file, or of a description such as `transformer:llama3-70b`. Raises `ShardplanError`."""
-    if str(given).startswith(DESCRIBED):
-        from shardplan.models import described
+def robustness(plan: Plan, model: str | Path | Model, draws: int) -> Robustness:
+    """What `plan`, made for `model`, is worth where the profile is wrong, as `shardplan solve --robust DRAWS` says it.
 
-        return described(str(given), dims)
-    from shardplan.model.read import read_model
+    Raises `ShardplanError` for another model, and (`pipeline-plan`) for a pipeline.
+    """
+    from shardplan.study.instance import load_model_of, read, recorded_request
+    from shardplan.study.robust import robustness as study
 
-    return read_model(given, dims)
-
-
-class _Faults:
-    """Runs the readings of several inputs; `found` is what is wrong with any of them."""
-
-    def __init__(self) -> None:
-        self.found: list[Diagnostic] = []
-
-    def __call__(self, reading: Callable[[], T]) -> T | None:
-        try:
-            return reading()
-        except ShardplanError as problem:
-            self.found += problem.diagnostics
-            return None
-
-
-def _cluster(profile: str | Path, mesh: str | None) -> Cluster:
-    from shardplan.cluster.mesh import make_cluster
-    from shardplan.cluster.profile import load_profile
-
-    return make_cluster(load_profile(str(profile)), mesh)
-
-
-def _options(memory_limit: int | str | None, cost_model: str, **asked: Any) -> PlanOptions:
-    from shardplan.cluster.quantity import SIZE, parse_quantity
-    from shardplan.cost.named import parse_cost_model
-    from shardplan.cost.recipes import RECIPES
-    from shardplan.graph.options import Mode, PlanOptions, Remat
-
-    _one_of("mode", asked["mode"], get_args(Mode))
-    _one_of("remat", asked["remat"], get_args(Remat))
-    _one_of("optimizer", asked["optimizer"], tuple(RECIPES))
-    if asked["microbatches"] < 1:
-        raise ShardplanError(error("bad-argument", f"microbatches is {asked['microbatches']}, and at least 1"))
-    if isinstance(memory_limit, str):
-        try:
-            memory_limit = int(parse_quantity(memory_limit, SIZE))
-        except ValueError as problem:
-            raise ShardplanError(error("bad-quantity", f"memory_limit: {problem}")) from None
-    return PlanOptions(memory_limit_bytes=memory_limit, cost_model=parse_cost_model(cost_model), **asked)
-
-
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        hint = did_you_mean(str(value), allowed)
-        raise ShardplanError(error("bad-argument", f"{name} '{value}' is none of {', '.join(allowed)}", hint=hint))
-
-
-def _constraints(given: Sequence[Given], pins: Sequence[str]) -> tuple[Constraint, ...]:
-    import yaml
-
-    from shardplan.constraints.parse import parse_constraints, parse_pin, read_constraints
-    from shardplan.study.reuse import constraints_of
-
-    found: list[Constraint] = []
-    for number, one in enumerate(given):
-        if isinstance(one, Plan):
-            found += constraints_of(one, f"constraints[{number}]")
-        elif isinstance(one, Mapping):
-            found += parse_constraints(yaml.safe_dump(dict(one), sort_keys=False), f"constraints[{number}]")
-        else:
-            found += read_constraints(one)
-    return (*found, *map(parse_pin, pins))
-
-
-def _warn(diagnostic: Diagnostic) -> None:
-    warnings.warn(str(diagnostic), stacklevel=3)
+    known = load_model_of(plan, "the plan", str(model)) if isinstance(model, str | Path) else model
+    instance = read(recorded_request(plan, "the plan", known))
+    return study(instance.model, instance.cluster, instance.options, plan, draws)

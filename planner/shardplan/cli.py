@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from shardplan import __version__
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.verbs.asking import IN_SETTINGS
 from shardplan.verbs.calibrate import calibrate
 from shardplan.verbs.check import check
 from shardplan.verbs.compare import compare
@@ -29,7 +30,7 @@ from shardplan.verbs.explain import explain
 from shardplan.verbs.export import export
 from shardplan.verbs.inspect import inspect
 from shardplan.verbs.profiles import profiles
-from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
+from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session, discard
 from shardplan.verbs.show import show
 from shardplan.verbs.solve import solve
 from shardplan.verbs.solve_problem import solve_problem
@@ -183,7 +184,7 @@ def _refuse_usage(problem: click.UsageError, given: list[str]) -> int:
     with contextlib.suppress(BrokenPipeError):
         problem.show()
         if _is_setting(problem):
-            click.echo("hint: it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml", err=True)
+            click.echo(f"hint: {IN_SETTINGS}", err=True)
         if _asks_json(given):
             fault = error("usage", problem.format_message())
             Session(_guess_verb(given), diagnostics=[fault]).write_document(None)
@@ -209,8 +210,8 @@ def _report_defect(run: _Run, given: list[str], problem: Exception) -> int:
 
 
 def _stop_writing() -> int:
-    """Nobody reads on: send what is still buffered nowhere, so that Python's exit does not fail over it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Python's exit must not fail over what is still buffered."""
+    discard(sys.stdout)
     return EXIT_PIPE
 
 

@@ -5,6 +5,7 @@ It is the problem that the planner solves, before anything is chosen or left out
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.api import _cluster, _Faults, _options, _warn, load_model
-from shardplan.errors import Diagnostic, ShardplanError
+from shardplan.errors import Diagnostic
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Holding, Memory
 from shardplan.graph.operators import OperatorSpace
@@ -22,6 +22,8 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.planning import Planner
+from shardplan.request import request_of
+from shardplan.study.instance import read
 from shardplan.units import PS_PER_S
 
 if TYPE_CHECKING:
@@ -76,21 +78,21 @@ def cost_graph(
     what it adds, and for the errors.
     """
     asked = {
-        "mode": mode, "optimizer": optimizer, "shard_optimizer": shard_optimizer, "microbatches": microbatches,
-        "remat": remat, "kv_cache_tokens": kv_cache_tokens, "strict": strict,
+        "mode": mode, "dims": dims or {}, "optimizer": optimizer, "shard_optimizer": shard_optimizer,
+        "microbatches": microbatches, "remat": remat, "kv_cache_tokens": kv_cache_tokens, "cost_model": cost_model,
+        "strict": strict,
     }  # fmt: skip
-    read = _Faults()
-    known = read(lambda: load_model(model, dims or {}) if isinstance(model, str | Path) else model)
-    where = read(lambda: _cluster(cluster, mesh))
-    options = read(lambda: _options(None, cost_model, **asked))
-    if known is None or where is None or options is None:
-        raise ShardplanError(*read.found)
+    instance = read(*request_of({"model": model, "mesh": mesh, "cluster": cluster, **asked}))
     say = on_warning or _warn
-    for diagnostic in (*known.warnings, *where.warnings):
+    for diagnostic in (*instance.model.warnings, *instance.cluster.warnings):
         say(diagnostic)
-    planner = Planner(known, where, options, on_warning=say, complete=True)
+    planner = Planner(instance.model, instance.cluster, instance.options, on_warning=say, complete=True)
     built, memory = planner.built_at(_MOVES_AT_FULL_LENGTH)
     return as_networkx(built, memory)
+
+
+def _warn(diagnostic: Diagnostic) -> None:
+    warnings.warn(str(diagnostic), stacklevel=3)
 
 
 def as_networkx(built: CostGraph, memory: Memory) -> nx.MultiDiGraph:

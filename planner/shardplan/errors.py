@@ -7,11 +7,12 @@ the edge of each module raises one `ShardplanError` that carries all of them, an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 Severity = Literal["error", "warning", "note"]
+T = TypeVar("T")
 _CODES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
@@ -74,6 +75,26 @@ class LimitError(ShardplanError):
     """A limit ended the search before any plan was found. Exit code 4."""
 
     exit_code = 4
+
+
+class Attempts:
+    """Runs the readings of several inputs and keeps what is wrong with each, to be raised together."""
+
+    def __init__(self) -> None:
+        self.problems: list[Diagnostic] = []
+
+    def __call__(self, read: Callable[[], T]) -> T | None:
+        """What `read` returns, or None when it raises a `ShardplanError`, which is kept."""
+        try:
+            return read()
+        except ShardplanError as problem:
+            self.problems += problem.diagnostics
+            return None
+
+    def finish(self) -> None:
+        """Raise everything that went wrong, if anything did."""
+        if self.problems:
+            raise ShardplanError(*self.problems)
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

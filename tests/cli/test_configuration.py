@@ -68,8 +68,9 @@ def test_a_wrong_value_is_looked_for_where_it_stands(shardplan, mlp):
     Path("shardplan.toml").write_text('[solve]\ntime-limit = "long"\n')
     run = shardplan(*SOLVE)
     assert run.code == 2
-    assert run.err.endswith(
-        "'long' is not a valid float range.\nhint: it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml\n"
+    assert run.err.startswith(
+        "error[bad-argument]: --time-limit is 'long'; a number of seconds above 0 is expected\n"
+        "hint: it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml\n"
     )
     assert "shardplan.toml" not in shardplan(*SOLVE, "--time-limit", "long").err
 

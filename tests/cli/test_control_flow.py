@@ -56,7 +56,7 @@ def test_a_trip_that_cannot_be_read(shardplan, decode):
         "hint: write the name of a loop and a positive number, such as --trip decode=8\n"
     )
     run = shardplan("inspect", decode, "--trip", "decode=8", "--trip", "decode=9")
-    assert run.err == "error[bad-dim]: --trip gives 'decode' two numbers, 8 and 9\n"
+    assert run.err == "error[bad-trip]: --trip gives 'decode' two numbers, 8 and 9\n"
 
 
 def test_inspect_counts_every_turn(shardplan, decode):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shardplan import planning
 from shardplan.errors import LimitError, error
 from shardplan.planning import chain
+from shardplan.study import solve
 from shardplan.verbs import session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def test_a_limit_is_4_and_a_defect_is_70(code, raised, shardplan, mlp, monkeypat
     def fail(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(planning, "plan_model", fail)
+    monkeypatch.setattr(solve, "plan_model", fail)
     assert shardplan("solve", *HERE).code == code
 
 

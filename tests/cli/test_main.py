@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from example_plans import example_plan, example_summary
 
-import shardplan.planning
+import shardplan.study.solve
 from shardplan.errors import InfeasibleError, LimitError, error
 from shardplan.plan.file import read_plan, write_plan
 from shardplan.planning import PlanOptions
@@ -33,7 +33,7 @@ def planned(monkeypatch):
                 raise outcome
             return outcome
 
-        monkeypatch.setattr(shardplan.planning, "plan_model", plan_model)
+        monkeypatch.setattr(shardplan.study.solve, "plan_model", plan_model)
         return asked
 
     return plan_as

@@ -22,11 +22,12 @@ from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.models import transformer
 from shardplan.planning import plan_model
+from shardplan.request import Request
 from shardplan.study.engines import DaskEngine, LocalEngine, engine_of
-from shardplan.study.sweep import Point, Request, all_requests, pareto, plan_point, sweep
+from shardplan.study.sweep import Combination, Point, all_combinations, pareto, plan_point, sweep
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
-REQUESTS = all_requests(["generic"], ["2", "2x2", "2x"], [1, 2], ["none", "selective"])
+REQUESTS = all_combinations(["generic"], ["2", "2x2", "2x"], [1, 2], ["none", "selective"])
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +37,12 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(model):
-    return sweep(model, PlanOptions(), REQUESTS, LocalEngine())
+    return sweep(Request(model), REQUESTS, LocalEngine())
 
 
 def test_every_combination_once():
     assert len(REQUESTS) == len(set(REQUESTS)) == 12
-    assert all_requests(["a", "a"], ["2"], [1], ["none"]) == (Request("a", "2", 1, "none"),)
+    assert all_combinations(["a", "a"], ["2"], [1], ["none"]) == (Combination("a", "2", 1, "none"),)
 
 
 def test_points_are_what_solve_gives(model, found):
@@ -64,8 +65,9 @@ def test_what_is_recomputed_is_chosen_point_by_point():
     cluster = make_cluster(load_profile("h100-dgx"), "1x4")
     free = plan_model(model, cluster, PlanOptions())
     options = PlanOptions(memory_limit_bytes=int(0.6 * free.summary.memory.total))
-    requests = all_requests(["h100-dgx"], ["1x4"], [1], ["auto", "none"])
-    auto, none = sweep(model, options, requests, LocalEngine()).points
+    requests = all_combinations(["h100-dgx"], ["1x4"], [1], ["auto", "none"])
+    asked = Request(model, memory_limit=options.memory_limit_bytes)
+    auto, none = sweep(asked, requests, LocalEngine()).points
     plan = plan_model(model, cluster, replace(options, remat="auto"))
     assert any(operator.again for operator in plan.operators)
     assert (auto.request.remat, auto.step_us, auto.outcome) == (
@@ -79,27 +81,27 @@ def test_what_is_recomputed_is_chosen_point_by_point():
 
 
 def test_a_stage_count_and_an_automatic_mesh(model):
-    staged = plan_point(model, PlanOptions(), Request("generic", "2", 2, "none", "2"))
+    staged = plan_point(Request(model), Combination("generic", "2", 2, "none", "2"))
     assert staged.outcome in ("optimal", "feasible")
-    auto = plan_point(model, PlanOptions(), Request("generic", "auto", 1, "none"))
+    auto = plan_point(Request(model), Combination("generic", "auto", 1, "none"))
     assert auto.devices == 16
 
 
 def test_what_a_step_costs(model, tmp_path):
     profile = tmp_path / "priced.yaml"
     profile.write_text("schema: 1\nextends: builtin:generic\nname: priced\nprovenance: {device_hour_usd: 3.6}\n")
-    point = plan_point(model, PlanOptions(), Request(str(profile), "2x2", 1, "none"))
+    point = plan_point(Request(model), Combination(str(profile), "2x2", 1, "none"))
     assert point.cost_usd == pytest.approx(4 * 3.6 / 3600 * point.step_us / 1e6)
 
 
 def test_processes_find_the_same(model, found):
     few = REQUESTS[:4]
-    assert sweep(model, PlanOptions(), few, LocalEngine(2)).points == found.points[:4]
+    assert sweep(Request(model), few, LocalEngine(2)).points == found.points[:4]
 
 
 def test_nothing_runs_on_when_nobody_asks_for_more(model):
     before = set(multiprocessing.active_children())
-    points = LocalEngine(2).points(model, PlanOptions(), REQUESTS)
+    points = LocalEngine(2).points(Request(model), REQUESTS)
     assert next(points).request in REQUESTS
     points.close()
     assert set(multiprocessing.active_children()) == before
@@ -108,22 +110,22 @@ def test_nothing_runs_on_when_nobody_asks_for_more(model):
 def test_a_sweep_goes_on_where_it_was(model, found, tmp_path):
     path = str(tmp_path / "sweep.json")
     half = REQUESTS[:5]
-    sweep(model, PlanOptions(), half, LocalEngine(), path)
+    sweep(Request(model), half, LocalEngine(), path)
 
     class Once:
-        asked: tuple[Request, ...] = ()
+        asked: tuple[Combination, ...] = ()
 
-        def points(self, model, options, requests):
-            self.asked = tuple(requests)
-            return LocalEngine().points(model, options, requests)
+        def points(self, request, combinations):
+            self.asked = tuple(combinations)
+            return LocalEngine().points(request, combinations)
 
     engine, heard = Once(), []
-    again = sweep(model, PlanOptions(), REQUESTS, engine, path, heard.append)
+    again = sweep(Request(model), REQUESTS, engine, path, heard.append)
     assert engine.asked == REQUESTS[5:]
     assert again.points == found.points
     assert len(heard) == len(REQUESTS)
     before = Path(path).read_bytes()
-    assert sweep(model, PlanOptions(), REQUESTS, engine, path).points == found.points
+    assert sweep(Request(model), REQUESTS, engine, path).points == found.points
     assert Path(path).read_bytes() == before
 
 
@@ -131,17 +133,17 @@ def test_files_of_something_else_are_left_alone(model, tmp_path):
     path = tmp_path / "other.json"
     path.write_text("{}")
     with pytest.raises(ShardplanError, match=r"error\[not-a-sweep\]: this file is no sweep"):
-        sweep(model, PlanOptions(), REQUESTS[:1], LocalEngine(), str(path))
+        sweep(Request(model), REQUESTS[:1], LocalEngine(), str(path))
     path.unlink()
-    sweep(model, PlanOptions(), REQUESTS[:1], LocalEngine(), str(path))
+    sweep(Request(model), REQUESTS[:1], LocalEngine(), str(path))
     with pytest.raises(ShardplanError, match=r"error\[other-sweep\]"):
-        sweep(model, PlanOptions(mode="inference"), REQUESTS[:1], LocalEngine(), str(path))
+        sweep(Request(model, mode="inference"), REQUESTS[:1], LocalEngine(), str(path))
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)), max_size=12))
 def test_the_front(numbers):
     points = [
-        Point(Request("c", str(place), 1, "none"), "optimal", devices=d, step_us=float(s), memory_bytes=m)
+        Point(Combination("c", str(place), 1, "none"), "optimal", devices=d, step_us=float(s), memory_bytes=m)
         for place, (s, m, d) in enumerate(numbers)
     ]
     best = pareto(points)
@@ -182,7 +184,7 @@ def test_a_dask_worker_that_is_killed_loses_nothing(model, found):
                 time.sleep(0.2)
 
         engine = DaskEngine(cluster.scheduler_address)
-        assert sweep(model, PlanOptions(), REQUESTS, engine, on_point=kill).points == found.points
+        assert sweep(Request(model), REQUESTS, engine, on_point=kill).points == found.points
         assert killed.is_set()
 
 
@@ -209,7 +211,7 @@ def test_faults_of_the_verb_are_said_together(shardplan, mlp):
     run = shardplan(*SWEEP[:-2], "--microbatches", "0", "--remat", "some", "--engine", "slurm")
     assert run.code == 2
     assert run.err.count("error[") == 3
-    assert "error[bad-list]: --microbatches: '0' is not a positive number" in run.err
+    assert "error[bad-argument]: --microbatches is '0'; a whole number of at least 1 is expected" in run.err
 
 
 def test_a_slip_of_the_pen_is_told_with_what_was_meant(shardplan, mlp):
@@ -217,7 +219,7 @@ def test_a_slip_of_the_pen_is_told_with_what_was_meant(shardplan, mlp):
     run = shardplan("sweep", str(mlp), "--dim", "batch=8", *asked)
     assert run.code == 2
     assert run.err.count("error[") == 3
-    assert "'nnoe' is not one of none, selective, full, auto\nhint: did you mean 'none'?\n" in run.err
+    assert "--remat 'nnoe' is none of none, selective, full, auto\nhint: did you mean 'none'?\n" in run.err
     assert "hint: did you mean 'generic'?\n" in run.err
     assert "error[bad-mesh]: mesh 'atuo' cannot be read\nhint: did you mean 'auto'?\n" in run.err
 

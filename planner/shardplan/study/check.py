@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import list_profiles, load_profile
-from shardplan.cluster.types import Cluster
 from shardplan.cost.named import measure_of
 from shardplan.errors import InfeasibleError, ShardplanError
-from shardplan.graph.options import PlanOptions
 from shardplan.layout.legal import check as check_layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.model.types import Model
 from shardplan.plan.diff import diff_plans
-from shardplan.plan.recorded import cluster_of, is_of, options_of
+from shardplan.plan.recorded import cluster_of, is_of
 from shardplan.plan.types import Plan
-from shardplan.planning import plan_model
 from shardplan.study.finished import finished
+from shardplan.study.instance import read, recorded_request
+from shardplan.study.solve import solve
 from shardplan.units import percent, size
 
-Solve = Callable[[Model, Cluster, PlanOptions], Plan]
 Status = Literal["fresh", "stale", "invalid", "infeasible", "not optimal", "unreadable"]
 _SAME = 1e-6
 """Relative: objectives this close are equal."""
@@ -41,10 +39,8 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def check_plan(
-    plan: Plan, file: str, model: Model | None = None, *, resolve: bool = False, solve: Solve = plan_model
-) -> Verdict:
-    """The verdict on `plan`, read from `file`. `solve`: how to solve again.
+def check_plan(plan: Plan, file: str, model: Model | None = None, *, resolve: bool = False) -> Verdict:
+    """The verdict on `plan`, read from `file`.
 
     In this order: its decisions must be legal; its model (if given) and its profile (if it is a shipped one) unchanged;
     its memory within the limit; and with `resolve`, its step still the shortest. Raises `ShardplanError` when the plan
@@ -57,7 +53,7 @@ def check_plan(
     used, limit = plan.summary.memory.total, plan.summary.memory_limit_bytes
     if used > limit:
         return Verdict("infeasible", (f"it needs {size(used)} of the {size(limit)} that a device may use",))
-    return _solve_again(plan, file, model, solve) if resolve and model is not None else Verdict("fresh")
+    return _solve_again(plan, file, model) if resolve and model is not None else Verdict("fresh")
 
 
 def _faults(plan: Plan) -> Iterator[str]:
@@ -125,9 +121,9 @@ def _mesh_text(mesh: Mesh) -> str:
     return "x".join(str(axis.size) for axis in mesh.axes)
 
 
-def _solve_again(plan: Plan, file: str, model: Model, solve: Solve) -> Verdict:
+def _solve_again(plan: Plan, file: str, model: Model) -> Verdict:
     try:
-        best = finished(solve(model, cluster_of(plan, file), options_of(plan, file)))
+        best = finished(solve(read(recorded_request(plan, file, model))).plan)
     except InfeasibleError as problem:
         return Verdict("infeasible", (problem.diagnostics[0].summary,))
     was, now = plan.summary, best.summary

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
 from shardplan.errors import ShardplanError, error
-from shardplan.graph.options import PlanOptions
-from shardplan.model.types import Model
-from shardplan.study.sweep import Engine, Point, Request, plan_point
+from shardplan.processes import run_all
+from shardplan.request import Request
+from shardplan.study.sweep import Combination, Engine, Point, plan_point
 
 _DASK = "dask://"
 _RETRIES = 3
@@ -24,25 +22,9 @@ class LocalEngine:
 
     processes: int = 1
 
-    def points(self, model: Model, options: PlanOptions, requests: Sequence[Request]) -> Iterator[Point]:
+    def points(self, request: Request, combinations: Sequence[Combination]) -> Iterator[Point]:
         """The points as they are done."""
-        if self.processes < 2 or len(requests) < 2:
-            for request in requests:
-                yield plan_point(model, options, request)
-            return
-        context = multiprocessing.get_context("spawn")
-        given = (model, options)
-        others = set(multiprocessing.active_children())
-        pool = ProcessPoolExecutor(self.processes, mp_context=context, initializer=_receive, initargs=given)
-        try:
-            for future in as_completed([pool.submit(_plan_here, request) for request in requests]):
-                yield future.result()
-        except BaseException:  # Ctrl-C, or nobody asks for more: what is begun may take minutes
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        return run_all(plan_point, request, combinations, self.processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +33,7 @@ class DaskEngine:
 
     address: str
 
-    def points(self, model: Model, options: PlanOptions, requests: Sequence[Request]) -> Iterator[Point]:
+    def points(self, request: Request, combinations: Sequence[Combination]) -> Iterator[Point]:
         """The points as they are done. Raises `ShardplanError` (`no-dask`, `no-scheduler`)."""
         distributed = _distributed()
         try:
@@ -60,8 +42,8 @@ class DaskEngine:
             summary = f"there is no Dask scheduler at {self.address}: {problem}"
             raise ShardplanError(error("no-scheduler", summary, hint="start one: dask scheduler")) from None
         with client:
-            sent = client.scatter((model, options), broadcast=True, hash=False)
-            futures = [client.submit(_plan_there, sent, request, pure=False, retries=_RETRIES) for request in requests]
+            sent = client.scatter(request, broadcast=True, hash=False)
+            futures = [client.submit(plan_point, sent, one, pure=False, retries=_RETRIES) for one in combinations]
             for future in distributed.as_completed(futures, loop=client.loop):
                 yield future.result()
 
@@ -84,21 +66,3 @@ def _distributed() -> Any:
         hint = "pip install 'shardplan[sweep]'"
         raise ShardplanError(error("no-dask", "Dask is not installed", hint=hint)) from None
     return distributed
-
-
-_GIVEN: list[tuple[Model, PlanOptions]] = []
-"""In a worker process: what it was given when it began."""
-
-
-def _receive(model: Model, options: PlanOptions) -> None:
-    if hasattr(os, "setpgrp"):  # Ctrl-C is for the process that asked: half a search is no point
-        os.setpgrp()
-    _GIVEN[:] = [(model, options)]
-
-
-def _plan_here(request: Request) -> Point:
-    return plan_point(*_GIVEN[0], request)
-
-
-def _plan_there(given: tuple[Model, PlanOptions], request: Request) -> Point:
-    return plan_point(*given, request)

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
 from shardplan.cluster.build import Profile
@@ -24,10 +22,12 @@ from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner, plan_model
+from shardplan.processes import run_all
 
 MOST_AXES = 3
 """Choices multiply with every axis: of more, a mesh is bounded but not solved."""
 _NO_ROOM = "does not fit in memory"
+OUT_OF_TIME = "out of time"
 _NANOSECONDS = 1e9
 
 
@@ -129,36 +129,23 @@ def _solved(
     model: Model, clusters: dict[str, Cluster], options: PlanOptions, meshes: Sequence[str], processes: int
 ) -> Iterator[MeshTrial]:
     """Trials as they are done; those that take longest begin first."""
-    order = sorted(meshes, key=lambda text: -len(clusters[text].mesh))
-    if processes < 2 or len(meshes) < 2:
-        yield from (_try(model, text, clusters[text], options) for text in reversed(order))
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_receive, initargs=(model,)) as pool:
-        pending: list[Future[MeshTrial]] = [pool.submit(_try_here, text, clusters[text], options) for text in order]
-        yield from (future.result() for future in as_completed(pending))
+    if processes < 2:
+        meshes = sorted(meshes, key=lambda text: len(clusters[text].mesh))
+    else:
+        meshes = sorted(meshes, key=lambda text: -len(clusters[text].mesh))
+    asked = [(text, clusters[text], options) for text in meshes]
+    yield from run_all(_try, model, asked, processes)
 
 
-_MODEL: list[Model] = []
-"""In a worker process: the model it was given when it began."""
-
-
-def _receive(model: Model) -> None:
-    _MODEL[:] = [model]
-
-
-def _try_here(text: str, cluster: Cluster, options: PlanOptions) -> MeshTrial:
-    return _try(_MODEL[0], text, cluster, options)
-
-
-def _try(model: Model, text: str, cluster: Cluster, options: PlanOptions) -> MeshTrial:
+def _try(model: Model, asked: tuple[str, Cluster, PlanOptions]) -> MeshTrial:
+    text, cluster, options = asked
     heard: list[Diagnostic] = []
     try:
         plan = plan_model(model, cluster, options, on_warning=heard.append)
     except InfeasibleError as problem:
         return MeshTrial(text, cluster.mesh, None, 0, _NO_ROOM, problem.diagnostics)
     except LimitError as problem:
-        return MeshTrial(text, cluster.mesh, None, 0, "out of time", problem.diagnostics)
+        return MeshTrial(text, cluster.mesh, None, 0, OUT_OF_TIME, problem.diagnostics)
     except ShardplanError as problem:
         return MeshTrial(text, cluster.mesh, None, 0, problem.diagnostics[0].summary, problem.diagnostics)
     return MeshTrial(text, cluster.mesh, plan, plan.summary.step_bound_ns, "", tuple(heard))

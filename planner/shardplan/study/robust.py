@@ -16,7 +16,7 @@ import numpy as np
 
 from shardplan.cluster.perturb import constants, perturbed
 from shardplan.cluster.types import Cluster
-from shardplan.errors import InfeasibleError
+from shardplan.errors import InfeasibleError, ShardplanError, error
 from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
@@ -31,6 +31,7 @@ SPREAD = 0.15
 WORTH_HAVING = 0.01
 """A plan that is faster by no more than this is no reason to change."""
 FARTHEST = 2.0
+NOT_OF_A_PIPELINE = error("pipeline-plan", "robustness is known of plans of one mesh, not of pipelines")
 _HALVINGS = 2
 
 
@@ -69,8 +70,11 @@ def robustness(
 ) -> Robustness:
     """What `plan`, the best one for `model` on `cluster`, is worth when the constants of `cluster` are others.
 
-    Two solves per draw, and up to a dozen per constant; `on_done` is called after every two.
+    Two solves per draw, and up to a dozen per constant; `on_done` is called after every two. Raises `ShardplanError`
+    (`pipeline-plan`) for a pipeline.
     """
+    if plan.pipeline is not None:
+        raise ShardplanError(NOT_OF_A_PIPELINE)
     rng = np.random.default_rng(options.seed)
 
     def regret_on(other: Cluster) -> float:

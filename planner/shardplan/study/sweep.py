@@ -14,25 +14,26 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from shardplan.cluster.mesh import make_cluster
-from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, LimitError, ShardplanError, error
-from shardplan.graph.options import PlanOptions, Remat
+from shardplan.graph.options import Remat
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model
-from shardplan.pipeline.plan import plan_stages
-from shardplan.pipeline.schedule import parse_schedule
+from shardplan.pipeline.manual.stages import ManualStages
 from shardplan.plan.types import Plan
-from shardplan.planning import plan_model
-from shardplan.study.meshes import best_of, logical_meshes, try_meshes
+from shardplan.request import FIELDS, Request
+from shardplan.study.instance import as_read, read
+from shardplan.study.solve import NoMeshError, solve
 
 FORMAT_VERSION = "1.0"
 _HOUR_US = 3.6e9
+_MOST_AXES = 2
+"""Of the logical meshes that `auto` tries at each point."""
+_LATER = ("shard_optimizer", "kv_cache_tokens", "schedule", "time_limit", "gap", "seed", "presolve", "strict")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Combination:
     """One combination, as on the command line. `mesh`: sizes, or `auto` over the devices of the profile. `stages`: ""
     for one mesh, else as `--stages` takes it."""
 
@@ -53,7 +54,7 @@ class Point:
     then all numbers are None. `tokens_per_s`: of the first input of whole numbers (else rows of the first input).
     `cost_usd`: of a step, where the profile says what a device costs. `mesh`: the one planned on."""
 
-    request: Request
+    request: Combination
     outcome: str
     reason: str = ""
     mesh: str = ""
@@ -78,85 +79,81 @@ class Sweep:
 class Engine(Protocol):
     """Plans points somewhere; gives each as it is done, in any order, and loses none."""
 
-    def points(self, model: Model, options: PlanOptions, requests: Sequence[Request]) -> Iterator[Point]: ...
+    def points(self, request: Request, combinations: Sequence[Combination]) -> Iterator[Point]: ...
 
 
-def all_requests(
+def all_combinations(
     clusters: Sequence[str],
     meshes: Sequence[str],
     microbatches: Sequence[int],
     remats: Sequence[str],
     stages: Sequence[str] = ("",),
-) -> tuple[Request, ...]:
+) -> tuple[Combination, ...]:
     """Every combination, each once, in order."""
     combinations = itertools.product(clusters, meshes, microbatches, remats, stages)
-    return tuple(dict.fromkeys(Request(*combination) for combination in combinations))
+    return tuple(dict.fromkeys(Combination(*combination) for combination in combinations))
 
 
 def sweep(
-    model: Model,
-    options: PlanOptions,
-    requests: Sequence[Request],
+    request: Request,
+    combinations: Sequence[Combination],
     engine: Engine,
     path: str | None = None,
     on_point: Callable[[Point], None] | None = None,
 ) -> Sweep:
-    """Plan every request; what the file at `path` holds already is taken from it, and every point is added to it at
-    once.
+    """Plan `request` in every combination; what the file at `path` holds already is taken from it, and every point is
+    added to it at once.
 
-    Raises `ShardplanError` (`other-sweep`, `not-a-sweep`) for a file of something else.
+    Raises `ShardplanError` with everything that is wrong with the inputs of `request`, and (`other-sweep`,
+    `not-a-sweep`) for a file of something else.
     """
-    asked = _asked(options)
-    empty = Sweep(model.name, structure_digest(model), asked)
+    request = as_read(request)
+    assert not isinstance(request.model, str | Path)
+    empty = Sweep(request.model.name, structure_digest(request.model), _asked(request))
     known = {point.request: point for point in _read(path, empty)} if path else {}
-    for request in requests:
-        if request in known and on_point is not None:
-            on_point(known[request])
-    missing = [request for request in requests if request not in known]
+    for combination in combinations:
+        if combination in known and on_point is not None:
+            on_point(known[combination])
+    missing = [combination for combination in combinations if combination not in known]
 
     def so_far() -> Sweep:
-        order = {request: place for place, request in enumerate(requests)}
+        order = {combination: place for place, combination in enumerate(combinations)}
         found = sorted(known.values(), key=lambda point: (order.get(point.request, len(order)), str(point.request)))
         return replace(empty, points=tuple(found))
 
-    for point in engine.points(model, options, missing) if missing else ():
+    for point in engine.points(request, missing) if missing else ():
         known[point.request] = point
         if path:
             _write(path, so_far())
         if on_point is not None:
             on_point(point)
-    return replace(empty, points=tuple(known[request] for request in requests))
+    return replace(empty, points=tuple(known[combination] for combination in combinations))
 
 
-def plan_point(model: Model, options: PlanOptions, request: Request) -> Point:
-    """Plan one request. Faults of the request are its answer, never raised."""
-    asked = replace(options, microbatches=request.microbatches, remat=cast("Remat", request.remat))
+def plan_point(request: Request, combination: Combination) -> Point:
+    """Plan one combination. Faults of it are its answer, never raised."""
     try:
-        profile = load_profile(request.cluster)
-        if request.mesh == "auto":
-            meshes = [text for text in logical_meshes(profile) if len(text.split(",")) <= 2]
-            found = best_of(try_meshes(model, profile, asked, meshes))
-            if found is None or found.plan is None:
-                return Point(request, "infeasible", "no plan fits in memory")
-            return _point(model, request, make_cluster(profile, found.text), found.plan)
-        cluster = make_cluster(profile, request.mesh)
-        return _point(model, request, cluster, _plan(model, cluster, asked, request))
+        asked = replace(
+            request,
+            cluster=combination.cluster,
+            mesh=combination.mesh,
+            microbatches=combination.microbatches,
+            remat=cast("Remat", combination.remat),
+            stages=combination.stages or request.stages,
+        )
+        instance = read(asked)
+        found = solve(instance, most_axes=_MOST_AXES)
+        return _point(instance.model, combination, found.cluster, found.plan)
     except InfeasibleError as problem:
-        return Point(request, "infeasible", problem.diagnostics[0].summary)
+        reason = "no plan fits in memory" if isinstance(problem, NoMeshError) else problem.diagnostics[0].summary
+        return Point(combination, "infeasible", reason)
     except LimitError as problem:
-        return Point(request, "limit", problem.diagnostics[0].summary)
+        return Point(combination, "limit", problem.diagnostics[0].summary)
     except ShardplanError as problem:
-        return Point(request, "refused", problem.diagnostics[0].summary)
+        return Point(combination, "refused", problem.diagnostics[0].summary)
 
 
-def _plan(model: Model, cluster: Cluster, options: PlanOptions, request: Request) -> Plan:
-    if not request.stages:
-        return plan_model(model, cluster, options)
-    count = None if request.stages == "auto" else int(request.stages)
-    return plan_stages(model, cluster, options, parse_schedule("1f1b"), count)
-
-
-def _point(model: Model, request: Request, cluster: Cluster, plan: Plan) -> Point:
+def _point(model: Model, request: Combination, cluster: Cluster, plan: Plan) -> Point:
     summary, price = plan.summary, cluster.provenance.get("device_hour_usd")
     step_us = summary.step_ns / 1000
     return Point(
@@ -196,13 +193,22 @@ def pareto(points: Iterable[Point]) -> tuple[Point, ...]:
     return tuple(first[numbers] for numbers in sorted(first))
 
 
-def _asked(options: PlanOptions) -> dict[str, object]:
-    """What all points have in common."""
+def _asked(request: Request) -> dict[str, object]:
+    """What all points have in common; of what was added to a sweep later, only what is not the default."""
+    later = {name: getattr(request, name) for name in _LATER if getattr(request, name) != FIELDS[name].default}
+    by_hand = request.stages
+    if isinstance(by_hand, ManualStages):
+        later["stages"] = [
+            {"runs": list(one.runs), "mesh": one.mesh, "constraints": [str(wish) for wish in one.constraints]}
+            for one in by_hand.stages
+        ]
+        later["pipeline_intermediate_axes"] = dict(by_hand.intermediate)
     return {
-        "mode": options.mode,
-        "optimizer": options.optimizer,
-        "memory_limit_bytes": options.memory_limit_bytes,
-        "constraints": [str(constraint) for constraint in options.constraints],
+        "mode": request.mode,
+        "optimizer": request.optimizer,
+        "memory_limit_bytes": request.memory_limit,
+        "constraints": [str(constraint) for constraint in request.constraints],
+        **later,
     }
 
 
@@ -237,7 +243,7 @@ def _read(path: str, wanted: Sweep) -> tuple[Point, ...]:
         head = content["sweep"]
         names = {one.name for one in fields(Point)} - {"request"}
         points = tuple(
-            Point(request=Request(**row["request"]), **{name: row[name] for name in row if name in names})
+            Point(request=Combination(**row["request"]), **{name: row[name] for name in row if name in names})
             for row in content["points"]
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,119 +1,112 @@
-"""What a plan is asked for on the command line: model, mesh, cluster, mode and memory, for every verb that plans."""
+"""Fields of a request as options of the command line, and what was given -> a request and its instance."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
-from shardplan.verbs.inputs import (
-    Attempts,
-    dim_option,
-    load_model,
-    parse_cache,
-    parse_dims,
-    parse_memory_limit,
-    profile_names,
-)
+from shardplan.checks import Cache, Flag, OneOf, Several, Sizes
+from shardplan.errors import Attempts, Diagnostic
+from shardplan.request import FIELDS, Request, Term, option_of, request_of, term
 from shardplan.verbs.session import Verb, completing, option
 
 if TYPE_CHECKING:
-    from shardplan.cluster.types import Cluster
-    from shardplan.graph.options import PlanOptions
-    from shardplan.model.types import Model
+    from shardplan.study.instance import Instance
 
-_OPTIONS = (
-    option("-m", "--mesh", metavar="SIZES", help="4x4 or machine=4,gpu=4, outermost first.  [default: the profile's]"),
-    option(
-        "-c",
-        "--cluster",
-        metavar="NAME|FILE",
-        shell_complete=completing(profile_names, files=True),
-        default="h100-dgx",
-        show_default=True,
-        help="A shipped profile or a YAML file.",
-    ),
-    option(
-        "--mode",
-        type=click.Choice(["training", "inference"]),
-        default="training",
-        show_default=True,
-        help="What one step is.",
-    ),
-    dim_option,
-    option(
-        "--optimizer",
-        type=click.Choice(["adam-mixed", "adam-fp32", "sgd", "none"]),
-        default="adam-mixed",
-        show_default=True,
-        help="Whose state is kept, in training.",
-    ),
-    option(
-        "--shard-optimizer",
-        is_flag=True,
-        help="Optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer).",
-    ),
-    option(
-        "--microbatches",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Equal parts in which the batch runs.",
-    ),
-    option(
-        "--remat",
-        type=click.Choice(["none", "selective", "full", "auto"]),
-        default="none",
-        show_default=True,
-        help="Which activations are computed again in backward instead of kept; auto chooses with the layouts.",
-    ),
-    option(
-        "--kv-cache",
-        metavar="tokens=N",
-        help="In inference, keep room for the keys and values of so many tokens, all sequences together.",
-    ),
-    option("--memory-limit", metavar="SIZE", help="What a device may use, such as '40 GiB'.  [default: the profile's]"),
-)
+MESH = ("mesh", "cluster")
+ASKED = ("mode", "dims", "trips", "optimizer", "shard_optimizer", "microbatches", "remat", "kv_cache_tokens")
+WORKLOAD = (*MESH, *ASKED, "memory_limit")
+"""What every verb that plans on one mesh asks for."""
+PIPELINE = ("devices", "stages", "schedule")
+SEARCH = ("time_limit", "gap", "seed", "presolve")
+FIXED = ("constraints", "pins")
+IN_SETTINGS = "it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml"
+model_argument = click.argument("model", type=click.Path(path_type=str))
 
 
-@dataclass(frozen=True)
-class Asked:
-    """`options`: those of a plan, as far as `asking_options` give them."""
+class _Given(click.ParamType[Any]):
+    """What was given, as it is: the check of the field refuses it with everything else that is wrong."""
 
-    model: Model
-    cluster: Cluster
-    options: PlanOptions
+    def __init__(self, field: Term) -> None:
+        self.words = field.check.words if isinstance(field.check, OneOf) else ()
+        self.name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        return value
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:  # noqa: ARG002
+        return f"[{'|'.join(self.words)}]" if self.words else None
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        return [CompletionItem(word) for word in self.words if word.startswith(incomplete)]
 
 
-def asking_options(function: Verb) -> Verb:
-    """Add the options that say what is planned, and for what."""
-    for add in reversed(_OPTIONS):
-        function = add(function)
-    return function
+def profile_names() -> tuple[str, ...]:
+    """Names of the shipped profiles, for a shell to offer."""
+    from shardplan.cluster.profile import list_profiles
+
+    return list_profiles()
 
 
-class Asking:
-    """Reads `asking_options` in two steps, so that a verb can read more in between and all faults are said together."""
+def request_options(*names: str) -> Callable[[Verb], Verb]:
+    """Add the options of these fields of a request."""
 
-    def __init__(self, given: Mapping[str, Any], attempt: Attempts) -> None:
-        from shardplan.cluster.mesh import make_cluster
-        from shardplan.cluster.profile import load_profile
+    def add(function: Verb) -> Verb:
+        for name in reversed(names):
+            function = _option(name)(function)
+        return function
 
-        self._given = given
-        dims = attempt(lambda: parse_dims(given["dims"]))
-        self._limit = attempt(lambda: parse_memory_limit(given["memory_limit"]))
-        self._cached = attempt(lambda: parse_cache(given["kv_cache"]))
-        self.cluster = attempt(lambda: make_cluster(load_profile(given["cluster"]), given["mesh"]))
-        self._model = attempt(lambda: load_model(given["model"], dims)) if dims is not None else None
+    return add
 
-    def finish(self) -> Asked:
-        """What was asked, once the attempts are known to have succeeded."""
-        from shardplan.graph.options import PlanOptions
 
-        assert self._model is not None
-        assert self.cluster is not None
-        named = {name: self._given[name] for name in ("mode", "optimizer", "shard_optimizer", "microbatches", "remat")}
-        options = PlanOptions(**named, memory_limit_bytes=self._limit, kv_cache_tokens=self._cached or 0)
-        return Asked(self._model, self.cluster, options)
+def _option(name: str) -> Callable[[Verb], Verb]:
+    asked, default = term(name), FIELDS[name].default
+    if isinstance(asked.check, Flag):
+        both = any("/" in flag for flag in asked.flags)
+        shown: dict[str, Any] = {"is_flag": True, "default": default, "show_default": both}
+    elif isinstance(asked.check, Several | Sizes):
+        shown = {"multiple": True, "metavar": asked.metavar, "type": _Given(asked)}
+    else:
+        unset = default is None or isinstance(asked.check, Cache)
+        shown = {"metavar": asked.metavar, "type": _Given(asked), "default": None if unset else default}
+        shown["show_default"] = not unset
+    if asked.offers == "profiles":
+        shown["shell_complete"] = completing(profile_names, files=True)
+    return option(*asked.flags, name, help=asked.help, **shown)
+
+
+def ask(given: Mapping[str, Any], **other: Any) -> tuple[Request, dict[str, Any]]:
+    """The request that options and `other` values make, and the faults of its fields."""
+    values = {name: value for name, value in given.items() if name in FIELDS}
+    unset = [name for name, value in values.items() if value is None]
+    asked = {**{name: value for name, value in values.items() if name not in unset}, **other}
+    request, faults = request_of(asked, option_of)
+    return request, {name: tuple(_placed(name, fault) for fault in found) for name, found in faults.items()}
+
+
+def _placed(name: str, fault: Diagnostic) -> Diagnostic:
+    """A fault of a field, with a hint to the file of settings that it stands in."""
+    if click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
+        return fault
+    return replace(fault, hint=". ".join(filter(None, (fault.hint, IN_SETTINGS))))
+
+
+def read_request(given: Mapping[str, Any], attempt: Attempts, **other: Any) -> Instance | None:
+    """What the options ask for, with all inputs read; None after `attempt` has kept what is wrong with them."""
+    from shardplan.study.instance import read
+
+    def reading() -> Instance:
+        return read(*ask(given, **other))
+
+    return attempt(reading)
+
+
+def chosen(given: Mapping[str, Any]) -> frozenset[str]:
+    """The options that stand on the command line."""
+    context = click.get_current_context()
+    return frozenset(name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)

@@ -8,25 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.verbs.inputs import load_model_of
-from shardplan.verbs.logical import again
+from shardplan.request import FIELDS, option_of
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, EXIT_NO, EXIT_USAGE, Session, verb
 
 if TYPE_CHECKING:
     from shardplan.plan.types import Plan
     from shardplan.study.check import Verdict
 
-_ASKED = {
-    "mode": "training",
-    "optimizer": "adam-mixed",
-    "shard_optimizer": False,
-    "remat": "none",
-    "microbatches": 1,
-    "stages": None,
-    "schedule": "1f1b",
-    "cost_model": "shardplan",
-}
-"""What a plan was asked for, by its key and option -> the option's default."""
+_ASKED = ("mode", "optimizer", "shard_optimizer", "remat", "microbatches", "stages", "schedule", "cost_model")
+"""Fields of a request that are keys of a plan's model too."""
 _CODES = {"unreadable": EXIT_USAGE, "infeasible": EXIT_INFEASIBLE, "fresh": EXIT_DONE}
 
 
@@ -67,14 +57,13 @@ _WEIGHT = [EXIT_DONE, EXIT_NO, EXIT_INFEASIBLE, EXIT_USAGE]
 def _verdict(session: Session, file: str, models: tuple[str, ...], *, resolve: bool) -> tuple[Verdict, str]:
     from shardplan.plan.file import read_plan
     from shardplan.study.check import Verdict, check_plan, unreadable
+    from shardplan.study.instance import load_model_of
 
     try:
         plan = read_plan(file)
         given = _model_of(plan, models)
         model = load_model_of(plan, file, given) if given is not None else None
-        verdict = check_plan(
-            plan, file, model, resolve=resolve, **({"solve": again(plan, file)} if plan.pipeline else {})
-        )
+        verdict = check_plan(plan, file, model, resolve=resolve)
     except ShardplanError as problem:
         first = problem.diagnostics[0]
         if first.code == "stale-plan":
@@ -98,10 +87,11 @@ def _repair(plan: Plan, given: str | None, file: str) -> str:
 
     sizes = ",".join(f"{axis.name}={axis.size}" for axis in plan.mesh.axes)
     words = ["shardplan", "solve", given or "MODEL", "--mesh", sizes, "--cluster", str(plan.cluster.get("name"))]
-    for key, default in _ASKED.items():
+    for key in _ASKED:
+        default = FIELDS[key].default
         value = plan.model.get(key, default)
         if value != default and (key, value) not in (("optimizer", "none"), ("stages", "manual")):
-            words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+            words += [option_of(key), *([] if value is True else [str(value)])]
     if tokens := plan.model.get("kv_cache_tokens"):
         words += ["--kv-cache", f"tokens={tokens}"]
     dims = plan.model.get("dims")

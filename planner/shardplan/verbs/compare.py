@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from shardplan.verbs.asking import Asking, asking_options
-from shardplan.verbs.inputs import Attempts, model_argument
+from shardplan.errors import Attempts
+from shardplan.verbs.asking import WORKLOAD, model_argument, read_request, request_options
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, verb
 
 
 @click.command(short_help="Set plans that people write by hand beside the best one.")
 @model_argument
-@asking_options
+@request_options(*WORKLOAD)
 @verb
 def compare(session: Session, /, **given: Any) -> int:
     """Plan MODEL as people do by hand (data parallel, ZeRO-3, Megatron), and as well as possible.
@@ -26,12 +26,13 @@ def compare(session: Session, /, **given: Any) -> int:
     from shardplan.study.compare import compare_recipes
 
     attempt = Attempts()
-    asking = Asking(given, attempt)
+    instance = read_request(given, attempt)
     attempt.finish()
-    asked = asking.finish()
-    session.say_all((*asked.model.warnings, *asked.cluster.warnings))
-    session.paint(lambda c: describe_request(c, asked.model, asked.cluster, asked.options, session.defaults))
-    found = compare_recipes(asked.model, asked.cluster, asked.options)
-    limit = asked.options.memory_limit_bytes or asked.cluster.device.usable_bytes
+    assert instance is not None
+    model, cluster, options = instance.model, instance.cluster, instance.options
+    session.say_all((*model.warnings, *cluster.warnings))
+    session.paint(lambda console: describe_request(console, model, cluster, options, session.defaults))
+    found = compare_recipes(model, cluster, options)
+    limit = instance.limit_bytes
     session.finish(comparison_document(found, limit), lambda console: show_comparison(console, found, limit))
     return EXIT_DONE if found[-1].fits else EXIT_INFEASIBLE

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import ShardplanError, error
-from shardplan.verbs.inputs import Attempts
+from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, verb
 
 if TYPE_CHECKING:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from shardplan.errors import ShardplanError, error
-from shardplan.verbs.asking import Asking, asking_options
-from shardplan.verbs.inputs import (
-    Attempts,
-    cost_model_option,
-    is_plan,
-    load_model,
-    model_argument,
-    parse_memory_limit,
-    read_all_constraints,
-    read_cost_model,
-)
+from shardplan.errors import Attempts, ShardplanError, error
+from shardplan.request import option_of
+from shardplan.verbs.asking import ASKED, WORKLOAD, ask, chosen, model_argument, read_request, request_options
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, verb
 
 if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster
     from shardplan.plan.types import Plan
     from shardplan.study.evaluate import Evaluation
-
-_OF_THE_PLAN = ("mesh", "mode", "dims", "optimizer", "shard_optimizer", "microbatches", "remat", "kv_cache")
-"""Options that a plan answers itself."""
 
 
 @click.command(short_help="Price a given assignment, with any cost model.")
@@ -39,9 +27,7 @@ _OF_THE_PLAN = ("mesh", "mode", "dims", "optimizer", "shard_optimizer", "microba
     metavar="FILE",
     help="The assignment: a plan, or constraints as for solve; what these leave open is chosen at least cost.",
 )
-@click.option("--pin", "pins", metavar="'PATTERN=SPEC'", multiple=True, help="One more constraint; may be repeated.")
-@cost_model_option
-@asking_options
+@request_options("pins", "cost_model", *WORKLOAD)
 @click.option("--all", "show_all", is_flag=True, help="Every term, not only the largest.")
 @verb
 def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any) -> int:
@@ -51,6 +37,7 @@ def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any
     --cost-model then price it under other conditions. Exits with 3 when the assignment does not fit in memory.
     """
     from shardplan.render.evaluate import evaluation_document, show_evaluation
+    from shardplan.study.instance import is_plan
     from shardplan.study.shares import shares_of
 
     if file is None and not given["pins"]:
@@ -65,39 +52,41 @@ def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any
     return EXIT_DONE if found.fits else EXIT_INFEASIBLE
 
 
-def _of_constraints(session: Session, file: str | None, given: dict[str, Any]) -> Evaluation:
+def _of_constraints(session: Session, file: str | None, given: Mapping[str, Any]) -> Evaluation:
     from shardplan.study.evaluate import evaluate_constraints
 
     attempt = Attempts()
-    asking = Asking(given, attempt)
-    constraints = attempt(lambda: read_all_constraints([file] if file else [], given["pins"]))
-    cost_model = attempt(lambda: read_cost_model(given["cost_model"]))
+    instance = read_request(given, attempt, constraints=(file,) if file else ())
     attempt.finish()
-    asked = asking.finish()
-    assert cost_model is not None
-    session.say_all((*asked.model.warnings, *asked.cluster.warnings))
-    options = replace(asked.options, constraints=constraints or (), cost_model=cost_model)
-    return evaluate_constraints(asked.model, asked.cluster, options)
+    assert instance is not None
+    if instance.staging is not None:
+        summary = "stages cannot be evaluated: what is priced here is one mesh"
+        raise ShardplanError(error("bad-stages", summary, hint="shardplan solve plans the stages", file=file))
+    session.say_all((*instance.model.warnings, *instance.cluster.warnings))
+    return evaluate_constraints(instance.model, instance.cluster, instance.options)
 
 
-def _of_plan(session: Session, file: str, given: dict[str, Any]) -> Evaluation:
+def _of_plan(session: Session, file: str, given: Mapping[str, Any]) -> Evaluation:
+    from shardplan.cost.named import parse_cost_model
     from shardplan.plan.file import read_plan
     from shardplan.plan.recorded import dims_of, options_of
     from shardplan.study.evaluate import evaluate_plan
+    from shardplan.study.instance import load_model
 
-    context = click.get_current_context()
-    said = {name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    said = chosen(given)
     if given["pins"]:
         raise click.UsageError("--pin goes with constraints; a plan leaves nothing open")
-    if clash := [name for name in _OF_THE_PLAN if name in said]:
-        raise click.UsageError(f"--{clash[0].replace('_', '-').removesuffix('s')} is what the plan {file} says")
+    if clash := [name for name in ("mesh", *ASKED) if name in said]:
+        raise click.UsageError(f"{option_of(clash[0])} is what the plan {file} says")
     attempt = Attempts()
-    limit = attempt(lambda: parse_memory_limit(given["memory_limit"]))
-    cost_model = attempt(lambda: read_cost_model(given["cost_model"]))
+    request, faults = ask(given)
+    attempt.problems += (fault for found in faults.values() for fault in found)
+    cost_model = attempt(lambda: parse_cost_model(request.cost_model))
     plan = attempt(lambda: read_plan(file))
     attempt.finish()
     assert plan is not None
     assert cost_model is not None
+    assert not isinstance(request.memory_limit, str)
     if plan.pipeline is not None:
         summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages, which cannot be priced anew"
         raise ShardplanError(
@@ -112,7 +101,7 @@ def _of_plan(session: Session, file: str, given: dict[str, Any]) -> Evaluation:
     session.say_all((*model.warnings, *cluster.warnings))
     options = replace(
         options,
-        memory_limit_bytes=limit or (None if "cluster" in said else options.memory_limit_bytes),
+        memory_limit_bytes=request.memory_limit or (None if "cluster" in said else options.memory_limit_bytes),
         cost_model=cost_model if "cost_model" in said else options.cost_model,
     )
     return evaluate_plan(model, cluster, options, plan, file)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import click
 
-from shardplan.verbs.inputs import load_model_of
 from shardplan.verbs.session import Session, verb
 
 
@@ -45,6 +44,7 @@ def explain(
         return session.finish(document, lambda console: show_shares(console, loaded, shares))
     from shardplan.study.explain import check_model, described
     from shardplan.study.explain import explain as explain_name
+    from shardplan.study.instance import load_model_of
 
     whole = load_model_of(loaded, plan, model)
     subject, file, part, label = loaded, plan, whole, ""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.export.targets import TARGETS, Target, find_target
-from shardplan.verbs.inputs import Attempts, dim_option, load_model, parse_dims
+from shardplan.verbs.asking import request_options
+from shardplan.verbs.inputs import load_model, parse_dims
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, completing, verb
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def _formats() -> str:
 )
 @click.option("-o", "--output", metavar="PATH", help="The file or folder to write; text goes to standard output else.")
 @click.option("--stage", type=int, metavar="N", help="Of a plan with stages: the stage to export (text formats only).")
-@dim_option
+@request_options("dims", "trips")
 @verb
 def export(
     session: Session,
@@ -51,6 +53,7 @@ def export(
     output: str | None,
     stage: int | None,
     dims: tuple[str, ...],
+    trips: tuple[str, ...],
 ) -> int:
     """Write the plan file PLAN in the format of another program. MODEL is what the plan was made for, where the format
     needs it.
@@ -69,7 +72,7 @@ def export(
         attempt(lambda: _check_arguments(target, plan, model, output, stage))
     whole = attempt(lambda: read_plan(plan))
     planned = attempt(lambda: stage_plan(whole, stage)) if whole is not None else None
-    source = attempt(lambda: _source(model, dims, planned)) if model is not None else None
+    source = attempt(lambda: _source(model, parse_dims(dims, trips), planned)) if model is not None else None
     attempt.finish()
     assert target is not None
     assert planned is not None
@@ -103,12 +106,12 @@ def _check_arguments(target: Target, plan: str, model: str | None, output: str |
         refuse_inputs(str(output), *(given for given in (plan, model) if given is not None))
 
 
-def _source(model: str, dims: tuple[str, ...], planned: Plan | None) -> Source:
+def _source(model: str, dims: Mapping[str, int], planned: Plan | None) -> Source:
     """The model; the dims of the plan bind its own unless the command line says otherwise."""
     from shardplan.export.types import Source
 
     bound = planned.model.get("dims", {}) if planned is not None else {}
-    loaded = load_model(model, {**bound, **parse_dims(dims)})  # type: ignore[dict-item]
+    loaded = load_model(model, {**bound, **dims})  # type: ignore[dict-item]
     return Source(loaded, Path(model) if Path(model).is_file() else None)
 
 

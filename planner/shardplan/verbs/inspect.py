@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
-from shardplan.verbs.inputs import dim_option, load_model, model_argument, parse_dims, profile_names
-from shardplan.verbs.session import EXIT_DONE, Session, completing, option, verb
-
-if TYPE_CHECKING:
-    from shardplan.graph.options import Mode
+from shardplan.verbs.asking import MESH, model_argument, request_options
+from shardplan.verbs.inputs import load_model, parse_dims
+from shardplan.verbs.session import EXIT_DONE, Session, verb
 
 
 @click.command(short_help="List a model's operators and what no rule covers.")
 @model_argument
-@dim_option
+@request_options("dims", "trips")
 @click.option(
     "--format",
     "form",
@@ -25,23 +24,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="A summary; or the cost graph on a mesh, for graph tools.",
 )
-@option("-m", "--mesh", metavar="SIZES", help="Of the cost graph: 4x4 or machine=4,gpu=4.  [default: the profile's]")
-@option(
-    "-c",
-    "--cluster",
-    metavar="NAME|FILE",
-    shell_complete=completing(profile_names, files=True),
-    default="h100-dgx",
-    show_default=True,
-    help="Of the cost graph: a shipped profile or a YAML file.",
-)
-@option(
-    "--mode",
-    type=click.Choice(["training", "inference"]),
-    default="training",
-    show_default=True,
-    help="Of the cost graph: what one step is.",
-)
+@request_options(*MESH, "mode")
 @click.option("-o", "--output", metavar="FILE", help="File for the cost graph.  [default: standard output]")
 @verb
 def inspect(
@@ -49,24 +32,25 @@ def inspect(
     /,
     model: str,
     dims: tuple[str, ...],
+    trips: tuple[str, ...],
     form: str,
-    mesh: str | None,
-    cluster: str,
-    mode: Mode,
     output: str | None,
+    **given: Any,
 ) -> int:
     """List the operators of MODEL by family, their share of the work, and what can only be replicated.
 
-    With --format graphml, write its cost graph: operators and tensors, what their choices cost, and moves between.
+    With --format graphml, write its cost graph: operators and tensors, what their choices cost, and moves between; on
+    --mesh of --cluster, for --mode.
     """
+    sizes = parse_dims(dims, trips)
     if form == "graphml":
-        return _write_cost_graph(session, model, dims, output, mesh=mesh, cluster=cluster, mode=mode)
+        return _write_cost_graph(session, model, sizes, output, given)
     if output:
         raise click.UsageError("--output is for --format graphml")
     from shardplan.render.inspect import inspect_document, show_inspection
     from shardplan.render.operator_statistics import operator_statistics
 
-    loaded = load_model(model, parse_dims(dims))
+    loaded = load_model(model, sizes)
     for diagnostic in loaded.warnings:
         session.say(diagnostic)
     statistics = operator_statistics(loaded)
@@ -76,14 +60,7 @@ def inspect(
 
 
 def _write_cost_graph(
-    session: Session,
-    model: str,
-    dims: tuple[str, ...],
-    output: str | None,
-    *,
-    mesh: str | None,
-    cluster: str,
-    mode: Mode,
+    session: Session, model: str, sizes: Mapping[str, int], output: str | None, given: Mapping[str, Any]
 ) -> int:
     if session.as_json:
         raise click.UsageError("--json and --format graphml ask for two things")
@@ -91,8 +68,8 @@ def _write_cost_graph(
     from shardplan.plan.file import write_other
     from shardplan.render.graphml import graphml
 
-    loaded = load_model(model, parse_dims(dims))
-    graph = cost_graph(loaded, mesh, cluster=cluster, mode=mode, on_warning=session.say)
+    asked = {name: value for name, value in given.items() if value is not None}
+    graph = cost_graph(load_model(model, sizes), on_warning=session.say, **asked)
     text = graphml(graph)
     if output:
         write_other(text, output, "graph")

@@ -6,7 +6,7 @@ import functools
 
 import click
 
-from shardplan.verbs.inputs import profile_names
+from shardplan.verbs.asking import profile_names
 from shardplan.verbs.session import Session, completing, verb
 
 
@@ -56,7 +56,7 @@ def show_one(session: Session, /, name: str) -> int:
 def check(session: Session, /, files: tuple[str, ...]) -> int:
     """Check profile files; every fault is printed with its line and column."""
     from shardplan.cluster.profile import load_profile
-    from shardplan.verbs.inputs import Attempts
+    from shardplan.errors import Attempts
 
     attempt = Attempts()
     for name in files:

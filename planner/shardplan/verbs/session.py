@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -76,11 +76,28 @@ class Session:
             draw(make_console(self.color))
             sys.stdout.flush()
 
+    def tell(self, draw: Callable[[Console], None]) -> None:
+        """`paint` what is no result: where nobody reads it any more, the verb goes on."""
+        try:
+            self.paint(draw)
+        except BrokenPipeError:
+            discard(sys.stdout)
+
+    def write_text(self, text: str) -> None:
+        """Print a result that has a form of its own, in UTF-8 whatever the terminal's encoding."""
+        sys.stdout.flush()
+        raw = getattr(sys.stdout, "buffer", None)
+        if raw is None:
+            sys.stdout.write(text)
+        else:
+            raw.write(text.encode())
+            raw.flush()
+
     def write_document(self, result: Mapping[str, object] | None) -> None:
         """Print the JSON document, with every diagnostic said so far."""
         from shardplan.render.documents import document
 
-        sys.stdout.write(document(self.command, result, self.diagnostics))
+        self.write_text(document(self.command, result, self.diagnostics))
 
     def finish(self, result: Mapping[str, object], draw: Callable[[Console], None]) -> int:
         """Print the whole result, as a document or as `draw` paints it."""
@@ -115,6 +132,11 @@ class Session:
 def _written(parameter: click.Parameter) -> str:
     """An option as in a file of settings, `memory-limit`; an argument by its name."""
     return max(parameter.opts, key=len).lstrip("-") if isinstance(parameter, click.Option) else str(parameter.name)
+
+
+def discard(stream: TextIO) -> None:
+    """Nobody reads `stream` on: what is still buffered and what is written from now on goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def option(*names: str, **settings: Any) -> Callable[[Verb], Verb]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,68 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.errors import InfeasibleError, warning
-from shardplan.verbs.asking import Asking, asking_options
-from shardplan.verbs.inputs import (
-    Attempts,
-    constraint_options,
-    cost_model_option,
-    model_argument,
-    name_of_model,
-    read_all_constraints,
-    read_cost_model,
-)
-from shardplan.verbs.logical import (
-    AUTO,
-    Staging,
-    mesh_options,
-    physical,
-    plan_pipeline,
-    read_staging,
-    search_meshes,
-)
+from shardplan.errors import Attempts, InfeasibleError, warning
+from shardplan.verbs.asking import FIXED, PIPELINE, SEARCH, WORKLOAD, model_argument, read_request, request_options
+from shardplan.verbs.inputs import name_of_model
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
 if TYPE_CHECKING:
-    from shardplan.cluster.types import Cluster
-    from shardplan.graph.options import PlanOptions
     from shardplan.layout.mesh import Mesh
-    from shardplan.model.types import Model
     from shardplan.plan.types import Plan
+    from shardplan.study.instance import Instance
+    from shardplan.study.solve import Solved
 
 STANDARD_OUTPUT = "-"
+_MOST_PROCESSES = 4
+"""That search logical meshes side by side: each holds the model and its tables."""
 
 
 @click.command(short_help="Find the fastest plan that fits, and write it.")
 @model_argument
-@asking_options
-@mesh_options
+@request_options(*WORKLOAD, *PIPELINE)
 @option(
     "-o",
     "--output",
     metavar="FILE",
     help="Where the plan goes; - is standard output.  [default: plans/<model>.<mesh>.plan.json]",
 )
-@option(
-    "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Stop then, with the best plan so far.",
-)
-@option(
-    "--gap",
-    type=click.FloatRange(min=0, max=1),
-    default=0.005,
-    show_default=True,
-    metavar="SHARE",
-    help="Where memory binds, how far from the best possible is near enough.",
-)
-@option("--seed", type=int, default=0, show_default=True, help="Of the search, where a model is too large for proof.")
-@option(
-    "--presolve/--no-presolve", default=True, show_default=True, help="Exact reductions before the integer program."
-)
-@constraint_options
-@cost_model_option
+@request_options(*SEARCH, *FIXED, "cost_model")
 @option(
     "--robust",
     type=click.IntRange(min=0),
@@ -79,7 +44,7 @@ STANDARD_OUTPUT = "-"
     metavar="N",
     help="Then ask what the plan is worth if the profile is wrong: N random draws, and each constant by itself.",
 )
-@option("--strict", is_flag=True, help="An operator without a sharding rule is an error.")
+@request_options("strict")
 @option("--require-optimal", is_flag=True, help="Allow no gap, and exit with 4 unless the plan is proven optimal.")
 @verb
 def solve(session: Session, /, **given: Any) -> int:
@@ -87,70 +52,56 @@ def solve(session: Session, /, **given: Any) -> int:
 
     MODEL is an ONNX file, or a transformer described by name and sizes: transformer:llama3-8b,batch=16
     """
-    from shardplan.render.progress import ProgressLine
     from shardplan.render.solve import describe_request
-    from shardplan.units import Measure
 
     if session.as_json and given["output"] == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
-    request = _read_request(given)
-    for diagnostic in (*request.model.warnings, *request.cluster.warnings):
-        session.say(diagnostic)
-    if request.output != STANDARD_OUTPUT:
-        session.paint(lambda c: describe_request(c, request.model, request.cluster, request.options, session.defaults))
-    also: Mapping[str, Any] = {}
-    if given["mesh"] == AUTO:
-        request, plan, also = _on_best_mesh(session, request)
-    elif request.staging is not None:
-        plan = plan_pipeline(session, request.model, request.cluster, request.options, request.staging)
-    else:
-        measure = Measure(request.options.cost_model.unit)
-        with ProgressLine(sys.stderr, enabled=not session.quiet, amount=measure.of_picoseconds) as progress:
-            plan = _plan(session, request, progress.update)
-    return _deliver(session, request, plan, also, require_optimal=given["require_optimal"])
+    order = _read(given)
+    instance = order.instance
+    session.say_all((*instance.model.warnings, *instance.cluster.warnings))
+    if not order.is_piped:
+        asked = (instance.model, instance.cluster, instance.options)
+        session.tell(lambda console: describe_request(console, *asked, session.defaults))
+    return _deliver(session, order, _answer(session, instance), require_optimal=given["require_optimal"])
 
 
 @dataclass(frozen=True)
-class _Request:
-    """What was asked for, read and checked."""
+class _Order:
+    """What is planned, where the plan goes, and how many draws tell what it is worth."""
 
-    model: Model
-    cluster: Cluster
-    options: PlanOptions
+    instance: Instance
     output: str
     draws: int = 0
-    staging: Staging | None = None
+
+    @property
+    def is_piped(self) -> bool:
+        return self.output == STANDARD_OUTPUT
 
 
-def _read_request(given: Mapping[str, Any]) -> _Request:
+def _read(given: Mapping[str, Any]) -> _Order:
     """Read every input; all that is wrong with any of them is raised together."""
     from shardplan.plan.file import check_output
 
     attempt = Attempts()
-    asking = Asking(physical(given), attempt)
-    staging = attempt(lambda: read_staging(given))
-    kind = ".auto" if given["mesh"] == AUTO else ".stages" if staging else ""
-    output = given["output"] or (
-        default_output(given["model"], asking.cluster.mesh, kind=kind) if asking.cluster else STANDARD_OUTPUT
-    )
-    if output != STANDARD_OUTPUT:
+    strict = {"gap": 0.0} if given["require_optimal"] else {}
+    instance = read_request(given, attempt, **strict)
+    output = given["output"]
+    if output is None and instance is not None:
+        output = _default_output(given["model"], instance)
+    if output not in (None, STANDARD_OUTPUT):
         attempt(lambda: check_output(output))
-    constraints = attempt(lambda: read_all_constraints(given["constraint_files"], given["pins"]))
-    cost_model = attempt(lambda: read_cost_model(given["cost_model"]))
+    if given["robust"] and instance is not None and instance.staging is not None:
+        from shardplan.study.robust import NOT_OF_A_PIPELINE
+
+        attempt.problems.append(NOT_OF_A_PIPELINE)
     attempt.finish()
-    asked = asking.finish()
-    assert cost_model is not None
-    options = replace(
-        asked.options,
-        time_limit=given["time_limit"],
-        gap=0.0 if given["require_optimal"] else given["gap"],
-        seed=given["seed"],
-        presolve=given["presolve"],
-        strict=given["strict"],
-        constraints=constraints or (),
-        cost_model=cost_model,
-    )
-    return _Request(asked.model, asked.cluster, options, output, given["robust"], staging)
+    assert instance is not None
+    return _Order(instance, output, given["robust"])
+
+
+def _default_output(model: str, instance: Instance) -> str:
+    kind = ".auto" if instance.is_auto else ".stages" if instance.staging else ""
+    return default_output(model, instance.cluster.mesh, kind=kind)
 
 
 def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
@@ -159,87 +110,88 @@ def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
     return str(Path("plans", f"{name_of_model(model_path)}.{sizes}{kind}.plan.json"))
 
 
-def _on_best_mesh(session: Session, request: _Request) -> tuple[_Request, Plan, Mapping[str, Any]]:
-    """The request on the best logical mesh, the plan, and what a document says of all meshes."""
-    from shardplan.plan.recorded import cluster_of
-    from shardplan.render.meshes import meshes_record, show_meshes
-    from shardplan.study.meshes import best_of
+def _answer(session: Session, instance: Instance) -> Solved:
+    """The plan. Where it is proven that there is none, a document says what was asked and what would help."""
+    from shardplan.plan.encode import infeasible_summary
+    from shardplan.render.meshes import meshes_record
+    from shardplan.render.progress import ProgressLine
+    from shardplan.study.solve import NoMeshError
+    from shardplan.study.solve import solve as find
+    from shardplan.units import Measure
 
-    trials = search_meshes(session, request.model, request.cluster, request.options)
-    best = best_of(trials)
-    assert best is not None
-    assert best.plan is not None
-    session.say_all(best.diagnostics)
-    if request.output != STANDARD_OUTPUT:
-        session.paint(lambda console: show_meshes(console, trials))
-    found = replace(request, cluster=cluster_of(best.plan, request.output))
-    return found, best.plan, {"meshes": meshes_record(trials)}
-
-
-def _plan(session: Session, request: _Request, on_progress: Any) -> Plan:
-    from shardplan.planning import plan_model
-
+    measure = Measure(instance.options.cost_model.unit)
+    processes = min(os.cpu_count() or 1, _MOST_PROCESSES)
+    alone = instance.staging is None and not instance.is_auto
     try:
-        return plan_model(request.model, request.cluster, request.options, on_progress, session.say)
+        with ProgressLine(sys.stderr, enabled=alone and not session.quiet, amount=measure.of_picoseconds) as progress:
+            return find(instance, progress.update, session.say, processes=processes)
+    except NoMeshError as problem:
+        session.failure = {"plan": None, "meshes": meshes_record(problem.trials)}
+        raise
     except InfeasibleError as problem:
-        from shardplan.plan.encode import infeasible_summary
+        session.failure = {"plan": None, "summary": infeasible_summary(instance.limit_bytes)}
+        if alone:
+            raise _with_remedies(session, problem, instance) from None
+        raise
 
-        limit = request.options.memory_limit_bytes or request.cluster.device.usable_bytes
-        session.failure = {"plan": None, "summary": infeasible_summary(limit)}
-        raise _with_remedies(session, problem, request) from None
 
-
-def _with_remedies(session: Session, problem: InfeasibleError, request: _Request) -> InfeasibleError:
+def _with_remedies(session: Session, problem: InfeasibleError, instance: Instance) -> InfeasibleError:
     """The same, with a hint that was tried; where constraints are to blame they are all there is to say."""
     from shardplan.study.remedies import find_remedies, remedies_record, remedies_text
     from shardplan.units import Measure
 
     first, *rest = problem.diagnostics
-    remedies = () if first.file else find_remedies(request.model, request.cluster, request.options)
+    remedies = () if first.file else find_remedies(instance.model, instance.cluster, instance.options)
     session.failure = {**(session.failure or {}), "remedies": remedies_record(remedies)}
     if not remedies:
         return problem
-    hint = remedies_text(remedies, Measure(request.options.cost_model.unit))
+    hint = remedies_text(remedies, Measure(instance.options.cost_model.unit))
     return InfeasibleError(replace(first, hint=hint), *rest)
 
 
-def _deliver(session: Session, request: _Request, plan: Plan, also: Mapping[str, Any], *, require_optimal: bool) -> int:
-    """Write the plan, say how it stands (in a document `also` this), and choose the exit code."""
+def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal: bool) -> int:
+    """Write the plan, say how it stands, and choose the exit code."""
     from shardplan.plan.encode import dumps, summary_record
     from shardplan.plan.file import write_text
+    from shardplan.render.meshes import meshes_record, show_meshes
     from shardplan.render.solve import describe_outcome
     from shardplan.units import Measure
 
-    text = dumps(plan)
-    if request.output == STANDARD_OUTPUT:
-        sys.stdout.write(text)
+    plan, text = answer.plan, dumps(answer.plan)
+    if order.is_piped:
+        session.write_text(text)
     else:
-        written, measure = write_text(text, request.output), Measure(request.options.cost_model.unit)
-        session.paint(
+        written, measure = write_text(text, order.output), Measure(order.instance.options.cost_model.unit)
+        if answer.trials:
+            session.tell(lambda console: show_meshes(console, answer.trials))
+        session.tell(
             lambda console: describe_outcome(
                 console,
                 plan.summary,
-                request.output,
+                order.output,
                 written=written,
                 staged=plan.pipeline is not None,
                 measure=measure,
             )
         )
-    code = _judge(session, plan, request.options.gap, require_optimal=require_optimal)
-    study = _study(session, request, plan) if request.draws else {}
+    code = _judge(session, plan, order.instance.options.gap, require_optimal=require_optimal)
+    study = _study(session, order, answer) if order.draws else {}
     if session.as_json:
-        session.write_document({"plan": request.output, "summary": summary_record(plan.summary), **also, **study})
+        meshes = {"meshes": meshes_record(answer.trials)} if answer.trials else {}
+        document = {"plan": order.output, "summary": summary_record(plan.summary), **meshes, **study}
+        session.write_document(document)
     return code
 
 
-def _study(session: Session, request: _Request, plan: Plan) -> Mapping[str, Any]:
+def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:
     """What the plan, which is written by now, is worth under other constants; what a document says of it."""
     from shardplan.render.sensitivity import describe_sensitivity, sensitivity_record
     from shardplan.study.robust import robustness
 
-    found = robustness(request.model, request.cluster, request.options, plan, request.draws)
-    if request.output != STANDARD_OUTPUT:
-        session.paint(lambda console: describe_sensitivity(console, found))
+    instance = order.instance
+    found = robustness(instance.model, answer.cluster, instance.options, answer.plan, order.draws)
+    if not order.is_piped:
+        session.tell(lambda console: describe_sensitivity(console, found))
     return {"robustness": sensitivity_record(found)}
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.verbs.inputs import Attempts
+from shardplan.errors import Attempts, Diagnostic, ShardplanError, error
 from shardplan.verbs.session import Session, verb
 
 if TYPE_CHECKING:

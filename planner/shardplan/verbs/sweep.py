@@ -10,24 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.errors import ShardplanError, did_you_mean, error
-from shardplan.verbs.inputs import (
-    Attempts,
-    constraint_options,
-    dim_option,
-    load_model,
-    model_argument,
-    parse_dims,
-    parse_memory_limit,
-    profile_names,
-    read_all_constraints,
-)
+from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.request import AUTO, option_of, term
+from shardplan.verbs.asking import FIXED, SEARCH, ask, model_argument, profile_names, request_options
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, completing, option, verb
 
 if TYPE_CHECKING:
-    from shardplan.study.sweep import Point, Request
-
-AUTO = "auto"
+    from shardplan.request import Request
+    from shardplan.study.sweep import Combination, Point
 
 
 @click.command(short_help="Plan many combinations, side by side.")
@@ -54,17 +44,8 @@ AUTO = "auto"
 @option("--microbatches", metavar="N,…", default="1", show_default=True, help="Equal parts in which the batch runs.")
 @option("--remat", "remats", metavar="WORD,…", default="none", show_default=True, help="none, selective, full, auto.")
 @option("--stages", metavar="auto|N,…", help="Pipelines too, of so many stages; 1 is none.")
-@option("--mode", type=click.Choice(["training", "inference"]), default="training", show_default=True, help="A step.")
-@dim_option
-@option(
-    "--optimizer",
-    type=click.Choice(["adam-mixed", "adam-fp32", "sgd", "none"]),
-    default="adam-mixed",
-    show_default=True,
-    help="Whose state is kept, in training.",
-)
-@option("--memory-limit", metavar="SIZE", help="What a device may use.  [default: the profile's]")
-@constraint_options
+@request_options("schedule", "mode", "dims", "trips", "optimizer", "shard_optimizer", "kv_cache_tokens", "memory_limit")
+@request_options(*FIXED, *SEARCH, "strict")
 @option(
     "--engine",
     metavar="local|dask://HOST:PORT",
@@ -81,32 +62,25 @@ def sweep(session: Session, /, **given: Any) -> int:
 
     Exits with 3 when not one plan fits.
     """
-    from shardplan.graph.options import PlanOptions
     from shardplan.render.sweep import draw_sweep, show_sweep
     from shardplan.study.engines import engine_of
     from shardplan.study.sweep import pareto, sweep_record
     from shardplan.study.sweep import sweep as run
 
     attempt = Attempts()
-    dims = attempt(lambda: parse_dims(given["dims"]))
-    limit = attempt(lambda: parse_memory_limit(given["memory_limit"]))
-    requests = attempt(lambda: _requests(given))
+    combinations = attempt(lambda: _combinations(given))
     attempt(lambda: _check_meshes(_words(given["clusters"]), _words(given["meshes"])))
-    constraints = attempt(lambda: read_all_constraints(given["constraint_files"], given["pins"]))
     engine = attempt(lambda: engine_of(given["engine"]))
-    model = attempt(lambda: load_model(given["model"], dims)) if dims is not None else None
+    request = attempt(lambda: _request(given))
     attempt.finish()
-    assert model is not None
-    assert requests is not None
+    assert request is not None
+    assert combinations is not None
     assert engine is not None
-    options = PlanOptions(
-        mode=given["mode"], optimizer=given["optimizer"], memory_limit_bytes=limit, constraints=constraints or ()
-    )
-    with _Bar(len(requests), enabled=not session.quiet) as bar:
+    with _Bar(len(combinations), enabled=not session.quiet) as bar:
         try:
-            found = run(model, options, requests, engine, given["output"], bar.advance)
+            found = run(request, combinations, engine, given["output"], bar.advance)
         except KeyboardInterrupt:
-            kept = f"{bar.done} of {len(requests)} points are in {given['output']}: the same command goes on"
+            kept = f"{bar.done} of {len(combinations)} points are in {given['output']}: the same command goes on"
             raise KeyboardInterrupt(kept if given["output"] else "") from None
     if given["plot"]:
         draw_sweep(found, given["plot"])
@@ -116,25 +90,38 @@ def sweep(session: Session, /, **given: Any) -> int:
     return EXIT_DONE if best else EXIT_INFEASIBLE
 
 
-def _requests(given: Mapping[str, Any]) -> tuple[Request, ...]:
-    """Every combination asked for. Raises `ShardplanError` with every word that is none."""
-    from typing import get_args
+def _request(given: Mapping[str, Any]) -> Request:
+    """What all points have in common, with its inputs read."""
+    from shardplan.study.instance import as_read, read
 
-    from shardplan.graph.options import Remat
-    from shardplan.study.sweep import all_requests
+    lists = ("clusters", "meshes", "microbatches", "remats", "stages")
+    request, faults = ask({name: value for name, value in given.items() if name not in lists})
+    if faults:
+        read(request, faults)
+    request = as_read(request)
+    if request.stages is not None and given["stages"]:
+        summary = "--stages, and stages in a constraints file: only one can say where to cut"
+        raise ShardplanError(error("bad-stages", summary))
+    return request
+
+
+def _combinations(given: Mapping[str, Any]) -> tuple[Combination, ...]:
+    """Every combination asked for. Raises `ShardplanError` with every word that is none."""
+    from shardplan.study.sweep import all_combinations
 
     micro, remats = _words(given["microbatches"]), _words(given["remats"])
     stages = _words(given["stages"]) if given["stages"] else ("1",)
-    wrong = [_wrong("--microbatches", word, "a positive number") for word in micro if not _is_count(word)]
-    known = get_args(Remat)
-    wrong += [_wrong("--remat", word, f"one of {', '.join(known)}", known) for word in remats if word not in known]
-    asked = "auto or a positive number"
-    wrong += [_wrong("--stages", word, asked, (AUTO,)) for word in stages if not _is_stages(word)]
+    wrong = [
+        fault
+        for field, words in (("microbatches", micro), ("remat", remats), ("stages", stages))
+        for word in words
+        for fault in _wrong(field, word)
+    ]
     if wrong:
         raise ShardplanError(*wrong)
     staged = ["" if word == "1" else word for word in stages]
     counts = [int(word) for word in micro]
-    return all_requests(_words(given["clusters"]), _words(given["meshes"]), counts, remats, staged)
+    return all_combinations(_words(given["clusters"]), _words(given["meshes"]), counts, remats, staged)
 
 
 def _check_meshes(clusters: Sequence[str], meshes: Sequence[str]) -> None:
@@ -159,17 +146,13 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _is_count(word: str) -> bool:
-    return word.isascii() and word.isdigit() and int(word) > 0
-
-
-def _is_stages(word: str) -> bool:
-    return word == AUTO or _is_count(word)
-
-
-def _wrong(name: str, word: str, expected: str, known: Sequence[str] = ()) -> Any:
-    hint = did_you_mean(word, known) or "words are separated by commas"
-    return error("bad-list", f"{name}: '{word}' is not {expected}", hint=hint)
+def _wrong(field: str, word: str) -> tuple[Diagnostic, ...]:
+    """What is wrong with one word of a list."""
+    try:
+        term(field).check(option_of(field), word)
+    except ShardplanError as problem:
+        return problem.diagnostics
+    return ()
 
 
 class _Bar:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import ShardplanError, error
-from shardplan.verbs.inputs import Attempts, dim_option, load_model, model_argument, parse_dims
+from shardplan.errors import Attempts, ShardplanError, error
+from shardplan.verbs.asking import model_argument, request_options
+from shardplan.verbs.inputs import load_model, parse_dims
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
 
 if TYPE_CHECKING:
@@ -26,10 +27,19 @@ if TYPE_CHECKING:
     help="Largest relative difference that is rounding.  [default: 1e-5; 1e-4 with operators of com.microsoft]",
 )
 @option("--seed", type=int, default=0, show_default=True, help="Of the inputs, and of weights that the model lacks.")
-@dim_option
+@request_options("dims", "trips")
 @verb
 def verify(
-    session: Session, /, model: str, plan: str, rtol: float | None, seed: int, dims: tuple[str, ...], *, shrink: bool
+    session: Session,
+    /,
+    model: str,
+    plan: str,
+    rtol: float | None,
+    seed: int,
+    dims: tuple[str, ...],
+    trips: tuple[str, ...],
+    *,
+    shrink: bool,
 ) -> int:
     """Run PLAN for MODEL on simulated devices, in double precision, and compare every value with the model run whole.
 
@@ -39,7 +49,7 @@ def verify(
     from shardplan.program.machine.verify import verify_plan
     from shardplan.render.verify import show_verification, verification_document
 
-    loaded, planned = _read(model, plan, dims)
+    loaded, planned = _read(model, plan, dims, trips)
     values = {}
     if shrink:
         from shardplan.program.shrink.shrink import shrink as make_twin
@@ -57,12 +67,12 @@ def verify(
     return EXIT_DONE if report.verified else EXIT_NO
 
 
-def _read(model: str, plan: str, dims: tuple[str, ...]) -> tuple[Model, Plan]:
+def _read(model: str, plan: str, dims: tuple[str, ...], trips: tuple[str, ...]) -> tuple[Model, Plan]:
     """Both files; the dims of the plan bind those of the model unless the command line says otherwise."""
     from shardplan.plan.file import read_plan
 
     attempt = Attempts()
-    given = attempt(lambda: parse_dims(dims))
+    given = attempt(lambda: parse_dims(dims, trips))
     planned = attempt(lambda: read_plan(plan))
     loaded = None
     if given is not None:

@@ -66,12 +66,23 @@ def read_stages(paths: Sequence[str]) -> ManualStages | None:
     for path in paths:
         try:
             text = Path(path).read_text(encoding="utf-8")
-            root = compose(text, path)
-        except (OSError, UnicodeDecodeError, ShardplanError):
+        except (OSError, UnicodeDecodeError):
             continue  # whoever reads the constraints says so
-        entries = _entries(root)
-        if "stages" in entries:
-            return parse_stages(entries, path)
+        if (found := stages_in(text, path)) is not None:
+            return found
+    return None
+
+
+def stages_in(text: str, file: str) -> ManualStages | None:
+    """The stages in the text of a constraints file; None where it has none. Raises as `read_stages`."""
+    try:
+        entries = _entries(compose(text, file))
+    except ShardplanError:
+        return None  # whoever reads the constraints says so
+    if "stages" in entries:
+        return parse_stages(entries, file)
+    if (axes := entries.get("pipeline_intermediate_axes")) is not None:
+        raise _bad(axes, file, "pipeline_intermediate_axes goes with stages, and there are none")
     return None
 
 

@@ -1,0 +1,229 @@
+"""Checks of single values that are asked for: each turns what was given, as text or as a value, into its one form.
+
+A check is called with the name that messages use (`memory_limit`, `--memory-limit`) and the value, and raises
+`ShardplanError` for a value that it does not allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from shardplan.cluster.quantity import SIZE, parse_quantity
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+
+
+class Check(Protocol):
+    """What a value must be."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """`value` in its one form. Raises `ShardplanError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of `words`."""
+
+    words: tuple[str, ...]
+
+    def __call__(self, name: str, value: Any) -> str:
+        if value in self.words:
+            return str(value)
+        hint = did_you_mean(str(value), self.words)
+        raise ShardplanError(error("bad-argument", f"{name} '{value}' is none of {', '.join(self.words)}", hint=hint))
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def __call__(self, name: str, value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        raise _refused(name, value, "True or False")
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number of at least `least` (None: any)."""
+
+    least: int | None
+
+    def __call__(self, name: str, value: Any) -> int:
+        number = _number(value)
+        if number is None or number != int(number) or (self.least is not None and number < self.least):
+            bound = "" if self.least is None else f" of at least {self.least}"
+            raise _refused(name, value, f"a whole number{bound}")
+        return int(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number from `least` (or above it) to `most`; None where it is `optional`."""
+
+    least: float
+    most: float | None = None
+    what: str = "a number"
+    least_allowed: bool = True
+    optional: bool = False
+
+    def __call__(self, name: str, value: Any) -> float | None:
+        if value is None and self.optional:
+            return None
+        number = _number(value)
+        above = number is not None and (number > self.least or (self.least_allowed and number == self.least))
+        if number is None or not above or (self.most is not None and number > self.most):
+            low = f"{self.least:g}"
+            span = f"above {low}" if self.most is None else f"between {low} and {self.most:g}"
+            raise _refused(name, value, f"{self.what} {span}")
+        return float(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text that is read later, or None. `what`: `text`; `model` and `cluster` may also be what was read of one."""
+
+    what: str
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        if self.what == "text" and value is None:
+            return None
+        if self.what != "text" and isinstance(value, Path):
+            return str(value)
+        if self.what != "text" and type(value).__name__ in ("Model", "Cluster"):
+            return value
+        expected = {"model": "a file, a description or a model", "cluster": "a profile's name or a file"}
+        raise _refused(name, value, expected.get(self.what, "text"))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes as a number, or as text such as `40 GiB`; None."""
+
+    def __call__(self, name: str, value: Any) -> int | None:
+        if value is None:
+            return None
+        limit: float | None
+        if isinstance(value, str):
+            try:
+                limit = parse_quantity(value, SIZE)
+            except ValueError as problem:
+                raise ShardplanError(error("bad-quantity", f"{name}: {problem}")) from None
+        else:
+            limit = _number(value)
+        if limit is None:
+            raise _refused(name, value, "a size in bytes, or such as '40 GiB',")
+        if int(limit) <= 0:
+            raise ShardplanError(error("bad-quantity", f"{name} {value!r} leaves no memory"))
+        return int(limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Tokens: a number, or on the command line `tokens=8192`."""
+
+    def __call__(self, name: str, value: Any) -> int:
+        if not isinstance(value, str):
+            return Whole(0)(name, value)
+        word, equals, number = (part.strip() for part in value.partition("="))
+        if word == "tokens" and equals and _is_count(number):
+            return int(number)
+        hint = "write how many tokens of all sequences together, such as --kv-cache tokens=65536"
+        raise ShardplanError(error("bad-cache", f"{name} '{value}' cannot be read", hint=hint))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Positive numbers by name: a mapping, or texts such as `batch=8`. A name may be an expression (`s43*s53=4096`).
+
+    `what`: what the numbers are; `example`: a text for the hint.
+    """
+
+    what: str
+    example: str
+
+    def __call__(self, name: str, value: Any) -> dict[str, int]:
+        if not isinstance(value, Mapping):
+            return self._of_texts(name, [value] if isinstance(value, str) else value)
+        faults = [
+            error("bad-argument", f"{name}: '{key}' is {size!r}; a whole number of at least 1 is expected")
+            for key, size in value.items()
+            if (number := _number(size)) is None or number != int(number) or number < 1 or isinstance(size, str)
+        ]
+        if faults:
+            raise ShardplanError(*faults)
+        return {str(key): int(size) for key, size in value.items()}
+
+    def _of_texts(self, name: str, texts: Iterable[str]) -> dict[str, int]:
+        code = "bad-dim" if self.what == "size" else "bad-trip"
+        described = "a name and a positive size" if self.what == "size" else "the name of a loop and a positive number"
+        found: dict[str, int] = {}
+        faults: list[Diagnostic] = []
+        for text in texts:
+            key, equals, number = (part.strip() for part in str(text).rpartition("="))
+            if not (equals and key and _is_count(number)):
+                hint = f"write {described}, such as {name} {self.example}"
+                faults.append(error(code, f"{name} '{text}' is not NAME=N", hint=hint))
+            elif found.setdefault(key, int(number)) != int(number):
+                faults.append(error(code, f"{name} gives '{key}' two {self.what}s, {found[key]} and {number}"))
+        if faults:
+            raise ShardplanError(*faults)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class StageCount:
+    """A positive number of stages, `auto`, a plan or its file (.json), stages by hand, or None."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if isinstance(value, Path):
+            value = str(value)
+        if value is None or type(value).__name__ in ("Plan", "ManualStages"):
+            return value
+        if isinstance(value, str) and (value == "auto" or value.endswith(".json")):
+            return value
+        count = int(value) if isinstance(value, str) and _is_count(value) else value
+        if isinstance(count, int) and not isinstance(count, bool) and count > 0:
+            return count
+        hint = "a positive number, auto, or the file of a plan (.json)"
+        raise ShardplanError(error("bad-stages", f"{name} '{value}' is no number of stages", hint=hint))
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Any number of things; a single one may stand alone."""
+
+    def __call__(self, name: str, value: Any) -> tuple[Any, ...]:
+        if value is None or isinstance(value, int | float):
+            raise _refused(name, value, "a list")
+        alone = isinstance(value, str | Path | Mapping) or not isinstance(value, Iterable)
+        return (value,) if alone else tuple(value)
+
+
+def _number(value: Any) -> float | int | None:
+    """The finite number that is given or written; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number: float | int = (int(value) if _is_whole(value) else float(value)) if isinstance(value, str) else value
+        return number if isinstance(number, int) or math.isfinite(number) else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.removeprefix("-").isdigit()
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) > 0
+
+
+def _refused(name: str, value: Any, expected: str) -> ShardplanError:
+    return ShardplanError(error("bad-argument", f"{name} is {value!r}; {expected} is expected"))

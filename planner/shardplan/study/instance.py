@@ -1,0 +1,285 @@
+"""A request with its inputs read: model, cluster, options of planning, pipeline; every fault of any input collected."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from shardplan.cluster.build import profile_from_resolved
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.cluster.types import Cluster
+from shardplan.constraints.parse import parse_constraints, parse_pin, read_constraints
+from shardplan.constraints.types import Constraint
+from shardplan.cost.named import parse_cost_model
+from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.graph.options import PlanOptions
+from shardplan.model.read import read_model
+from shardplan.model.types import Model
+from shardplan.models import described
+from shardplan.pipeline.manual.stages import ManualStages, read_stages, stages_asked_for, stages_in, stages_of
+from shardplan.pipeline.schedule import Schedule, parse_schedule
+from shardplan.plan.file import read_plan
+from shardplan.plan.recorded import cluster_of, dims_of, options_of
+from shardplan.plan.types import Plan
+from shardplan.request import AUTO, Request
+from shardplan.study.reuse import SECTIONS, Kept, constraints_of
+
+DESCRIBED = "transformer:"
+TRIP = "trip:"
+_HEAD = 4096
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A pipeline as asked for: `stages` is None where their number is to be chosen."""
+
+    stages: int | ManualStages | None
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What is planned: `cluster` has the mesh, or where that is to be chosen (`is_auto`) the devices. `staging`: None
+    for one mesh."""
+
+    model: Model
+    cluster: Cluster
+    options: PlanOptions
+    staging: Staging | None = None
+    is_auto: bool = False
+
+    @property
+    def limit_bytes(self) -> int:
+        """What a device may use."""
+        given = self.options.memory_limit_bytes
+        return self.cluster.device.usable_bytes if given is None else given
+
+
+def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None = None) -> Instance:
+    """Read every input of `request`. `faulty`: fields that are known to be wrong, and why: nothing is read of these.
+
+    Raises `ShardplanError` with everything that is wrong with any of them.
+    """
+    known = faulty or {}
+    attempt = Attempts()
+    attempt.problems += (fault for faults in known.values() for fault in faults)
+    cluster = attempt(lambda: _cluster(request)) if not {"mesh", "cluster", "devices"} & known.keys() else None
+    model = attempt(lambda: _model(request)) if not {"dims", "trips"} & known.keys() else None
+    constraints = attempt(lambda: read_all_constraints(request.constraints, request.pins))
+    staging = attempt(lambda: _staging(request)) if "stages" not in known else None
+    cost_model = attempt(lambda: parse_cost_model(request.cost_model))
+    attempt.finish()
+    assert model is not None
+    assert cluster is not None
+    assert cost_model is not None
+    assert not isinstance(request.memory_limit, str)
+    options = PlanOptions(
+        mode=request.mode,
+        optimizer=request.optimizer,
+        microbatches=request.microbatches,
+        remat=request.remat,
+        memory_limit_bytes=request.memory_limit,
+        time_limit=request.time_limit,
+        gap=request.gap,
+        seed=request.seed,
+        presolve=request.presolve,
+        strict=request.strict,
+        constraints=constraints or (),
+        kv_cache_tokens=request.kv_cache_tokens,
+        cost_model=cost_model,
+        shard_optimizer=request.shard_optimizer,
+    )
+    return Instance(model, cluster, options, staging, request.is_auto)
+
+
+def as_read(request: Request) -> Request:
+    """`request` with what its files hold in place of their names, so that it can be planned where they are not."""
+    instance = read(request)
+    staging = instance.staging
+    stages = None if staging is None else "auto" if staging.stages is None else staging.stages
+    constraints = instance.options.constraints
+    return replace(
+        request, model=instance.model, dims={}, trips={}, constraints=constraints, pins=(), stages=stages
+    )  # fmt: skip
+
+
+def recorded_request(plan: Plan, file: str, model: Model) -> Request:
+    """What `plan`, read from `file`, was asked for, of `model`. Raises `ShardplanError` (`damaged-plan`)."""
+    options, asked = options_of(plan, file), plan.model.get("stages")
+    stages: Any = stages_asked_for(plan, file) if asked == "manual" else asked if plan.pipeline else None
+    return Request(
+        model,
+        cluster=cluster_of(plan, file),
+        mode=options.mode,
+        optimizer=options.optimizer,
+        shard_optimizer=options.shard_optimizer,
+        microbatches=options.microbatches,
+        remat=options.remat,
+        kv_cache_tokens=options.kv_cache_tokens,
+        memory_limit=options.memory_limit_bytes,
+        stages=stages,
+        schedule=str(plan.model.get("schedule", "1f1b")),
+        # what held for all stages by hand is among what each was planned under
+        constraints=() if asked == "manual" else options.constraints,
+        cost_model=str(options.cost_model),
+    )
+
+
+def load_model(given: str | Path, dims: Mapping[str, int]) -> Model:
+    """The model of an ONNX file, or of a description such as `transformer:llama3-70b`. Raises `ShardplanError`."""
+    return described(str(given), dims) if str(given).startswith(DESCRIBED) else read_model(given, dims)
+
+
+def load_model_of(plan: Plan, file: str, path: str) -> Model:
+    """The model at `path` with the sizes that `plan`, read from `file`, was made for.
+
+    Raises `ShardplanError`; where these sizes are not those that the model needs, it is another one (`stale-plan`).
+    """
+    try:
+        return load_model(path, dims_of(plan))
+    except ShardplanError as problem:
+        first = problem.diagnostics[0]
+        if first.code not in ("unbound-dim", "unknown-dim", "unbound-trip"):
+            raise
+        summary = f"the plan was made for another model than '{path}'"
+        raise ShardplanError(
+            error("stale-plan", summary, detail=first.summary, hint="solve again", file=file)
+        ) from None
+
+
+def _model(request: Request) -> Model:
+    assert isinstance(request.dims, Mapping)
+    assert isinstance(request.trips, Mapping)
+    sizes = {**request.dims, **{TRIP + name: number for name, number in request.trips.items()}}
+    if isinstance(request.model, str | Path):
+        return load_model(request.model, sizes)
+    if sizes:
+        summary = f"the model is read already: '{next(iter(sizes))}' can no longer be bound"
+        raise ShardplanError(error("bad-argument", summary, hint="give sizes to shardplan.model.read.read_model"))
+    return request.model
+
+
+def _cluster(request: Request) -> Cluster:
+    mesh = request.devices if request.is_auto else request.mesh
+    if isinstance(request.cluster, Cluster):
+        return request.cluster if mesh is None else make_cluster(profile_from_resolved(request.cluster.resolved), mesh)
+    return make_cluster(load_profile(str(request.cluster)), mesh)
+
+
+def _staging(request: Request) -> Staging | None:
+    """The pipeline that is asked for; None for one mesh. Raises `ShardplanError` (`bad-stages`, `bad-schedule`)."""
+    schedule = parse_schedule(request.schedule)
+    found = [(stages, place) for stages, place in map(_stages_given, *_placed(request.constraints)) if stages]
+    asked = request.stages
+    if not found:
+        return None if asked is None else Staging(_stages_asked(asked), schedule)
+    (by_hand, place), *others = found
+    clash = "" if not request.is_auto else "mesh auto: stages by hand say on which meshes they are"
+    clash = clash or ("" if asked is None else "stages are asked for and fixed here: only one can say where to cut")
+    clash = clash or (f"stages are fixed here, and in {others[0][1]} too" if others else "")
+    if clash:
+        raise ShardplanError(error("bad-stages", clash, file=place))
+    return Staging(by_hand, schedule)
+
+
+def _stages_asked(asked: int | str | Path | Plan | ManualStages) -> int | ManualStages | None:
+    """A number of stages, those of a plan, or None where the number is to be chosen."""
+    if isinstance(asked, Plan):
+        return stages_of(asked, "stages")
+    if isinstance(asked, str | Path):
+        return None if asked == AUTO else stages_of(read_plan(asked), str(asked))
+    return asked
+
+
+def _placed(constraints: Iterable[Any]) -> tuple[list[Any], list[str]]:
+    """Sources of constraints, and what messages call each."""
+    sources = list(constraints)
+    return sources, [
+        str(source) if isinstance(source, str | Path) else f"constraints[{number}]"
+        for number, source in enumerate(sources)
+    ]
+
+
+def _stages_given(source: Any, place: str) -> tuple[ManualStages | None, str]:
+    if isinstance(source, Mapping):
+        return stages_in(_yaml(source), place), place
+    if not isinstance(source, str | Path) or is_plan(_section(str(source))[0]):
+        return None, place
+    return read_stages([str(source)]), place
+
+
+def _yaml(source: Mapping[str, object]) -> str:
+    return yaml.safe_dump(dict(source), sort_keys=False)
+
+
+def read_all_constraints(sources: Iterable[Any], pins: Iterable[str] = ()) -> tuple[Constraint, ...]:
+    """The constraints of all sources, then the pins. Raises `ShardplanError` with all that is wrong with them."""
+    attempt = Attempts()
+    found: list[Constraint] = []
+    for source, place in zip(*_placed(sources), strict=True):
+        found += attempt(lambda source=source, place=place: _constraints(source, place)) or ()  # type: ignore[misc]
+    for pin in pins:
+        one = attempt(lambda pin=pin: parse_pin(pin))  # type: ignore[misc]
+        found += [one] if one else []
+    attempt.finish()
+    return tuple(found)
+
+
+def _constraints(source: Any, place: str) -> tuple[Constraint, ...]:
+    if isinstance(source, Constraint):
+        return (source,)
+    if isinstance(source, Plan):
+        return _kept_in(source, place, SECTIONS[:2])
+    if isinstance(source, Mapping):
+        return parse_constraints(_yaml(source), place)
+    if not isinstance(source, str | Path):
+        summary = f"{place} is {source!r}; a file, a mapping or a plan is expected"
+        raise ShardplanError(error("bad-argument", summary))
+    file = str(source)
+    path, section = _section(file)
+    if _is_plan_and_more(file):
+        _no_such_section(file)
+    if not is_plan(path):
+        return read_constraints(file)
+    return _kept_in(read_plan(path), file, [name for name in SECTIONS if name == section] or SECTIONS[:2])
+
+
+def _kept_in(plan: Plan, place: str, sections: Collection[Kept]) -> tuple[Constraint, ...]:
+    if plan.pipeline is not None:
+        summary = f"this plan is a pipeline of {len(plan.pipeline.stages)} stages, not constraints of one mesh"
+        hint = "give it as stages: --stages PLAN.json cuts the model as it is cut there"
+        raise ShardplanError(error("pipeline-plan", summary, file=place, hint=hint))
+    return constraints_of(plan, place, tuple(sections))
+
+
+def is_plan(file: str) -> bool:
+    """Whether a file begins as plans do; one that cannot be read is judged by its name."""
+    try:
+        with Path(file).open(encoding="utf-8", errors="replace") as stream:
+            head = stream.read(_HEAD)
+    except OSError:
+        return file.endswith(".json")
+    return head.lstrip().startswith("{") and '"format_version"' in head
+
+
+def _section(file: str) -> tuple[str, str]:
+    """`a.plan.json:parameters` -> the file and the section; no section for other names."""
+    path, colon, section = file.rpartition(":")
+    return (path, section) if colon and section in SECTIONS else (file, "")
+
+
+def _is_plan_and_more(file: str) -> bool:
+    """Whether it is the name of a plan, followed by what is none of its sections."""
+    path, colon, _ = _section(file)[0].rpartition(":")
+    return bool(colon) and not Path(file).exists() and Path(path).is_file() and is_plan(path)
+
+
+def _no_such_section(file: str) -> NoReturn:
+    path, _, section = file.rpartition(":")
+    summary = f"constraints come from the {', '.join(SECTIONS)} of a plan; it has no '{section}'"
+    raise ShardplanError(error("unknown-section", summary, hint=did_you_mean(section, SECTIONS), file=path))

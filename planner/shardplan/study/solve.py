@@ -1,0 +1,81 @@
+"""A request or its instance -> a plan: on its mesh, as a pipeline, or on the best of all logical meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardplan.cluster.build import profile_from_resolved
+from shardplan.cluster.types import Cluster
+from shardplan.errors import Diagnostic, InfeasibleError, LimitError
+from shardplan.pipeline.plan import plan_stages
+from shardplan.plan.recorded import cluster_of
+from shardplan.plan.types import Plan
+from shardplan.planning import plan_model
+from shardplan.request import Request
+from shardplan.solve import Progress
+from shardplan.study.instance import Instance, read
+from shardplan.study.meshes import OUT_OF_TIME, MeshTrial, best_of, logical_meshes, try_meshes
+
+OnProgress = Callable[[Progress], None]
+OnWarning = Callable[[Diagnostic], None]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """`plan`, and the cluster that it is for; `trials`: what came of every logical mesh, where one was to be chosen."""
+
+    plan: Plan
+    cluster: Cluster
+    trials: tuple[MeshTrial, ...] = ()
+
+
+class NoMeshError(InfeasibleError):
+    """Proven that no plan fits on any of the logical meshes `trials`."""
+
+    def __init__(self, trials: tuple[MeshTrial, ...]) -> None:
+        self.trials = trials
+        super().__init__(*next(trial.diagnostics for trial in trials if trial.diagnostics))
+
+
+def plan(request: Request, on_progress: OnProgress | None = None, on_warning: OnWarning | None = None) -> Plan:
+    """The fastest plan that `request` allows.
+
+    Raises `ShardplanError` with everything that is wrong with its inputs, `InfeasibleError` when it is proven that no
+    plan fits in memory, `LimitError` when the time limit ends the search before any plan is found.
+    """
+    instance = read(request)
+    if on_warning is not None:
+        for diagnostic in (*instance.model.warnings, *instance.cluster.warnings):
+            on_warning(diagnostic)
+    return solve(instance, on_progress, on_warning).plan
+
+
+def solve(
+    instance: Instance,
+    on_progress: OnProgress | None = None,
+    on_warning: OnWarning | None = None,
+    *,
+    processes: int = 1,
+    most_axes: int | None = None,
+) -> Solved:
+    """`plan` for inputs that are read. `processes`: that search logical meshes side by side; `most_axes`: those with
+    more are left out."""
+    model, cluster, options = instance.model, instance.cluster, instance.options
+    if instance.staging is not None:
+        schedule, stages = instance.staging.schedule, instance.staging.stages
+        return Solved(plan_stages(model, cluster, options, schedule, stages, on_warning), cluster)
+    if not instance.is_auto:
+        return Solved(plan_model(model, cluster, options, on_progress, on_warning), cluster)
+    profile = profile_from_resolved(cluster.resolved)
+    meshes = [text for text in logical_meshes(profile) if most_axes is None or len(text.split(",")) <= most_axes]
+    deep = max(len(text.split(",")) for text in meshes) > 2  # small ones are solved before a process has begun
+    trials = try_meshes(model, profile, options, meshes, processes=processes if deep else 1)
+    best = best_of(trials)
+    if best is None or best.plan is None:
+        late = [trial for trial in trials if trial.reason == OUT_OF_TIME]
+        raise LimitError(*late[0].diagnostics) if late else NoMeshError(trials)
+    if on_warning is not None:
+        for diagnostic in best.diagnostics:
+            on_warning(diagnostic)
+    return Solved(best.plan, cluster_of(best.plan, "the plan"), trials)
