@@ -7,8 +7,13 @@ law has a deadline: a machine that is busy breaks none.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
+
+os.environ["SHARDPLAN_STRICT"] = "1"
+"""A plan's price that is not the solver's is an error, in processes that tests start too."""
 
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 settings.register_profile("fresh", deadline=None, derandomize=False, print_blob=True)

@@ -14,7 +14,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order, to_problem
 from shardplan.layout.legal import is_legal
 from shardplan.model.types import Model, Operator, Parameter, Tensor
-from shardplan.plan.assemble import PriceMismatchError, price
+from shardplan.plan.assemble import STRICT, PriceMismatchError, price
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 
@@ -100,12 +100,17 @@ def test_equal_edges_share_one_table():
     assert all(np.isfinite(data["table"]).any() for _, _, data in built.graph.edges(data=True))
 
 
-def test_a_plan_is_priced_again_and_must_agree():
+def test_a_plan_is_priced_again_and_must_agree(monkeypatch):
     built = built_on("2x2")
     solution = solve(to_problem(built, Memory(built), None))
     assert price(built, solution).f1_s == pytest.approx(solution.cost / 1e12, abs=1e-9)
     with pytest.raises(PriceMismatchError, match="the lowered plan costs"):
         price(built, replace(solution, cost=solution.cost * 1.01 + 1e7))
+    monkeypatch.delenv(STRICT)
+    repaired = price(built, replace(solution, cost=solution.cost * 1.01 + 1e7))
+    assert repaired.mismatch.startswith("the lowered plan costs")
+    assert repaired.solution.cost == pytest.approx(solution.cost, rel=1e-6)
+    assert repaired.solution.bound <= repaired.solution.cost
 
 
 def test_memory_rows_cover_every_node_that_holds_bytes():

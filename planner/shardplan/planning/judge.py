@@ -47,7 +47,7 @@ class Candidate:
 
 
 def judged(answer: Answer) -> Candidate:
-    """The plan of an answer that has an assignment. Raises `PriceMismatchError` when its price is not the solver's."""
+    """The plan of an answer that has an assignment, at its own price (see `plan.assemble.price`)."""
     layouts, solution = answer.layouts, answer.solution
     assert solution.choices is not None
     cost = float(evaluate(layouts.problem, solution.choices).cost)

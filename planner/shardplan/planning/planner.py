@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardplan.cluster.types import Cluster
-from shardplan.errors import Diagnostic
+from shardplan.errors import Diagnostic, warning
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
@@ -78,9 +78,11 @@ class Planner:
             found = self._answered(shortest(Search.of(self.instance)), restriction)
         except NoPlanError as none:
             raise self.refusal(none.answer) from None
+        best = found.candidate
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
-        best = found.candidate
+        if best.priced.mismatch:
+            self._warn(warning("price-mismatch", best.priced.mismatch, hint="the plan has the former"))
         return assemble(best.priced, best.memory, self.limit_bytes, found.bound_s - best.priced.penalty_s)
 
     def solve_at(self, weight: float, restriction: Restrict | None = None, *, unlimited_first: bool = False) -> Answer:
