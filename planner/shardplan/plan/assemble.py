@@ -45,8 +45,8 @@ class PriceMismatchError(RuntimeError):
 class Priced:
     """An assignment with its moves and times. Seconds per step: `compute_s`; `exposed_s`, communication that cannot
     hide; `hideable_s`, that can, of which `at_best_s` does if there is compute enough. `penalty_s`: charged for
-    broken soft constraints. `weight`: of f1 against f2, where the bound was found, if not that of the graph. `mismatch`: by how
-    much the solver's price was another, if it was."""
+    broken soft constraints. `weight`: of f1 against f2, where the bound was found, if not that of the graph.
+    `mismatch`: the two prices, where the solver's was another."""
 
     built: CostGraph
     solution: Solution

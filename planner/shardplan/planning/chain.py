@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph
@@ -22,6 +22,8 @@ from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.solve import Problem, Progress, Solution, evaluate, solve
 
+Undo: TypeAlias = list[tuple[Reduction[Any], Any]]
+"""Reductions, each with the data of its inversion, in the order in which they were applied."""
 UNSOLVED = Solution("limit", None, math.inf, -math.inf)
 
 
@@ -47,11 +49,13 @@ class Question:
 @dataclass(frozen=True)
 class Answer:
     """`solution`: in the choices of `layouts`, the problem of the first sum of the graph in which that is recomputed
-    which was chosen. `too_large`: the problem was too large to be posed."""
+    which was chosen. `pool`: the other assignments that the solver met. `too_large`: the problem was too large to be
+    posed."""
 
     question: Question
     layouts: Layouts
     solution: Solution
+    pool: tuple[Assignment, ...] = ()
     too_large: bool = False
 
 
@@ -74,43 +78,41 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
         reduced, undo = _applied(transforming, posed)
     except TooLargeError:
         return Answer(question, layouts, UNSOLVED, too_large=True)
-    unlimited = question.unlimited
-    if unlimited is not None and unlimited.choices is not None:
-        assignment = Assignment(unlimited.choices)
-        for reduction, data in undo:
-            assignment = reduction.lift(assignment, data)
-        unlimited = replace(unlimited, choices=assignment.choices)
-    else:
-        unlimited = None
-    solution = _solved(reduced.sums[0].problem, instance.options, question, unlimited, on_progress)
+    solution = _solved(reduced.sums[0].problem, instance.options, question, _lifted(undo, question), on_progress)
     if solution.choices is None:
         return Answer(question, layouts, solution)
-    assignment = Assignment(solution.choices)
-    for reduction, data in reversed(undo):
-        assignment = reduction.invert(assignment, data)
-    solution = replace(solution, choices=assignment.choices)
+    pool = (_inverted(undo, choices) for choices in solution.candidates if choices != solution.choices)
+    found = Answer(question, layouts, replace(solution, candidates=()), tuple(pool))
+    return taking(graphs, found, _inverted(undo, solution.choices))
+
+
+def taking(graphs: CostGraphs, found: Answer, assignment: Assignment) -> Answer:
+    """An answer with another assignment, that the solver found too, or one of `Answer.pool`."""
+    question, layouts = found.question, found.layouts
+    solution = replace(found.solution, choices=assignment.choices)
     if assignment.remat is not None:
         weight, complete = question.weights[0], len(question.weights) > 1
         decided = _layouts(graphs.recomputing(weight, assignment.remat, complete=complete), question)
-        posed, _ = _applied(restricting, Posed((decided,)))
-        layouts = posed.sums[0]
-        if len(question.weights) == 1:
-            cost = evaluate(layouts.problem, assignment.choices).cost
-            solution = replace(solution, cost=cost, bound=min(solution.bound, cost))
-    return Answer(question, layouts, solution)
+        restricting, _ = chain(graphs.instance, question)
+        layouts = _applied(restricting, Posed((decided,)))[0].sums[0]
+    if len(question.weights) == 1:
+        cost = evaluate(layouts.problem, assignment.choices).cost
+        solution = replace(solution, cost=cost, bound=min(solution.bound, cost))
+    return replace(found, layouts=layouts, solution=solution)
 
 
 def _posed(graphs: CostGraphs, question: Question) -> Posed:
     """The problem of layouts at each weight; with several weights all strategies are there, and so the same choices."""
-    complete = len(question.weights) > 1
+    complete, remat = len(question.weights) > 1, question.remat
+    if complete and remat is None:
+        remat = graphs.at(question.weights[0])[0].recompute
 
     def at(weight: float, remat: Recompute | None) -> Layouts:
-        if remat is None and not complete:
+        if remat is None:
             return _layouts(graphs.at(weight), question)
-        remat = remat or graphs.at(weight)[0].recompute
         return _layouts(graphs.recomputing(weight, remat, complete=complete), question)
 
-    sums = tuple(at(weight, question.remat) for weight in question.weights)
+    sums = tuple(at(weight, remat) for weight in question.weights)
     if not question.chooses_remat:
         return Posed(sums)
     repeated = everything(sums[0].built)
@@ -121,13 +123,32 @@ def _layouts(graph: tuple[CostGraph, Memory], question: Question) -> Layouts:
     return Layouts(*graph, to_problem(*graph, question.limit_bytes), {})
 
 
-def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, list[tuple[Reduction[Any], Any]]]:
-    """The problem after `reductions`, and each of them with the data of its inversion."""
-    undo = []
+def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, Undo]:
+    """The problem after `reductions`, and how to go back."""
+    undo: Undo = []
     for reduction in reductions:
         posed, data = reduction.apply(posed)
         undo.append((reduction, data))
     return posed, undo
+
+
+def _inverted(undo: Undo, choices: tuple[int, ...]) -> Assignment:
+    """An assignment of the solver's problem as one of the problem of layouts."""
+    assignment = Assignment(choices)
+    for reduction, data in reversed(undo):
+        assignment = reduction.invert(assignment, data)
+    return assignment
+
+
+def _lifted(undo: Undo, question: Question) -> Solution | None:
+    """The solution that is known of the problem without a limit as one of the solver's problem."""
+    known = question.unlimited
+    if known is None or known.choices is None:
+        return None
+    assignment = Assignment(known.choices)
+    for reduction, data in undo:
+        assignment = reduction.lift(assignment, data)
+    return replace(known, choices=assignment.choices)
 
 
 def _solved(
