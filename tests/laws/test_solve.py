@@ -25,13 +25,16 @@ from shardplan.solve import (
     fit,
     fronts,
     solve,
+    solver,
 )
+from shardplan.solve.averages import _value
 from shardplan.solve.budget import Budget
 from shardplan.solve.core import core_of
 from shardplan.solve.dual import Dual
 from shardplan.solve.eliminate import eliminate
 from shardplan.solve.fronts import View
 from shardplan.solve.graph import Contradiction, Gone, Graph, build
+from shardplan.solve.highs import quiet_highs
 from shardplan.solve.lagrange import DeadEnd, Relaxation
 from shardplan.solve.marginals import Marginals
 from shardplan.solve.memory import Profiles, tighten
@@ -197,6 +200,45 @@ def test_the_least_sum_of_maxima_that_pull_apart_is_that_of_enumeration(
     problem = problem_of_maxima(seed, memory)
     check(problem, presolve=presolve)
     is_valid(problem, solve(problem, presolve=presolve))
+
+
+@laws
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_plain_problems_at_multipliers_bound_what_is_too_broad(seed: int, memory: bool) -> None:
+    problem = problem_of_maxima(seed, memory)
+    best = optimum(problem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solver, "BROADEST", -1.0)
+        solution = solve(problem)
+    assert solution.bound <= best <= solution.cost
+    if best < math.inf:
+        is_valid(problem, solution)
+        dual = lagrangian(problem)
+        assert solution.bound >= dual - max(0.005 * abs(best), 1.0)
+
+
+def lagrangian(problem: Problem) -> float:
+    """The greatest Lagrangian bound, by a linear program over all assignments that fit."""
+    sums = [one for maximum in problem.maxima for one in maximum.sums]
+    free = replace(problem, maxima=())
+    planes = [
+        (each.cost, [_value(problem, one, x) for one in sums])
+        for x in assignments(problem)
+        if (each := evaluate(free, x)).feasible
+    ]
+    highs, none = quiet_highs(), (np.zeros(0, np.int32), np.zeros(0))
+    highs.addCol(-1.0, -math.inf, math.inf, 0, *none)
+    for _ in sums:
+        highs.addCol(0.0, 0.0, 1.0, 0, *none)
+    first = 1
+    for maximum in problem.maxima:
+        columns = np.arange(first, first + len(maximum.sums), dtype=np.int32)
+        highs.addRow(-math.inf, 1.0, len(columns), columns, np.ones(len(columns)))
+        first += len(columns)
+    for cost, values in planes:
+        highs.addRow(-math.inf, cost, first, np.arange(first, dtype=np.int32), np.array([1.0, *(-v for v in values)]))
+    highs.run()
+    return float(highs.getSolution().col_value[0])
 
 
 @laws

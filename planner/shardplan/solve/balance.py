@@ -20,7 +20,7 @@ from shardplan.solve.exact import COMBINATIONS, Incumbent, close
 from shardplan.solve.fronts import TooManyError, View, cheapest
 from shardplan.solve.graph import Contradiction, Gone, Graph
 from shardplan.solve.integer import Pressure, integer
-from shardplan.solve.lagrange import Relaxation
+from shardplan.solve.lagrange import DeadEnd, Relaxation
 from shardplan.solve.marginals import Marginals
 from shardplan.solve.memory import reduce
 from shardplan.solve.presolve import presolve
@@ -64,17 +64,17 @@ class _Split:
     bounds: tuple[float, float]
 
 
-def balance(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
+def balance(relaxation: Relaxation, best: Incumbent, enough: float, most: float = MOST_WORK) -> None:
     """Prove the incumbent or better it, for a graph with no moment but that of the surplus, whose prices are known.
 
-    Ends early with the budget, and where some gap is good `enough` after about five seconds.
+    Ends early with the budget, and where some gap is good `enough` after so much work at `most`.
     """
     budget = relaxation.budget
-    free = budget.time_limit is None and budget.work_limit is None and enough > 0
+    free = budget.free and enough > 0
     if free and _work(relaxation.graph) > 1e6 * LARGEST_WORK:
         return
     search = _Search(relaxation, best)
-    end = budget.work + (MOST_WORK if free else budget.efforts()[0])
+    end = budget.work + (most if free else budget.efforts()[0])
     while search.parts and search.parts[0].bound <= best.target and not budget.expired():
         best.prove(min(search.parts[0].bound, search.left))
         if budget.work > end:
@@ -115,6 +115,8 @@ class _Search:
             self._step(part)
         except Contradiction:
             return
+        except DeadEnd:  # nothing could be read off the messages at one of the prices
+            self._given_up(part.bound)
 
     def _step(self, part: _Part) -> None:
         best = self.best

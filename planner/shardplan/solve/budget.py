@@ -57,6 +57,11 @@ class Budget:
         """Work until the work limit; infinite without one."""
         return float("inf") if self.work_limit is None else self.work_limit - self.work
 
+    @property
+    def free(self) -> bool:
+        """Whether no limit is given."""
+        return self.time_limit is None and self.work_limit is None
+
     def spend(self, entries: float) -> None:
         """Account for so many table entries."""
         self.work += entries / 1e6

@@ -15,6 +15,7 @@ from shardplan.solve.cross import crossed, crossed_bytes, crossings
 from shardplan.solve.decode import hubs
 from shardplan.solve.exact import HUBS, PROVABLE, Incumbent, close, offer
 from shardplan.solve.graph import Contradiction, Graph
+from shardplan.solve.hinge import one_by_one
 from shardplan.solve.integer import Effort, Pressure, integer
 from shardplan.solve.lagrange import DeadEnd, Point, Relaxation
 from shardplan.solve.large import search_large
@@ -32,9 +33,15 @@ FIRST_PRICE = 0.5
 NEAR = 4
 CROSSINGS = 20
 SWEEPS = 10
+LARGEST = 400_000
+"""Pairs that are worth a proof of several maxima, where no limit is given and some gap is good enough."""
 SHARES = (0.02, 0.1, 0.4, 1.0)
 BALANCE: Effort = (150.0, 0.05, 5.0)
 """For a mixture that balances sums: there are many that are much the same."""
+ALONE_WORK = 2e3
+"""For the parts of a problem in which one of several maxima is left alone."""
+SEVERAL: Effort = (400.0, 0.0, np.inf)
+"""For each proof of several maxima, where no limit is given and some gap is good enough: about half a second."""
 TIGHTER = (0.85, 0.7)
 """Shares of a limit: prices that keep them lead elsewhere, and what they lead to keeps the limit too."""
 FAR = 0.03
@@ -106,7 +113,8 @@ def _fit(
         _sound(relaxation, best, gap, start)
         if not best.within(gap):
             _cross(relaxation, best)
-        _settle(relaxation, best, gap, unproven)
+        with contextlib.suppress(DeadEnd):
+            _settle(relaxation, best, gap, unproven)
     except Contradiction:
         best.prove(best.cost)
     return not best.closed
@@ -163,10 +171,30 @@ def _balance(
     if relaxation.best is None or not np.isfinite(best.cost):
         _finish(relaxation, best, enough)
     elif fits(best.choices, NEARLY):
-        if relaxation.soft is not None:
-            balance(relaxation, best, enough)
-        elif not best.within(enough):
-            _finish(relaxation, best, enough)
+        with contextlib.suppress(DeadEnd):
+            if relaxation.soft is not None:
+                balance(relaxation, best, enough)
+            else:
+                one_by_one(relaxation, best, enough, _proven)
+                _finish(relaxation, best, enough, SEVERAL if enough and relaxation.budget.free else None)
+
+
+def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
+    """The bound of a graph with one maximum, and the assignments met on the way."""
+    try:
+        reduce(relaxation.graph, relaxation.limit)
+        twin = Relaxation(relaxation.graph, relaxation.limit, relaxation.budget, relaxation.whole)
+        if not twin.hinges:
+            close(twin.graph, best, twin.budget)
+            return
+        ascend(twin, best, {twin.soft: price} if twin.soft is not None and price else {})
+        _cross(twin, best)
+        if twin.best is not None and twin.soft is not None and np.isfinite(best.cost):
+            balance(twin, best, CLOSE, ALONE_WORK)
+    except Contradiction:
+        best.prove(best.cost)
+    except DeadEnd:
+        return
 
 
 def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float) -> None:
@@ -333,7 +361,7 @@ def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
         return
 
 
-def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
+def _finish(relaxation: Relaxation, best: Incumbent, enough: float, effort: Effort | None = None) -> None:
     """Forbid what the best prices exclude, and let HiGHS prove the rest until the gap is small enough. Where there are
     no prices, as nothing could be read off the messages, it gets everything."""
     graph = relaxation.graph
@@ -341,7 +369,7 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
         integer(graph.copy(), _pressure(relaxation), best, np.inf)
         return
     best.prove(relaxation.known.bound)
-    if not best.within(CLOSE):
+    if not best.within(CLOSE) and effort is None:
         _fuse(relaxation, best)
     if not np.isfinite(best.cost):
         integer(graph.copy(), _pressure(relaxation), best, np.inf)
@@ -354,7 +382,9 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
         try:
             room = ceiling - relaxation.known.bound
             forbid(trial, [(Marginals(*relaxation.reduction, room), room)])
-            integer(trial, _pressure(relaxation), best, ceiling)
+            if effort is not None and trial.pairs > LARGEST:
+                return
+            integer(trial, _pressure(relaxation), best, ceiling, effort)
         except Contradiction:
             best.prove(ceiling)
         if best.bound - bound < (ceiling - bound) / 2 and best.cost == cost:

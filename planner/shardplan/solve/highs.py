@@ -109,13 +109,17 @@ class Program:
         return self.dual.bound() - sum(price * self._row(moment)[2] for moment, price in self.prices.items())
 
     def solve(self) -> Answer:
-        """LP with lazy memory rows, then the integer program with lazy memory rows."""
+        """LP with lazy memory rows, then the integer program with lazy memory rows. Where HiGHS loses its way, nothing
+        is proven but what the dual proves."""
         if self.floor > self.target:
             return Answer("optimal", None, self.floor)
         try:
             patiently(self._create, self.budget)
-        except AbandonedError:
+            return self._solved()
+        except (AbandonedError, HighsError):
             return Answer("limit", None, self.floor)
+
+    def _solved(self) -> Answer:
         verdict, values = self._relax()
         if verdict == "infeasible":
             return Answer("infeasible", None, np.inf)

@@ -31,6 +31,7 @@ TRIES = 20
 MOMENTS = 24
 FRESH = 3
 PULL = 0.7
+STEADY = 0.02
 
 
 class DeadEnd(Exception):  # noqa: N818 - of a heuristic, not an error
@@ -66,6 +67,7 @@ class Relaxation:
         self.best: tuple[Point, Graph | None, Dual | None] | None = None
         self._dual: Dual | None = None
         self._last: Point | None = None
+        self._goal: Prices = {}
 
     @property
     def known(self) -> Point:
@@ -156,11 +158,18 @@ class Relaxation:
             if moment not in self.moments and len(self.moments) < MOMENTS:
                 self.moments.append(moment)
         ceiling, prices = self._master()
-        if len(self.moments) > 1:
+        before, self._goal = self._goal, prices
+        if len(self.moments) > 1 and not self._steady(before):
             held = self.known.prices
             keys = sorted(prices.keys() | held.keys())
             prices = {k: PULL * prices.get(k, 0.0) + (1 - PULL) * held.get(k, 0.0) for k in keys}
         return ceiling, self.capped(rounded(prices))
+
+    def _steady(self, before: Prices) -> bool:
+        """Whether there are sums alone, and the best point under all planes is much where it was: then it is tried as
+        it is, as halfway points would only approach it."""
+        sums, room = flat(self.hinges), STEADY * self.graph.scale
+        return self.moments == sums and all(abs(before.get(m, 0.0) - self._goal.get(m, 0.0)) <= room for m in sums)
 
     def capped(self, prices: Prices) -> Prices:
         """Prices of which those of a maximum's sums add up to one at most, whatever rounding made of them."""
@@ -172,8 +181,8 @@ class Relaxation:
         return prices
 
     def _master(self) -> tuple[float, Prices]:
-        """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far, those
-        of sums at most midway between that and one, and at most one for all of a maximum."""
+        """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far, that
+        of an only sum at most midway between that and one, those of all sums of a maximum at most one."""
         money, space = max(min(abs(point.cost) for point in self.points), 1.0), float(max(self.limit, 1))
         soft = set(flat(self.hinges))
         asked = [price for point in self.points for moment, price in point.prices.items() if moment not in soft]
@@ -185,7 +194,8 @@ class Relaxation:
         highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
         for moment in self.moments:
             tried = [point.prices[moment] / scale for point in self.points if moment in point.prices]
-            highs.addCol(0.0, 0.0, (1.0 + max(tried, default=0.0)) / 2 if moment in soft else largest, 0, *none)
+            midway = 1.0 if len(soft) > 1 else (1.0 + max(tried, default=0.0)) / 2
+            highs.addCol(0.0, 0.0, midway if moment in soft else largest, 0, *none)
         for group in self.hinges:
             if len(group) > 1:
                 columns = np.array([1 + self.moments.index(moment) for moment in group], dtype=np.int32)

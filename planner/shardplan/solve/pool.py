@@ -8,7 +8,7 @@ MOST = 96
 """Assignments that are kept during a search; some may not fit in memory."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Pool:
     """The cheapest assignments met, each once, with their costs."""
 

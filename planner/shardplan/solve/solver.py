@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from shardplan.solve.averages import SOLVES, by_averages
 from shardplan.solve.budget import Budget, Phase, Progress
 from shardplan.solve.core import core_of
 from shardplan.solve.evaluate import evaluate
@@ -16,12 +17,14 @@ from shardplan.solve.memory import tighten
 from shardplan.solve.pool import Pool
 from shardplan.solve.problem import Multipliers, Outcome, Problem, Solution
 from shardplan.solve.shortfall import least_limit
-from shardplan.solve.surplus import Spread, spread
+from shardplan.solve.surplus import Spread, breadth, spread
 from shardplan.solve.tables import Tables
 from shardplan.solve.validate import validate
 
 SHORTFALL_SECONDS = 15.0
 """For the proof of how much memory is missing."""
+BROADEST = 5e7
+"""Entries of tables that sums over nodes may add."""
 CANDIDATES = 24
 """Different assignments that a solution with maxima has at most."""
 
@@ -69,6 +72,8 @@ def search(
     start: Multipliers = (),
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
+    if presolve and problem.maxima and breadth(problem) > BROADEST:
+        return _broad(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start)
     with Budget(time_limit, work_limit) as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
         phase: list[Phase] = ["reduce"]
@@ -93,6 +98,32 @@ def search(
         if best.bound == np.inf and problem.limit is not None:
             shortfall = _shortfall(problem, problem.limit, budget)
         return _solution(problem, wide, best, budget, shortfall)
+
+
+def _broad(
+    problem: Problem,
+    time_limit: float | None,
+    work_limit: float | None,
+    gap: float,
+    seed: int,
+    on_progress: Callable[[Progress], None] | None,
+    unproven: float,
+    start: Multipliers,
+) -> Solution:
+    """A problem whose sums cannot become sums over nodes: plain problems at a few multipliers."""
+    with Budget(time_limit, work_limit) as budget:
+        report = on_progress or (lambda _: None)
+
+        def plain(averaged: Problem) -> Solution:
+            left = None if time_limit is None else max(0.0, budget.seconds_left) / 2
+            work = None if work_limit is None else work_limit / SOLVES
+            found = search(
+                averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None, unproven=unproven
+            )  # fmt: skip
+            report(Progress(budget.seconds, np.inf, -np.inf, "bound"))
+            return found
+
+        return by_averages(problem, plain, start, budget.expired)
 
 
 def _shortfall(problem: Problem, limit: int, budget: Budget) -> int:
