@@ -193,7 +193,8 @@ DEVICE: Final = Keys((
         said="1.5 GB"),
     Key("hbm_gbps", _RATE, "memory bandwidth", attribute="hbm_bytes_per_s"),
     Key("peak_tflops", Table(Number(TFLOPS, open=True), keys=DTYPES), f"dense peaks: `{' '.join(DTYPES)}`; a missing "
-        "one is replaced by the next wider, with a warning", attribute="peak_flops", resolve=_in_order, said="one required"),
+        "one is replaced by the next wider, with a warning", attribute="peak_flops", resolve=_in_order,
+        said="one required"),
     Key("allow_tf32", Flag(), "fp32 matrix products use the tf32 peak", True),
     Key("gemm", GEMM),
     Key("mem_efficiency", _SHARE, "share of `hbm_gbps` that is reached", 0.75, "memory_efficiency"),

@@ -19,8 +19,9 @@ import itertools
 from collections.abc import Iterator
 
 from shardplan.cluster.types import Cluster
+from shardplan.cost.algorithms import flat_prices
 from shardplan.cost.envelope import Envelope, Price, envelope, measured, price_at, prices_at, scaled, then
-from shardplan.cost.links import Group, flat_price
+from shardplan.cost.links import Group
 from shardplan.cost.types import Floats
 from shardplan.layout.collective import FREE, CollectiveKind
 
@@ -86,7 +87,7 @@ class CollectiveModel:
     def _flat(self, kind: CollectiveKind, axes: Axes) -> Envelope:
         group = self._group(axes)
         curve = self._curves.get((kind, group.machines, group.ranks[0]))
-        return curve if curve is not None else (flat_price(group, kind),)
+        return curve if curve is not None else envelope(flat_prices(group, kind))
 
     def _staged(self, kind: CollectiveKind, axes: Axes) -> Iterator[Price]:
         """Every way of running `kind` over two parts of `axes` in turn, a permute excepted."""

@@ -1,23 +1,37 @@
-"""Bandwidth and latency of one collective run as a single flat algorithm over a group of devices.
+"""Bandwidth of the links that a group of devices crosses, from the levels of a cluster.
 
 Formulas: docs/cost-model.md. A group has s_l ranks on every level l of links, in the common two-level case r = s_0
 ranks on each of k = s_1 machines. In SPMD programs all sibling groups run at the same moment: of the network cards of a
-machine a group gets the share r/g, g being the devices of the mesh on that machine.
+machine a group gets the share r/g, g being the devices of the mesh on that machine. What is sent over the links is said
+by `shardplan.cost.algorithms`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from shardplan.cluster.types import Cluster, Level
-from shardplan.cost.envelope import Price
 from shardplan.layout.collective import CollectiveKind
 
-_NVLS_RANKS = 6
-"""In-switch reduction is used from so many ranks up."""
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What a switch does itself, for collectives of `kinds`. `eta`: the efficiency of a level that is then asked first;
+    `applies`: whether a level does it for so many ranks."""
+
+    kinds: tuple[CollectiveKind, ...]
+    eta: str
+    applies: Callable[[Level, int], bool]
+
+
+OFFLOADS: Final = (
+    Offload(("all_reduce",), "nvls", lambda level, ranks: level.nvls and ranks >= 6),
+)  # fmt: skip
+"""In-switch reduction (NVLink SHARP): NCCL takes it from six ranks up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +76,7 @@ class Group:
         return tuple(math.prod(self.ranks[level:]) for level in range(1, len(self.ranks)))
 
 
-def flat_price(group: Group, kind: CollectiveKind) -> Price:
-    """Price of `kind` over `group` as one flat algorithm: a ring or tree, direct exchanges, or direct sends."""
-    inverse = _inverse_bandwidth(group, kind)
-    return _latency(group, kind), inverse, inverse * math.sqrt(_ramp_bytes(group))
-
-
-def _ramp_bytes(group: Group) -> float:
+def ramp_bytes(group: Group) -> float:
     """Payload at which the ramp doubles the transfer time. Network ramps are measured on whole machines: what counts is
     the message each card gets, so a group with a share of the cards ramps up on that share of the payload."""
     outermost = group.crossed[-1]
@@ -78,18 +86,9 @@ def _ramp_bytes(group: Group) -> float:
     return link.ramp_bytes * math.prod(group.ranks[:outermost]) / math.prod(group.devices[:outermost])
 
 
-def _inverse_bandwidth(group: Group, kind: CollectiveKind) -> float:
-    """Seconds per payload byte."""
-    if kind == "all_to_all":
-        return max(_exchange(group, level) for level in group.crossed)
-    if kind == "permute":
-        return max(_send(group, level) for level in group.crossed)
-    wire = (2 if kind == "all_reduce" else 1) * (group.size - 1) / group.size
-    return wire / _bandwidth(group, kind)
-
-
-def _bandwidth(group: Group, kind: CollectiveKind) -> float:
-    """Bus bandwidth of a ring-like collective: the least over the links crossed. Lines of a torus work side by side."""
+def bus_bandwidth(group: Group, kind: CollectiveKind) -> float:
+    """Bus bandwidth, bytes per second, of a ring-like collective: the least over the links crossed. Lines of a
+    torus work side by side."""
     crossed = group.crossed
     torus = [level for level in crossed if group.levels[level].topology == "torus"]
     plain = [level for level in crossed if level not in torus and not group.levels[level].node_bytes_per_s]
@@ -149,7 +148,7 @@ def _card_efficiency(group: Group, level: int, kind: CollectiveKind) -> float:
     return link.eta["partial"] if partial and "partial" in link.eta else _efficiency(link, kind, group.size)
 
 
-def _exchange(group: Group, level: int) -> float:
+def exchange_seconds(group: Group, level: int) -> float:
     """All-to-all: seconds per byte of the send buffer on `level`, every device sending to every other directly."""
     link, ranks = group.levels[level], group.ranks[level]
     inside = math.prod(group.ranks[:level])
@@ -161,7 +160,7 @@ def _exchange(group: Group, level: int) -> float:
     return (reached - 1) / group.size / _fabric(link, "all_to_all", reached)
 
 
-def _send(group: Group, level: int) -> float:
+def send_seconds(group: Group, level: int) -> float:
     """Permute: seconds per byte sent over `level`, every device sending to one other."""
     link = group.levels[level]
     if link.node_bytes_per_s:
@@ -174,32 +173,13 @@ def _send(group: Group, level: int) -> float:
 
 def _efficiency(level: Level, kind: CollectiveKind, ranks: int) -> float:
     """Share of the link that `kind` over so many ranks reaches."""
-    switched = kind == "all_reduce" and level.nvls and ranks >= _NVLS_RANKS
-    for key in ("nvls", kind, "default") if switched else (kind, "default"):
+    offloaded = [offload.eta for offload in OFFLOADS if kind in offload.kinds and offload.applies(level, ranks)]
+    for key in (*offloaded, kind, "default"):
         if key in level.eta:
             return level.eta[key]
         if key in level.eta_by_ranks:
             return interpolate(level.eta_by_ranks[key], ranks)
     return 1.0
-
-
-def _latency(group: Group, kind: CollectiveKind) -> float:
-    """Start-up, and one step per message: around a ring, or for an all-reduce up and down a tree if that is shorter."""
-    levels, crossed = group.levels, group.crossed
-    base = max(levels[level].base_s for level in crossed)
-    if kind == "permute":
-        return base + max(levels[level].step_s for level in crossed)
-    spans = [math.prod(group.ranks[level:]) for level in range(len(levels) + 1)]
-    ring = sum((spans[level] - spans[level + 1]) * levels[level].step_s for level in crossed)
-    if kind != "all_reduce":
-        return base + ring
-    tree = sum(_tree_steps(level, group.ranks[level]) * levels[level].step_s for level in crossed)
-    return base + 2 * min(ring, tree)
-
-
-def _tree_steps(level: int, ranks: int) -> int:
-    """A chain inside a machine, a binary tree over machines."""
-    return ranks - 1 if level == 0 else math.ceil(math.log2(ranks))
 
 
 def interpolate(table: Mapping[int, float], count: int) -> float:
