@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, checker, helper, numpy_helper
 
+from shardplan.export.onnx.protos import info_proto, node_proto
 from shardplan.export.onnx.reference import run_ranks
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import legal_for, local_shape
@@ -21,7 +22,7 @@ from shardplan.layout.table import transition_table
 from shardplan.model.types import Tensor
 from shardplan.program.collectives import shard, unshard
 from shardplan.program.moves import emit_steps
-from shardplan.program.steps import COORDINATES, DOMAIN, Graph
+from shardplan.program.nodes import COORDINATES, DOMAIN, Graph
 
 
 def mesh_of(sizes):
@@ -43,13 +44,14 @@ def run_moves(mesh, array, moves):
         emit_steps(graph, names[source], tensor, source, steps, name)
     for source, name in names.items():
         graph.describe(name, "double", local_shape(source, mesh, array.shape))
-    infos = [graph.infos[name] for name in names.values()]
+    infos = [info_proto(name, graph.described[name]) for name in names.values()]
+    made_infos = [info_proto(name, graph.described[name]) for name in outputs]
+    nodes = [node_proto(node) for node in graph.nodes]
+    constants = [numpy_helper.from_array(array, name) for name, array in graph.constants.items()]
     models = []
     for place in mesh.coordinates():
         here = numpy_helper.from_array(np.array(place, np.int64), COORDINATES)
-        made = helper.make_graph(
-            graph.nodes, "moves", infos, [graph.infos[name] for name in outputs], [here, *graph.constants]
-        )
+        made = helper.make_graph(nodes, "moves", infos, made_infos, [here, *constants])
         imports = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
         models.append(helper.make_model(made, opset_imports=imports, ir_version=10))
     checker.check_model(models[0])
@@ -89,7 +91,7 @@ def test_every_kind_of_collective(sizes):
     mesh = mesh_of(sizes)
     shape = (mesh.size,) * 2
     graph = assert_moves(mesh, whole(shape), sampled(transitions_of(mesh, shape, (S(0), S(1), P())), 400))
-    kinds = {node.op_type for node in graph.nodes if node.domain == DOMAIN}
+    kinds = {node.kind for node in graph.nodes if node.domain == DOMAIN}
     assert kinds == {"AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Permute"}
 
 
@@ -149,11 +151,12 @@ def test_ranks_at_different_collectives_are_noticed():
     mesh = mesh_of((2,))
     graph = Graph(mesh, 21)
     graph.all_reduce("x", (0,))
+    nodes = [node_proto(node) for node in graph.nodes]
     x = helper.make_tensor_value_info("x", TensorProto.DOUBLE, [2])
-    y = helper.make_tensor_value_info(graph.nodes[0].output[0], TensorProto.DOUBLE, [2])
+    y = helper.make_tensor_value_info(graph.nodes[0].outputs[0], TensorProto.DOUBLE, [2])
     imports = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
-    one = helper.make_model(helper.make_graph(graph.nodes, "g", [x], [y]), opset_imports=imports, ir_version=10)
-    other = helper.make_model(helper.make_graph(graph.nodes, "g", [x], [y]), opset_imports=imports, ir_version=10)
+    one = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=imports, ir_version=10)
+    other = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=imports, ir_version=10)
     other.graph.node[0].name = "another"
     with pytest.raises(RuntimeError, match="ranks are at different collectives"):
         run_ranks([one, other], [{"x": np.ones(2)}] * 2)

@@ -18,7 +18,7 @@ from shardplan.errors import ShardplanError
 from shardplan.export.onnx.folder import export_spmd
 from shardplan.export.types import Source
 from shardplan.model.read import read_model
-from shardplan.program.steps import COORDINATES, DOMAIN
+from shardplan.program.nodes import COORDINATES, DOMAIN
 
 LARGE = Path(__file__).parents[1] / "models"
 

@@ -22,13 +22,16 @@ from shardplan.model.read import read_model
 from shardplan.program import collectives, localise
 from shardplan.program.lower import lower_program
 from shardplan.program.machine.run import Machine
-from shardplan.program.machine.talk import all_gather
 from shardplan.program.machine.values import random_values
 from shardplan.program.machine.verify import verify_plan
-from shardplan.program.operators import borders, kernels, losses, recurrent
+from shardplan.program.operators import lookups, losses, registry
 from shardplan.program.operators.losses import _log_softmax as log_softmax
+from shardplan.program.operators.recurrent import _Layer
+from shardplan.program.operators.windows import _Ends
 from shardplan.program.reference.experts import experts
 from shardplan.rules import model_rules
+
+gathered = _Layer._gathered
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +138,7 @@ def test_a_wrong_offset_into_a_table_is_found(models, monkeypatch):
     alone, plan, rule = plan_and_rule(model, index, "v")
     values = random_values(alone, rules=[rule])
     assert Machine(lower_program(alone, plan, [rule]), values).run().verified
-    monkeypatch.setattr(kernels, "_index_axes", lambda *_: ())
+    monkeypatch.setattr(lookups, "index_axes", lambda *_: ())
     report = Machine(lower_program(alone, plan, [rule]), values).run()
     assert report.mismatch.why == "its elements differ"
     assert report.mismatch.error > 0.1
@@ -145,13 +148,14 @@ def test_a_wrong_border_is_found(models, monkeypatch):
     model = models["conv"]
     alone, plan, rule = plan_and_rule(model, 0, "y0")
     assert run_alone(alone, plan, rule).verified
-    extend = borders._extend
+    extended = _Ends.extended
 
-    def stale(data, dim, axes, before, after):
-        joined, got = yield from extend(data, dim, axes, before, after)
-        return (np.roll(joined, 1, axis=dim), got)
+    def stale(ends, data, dim, axes, rows, size):
+        """Rows as they should be, each one place too far."""
+        made, count = extended(ends, data, dim, axes, rows, size), size + max(rows[0], 0) + rows[1]
+        return ends.graph.take(made, [count - 1, *range(count - 1)], dim)
 
-    monkeypatch.setattr(borders, "_extend", stale)
+    monkeypatch.setattr(_Ends, "extended", stale)
     assert run_alone(alone, plan, rule).mismatch is not None
 
 
@@ -221,7 +225,7 @@ def alone(case, factor):
         pytest.param(
             Case("RandomNormalLike", (f(4, 8),)),
             "x0",
-            kernels,
+            registry,
             "part",
             lambda whole, layout, mesh, _: collectives.part(whole, layout, mesh, (0,)),
             id="every device draws the same",
@@ -229,20 +233,20 @@ def alone(case, factor):
         pytest.param(
             Case("GRU", (f(3, 4, 4), f(1, 12, 4), f(1, 12, 4)), {"hidden_size": 4}, outputs=2),
             "h",
-            recurrent,
-            "all_gather",
-            lambda array, axes, dim: (yield from all_gather(array * 0, axes, dim)),
+            _Layer,
+            "_gathered",
+            lambda layer, body, state, dim: gathered(layer, body, body.op("Sub", state, state), dim),
             id="a state that is not handed on",
         ),
         pytest.param(
-            CASES["MoE"][0], "e", kernels, "experts", lambda *given: experts(*given[:3], 0), id="others' experts"
+            CASES["MoE"][0], "e", registry, "experts", lambda *given: experts(*given[:3], 0), id="others' experts"
         ),
         pytest.param(
             Case("SoftmaxCrossEntropyLoss", (f(4, 8), index(8, 4))),
             "c",
             losses,
             "_log_softmax",
-            lambda scores, _: log_softmax(scores, ()),
+            lambda graph, scores, _, wide: log_softmax(graph, scores, (), wide),
             id="a row that each device has for itself",
         ),
     ],

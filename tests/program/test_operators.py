@@ -18,7 +18,7 @@ from shardplan.model.types import Operator
 from shardplan.program.localise import LOCALISERS
 from shardplan.program.lower import lower_program
 from shardplan.program.machine.run import Machine
-from shardplan.program.operators.kernels import KERNELS
+from shardplan.program.operators.registry import OPERATORS
 from shardplan.program.reference.evaluate import evaluate
 
 MESHES = (Mesh.of(a=2), Mesh.of(a=2, b=2))
@@ -199,10 +199,10 @@ def test_every_strategy_gives_the_result_of_the_whole(name):
     assert found or kind == "AffineGrid", "nothing was split"
 
 
-def test_all_localisers_and_kernels_have_a_case():
+def test_all_localisers_and_operators_that_communicate_have_a_case():
     tested = {case.kind for case in CASES.values()}
     unusual = {"ConstantOfShape", "LinearAttention", "QLinearConv", "DeformConv", "GlobalLpPool"}
-    standard = {kind for kind in (*LOCALISERS, *KERNELS) if "." not in kind}
+    standard = {kind for kind in (*LOCALISERS, *OPERATORS) if "." not in kind}
     assert standard <= tested | unusual
 
 

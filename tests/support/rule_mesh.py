@@ -17,8 +17,7 @@ from shardplan.layout.placement import R
 from shardplan.program.collectives import shard, unshard
 from shardplan.program.localise import localise
 from shardplan.program.lower import dtypes_around
-from shardplan.program.machine.talk import Talk
-from shardplan.program.operators.kernels import kernel_for
+from shardplan.program.machine.interpreter import run_operator
 from shardplan.program.reference.evaluate import evaluate
 from shardplan.program.reference.random import draws
 from shardplan.program.types import Site
@@ -84,22 +83,12 @@ def execute(case: NodeCase, strategy: Strategy, mesh: Mesh, seed: int = 0) -> st
         known,
         dtypes_around(operator, case.model),
     )  # fmt: skip
-    local = localise(site)
     devices: list[list[np.ndarray | None]] = [[] for _ in range(mesh.size)]
-    for place, (array, layout) in enumerate(zip(case.operands, held, strict=True)):
+    for array, layout in zip(case.operands, held, strict=True):
         shards = [None] * mesh.size if array is None else shard(widen(case.kind, array), layout, mesh, seed)
         for rank, device in enumerate(devices):
-            device.append(local.operands.get(place, shards[rank]))
-    for place in sorted(set(local.operands) - set(range(len(case.operands)))):
-        for device in devices:
-            device.extend([None] * (place + 1 - len(device)))
-            device[place] = local.operands[place]
-    kernel = kernel_for(site)
-    talks = [
-        kernel(site, local, device, coordinates)
-        for device, coordinates in zip(devices, mesh.coordinates(), strict=True)
-    ]
-    results = Talk(mesh, Counter()).hold(talks)
+            device.append(shards[rank])
+    results = run_operator(site, localise(site), devices, Counter())
     whole = case.results
     if draws(operator, case.operands):  # other numbers than the evaluator's
         whole = evaluate(operator, case.attributes, [None if a is None else widen(case.kind, a) for a in case.operands])

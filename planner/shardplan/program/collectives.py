@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,64 @@ def run_sequence(
         value = run(value, layout, step.collective, step.target, mesh, received=received)
         layout = step.target
     return value
+
+
+def run_node(kind: str, arrays: Sequence[Array], settings: Mapping[str, Any]) -> list[Array]:
+    """What every rank gets of one collective of the domain of nodes; `arrays`: what each rank gives.
+
+    `settings`: the node's attributes, as docs/export.md describes them.
+    """
+    if kind == "Permute":
+        senders = {target: source for source, target in _pairs(settings)}
+        return [
+            arrays[senders[rank]] if rank in senders else np.zeros_like(arrays[rank]) for rank in range(len(arrays))
+        ]
+    results = list(arrays)
+    for group in np.array(settings["groups"]).reshape(-1, settings["group_size"]).tolist():
+        made = _NODES[kind]([arrays[rank] for rank in group], settings)
+        for rank, array in zip(group, made, strict=True):
+            results[rank] = array
+    return results
+
+
+def node_bytes(kind: str, arrays: Sequence[Array], settings: Mapping[str, Any]) -> tuple[str, int]:
+    """Bytes that all devices receive in a collective, and the kind under which they are counted (an all-reduce is a
+    reduce-scatter and an all-gather)."""
+    if kind == "Permute":
+        return "permute", sum(arrays[source].nbytes for source, target in _pairs(settings) if source != target)
+    foreign = sum(array.nbytes for array in arrays) * (settings["group_size"] - 1)
+    name, rounds = _COUNTED[kind]
+    return name, foreign if kind == "AllGather" else rounds * foreign // settings["group_size"]
+
+
+def _pairs(settings: Mapping[str, Any]) -> list[tuple[int, int]]:
+    flat = settings["source_target_pairs"]
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _combined(arrays: Sequence[Array], settings: Mapping[str, Any]) -> Array:
+    return functools.reduce(COMBINE[settings["reduction"]], arrays)
+
+
+def _exchanged(arrays: Sequence[Array], settings: Mapping[str, Any]) -> list[Array]:
+    pieces = [np.split(array, len(arrays), axis=settings["split_dim"]) for array in arrays]
+    return [np.concatenate(came, axis=settings["concat_dim"]) for came in zip(*pieces, strict=True)]
+
+
+_NODES: Mapping[str, Callable[[Sequence[Array], Mapping[str, Any]], list[Array]]] = {
+    "AllReduce": lambda arrays, settings: [_combined(arrays, settings)] * len(arrays),
+    "AllGather": lambda arrays, settings: [np.concatenate(arrays, axis=settings["dim"])] * len(arrays),
+    "ReduceScatter": lambda arrays, settings: np.split(_combined(arrays, settings), len(arrays), axis=settings["dim"]),
+    "AllToAll": _exchanged,
+}
+"""What the members of one group get, from what they give, in the order of the group."""
+NODE_KINDS = (*_NODES, "Permute")
+_COUNTED = {
+    "AllReduce": ("all_reduce", 2),
+    "AllGather": ("all_gather", 1),
+    "ReduceScatter": ("reduce_scatter", 1),
+    "AllToAll": ("all_to_all", 1),
+}
 
 
 _MOST_REMEMBERED = 1 << 15

@@ -15,7 +15,7 @@ import numpy as np
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import local_shape
 from shardplan.layout.mesh import Mesh
-from shardplan.program.steps import Graph
+from shardplan.program.nodes import Graph
 
 
 @dataclass(frozen=True, slots=True)

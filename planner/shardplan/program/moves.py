@@ -1,4 +1,4 @@
-"""The collectives of a move as ONNX nodes: local rearrangements around one node of the domain of collectives."""
+"""The collectives of a move as nodes: local rearrangements around one collective of equal pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardplan.layout.placement import Placement, R, S
 from shardplan.model.types import Tensor
 from shardplan.program import collectives
 from shardplan.program.cuts import Cut, cut_between, join, pick, spread
-from shardplan.program.steps import DOMAIN, Array, Graph
+from shardplan.program.nodes import Array, Graph
 
 
 def emit_steps(graph: Graph, value: str, tensor: Tensor, source: Layout, steps: Sequence[Step], to: str) -> None:
@@ -128,8 +128,7 @@ class _Emission:
 
     def _permute(self, value: str, to: str) -> None:
         pairs = permutation(self.mesh, self.tensor.shape, self.source, self.target, self.axes)
-        names = [self.mesh.names[axis] for axis in self.axes]
-        exchange(self.graph, value, pairs, names, to)
+        self.graph.permute(value, pairs, self.axes, to)
 
     def _mask(self, value: str, to: str) -> None:
         """What this device holds, at its place among zeros; of several that hold the same, the first gives it."""
@@ -157,17 +156,6 @@ def _without(layout: Layout, axes: Sequence[int]) -> Layout:
     """`layout` with its shards along `axes` undone; they are the last of their lists."""
     kept = tuple(R if axis in axes and p.is_shard else p for axis, p in enumerate(layout.placements))
     return Layout.of(*kept, order=layout.order)
-
-
-def exchange(graph: Graph, value: str, pairs: Sequence[tuple[int, int]], names: Sequence[str], to: str = "") -> str:
-    """A `Permute`: `pairs` of (source rank, target rank); a device that gets nothing has zeros."""
-    made = to or graph.name(f"{value}/Permute")
-    flat = [rank for pair in pairs for rank in pair]
-    graph.node(
-        "Permute", [value], [made], domain=DOMAIN, name=graph.name(f"shardplan/{made}"), axis=list(names),
-        source_target_pairs=flat,
-    )  # fmt: skip
-    return made
 
 
 def permutation(

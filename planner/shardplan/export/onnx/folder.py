@@ -24,6 +24,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import shardplan
 from shardplan.export.files import folder_in_place
+from shardplan.export.onnx.protos import info_proto, node_proto
 from shardplan.export.onnx.writer import ProgramWriter
 from shardplan.export.types import Exported, Source
 from shardplan.layout.layout import Layout
@@ -33,7 +34,7 @@ from shardplan.plan.types import Plan
 from shardplan.program.lower import lower_program
 from shardplan.program.machine.run import place
 from shardplan.program.machine.values import iterate_stored
-from shardplan.program.steps import COORDINATES, DOMAIN, DOMAIN_VERSION, Array, Graph
+from shardplan.program.nodes import COORDINATES, DOMAIN, DOMAIN_VERSION, Array
 from shardplan.program.types import Program, Value
 
 MANIFEST, PROGRAM, RANK_DATA, SHARED_DATA = "shardplan-spmd.json", "program.onnx", "rank.data", "shared.data"
@@ -117,13 +118,15 @@ def model_proto(writer: ProgramWriter, weights: _Weights) -> ModelProto:
     """The program as a model: weights that are there are initializers, the others inputs."""
     graph, program = writer.graph, writer.program
     absent = [name for name, _ in writer.weights if name not in weights.entries]
-    inputs = [graph.infos[name] for name in (*program.model.inputs, *absent)]
-    outputs = [graph.infos[name] for name in program.model.outputs]
-    boundary = {info.name for info in (*inputs, *outputs)}
-    infos = [info for name, info in graph.infos.items() if name not in boundary and name not in weights.entries]
+    inputs, outputs = [*program.model.inputs, *absent], list(program.model.outputs)
+    outside = {*inputs, *outputs, *weights.entries, *graph.constants}
+    infos = {name: info_proto(name, described) for name, described in graph.described.items()}
+    nodes = [node_proto(node, writer.notes.get(node.name, {})) for node in graph.nodes]
+    constants = [numpy_helper.from_array(array, name) for name, array in graph.constants.items()]
     made = helper.make_graph(
-        graph.nodes, program.model.name, inputs, outputs, [*weights.entries.values(), *graph.constants],
-        value_info=infos,
+        nodes, program.model.name, [infos[name] for name in inputs], [infos[name] for name in outputs],
+        [*weights.entries.values(), *constants],
+        value_info=[info for name, info in infos.items() if name not in outside],
     )  # fmt: skip
     imports = [helper.make_opsetid(domain, version) for domain, version in sorted(writer.imports.items())]
     proto: ModelProto = helper.make_model(made, opset_imports=imports, ir_version=IR_VERSION)
@@ -165,7 +168,7 @@ def _manifest(plan: Plan, program: Program, writer: ProgramWriter, weights: _Wei
         "inputs": boundary(model.inputs),
         "outputs": boundary(model.outputs),
         "weights": loaded,
-        "collectives": list(_collectives(writer.graph)),
+        "collectives": list(_collectives(writer)),
     }
 
 
@@ -180,13 +183,10 @@ def _described(program: Program, name: str, value: Value) -> dict[str, object]:
     }
 
 
-def _collectives(graph: Graph) -> Iterator[dict[str, object]]:
+def _collectives(writer: ProgramWriter) -> Iterator[dict[str, object]]:
     """In the order in which they run, with the move of the plan that each is part of."""
-    for node in graph.nodes:
+    for node in writer.graph.nodes:
         if node.domain == DOMAIN:
-            axis = next(attribute for attribute in node.attribute if attribute.name == "axis")
-            names = [name.decode() for name in axis.strings]
-            described: dict[str, object] = {"node": node.name, "kind": node.op_type, "axis": names}
-            notes = {entry.key.removeprefix("shardplan."): entry.value for entry in node.metadata_props}
-            described |= {key: int(text) if key == "payload_bytes" else text for key, text in notes.items()}
-            yield described
+            notes = writer.notes.get(node.name, {})
+            described: dict[str, object] = {"node": node.name, "kind": node.kind, "axis": node.attributes["axis"]}
+            yield described | {key: int(text) if key == "payload_bytes" else text for key, text in notes.items()}

@@ -6,27 +6,22 @@ reading; it is not fast.
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from shardplan.program.steps import DOMAIN
+from shardplan.program.collectives import NODE_KINDS, run_node
+from shardplan.program.nodes import DOMAIN
 
 Array = NDArray[Any]
-Group = list[int]
-_COMBINE: Mapping[str, Callable[[Array, Array], Array]] = {
-    "sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply,
-}  # fmt: skip
-_PATIENCE_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 
 
 def read_ranks(folder: str | Path) -> list[ModelProto]:
@@ -66,53 +61,30 @@ def run_ranks(models: Sequence[ModelProto], feeds: Sequence[Mapping[str, Array]]
 
 
 class _Meeting:
-    """Where ranks put what they give and take what the others gave."""
+    """Where ranks put what they give, and take what the collective makes of it once all are there."""
 
     def __init__(self, ranks: int) -> None:
-        self.barrier = threading.Barrier(ranks, timeout=_PATIENCE_SECONDS)
-        self.given: list[tuple[object, Array | None]] = [("", None)] * ranks
+        self.barrier = threading.Barrier(ranks, self._carry_out, timeout=_TIMEOUT_SECONDS)
+        self.given: list[tuple[OpRun, Array, Mapping[str, Any]] | None] = [None] * ranks
+        self.got: list[Array] = []
+        self.problem = ""
 
-    def exchange(self, rank: int, what: object, array: Array) -> list[Array]:
-        """The arrays of all ranks, of which every one must be at the same collective."""
-        self.given[rank] = (what, array)
+    def exchange(self, rank: int, node: OpRun, array: Array, settings: Mapping[str, Any]) -> Array:
+        """What `rank` gets. All ranks must be at the same collective."""
+        self.given[rank] = (node, array, settings)
         self.barrier.wait()
-        asked = {str(what) for what, _ in self.given}
-        arrays = [array for _, array in self.given if array is not None]
-        self.barrier.wait()
+        if self.problem:
+            raise RuntimeError(self.problem)
+        return self.got[rank]
+
+    def _carry_out(self) -> None:
+        given = [entry for entry in self.given if entry is not None]
+        asked = sorted({f"('{type(node).__name__}', '{node.onnx_node.name}')" for node, _, _ in given})
         if len(asked) > 1:
-            raise RuntimeError(f"ranks are at different collectives: {' and '.join(sorted(asked))}")
-        return arrays
-
-
-def _all_reduce(arrays: Sequence[Array], group: Group, rank: int, *, reduction: str) -> Array:
-    del rank
-    return functools.reduce(_COMBINE[reduction], (arrays[member] for member in group))
-
-
-def _all_gather(arrays: Sequence[Array], group: Group, rank: int, *, dim: int) -> Array:
-    del rank
-    return np.concatenate([arrays[member] for member in group], axis=dim)
-
-
-def _reduce_scatter(arrays: Sequence[Array], group: Group, rank: int, *, dim: int, reduction: str) -> Array:
-    total = _all_reduce(arrays, group, rank, reduction=reduction)
-    return np.split(total, len(group), axis=dim)[group.index(rank)]
-
-
-def _all_to_all(arrays: Sequence[Array], group: Group, rank: int, *, split_dim: int, concat_dim: int) -> Array:
-    mine = group.index(rank)
-    return np.concatenate(
-        [np.split(arrays[member], len(group), axis=split_dim)[mine] for member in group], axis=concat_dim
-    )
-
-
-_GROUPED: Mapping[str, Callable[..., Array]] = {
-    "AllReduce": _all_reduce,
-    "AllGather": _all_gather,
-    "ReduceScatter": _reduce_scatter,
-    "AllToAll": _all_to_all,
-}
-_SETTINGS = ("dim", "reduction", "split_dim", "concat_dim")
+            self.problem = f"ranks are at different collectives: {' and '.join(asked)}"
+            return
+        node, _, settings = given[0]
+        self.got = run_node(type(node).__name__, [array for _, array, _ in given], settings)
 
 
 def _collectives(meeting: _Meeting, rank: int) -> list[type[OpRun]]:
@@ -122,15 +94,6 @@ def _collectives(meeting: _Meeting, rank: int) -> list[type[OpRun]]:
         op_domain = DOMAIN
 
         def _run(self, array: Array, **settings: Any) -> tuple[Array]:
-            kind = type(self).__name__
-            arrays = meeting.exchange(rank, (kind, self.onnx_node.name), array)
-            if kind == "Permute":
-                pairs = np.array(settings["source_target_pairs"]).reshape(-1, 2).tolist()
-                senders = [source for source, target in pairs if target == rank]
-                return (arrays[senders[0]] if senders else np.zeros_like(array),)
-            groups = np.array(settings["groups"]).reshape(-1, settings["group_size"]).tolist()
-            group = next(group for group in groups if rank in group)
-            given = {name: settings[name] for name in _SETTINGS if settings.get(name) is not None}
-            return (_GROUPED[kind](arrays, group, rank, **given),)
+            return (meeting.exchange(rank, self, array, settings),)
 
-    return [type(kind, (Collective,), {}) for kind in (*_GROUPED, "Permute")]
+    return [type(kind, (Collective,), {}) for kind in NODE_KINDS]

@@ -5,10 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-from onnx import helper, numpy_helper
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.export.onnx.kernels import kernel_writer
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import local_shape
@@ -18,8 +16,9 @@ from shardplan.layout.text import to_text
 from shardplan.model.draft import CAPTURED
 from shardplan.model.types import CONTROL, AttributeValue, Operator
 from shardplan.program.moves import emit_steps
-from shardplan.program.reference.evaluate import evaluate
-from shardplan.program.steps import DOMAIN, DOMAIN_VERSION, Graph
+from shardplan.program.nodes import DOMAIN, DOMAIN_VERSION, Graph, Node
+from shardplan.program.operators.registry import describe
+from shardplan.program.reference.random import DRAWING
 from shardplan.program.types import Compute, Program, Site, Transfer, Value
 
 OLDEST_OPSET = 9
@@ -29,7 +28,8 @@ class ProgramWriter:
     """Writes the instructions of a program one after the other.
 
     A tensor's kept form has the tensor's own name; other forms are named after it (`x/made`, `x/served`, and
-    `x/read/<operator>:<position>`). A form that is like the one before it has no name of its own.
+    `x/read/<operator>:<position>`). A form that is like the one before it has no name of its own. `notes`: on the
+    collectives of moves, by name of the node.
     """
 
     def __init__(self, program: Program) -> None:
@@ -43,6 +43,7 @@ class ProgramWriter:
         self.graph = Graph(program.mesh, self.opset, model.tensors)
         self.names: dict[Value, str] = {}
         self.weights: list[tuple[str, Value]] = []
+        self.notes: dict[str, dict[str, str]] = {}
         targets = (i.target for i in program.instructions if isinstance(i, Transfer))
         self.kept = {target.tensor: target.layout for target in targets if target.form == "kept"}
 
@@ -78,7 +79,7 @@ class ProgramWriter:
             return
         whole = Layout.replicated(len(self.program.mesh))
         if value.layout == whole:
-            self.graph.constants.append(numpy_helper.from_array(np.asarray(known), name))
+            self.graph.constants[name] = np.asarray(known)
             return
         step = place_step(whole, value.layout)
         emit_steps(self.graph, self.graph.array(np.asarray(known)), tensor, whole, step, name)
@@ -115,7 +116,7 @@ class ProgramWriter:
         nodes = [node for node in self.graph.nodes[first:] if node.domain == DOMAIN]
         for node, (before, after, payload) in zip(nodes, moving, strict=True):
             notes = {"tensor": transfer.source.tensor, "from": before, "to": after, "payload_bytes": str(payload)}
-            helper.set_metadata_props(node, {f"shardplan.{key}": text for key, text in notes.items()})
+            self.notes[node.name] = notes
 
     def _name(self, value: Value) -> str:
         if value.form == "kept":
@@ -128,13 +129,11 @@ class ProgramWriter:
         _refuse_opaque(site.operator)
         reads = ["" if value is None else self.names[value] for value in compute.reads]
         makes = ["" if value is None else self._made(value) for value in compute.makes]
-        if site.kind in {"Shape", "Size"}:
-            self._write_shape(site, makes[0])
-            return
-        for position, array in compute.local.operands.items():
-            reads.extend([""] * (position + 1 - len(reads)))
-            reads[position] = self.graph.array(array)
-        kernel_writer(site)(self.graph, site, compute.local, reads, makes)
+        first = len(self.graph.nodes)
+        describe(self.graph, site, compute.local, reads, makes)
+        for node in self.graph.nodes[first:]:
+            if node.kernel is not None:
+                raise _no_form(site, node)
 
     def _made(self, value: Value) -> str:
         """The name of a result: the tensor's own unless it is moved before it is kept."""
@@ -142,11 +141,6 @@ class ProgramWriter:
         self.names[value] = name
         self._describe(value, name)
         return name
-
-    def _write_shape(self, site: Site, to: str) -> None:
-        """`Shape`, `Size`: of the whole tensor, which every device knows."""
-        (found,) = evaluate(site.operator, site.operator.attributes, [np.zeros(site.operand(0), np.bool_)])
-        self.graph.node("Constant", [], [to], name=site.operator.name, value=numpy_helper.from_array(found))
 
 
 def place_step(whole: Layout, layout: Layout) -> tuple[Step, ...]:
@@ -166,6 +160,17 @@ def _refuse_opaque(operator: Operator) -> None:
     inside = CAPTURED in operator.attributes or any(map(_is_opaque, operator.attributes.values()))
     if operator.domain == CONTROL or inside:
         raise _no_control_flow(f"operator '{operator.name}' ({operator.kind})")
+
+
+def _no_form(site: Site, node: Node) -> ShardplanError:
+    """What to raise for an operator that only the machine runs, at `site` or in the function that it stands for."""
+    what = f"operator '{site.operator.name}' ({site.kind}) cannot be exported"
+    if node.kind in {*DRAWING, "Dropout"}:
+        hint = "export the model for inference"
+        return ShardplanError(error("cannot-export", f"{what}: devices would draw other numbers", hint=hint))
+    split = ", ".join(site.options[axis].label for axis in site.communicates)  # type: ignore[union-attr]
+    why = f"no ONNX program is known for this kind when {split} is split, because devices then communicate inside it"
+    return ShardplanError(error("cannot-export", f"{what}: {why}", hint="pin the operator to another split"))
 
 
 def _no_control_flow(what: str) -> ShardplanError:

@@ -25,9 +25,8 @@ from shardplan.model.types import DTYPE_BITS, Model, Operator
 from shardplan.plan.types import Plan
 from shardplan.program import collectives
 from shardplan.program.lower import lower_program
+from shardplan.program.machine.interpreter import run_operator
 from shardplan.program.machine.loops import Turns, is_border
-from shardplan.program.machine.talk import Talk
-from shardplan.program.operators.kernels import kernel_for
 from shardplan.program.reference.evaluate import reference, widen
 from shardplan.program.reference.onnx_runtime import DOMAINS
 from shardplan.program.types import Array, Compute, Instruction, Program, Site, Transfer, Value, flat, values_read
@@ -213,10 +212,6 @@ class Machine:
             [None if value is None else self.held[value][rank] for value in compute.reads]
             for rank in range(self.mesh.size)
         ]
-        for rank_operands in operands:
-            for position, array in compute.local.operands.items():
-                rank_operands.extend([None] * (position + 1 - len(rank_operands)))
-                rank_operands[position] = array
         try:
             results = self._on_all_devices(compute, operands, before)
         except ShardplanError:
@@ -244,17 +239,13 @@ class Machine:
     def _on_all_devices(
         self, compute: Compute, operands: Sequence[list[Array | None]], before: Compute | None
     ) -> list[list[Array]]:
-        """The local results by rank; kernels that communicate run in lockstep from one collective to the next."""
+        """The local results by rank; in lockstep from one collective to the next."""
         operator = compute.site.operator
         if is_border(operator):
             made = before.makes[0] if before else None
             last = [None] * len(operands) if made is None else self.held[made]
             return [[self.turns.result(operator, held, one)] for held, one in zip(operands, last, strict=True)]
-        talks = [
-            kernel_for(compute.site)(compute.site, compute.local, held, coordinates)
-            for held, coordinates in zip(operands, self.mesh.coordinates(), strict=True)
-        ]
-        return Talk(self.mesh, self.report.inner_bytes).hold(talks)
+        return run_operator(compute.site, compute.local, operands, self.report.inner_bytes)
 
     def _check(self, instruction: Transfer | Compute, value: Value, locals_: list[Array]) -> None:
         expected = self.whole[value.tensor]

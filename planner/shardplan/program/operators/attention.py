@@ -1,17 +1,21 @@
-"""Attention where queries or keys are split: masks that follow from positions, and softmax over the keys of a group."""
+"""Attention where queries or keys are split: masks that follow from positions, and softmax over the keys of a group.
+
+Numbers that are summed over devices have single precision at least.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from shardplan.model.attributes import integer
 from shardplan.model.types import AttributeValue
-from shardplan.program.machine.talk import Coordinates, Operands, Running, all_reduce
-from shardplan.program.reference.evaluate import evaluate
-from shardplan.program.types import Array, Local, Site
+from shardplan.program.nodes import Graph
+from shardplan.program.operators.common import finish, finite, in_type, operator_node, positions, working_type
+from shardplan.program.types import Local, Site
 
 Attributes = Mapping[str, AttributeValue]
 _POSITIONAL = frozenset({"is_causal", "left_window_size", "right_window_size"})
@@ -38,57 +42,76 @@ def band_of(site: Site, local: Local) -> Band | None:
     return Band(None if left < 0 else -left, last, site.operand(4)[2] if site.has(4) else 0, others)
 
 
-def attention(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+def attention(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
     """`Attention` over split keys: each device attends to its keys, results count by their sums of exponentials.
 
     The scores come from the operator itself (mode 2: as they enter the softmax), with their mask and cap."""
     band = band_of(site, local)
     attributes = local.attributes if band is None else band.others
-    operands = operands if band is None else _masked(site, band, operands, coordinates)
-    axes = site.axes("t")
+    reads = reads if band is None else _masked(graph, site, band, reads)
+    axes, dtype = site.axes("t"), graph.dtype(makes[0])
     if not axes:
-        return evaluate(site.operator, attributes, operands)
-    operator = replace(site.operator, outputs=("y", "k", "v", "scores"))
-    made, keys, values, scores = evaluate(operator, {**attributes, "qk_matmul_output_mode": 2}, operands)
-    highest = yield from all_reduce(scores.max(axis=-1, keepdims=True), axes, "max")
-    exponentials = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
-    weight = exponentials.sum(axis=-1, keepdims=True)
-    total = yield from all_reduce(weight, axes)
-    total = np.where(total == 0, 1, total)
-    share = weight / total
-    if made.ndim == 3:
-        by_head = made.reshape(*made.shape[:2], scores.shape[1], -1)
-        made = _counted(by_head, share.swapaxes(1, 2)).reshape(made.shape)
-    else:
-        made = _counted(made, share)
-    results = [(yield from all_reduce(made, axes)), keys, values]
-    if len(site.operator.outputs) > 3:
-        asked = attributes.get("qk_matmul_output_mode", 0)
-        results.append(exponentials / total if asked == 3 else evaluate(site.operator, attributes, operands)[3])
-    return results[: len(site.operator.outputs)]
+        operator_node(graph, site, attributes, reads, makes)
+        return
+    wanted = [*makes, "", "", ""][:4]
+    mine, scores = graph.name(f"{makes[0]}/mine"), graph.name(f"{makes[0]}/scores")
+    scoring = {**attributes, "qk_matmul_output_mode": 2}
+    operator_node(graph, site, scoring, reads, [mine, wanted[1], wanted[2], scores])
+    wide = working_type(dtype)
+    held = in_type(graph, scores, dtype, wide)
+    top = graph.all_reduce(graph.reduce("ReduceMax", held, [3]), axes, "max")
+    powers = graph.op("Exp", graph.op("Sub", held, finite(graph, top, wide)))
+    weight = graph.reduce("ReduceSum", powers, [3])
+    total = graph.all_reduce(weight, axes)
+    some = graph.op("Greater", total, graph.constant(0, wide))
+    total = graph.op("Where", some, total, graph.constant(1, wide))
+    weighted = _weighted(graph, site, local, in_type(graph, mine, dtype, wide), graph.op("Div", weight, total), wide)
+    finish(graph, graph.all_reduce(weighted, axes), makes[0], wide)
+    if wanted[3]:
+        _scores(graph, site, attributes, reads, wanted[3], graph.op("Div", powers, total))
 
 
-def _counted(made: Array, share: Array) -> Array:
+def _weighted(graph: Graph, site: Site, local: Local, made: str, share: str, wide: str) -> str:
+    """The device's result times its share of every row; heads may be a dim or inside of one."""
+    shape = site.local_result()
+    if len(shape) == 4:
+        return _counted(graph, made, share, wide)
+    heads = integer(local.attributes, "q_num_heads")
+    by_head = graph.reshape(made, [shape[0], shape[1], heads, -1])
+    return graph.reshape(_counted(graph, by_head, graph.transpose(share, [0, 2, 1, 3]), wide), shape)
+
+
+def _counted(graph: Graph, made: str, share: str, wide: str) -> str:
     """What a device made, times its share: nothing (not even a nan) for rows of which it has no key."""
-    return np.where(share == 0, 0, made * share)
+    zero = graph.constant(0, wide)
+    return graph.op("Where", graph.op("Equal", share, zero), zero, graph.op("Mul", made, share))
 
 
-def _masked(site: Site, band: Band, operands: Operands, coordinates: Coordinates) -> Operands:
+def _masked(graph: Graph, site: Site, band: Band, reads: Sequence[str]) -> Sequence[str]:
     """The operands with a mask that has the rows and columns of a band which the device holds."""
-    query, key = operands[:2]
-    assert query is not None
-    assert key is not None
-    rows, columns = (
-        np.arange(size) + site.mesh.number(site.axes(factor), coordinates) * size
-        for factor, size in (("s", query.shape[-2]), ("t", band.past + key.shape[-2]))
-    )
-    ahead = columns[None, :] - rows[:, None] - band.past
-    seen = np.ones(ahead.shape, dtype=np.bool_)
-    if band.first is not None:
-        seen &= ahead >= band.first
-    if band.last is not None:
-        seen &= ahead <= band.last
-    given = operands[3] if len(operands) > 3 else None
-    if given is not None:
-        seen = given & seen if given.dtype == np.bool_ else np.where(seen, given, np.array(-np.inf, given.dtype))
-    return [*operands[:3], seen, *operands[4:]]
+    rows = positions(graph, site.axes("s"), site.local_operand(0)[-2], (-1, 1))
+    columns = positions(graph, site.axes("t"), band.past + site.local_operand(1)[-2])
+    ahead = graph.op("Sub", columns, graph.op("Add", rows, graph.constant(band.past)))
+    bounds = [graph.op("Greater", ahead, graph.constant(band.first - 1)) if band.first is not None else ""]
+    bounds += [graph.op("Less", ahead, graph.constant(band.last + 1)) if band.last is not None else ""]
+    seen = functools.reduce(lambda one, other: graph.op("And", one, other), filter(None, bounds))
+    if site.has(3) and graph.dtype(reads[3]) == "bool":
+        seen = graph.op("And", reads[3], seen)
+    elif site.has(3):
+        seen = graph.op("Where", seen, reads[3], graph.constant(-np.inf, graph.dtype(reads[3])))
+    return [*reads[:3], seen, *reads[4:]]
+
+
+def _scores(
+    graph: Graph,
+    site: Site,
+    attributes: Attributes,
+    reads: Sequence[str],
+    to: str,
+    probabilities: str,
+) -> None:
+    """The fourth result: probabilities over all keys, or what the operator itself gives of the scores."""
+    if attributes.get("qk_matmul_output_mode", 0) == 3:
+        finish(graph, probabilities, to, working_type(graph.dtype(to)))
+        return
+    operator_node(graph, site, attributes, reads, [graph.name(f"{to}/again"), "", "", to])

@@ -1,116 +1,169 @@
-"""Recurrent layers whose hidden units are split: every step gathers the state that the step before made in parts."""
+"""Recurrent layers whose hidden units are split: a `Scan` over the steps, in which every step gathers the state.
+
+An LSTM and an RNN run one step on [x, h] with weights [W, R] and no recurrence, so their own activations, clipping and
+peepholes are used; a GRU, which gates the state before it is multiplied, is written out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from shardplan.model.types import AttributeValue
 from shardplan.program.localise import refuse
-from shardplan.program.machine.talk import Ask, Coordinates, Operands, Running, all_gather
-from shardplan.program.reference.evaluate import evaluate
-from shardplan.program.types import Array, Local, Site
+from shardplan.program.nodes import Body, Graph
+from shardplan.program.operators.common import operator_node
+from shardplan.program.types import Local, Site
 
-_STATES = {"LSTM": 2, "RNN": 1, "GRU": 1}
+_GATES: Mapping[str, int] = {"LSTM": 4, "RNN": 1, "GRU": 3}
+_STATES: Mapping[str, int] = {"LSTM": 2, "RNN": 1, "GRU": 1}
 _USUAL_OF_GRU = ("Sigmoid", "Tanh")
-_Stepping = Generator[Ask, Array | None, tuple[Array, list[Array]]]
 
 
-def recurrent(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
-    """`LSTM`, `RNN`, `GRU`, one direction after the other; operands and results are ONNX's, hidden units local."""
-    del coordinates
-    data, weights = operands[0], operands[1]
-    assert data is not None
-    assert weights is not None
-    batch_first = bool(local.attributes.get("layout", 0))
-    if batch_first:
-        data = data.swapaxes(0, 1)
-    runs = []
-    for direction in range(weights.shape[0]):
-        backwards = local.attributes.get("direction") == "reverse" or direction == 1
-        parts = [_of_direction(operand, direction, place, batch_first) for place, operand in enumerate(operands)]
-        steps = data[::-1] if backwards else data
-        one = _gated_direction if site.kind == "GRU" else _direction
-        made, states = yield from one(site, local, steps, parts)
-        runs.append((made[::-1] if backwards else made, states))
-    results = [np.stack([made for made, _ in runs], axis=1)]
-    results += [np.stack([states[i] for _, states in runs]) for i in range(_STATES[site.kind])]
-    if batch_first:
-        results = [results[0].transpose(2, 0, 1, 3), *(state.swapaxes(0, 1) for state in results[1:])]
-    return results[: len(site.operator.outputs)]
+def recurrent(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
+    """`LSTM`, `RNN`, `GRU`, one direction after the other."""
+    layer = _Layer(graph, site, local, [*reads, *[""] * (8 - len(reads))])
+    count = site.local_operand(1)[0]
+    runs = [layer.direction(number) for number in range(count)]
+    wanted = [*makes, "", "", ""][: 1 + _STATES[site.kind]]
+    for place, name in enumerate(wanted):
+        if name:
+            joined = _joined(graph, [run[place] for run in runs], 1 if place == 0 else 0)
+            perm = (2, 0, 1, 3) if place == 0 else (1, 0, 2)
+            if layer.batch_first:
+                graph.transpose(joined, perm, to=name)
+            else:
+                graph.op("Identity", joined, to=name)
 
 
-def _of_direction(operand: Array | None, direction: int, place: int, batch_first: bool) -> Array | None:
-    """Weights, biases and states of one direction, which stays as a dim of 1; the data as it is."""
-    if operand is None or place in {0, 4}:
-        return None
-    if batch_first and place in {5, 6}:
-        operand = operand.swapaxes(0, 1)
-    return operand[direction : direction + 1]
+def _joined(graph: Graph, values: Sequence[str], dim: int) -> str:
+    return graph.op("Concat", *values, axis=dim) if len(values) > 1 else values[0]
 
 
-def _direction(site: Site, local: Local, data: Array, parts: Operands) -> _Stepping:
-    """One direction: (results of all steps, last states).
+class _Layer:
+    """One layer on one device: its sizes, its data as steps."""
 
-    The gathered state enters through the input: the operator runs one step on [x, h] with weights [W, R] and no
-    recurrence, so its own activations, clipping and peepholes are used.
-    """
-    padded: Operands = [*parts, *[None] * (8 - len(parts))]
-    weights, recurrence, bias, rest = padded[1], padded[2], padded[3], padded[5:]
-    assert weights is not None
-    assert recurrence is not None
-    hidden = recurrence.shape[1] // (4 if site.kind == "LSTM" else 1)
-    nothing = np.zeros((1, data.shape[1], hidden), data.dtype)
-    states = [state if state is not None else nothing for state in rest[: _STATES[site.kind]]]
-    joined = np.concatenate([weights, recurrence], axis=2)
-    unused = np.zeros((1, recurrence.shape[1], hidden), data.dtype)
-    step = replace(site.operator, outputs=tuple("yhc"[: 1 + _STATES[site.kind]]))
-    attributes = {**local.attributes, "direction": "forward"}
-    attributes.pop("layout", None)
-    made = []
-    for entry in data:
-        gathered = yield from all_gather(states[0], site.axes("h"), dim=2)
-        inputs = np.concatenate([entry, gathered[0]], axis=1)[None]
-        given = [inputs, joined, unused, bias, None, nothing, *states[1:]]
-        if site.kind == "LSTM":
-            given.append(rest[2])
-        _, *states = evaluate(step, attributes, given)
-        made.append(states[0][0])
-    return np.stack(made), [state[0] for state in states]
+    def __init__(self, graph: Graph, site: Site, local: Local, reads: Sequence[str]) -> None:
+        self.graph, self.site, self.local, self.reads = graph, site, local, reads
+        self.batch_first = bool(local.attributes.get("layout", 0))
+        data = site.local_operand(0)
+        self.steps, self.batch, self.width = (data[1], data[0], data[2]) if self.batch_first else data
+        self.data = graph.transpose(reads[0], (1, 0, 2)) if self.batch_first else reads[0]
+        self.hidden = site.local_operand(2)[1] // _GATES[site.kind]
+        self.whole_hidden = self.hidden * site.mesh.ways(site.axes("h"))
+        self.dtype = graph.dtype(reads[0])
 
-
-def _gated_direction(site: Site, local: Local, data: Array, parts: Operands) -> _Stepping:
-    """One direction of a `GRU`: (results of all steps, last states).
-
-    Where the reset gate comes before the product with the state, the gated state is gathered as well in every step.
-    """
-    usual = local.attributes.get("activations", _USUAL_OF_GRU)
-    if tuple(usual)[:2] != _USUAL_OF_GRU or "clip" in local.attributes:  # type: ignore[arg-type]
-        raise refuse(site, "its activations are not those of every GRU")
-    padded: Operands = [*parts, *[None] * (6 - len(parts))]
-    weights, recurrence, bias, state = padded[1], padded[2], padded[3], padded[5]
-    assert weights is not None
-    assert recurrence is not None
-    hidden = recurrence.shape[1] // 3
-    bias = np.zeros((1, 6 * hidden), data.dtype) if bias is None else bias
-    held = np.zeros((data.shape[1], hidden), data.dtype) if state is None else state[0]
-    for_input, for_state = (array[0].reshape(3, hidden, -1) for array in (weights, recurrence))
-    moved, moved_state = bias[0].reshape(2, 3, hidden)
-    made = []
-    for entry in data:
-        gathered = yield from all_gather(held, site.axes("h"), dim=1)
-        given = [entry @ for_input[gate].T + moved[gate] for gate in range(3)]
-        update, reset = (_sigmoid(given[g] + gathered @ for_state[g].T + moved_state[g]) for g in range(2))
-        if local.attributes.get("linear_before_reset", 0):
-            inside = reset * (gathered @ for_state[2].T + moved_state[2])
+    def direction(self, number: int) -> list[str]:
+        """Results of all steps [steps, 1, batch, hidden], then the last states [1, batch, hidden]."""
+        graph = self.graph
+        backwards = self.local.attributes.get("direction") == "reverse" or number == 1
+        weights, recurrence, bias = (self._part(place, number) for place in (1, 2, 3))
+        states = [self._state(place, number) for place in (5, 6)[: _STATES[self.site.kind]]]
+        if self.site.kind == "GRU":
+            body = self._gated(weights, recurrence, bias)
         else:
-            gated = yield from all_gather(reset * held, site.axes("h"), dim=1)
-            inside = gated @ for_state[2].T + moved_state[2]
-        held = (1 - update) * np.tanh(given[2] + inside) + update * held
-        made.append(held)
-    return np.stack(made), [held]
+            joined = graph.op("Concat", weights, recurrence, axis=2)
+            body = self._body(joined, bias, self._part(7, number) if self.site.kind == "LSTM" else "")
+        ends = [graph.name(f"{self.site.operator.name}/state") for _ in states]
+        made = graph.name(f"{self.site.operator.name}/steps")
+        data = self._turned(self.data) if backwards else self.data
+        graph.scan(states, data, ends, made, body)
+        return [self._turned(made) if backwards else made, *ends]
 
+    def _turned(self, steps: str) -> str:
+        """Steps in the other order; not all that run a `Scan` know it backwards."""
+        return self.graph.take(steps, range(self.steps)[::-1], 0)
 
-def _sigmoid(array: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-array)))
+    def _part(self, place: int, number: int) -> str:
+        """Weights of one direction, which stays as a dim of 1."""
+        if not self.reads[place]:
+            return ""
+        if self.site.local_operand(place)[0] == 1:
+            return self.reads[place]
+        return self.graph.take(self.reads[place], [number], 0)
+
+    def _state(self, place: int, number: int) -> str:
+        shape = (1, self.batch, self.hidden)
+        if not self.reads[place]:
+            return self.graph.constant(np.zeros(shape), self.dtype)
+        state = self.reads[place]
+        if self.batch_first:
+            state = self.graph.transpose(state, (1, 0, 2))
+        return self.graph.take(state, [number], 0)
+
+    def _body(self, weights: str, bias: str, peepholes: str) -> Body:
+        """One step: (states, entry) -> (states, result of the step)."""
+        body, kind = self.graph.inner(), self.site.kind
+        state_shape = (1, self.batch, self.hidden)
+        states = [body.describe(body.name(f"state{i}"), self.dtype, state_shape) for i in range(_STATES[kind])]
+        entry = body.describe(body.name("entry"), self.dtype, (self.batch, self.width))
+        gathered = self._gathered(body, states[0], 2)
+        both = body.op("Concat", entry, body.reshape(gathered, [self.batch, self.whole_hidden]), axis=1)
+        inputs = body.reshape(both, [1, self.batch, self.width + self.whole_hidden])
+        unused = body.constant(np.zeros((1, _GATES[kind] * self.hidden, self.hidden)), self.dtype)
+        nothing = body.constant(np.zeros(state_shape), self.dtype)
+        given = [inputs, weights, unused, bias, "", nothing, *states[1:]]
+        given += [peepholes] if peepholes else []
+        made = [body.describe(body.name(f"after{i}"), self.dtype, state_shape) for i in range(len(states))]
+        operator_node(body, self.site, self._attributes(), given, [body.name("made"), *made])
+        return self._step(body, [*states, entry], made)
+
+    def _gathered(self, body: Graph, state: str, dim: int) -> str:
+        """What all devices have of a state."""
+        return body.collective("AllGather", state, self.site.axes("h"), dim=dim)
+
+    def _step(self, body: Graph, inputs: Sequence[str], states: Sequence[str]) -> Body:
+        """The body as a graph; the first of its new states is the result of the step as well."""
+        result = body.describe(body.op("Identity", states[0]), self.dtype, (1, self.batch, self.hidden))
+        return Body(body, tuple(inputs), (*states, result))
+
+    def _gated(self, weights: str, recurrence: str, bias: str) -> Body:
+        """One step of a `GRU`. Where the reset gate comes before the product with the state, the gated state is
+        gathered as well.
+        """
+        self._check_usual()
+        graph, hidden = self.graph, self.hidden
+        gates = [
+            [graph.transpose(graph.reshape(part, [hidden, -1]), (1, 0)) for part in self._cut(value, 1, 3)]
+            for value in (weights, recurrence)
+        ]
+        bias = bias or graph.constant(np.zeros((1, 6 * hidden)), self.dtype)
+        biases = [graph.reshape(part, [hidden]) for part in self._cut(bias, 1, 6)]
+        body = graph.inner()
+        state = body.describe(body.name("state"), self.dtype, (1, self.batch, hidden))
+        entry = body.describe(body.name("entry"), self.dtype, (self.batch, self.width))
+        held = body.reshape(state, [self.batch, hidden])
+        gathered = self._gathered(body, held, 1)
+        given = [body.op("Add", body.op("MatMul", entry, gates[0][g]), biases[g]) for g in range(3)]
+
+        def from_state(value: str, gate: int) -> str:
+            return body.op("Add", body.op("MatMul", value, gates[1][gate]), biases[3 + gate])
+
+        update, reset = (body.op("Sigmoid", body.op("Add", given[g], from_state(gathered, g))) for g in range(2))
+        if self.local.attributes.get("linear_before_reset", 0):
+            inside = body.op("Mul", reset, from_state(gathered, 2))
+        else:
+            gated = self._gathered(body, body.op("Mul", reset, held), 1)
+            inside = from_state(gated, 2)
+        fresh = body.op("Tanh", body.op("Add", given[2], inside))
+        less = body.op("Sub", body.constant(1, self.dtype), update)
+        after = body.op("Add", body.op("Mul", less, fresh), body.op("Mul", update, held))
+        made = body.describe(body.reshape(after, [1, self.batch, hidden]), self.dtype, (1, self.batch, hidden))
+        return self._step(body, [state, entry], [made])
+
+    def _cut(self, value: str, dim: int, count: int) -> list[str]:
+        """Equal parts of `[1, parts * hidden, ...]` along `dim`."""
+        return [
+            self.graph.take(value, range(part * self.hidden, (part + 1) * self.hidden), dim) for part in range(count)
+        ]
+
+    def _check_usual(self) -> None:
+        usual = self.local.attributes.get("activations", _USUAL_OF_GRU)
+        if tuple(usual)[:2] != _USUAL_OF_GRU or "clip" in self.local.attributes:  # type: ignore[arg-type]
+            raise refuse(self.site, "its activations are not those of every GRU")
+
+    def _attributes(self) -> dict[str, AttributeValue]:
+        return {name: value for name, value in self.local.attributes.items() if name != "layout"} | {
+            "direction": "forward"
+        }

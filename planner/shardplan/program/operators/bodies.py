@@ -1,52 +1,54 @@
-"""Operators that are split as the functions they stand for: their bodies run, one operator after the other."""
+"""Operators that are split as the functions they stand for: the nodes of their bodies, one operator after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
-import numpy as np
-
 from shardplan.layout.layout import Layout
+from shardplan.layout.legal import local_shape
 from shardplan.layout.placement import R
 from shardplan.model.types import Model, Operator
 from shardplan.program.localise import localise
-from shardplan.program.machine.talk import Coordinates, Kernel, Operands, Running, all_reduce
-from shardplan.program.reference.evaluate import widen
-from shardplan.program.types import Array, Local, Site
+from shardplan.program.nodes import Graph
+from shardplan.program.operators.common import Describe, finish
+from shardplan.program.types import Local, Site
 from shardplan.rules import rule_for
 from shardplan.rules.body import RESULTS, operand_name
 from shardplan.rules.composed import BodySplit, inside
 from shardplan.rules.signature import Shaped, Signature
 from shardplan.rules.types import Rule
 
-KernelFor = Callable[[Site], Kernel]
 
+def by_body(describe: Describe) -> Describe:
+    """The description of a composed operator, whose body's operators are described by `describe`."""
 
-def by_body(kernel_for: KernelFor) -> Kernel:
-    """The kernel of a composed operator, whose body's operators run as `kernel_for` says."""
-
-    def run(site: Site, local: Local, operands: Operands, coordinates: Coordinates) -> Running:
+    def described(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
         del local
         model, rules, splits = opened(site)
-        values: dict[str, Array] = {name: widen(np.asarray(array)) for name, array in model.constants.items()}
-        given = enumerate(operands)
-        values.update((operand_name(place), array) for place, array in given if array is not None)
+        names = {name: graph.array(array) for name, array in model.constants.items()}
+        for name in model.constants:
+            graph.describe(names[name], model.tensors[name].dtype, model.tensors[name].shape)
+        names |= {operand_name(place): name for place, name in enumerate(reads) if name}
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True)):
             for name, axes in combined_before(splits, index):
-                values[name] = yield from all_reduce(values[name], axes)
+                names[name] = graph.alike(graph.all_reduce(names[name], axes), names[name])
             inner = inner_site(model, operator, rule, splits, index, site)
-            told = localise(inner)
-            held = [values[name] if name else None for name in operator.inputs]
-            for place, array in told.operands.items():
-                held.extend([None] * (place + 1 - len(held)))
-                held[place] = array
-            made = yield from kernel_for(inner)(inner, told, held, coordinates)
-            values.update((name, array) for name, array in zip(operator.outputs, made, strict=True) if name)
-        names = (RESULTS.format(place) if name else "" for place, name in enumerate(site.operator.outputs))
-        return [values[name] if name else np.zeros(0) for name in names]
+            held = [names[name] if name else "" for name in operator.inputs]
+            made = [graph.name(f"{makes[0]}/{name}") if name else "" for name in operator.outputs]
+            for place, name in enumerate(operator.outputs):
+                layout = inner.result_layouts[place]
+                if name and layout is not None:
+                    shape = local_shape(layout, site.mesh, inner.result(place))
+                    graph.describe(made[place], model.tensors[name].dtype, shape)
+            describe(graph, inner, localise(inner), held, made)
+            names |= {name: found for name, found in zip(operator.outputs, made, strict=True) if name}
+        for place, name in enumerate(makes):
+            if name:
+                value = names[RESULTS.format(place)]
+                finish(graph, value, name, graph.dtype(value))
 
-    return run
+    return described
 
 
 def opened(site: Site) -> tuple[Model, list[Rule], list[BodySplit]]:

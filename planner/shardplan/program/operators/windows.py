@@ -1,19 +1,19 @@
 """Convolution and pooling over a space that is split: every device gets the rows around its part from its neighbours.
 
-The nodes do what `program.operators.borders` does.
-Devices at the ends, whose neighbours are not there, get rows of what the operator would pad with.
+One space dim after the other, so corners come along. It is the same on all devices: those at the ends, whose neighbours
+are not there, get rows of what the operator would pad with, so that nothing is left to pad along a dim that is split.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from shardplan.export.onnx.kernel import cast, operator_node
-from shardplan.program.moves import exchange
-from shardplan.program.operators.borders import pads_of, space_axes, windows_of
-from shardplan.program.steps import Graph, ordered_groups
+from shardplan.model.attributes import integers
+from shardplan.program.nodes import Graph, ordered_groups
+from shardplan.program.operators.common import operator_node
 from shardplan.program.types import Local, Site
 
 
@@ -84,7 +84,7 @@ class _Ends:
             if rows[place] > 0:
                 shape = [1, 1, *held[2:]]
                 shape[dim] = rows[place]
-                known = cast(self.graph, self._has_neighbour(axes, offset), self.dtype)
+                known = self.graph.cast(self._has_neighbour(axes, offset), self.dtype)
                 ones = self.graph.constant(np.ones(shape), self.dtype)
                 parts.insert(0 if offset > 0 else len(parts), self.graph.op("Mul", ones, known))
         return self._joined(parts, dim, held[dim] + max(rows[0], 0), rows[1])
@@ -101,8 +101,7 @@ class _Ends:
             for number in range(len(group))
             if 0 <= number + offset < len(group)
         ]
-        names = [self.site.mesh.names[axis] for axis in axes]
-        came = exchange(self.graph, taken, pairs, names)
+        came = self.graph.permute(taken, pairs, axes)
         if not self.fill:
             return came
         return self.graph.op("Where", self._has_neighbour(axes, offset), came, self.fill)
@@ -112,3 +111,34 @@ class _Ends:
         if offset > 0:
             return self.graph.op("Greater", number, self.graph.constant(0))
         return self.graph.op("Less", number, self.graph.constant(self.site.mesh.ways(axes) - 1))
+
+
+def space_axes(site: Site, dim: int) -> tuple[int, ...]:
+    """Mesh axes that split a space dim of the data."""
+    return tuple(axis for axis in site.communicates if (o := site.options[axis]) and o.operands[0].dim == dim)
+
+
+def windows_of(site: Site, space: int) -> tuple[list[int], list[int]]:
+    """Strides, and how many elements a window spans, per space dim."""
+    attributes = site.operator.attributes
+    strides = [*integers(attributes, "strides")] or [1] * space
+    dilations = [*integers(attributes, "dilations")] or [1] * space
+    weight = 3 if site.kind == "QLinearConv" else 1
+    kernel = [*integers(attributes, "kernel_shape")] or list(site.operand(weight)[2:])
+    return strides, [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
+
+
+def pads_of(site: Site, strides: list[int], reach: list[int]) -> list[int]:
+    """Padding before each space dim, then behind each, worked out where the operator leaves it to us."""
+    space = len(strides)
+    attributes = site.operator.attributes
+    how = attributes.get("auto_pad", "NOTSET")
+    if how in {"NOTSET", ""}:
+        return [*integers(attributes, "pads")] or [0] * 2 * space
+    if how == "VALID":
+        return [0] * 2 * space
+    totals = []
+    for size, stride, span in zip(site.operand(0)[2:], strides, reach, strict=True):
+        totals.append(max(0, (math.ceil(size / stride) - 1) * stride + span - size))
+    small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return [*small, *large] if how == "SAME_UPPER" else [*large, *small]
