@@ -101,6 +101,24 @@ def test_the_program_is_the_same_for_all_ranks_but_for_its_data(stored, tmp_path
         assert tuple(numpy_helper.to_array(here)) == place
 
 
+@pytest.mark.parametrize("recipe", ["data parallel", "Megatron"])
+def test_onnx_loads_the_data_of_every_rank(recipe, stored, tmp_path):
+    """Weights that every device holds whole lie in a file of each rank: ONNX refuses links."""
+    model = read_model(stored)
+    out = tmp_path / "out"
+    export_spmd(forced_plan(model, "2x2", TRAINING, recipe=recipe), Source(model, stored), out)
+    manifest = json.loads((out / "shardplan-spmd.json").read_text())
+    wholes = {p.tensor: np.asarray(initializer(stored, p.onnx, p.onnx_perm)) for p in model.parameters}
+    for rank in range(4):
+        program = onnx.load(out / f"rank-{rank}" / "program.onnx")
+        found = {entry.name: numpy_helper.to_array(entry) for entry in program.graph.initializer}
+        for weight in manifest["weights"]:
+            whole, held = wholes[weight["name"].removesuffix("/loaded")], found[weight["name"]]
+            assert list(held.shape) == weight["local_shape"]
+            assert (whole.shape == held.shape) == (recipe == "data parallel")
+            assert np.array_equal(held, whole) if recipe == "data parallel" else np.isin(held, whole).all()
+
+
 def test_collectives_say_what_they_are(model_of, tmp_path):
     model = model_of("gpt")
     plan = forced_plan(model, "2x2", recipe="Megatron")

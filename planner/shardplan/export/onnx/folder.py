@@ -6,18 +6,17 @@
     rank-0/shared.data       weights that every device holds whole: the same bytes for every rank
     rank-1/...
 
-Files that are the same for all ranks are written once and linked. Weights that the model's file does not have become
-inputs of the program.
+Every rank's folder stands alone, with files of its own: ONNX refuses external data that is a link, or that lies outside
+of the program's folder. Weights that the model's file does not have become inputs of the program.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -59,11 +58,11 @@ def write_folder(program: Program, plan: Plan, path: Path | None, output: Path) 
         weights = _Weights(folder, program, writer.weights)
         weights.write(path)
         proto = model_proto(writer, weights)
-        (folder / PROGRAM).write_bytes(proto.SerializeToString(deterministic=True))
+        written = proto.SerializeToString(deterministic=True)
+        for rank in range(program.mesh.size):
+            (folder / f"rank-{rank}" / PROGRAM).write_bytes(written)
         manifest = _manifest(plan, program, writer, weights)
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for name in (PROGRAM, SHARED_DATA):
-            _hand_out(folder, name, program.mesh.size)
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return Exported(files=tuple(files))
 
@@ -81,32 +80,31 @@ class _Weights:
     def write(self, path: Path | None) -> None:
         """Coordinates and all weights that the model at `path` has."""
         with contextlib.ExitStack() as stack:
-            ranks = []
+            files: dict[str, list[BinaryIO]] = {RANK_DATA: [], SHARED_DATA: []}
             for rank in range(self.mesh.size):
                 (self.folder / f"rank-{rank}").mkdir()
-                ranks.append(stack.enter_context((self.folder / f"rank-{rank}" / RANK_DATA).open("wb")))
-            shared = stack.enter_context((self.folder / SHARED_DATA).open("wb"))
+                for name, opened in files.items():
+                    opened.append(stack.enter_context((self.folder / f"rank-{rank}" / name).open("wb")))
             places = [np.array(place, np.int64) for place in self.mesh.coordinates()]
-            self._append(COORDINATES, places, ranks, RANK_DATA)
+            self._append(COORDINATES, places, files, RANK_DATA)
             for tensor, array in self._stored(path):
                 for name, value in self.wanted.get(tensor, ()):
-                    if value.layout == Layout.replicated(len(self.mesh)):
-                        self._append(name, [array], [shared], SHARED_DATA)
-                    else:
-                        self._append(name, place(array, value.layout, self.mesh), ranks, RANK_DATA)
+                    is_shared = value.layout == Layout.replicated(len(self.mesh))
+                    held = [array] * self.mesh.size if is_shared else place(array, value.layout, self.mesh)
+                    self._append(name, held, files, SHARED_DATA if is_shared else RANK_DATA)
 
     def _stored(self, path: Path | None) -> Iterator[tuple[str, Array]]:
         return iter(()) if path is None else iterate_stored(path, self.program.model)
 
-    def _append(self, name: str, arrays: Sequence[Array], files: Sequence[object], location: str) -> None:
-        """One array per file; all are equally long, so the initializer is the same for every rank."""
+    def _append(self, name: str, arrays: Sequence[Array], files: Mapping[str, list[BinaryIO]], location: str) -> None:
+        """One array per rank; all are equally long, so the initializer is the same for every rank."""
         entry = TensorProto()
-        for array, file in zip(arrays, files, strict=True):
+        for array, file in zip(arrays, files[location], strict=True):
             entry = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
             data = entry.raw_data
-            offset = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT  # type: ignore[attr-defined]
-            file.seek(offset)  # type: ignore[attr-defined]
-            file.write(data)  # type: ignore[attr-defined]
+            offset = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+            file.seek(offset)
+            file.write(data)
             entry.ClearField("raw_data")
             entry.data_location = TensorProto.EXTERNAL
             for key, text in (("location", location), ("offset", str(offset)), ("length", str(len(data)))):
@@ -132,17 +130,6 @@ def model_proto(writer: ProgramWriter, weights: _Weights) -> ModelProto:
     proto: ModelProto = helper.make_model(made, opset_imports=imports, ir_version=IR_VERSION)
     proto.producer_name, proto.producer_version = "shardplan", shardplan.__version__
     return proto
-
-
-def _hand_out(folder: Path, name: str, ranks: int) -> None:
-    """Move a file into the folder of every rank: as links where the file system has them."""
-    for rank in range(ranks):
-        target = folder / f"rank-{rank}" / name
-        try:
-            os.link(folder / name, target)
-        except OSError:
-            shutil.copyfile(folder / name, target)
-    (folder / name).unlink()
 
 
 def _manifest(plan: Plan, program: Program, writer: ProgramWriter, weights: _Weights) -> dict[str, object]:
