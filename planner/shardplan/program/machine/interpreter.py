@@ -4,8 +4,9 @@ collectives on all of them together."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +20,17 @@ from shardplan.program.types import Local, Site
 
 OPSET = 21
 """Of the nodes around an operator, whose own version is that of its model."""
+Evaluate = Callable[[Operator, Mapping[str, Any], Operands], list[Array]]
 _Values = dict[str, Array]
 
 
-def run_operator(site: Site, local: Local, operands: Sequence[Operands], moved: Counter[str]) -> list[list[Array]]:
+def run_operator(
+    site: Site, local: Local, operands: Sequence[Operands], moved: Counter[str], run: Evaluate = evaluate
+) -> list[list[Array]]:
     """The results of an operator by rank, from the operands of every rank; absent ones are empty arrays.
 
-    `moved`: bytes received by all devices are added up here by kind of collective. Raises `ShardplanError` where the
-    operator cannot be run on shards.
+    `moved`: bytes received by all devices are added up here by kind of collective. `run`: runs a local operator. Raises
+    `ShardplanError` where the operator cannot be run on shards.
     """
     graph = Graph(site.mesh, OPSET)
     sides = ((site.operand_shapes, site.local_operand), (site.result_shapes, site.local_result))
@@ -43,16 +47,18 @@ def run_operator(site: Site, local: Local, operands: Sequence[Operands], moved: 
     for held, place in zip(operands, site.mesh.coordinates(), strict=True):
         given = {name: array for name, array in zip(reads, held, strict=False) if name and array is not None}
         values.append({COORDINATES: np.array(place, np.int64), **known, **given})
-    Interpreter(site.mesh, moved).run(graph.nodes, values)
+    Interpreter(site.mesh, moved, run).run(graph.nodes, values)
     return [[made[name] if name else np.zeros(0) for name in makes] for made in values]
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """Runs nodes one after the other on all devices. `moved`: bytes received, by kind of collective."""
+    """Runs nodes one after the other on all devices. `moved`: bytes received, by kind of collective; `evaluate`: runs
+    a local operator."""
 
     mesh: Mesh
     moved: Counter[str]
+    evaluate: Evaluate
 
     def run(self, nodes: Sequence[Node], values: Sequence[_Values]) -> None:
         """Run `nodes`; `values`: of every rank by name, to which results are added."""
@@ -81,7 +87,7 @@ class Interpreter:
                 made = node.kernel(operands, coordinates)
             else:
                 key = tuple(map(id, operands))
-                made = known[key] if key in known else evaluate(operator, node.attributes, operands)
+                made = known[key] if key in known else self.evaluate(operator, node.attributes, operands)
                 known[key] = made
             held.update((name, array) for name, array in zip(node.outputs, made, strict=False) if name)
 

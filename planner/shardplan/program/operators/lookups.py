@@ -19,12 +19,13 @@ from shardplan.program.types import Local, Site
 
 
 def gather(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
-    """`Gather` from a part of the table: what lies elsewhere is zero here, so the sum over devices is the result."""
+    """`Gather`, `GatherBlockQuantized` from a part of the table: what lies elsewhere is zero here, so the sum over
+    devices is the result."""
     dim = axis_of(site, len(site.operand(0)))
     place, inside = _local_index(graph, site, reads[1], dim)
     behind = len(site.operand(0)) - dim - 1
     mask = graph.reshape(inside, [*[1] * dim, *site.local_operand(1), *[1] * behind])
-    _masked(graph, site, local, [reads[0], place], mask, makes[0])
+    _masked(graph, site, local, [reads[0], place, *reads[2:]], mask, makes[0])
 
 
 def gather_elements(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
@@ -82,7 +83,7 @@ def one_hot(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes:
 
 
 LOOKUPS: Mapping[str, Describe] = {
-    "Gather": gather,
+    **dict.fromkeys(("Gather", "com.microsoft.GatherBlockQuantized"), gather),
     "GatherElements": gather_elements,
     "OneHot": one_hot,
     "Trilu": triangle,
