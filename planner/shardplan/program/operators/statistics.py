@@ -201,6 +201,7 @@ def batch_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], mak
             fresh = in_type(graph, graph.reshape(new, [held[1]]), wide, dtype)
             kept = graph.op("Mul", old, graph.constant(keep, dtype))
             graph.op("Add", kept, graph.op("Mul", fresh, graph.constant(1 - keep, dtype)), to=name)
+    _also(graph, [graph.reshape(value, [held[1]]) for value in (found.mean, found.square)], makes[3:5], wide)
 
 
 def lp_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
@@ -254,7 +255,7 @@ def log_sum_exp(graph: Graph, site: Site, local: Local, reads: Sequence[str], ma
 
 def global_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
     """`GlobalLpPool`: sums of powers before the root."""
-    power = integer(local.attributes, "p", 2)
+    power = number(local.attributes, "p", 2)  # a float in opset 1
     part, wide = _part(graph, site, local, reads, makes)
     total = graph.all_reduce(graph.op("Pow", part, graph.constant(power, wide)), site.communicates)
     finish(graph, graph.op("Pow", total, graph.constant(1 / power, wide)), makes[0], wide)
