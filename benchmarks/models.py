@@ -4,7 +4,7 @@
 
 Models: the ONNX files in FOLDER, and the networks of the onnx package. Each is planned on every mesh as the fastest
 plan, with a cheap and a dear net, with little memory, as Megatron, as Megatron with sequence parallelism, as ZeRO-3,
-and at random; a small twin of it with the same strategies is run in double precision, and every value compared with the
+and at random; scaled down with the same strategies it is run in double precision, and every value compared with the
 model run whole. One line for each model and mesh: how many plans there were and how many of them differ, how many
 operators were run and values compared, bytes that collectives moved (all devices together; of a permute the device that
 sends most is held to the price), the largest relative difference, processor seconds to plan and to run, and what went
@@ -116,7 +116,7 @@ def cut_out(model: Model, block: str) -> Model:
 
 
 def run(outcome: Outcome, form: str, model, plan) -> None:
-    """Run the twin's plan, and add to `outcome` what was found."""
+    """Run the scaled-down model's plan, and add to `outcome` what was found."""
     try:
         report = verify_plan(*shrink(model, plan))
     except ShardplanError as problem:

@@ -40,10 +40,10 @@ def test_a_plan_is_verified(shardplan, plan):
     assert lines[2].endswith(" bytes, as the plan says")
 
 
-def test_the_twin_is_verified(shardplan, plan):
+def test_the_scaled_down_model_is_verified(shardplan, plan):
     run = shardplan("verify", "mlp.onnx", PLAN, "--shrink", "--seed", "5")
     assert run.code == 0
-    assert run.out.startswith("verified: 3 operators of a small twin of 'mlp' on 4 devices")
+    assert run.out.startswith("verified: 3 operators of scaled-down 'mlp' on 4 devices")
 
 
 def test_the_document(shardplan, plan):

@@ -371,12 +371,12 @@ def test_one_stage_is_taken_where_tied_weights_make_two_dearer(tmp_path):
     assert found.summary.step_ns == min(each)
 
 
-def test_a_pipeline_is_verified_by_a_small_twin(shardplan, folder: Path):
+def test_a_pipeline_is_verified_in_a_scaled_down_form(shardplan, folder: Path):
     onnx.save(proto_of(CHAIN), "chain.onnx")
     shardplan("solve", "chain.onnx", "-c", "generic", "--mesh", "2x2", "--stages", "2", "-o", "p.json")
     run = shardplan("verify", "chain.onnx", "p.json", "--shrink")
     assert run.code == 0
-    assert "verified: 9 operators of a small twin of 'chain' on 4 devices" in run.out
+    assert "verified: 9 operators of scaled-down 'chain' on 4 devices" in run.out
 
 
 def test_interleaved_stages_need_units_enough(model, cluster):

@@ -108,7 +108,7 @@ def test_what_comes_from_outside_is_gathered_once(read):
         plan = forced_plan(model, "2x2", INFERENCE, seed=seed)
         program = lower_program(model, plan, model_rules(model))
         repeats = [entry for entry in program.instructions if isinstance(entry, Repeat)]
-        assert [entry.turns for entry in repeats] == [5]
+        assert [entry.iterations for entry in repeats] == [5]
         inside = {e.target.form for e in flat(repeats) if isinstance(e, Transfer) and e.source.tensor in {"up", "down"}}
         assert inside <= {"read"}
         outside = [e for e in program.instructions if isinstance(e, Transfer) and e.target.form == "served"]

@@ -1,4 +1,4 @@
-"""Small twins of large models: the same operators and strategies, dims that fit together, and plans that run."""
+"""Scaled-down forms of large models: the same operators and strategies, dims that fit together, and plans that run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def gpt2():
 
 
 def test_the_twin_of_gpt2(gpt2):
-    model, plan, twin, small = gpt2
+    model, plan, scaled, small = gpt2
     (block,) = model.blocks
-    assert len(twin.operators) == len(model.operators) - (len(block.copies) - KEPT_COPIES) * len(block.copies[0])
-    elements = sum(tensor.elements for tensor in twin.tensors.values())
+    assert len(scaled.operators) == len(model.operators) - (len(block.copies) - KEPT_COPIES) * len(block.copies[0])
+    elements = sum(tensor.elements for tensor in scaled.tensors.values())
     assert elements < 1e-3 * sum(tensor.elements for tensor in model.tensors.values())
-    assert {o.name for o in small.operators} == {o.name for o in twin.operators}
+    assert {o.name for o in small.operators} == {o.name for o in scaled.operators}
     assert small.model["digest"] != plan.model["digest"]
 
 
@@ -59,29 +59,29 @@ def test_strategies_are_those_of_the_model(gpt2):
 
 
 def test_no_dim_that_matters_vanishes(gpt2):
-    model, _, twin, _ = gpt2
-    for name, tensor in twin.tensors.items():
+    model, _, scaled, _ = gpt2
+    for name, tensor in scaled.tensors.items():
         if name in model.tensors:
             whole = model.tensors[name].shape
             assert all(size >= min(2, old) for size, old in zip(tensor.shape, whole, strict=True)), name
-    rules, theirs = model_rules(twin), dict(zip((o.name for o in model.operators), model_rules(model), strict=True))
-    for operator, rule in zip(twin.operators, rules, strict=True):
+    rules, theirs = model_rules(scaled), dict(zip((o.name for o in model.operators), model_rules(model), strict=True))
+    for operator, rule in zip(scaled.operators, rules, strict=True):
         labels = [option.factor for option in rule.options]
         assert labels == [option.factor for option in theirs[operator.name].options]
 
 
 def test_the_plan_of_the_twin_runs(gpt2):
-    *_, twin, small = gpt2
-    report = verify_plan(twin, small)
+    *_, scaled, small = gpt2
+    report = verify_plan(scaled, small)
     assert report.verified, (report.mismatch, report.mispriced)
     assert report.moved_bytes
 
 
-def test_a_wrong_plan_is_found_in_the_twin(gpt2):
-    *_, twin, small = gpt2
+def test_a_wrong_plan_is_found_in_the_scaled_down_model(gpt2):
+    *_, scaled, small = gpt2
     for place, move in list(enumerate(small.moves))[::40]:
         moves = (*small.moves[:place], *small.moves[place + 1 :])
-        assert verify_plan(twin, replace(small, moves=moves)).mismatch.tensor == move.tensor
+        assert verify_plan(scaled, replace(small, moves=moves)).mismatch.tensor == move.tensor
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_large_models(name, mesh, options, recipe):
     model = large(name)
     plan = forced_plan(model, mesh, options, recipe=recipe)
     started = time.perf_counter()
-    twin, small = shrink(model, plan)
-    report = verify_plan(twin, small)
+    scaled, small = shrink(model, plan)
+    report = verify_plan(scaled, small)
     assert report.verified, (report.mismatch, report.mispriced)
-    assert report.operators == len(twin.operators)
+    assert report.operators == len(scaled.operators)
     assert time.perf_counter() - started < 60
 
 
@@ -110,13 +110,13 @@ def test_networks_of_the_onnx_package(name):
     """Old exports (opset 9) whose weights are made by nodes; convolutions, batch and local response norms, pools."""
     model = read_model(Path(onnx.__file__).parent / "backend/test/data/light" / f"{name}.onnx")
     plan = forced_plan(model, "2x2", INFERENCE, recipe="Megatron")
-    twin, small = shrink(model, plan)
-    report = verify_plan(twin, small)
+    scaled, small = shrink(model, plan)
+    report = verify_plan(scaled, small)
     assert report.verified, (report.mismatch, report.mispriced)
 
 
 def test_sizes_fit_together(gpt2):
-    """What the rules say of the model they say of the twin: every operator takes the shapes its neighbours make."""
+    """Rules say the same of the scaled-down model: every operator takes the shapes its neighbours make."""
     model, plan, *_ = gpt2
     rules = model_rules(model)
     sizes = smaller_sizes(model, plan, rules)
@@ -130,8 +130,8 @@ def test_sizes_fit_together(gpt2):
 def test_a_small_model_is_its_own_twin_or_smaller(name, tmp_path):
     model = small_model(name, tmp_path)
     plan = forced_plan(model, "2x2", INFERENCE, seed=2)
-    twin, small = shrink(model, plan)
-    assert verify_plan(twin, small).verified
+    scaled, small = shrink(model, plan)
+    assert verify_plan(scaled, small).verified
 
 
 def test_a_plan_of_another_model_is_refused(gpt2, tmp_path):

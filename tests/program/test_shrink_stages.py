@@ -1,4 +1,4 @@
-"""Small twins of pipelines: each stage keeps its layers, its mesh and its strategies; what goes on fits the next."""
+"""Scaled-down pipelines: each stage keeps its layers, its mesh and its strategies; what goes on fits the next."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def pipeline(name, schedule):
     ("name", "schedule"),
     [("gpt2_small", "1f1b"), ("gpt2_small", "interleaved:2"), ("llama3_8b", "gpipe"), ("lstm_lm", "1f1b")],
 )
-def test_pipelines_are_verified_by_their_twins(name, schedule):
+def test_pipelines_are_verified_by_their_scaled_down_model(name, schedule):
     model, plan = pipeline(name, schedule)
-    twin, small = shrink(model, plan)
-    elements = sum(tensor.elements for tensor in twin.tensors.values())
+    scaled, small = shrink(model, plan)
+    elements = sum(tensor.elements for tensor in scaled.tensors.values())
     assert elements < 1e-3 * sum(tensor.elements for tensor in model.tensors.values())
-    report = verify_plan(twin, small)
+    report = verify_plan(scaled, small)
     assert report.mismatch is None
     assert report.mispriced == []
-    assert report.operators >= len(twin.operators)
+    assert report.operators >= len(scaled.operators)
     assert report.moved_bytes == report.priced_bytes
     assert report.moved_bytes
 
@@ -67,15 +67,15 @@ def test_every_stage_keeps_its_first_second_and_last_layer_its_mesh_and_its_stra
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_move_that_a_stage_lacks_is_found_in_the_twin(number):
-    twin, small = shrink(*pipeline("gpt2_small", "1f1b"))
+def test_a_move_that_a_stage_lacks_is_found_in_the_scaled_down_model(number):
+    scaled, small = shrink(*pipeline("gpt2_small", "1f1b"))
     stages = list(small.pipeline.stages)
     plan = stages[number].plan
     place = next(i for i, move in enumerate(plan.moves) if any(not s.collective.is_free for s in move.steps))
     moves = (*plan.moves[:place], *plan.moves[place + 1 :])
     stages[number] = replace(stages[number], plan=replace(plan, moves=moves))
     broken = replace(small, pipeline=replace(small.pipeline, stages=tuple(stages)))
-    report = verify_plan(twin, broken)
+    report = verify_plan(scaled, broken)
     assert report.mismatch is not None
     assert report.mismatch.tensor == plan.moves[place].tensor
 
@@ -85,7 +85,7 @@ def test_a_pipeline_that_is_too_large_to_run_is_refused_stage_by_stage():
     with pytest.raises(ShardplanError) as raised:
         verify_plan(model, plan)
     assert str(raised.value).startswith("error[too-large]: 'llama3_8b")
-    assert "hint: verify a small twin of it: --shrink" in str(raised.value)
+    assert "hint: verify a scaled-down form of it: --shrink" in str(raised.value)
 
 
 def test_the_plan_of_another_model_is_refused():

@@ -138,10 +138,10 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A loop of the model, called `loop`: `instructions` are run `turns` times over."""
+    """A loop of the model, called `loop`: `instructions` are run `iterations` times."""
 
     loop: str
-    turns: int
+    iterations: int
     instructions: tuple[Instruction, ...]
 
 

@@ -14,7 +14,7 @@ from shardplan.render.console import emit
 
 def show_verification(console: Console, report: Report, model: Model, *, shrunk: bool) -> None:
     """The verdict, then what was run, or the first value that differs."""
-    of = f"a small twin of '{model.name}'" if shrunk else f"'{model.name}'"
+    of = f"scaled-down '{model.name}'" if shrunk else f"'{model.name}'"
     ran = (
         f"{_number(report.operators, 'operator')} of {of} on {_number(report.devices, 'device')}, "
         f"{_number(report.values, 'value')} compared"

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @click.command(short_help="Run a plan on simulated devices, compare every value.")
 @model_argument
 @click.argument("plan", type=click.Path(path_type=str))
-@click.option("--shrink", is_flag=True, help="Verify a small twin: fewer layers, smaller dims, the same strategies.")
+@click.option(
+    "--shrink", is_flag=True, help="Verify a scaled-down model: fewer layers, smaller dims, the same strategies."
+)
 @option(
     "--rtol",
     type=click.FloatRange(min=0, min_open=True),
@@ -52,9 +54,9 @@ def verify(
     loaded, planned = _read(model, plan, dims, trips)
     values = {}
     if shrink:
-        from shardplan.program.shrink.shrink import shrink as make_twin
+        from shardplan.program.shrink.shrink import shrink as scale_down
 
-        loaded, planned = make_twin(loaded, planned)
+        loaded, planned = scale_down(loaded, planned)
     else:
         from shardplan.program.machine.values import stored_values
 

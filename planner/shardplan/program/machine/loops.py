@@ -1,4 +1,4 @@
-"""The border of a loop, turn by turn, and the choice between two branches: what these operators make of their operands.
+"""Operators at the border of a loop, iteration by iteration, and the choice between two branches: their results.
 
 They do the same to the whole value and to what one device holds, since the dims they work on are never split.
 """
@@ -15,11 +15,11 @@ from shardplan.model.types import CONTROL, Border, Operator
 from shardplan.program.reference.random import DRAWING
 from shardplan.program.types import Array, Compute, Instruction, flat
 
-_OVER_TURNS = frozenset({Border.ENTER, Border.STACK})
+_OVER_ITERATIONS = frozenset({Border.ENTER, Border.STACK})
 
 
-class Turns:
-    """Which turn every loop of a program is in. `now`: by name of the loop, from 0."""
+class LoopState:
+    """Which iteration every loop of a program is in. `now`: by name of the loop, from 0."""
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
         self.now: dict[str, int] = {}
@@ -29,36 +29,36 @@ class Turns:
         self._before: Mapping[str, Compute] = {
             c.site.operator.name: leaves[_carry(c.site.operator)] if c.site.operator.op_type == Border.ENTER else c
             for c in borders
-            if c.site.operator.op_type in _OVER_TURNS
+            if c.site.operator.op_type in _OVER_ITERATIONS
         }
 
     def before(self, operator: Operator) -> Compute | None:
-        """Whose result of the turn before the operator goes on from; None where it starts afresh."""
+        """Whose result of the iteration before the operator goes on from; None where it starts afresh."""
         return self._before.get(operator.name) if operator.loops and self.now[operator.loops[-1]] else None
 
-    def of_turn(self, compute: Compute) -> Compute:
-        """The instruction in this turn: a random operator in a loop has a name, and so a draw, for every turn."""
+    def of_iteration(self, compute: Compute) -> Compute:
+        """The instruction in this iteration: a random operator in a loop has a name, and so a draw, for each."""
         operator = compute.site.operator
         if not operator.loops or operator.kind not in {*DRAWING, "Dropout"}:
             return compute
-        turns = ".".join(str(self.now[loop]) for loop in operator.loops)
-        named = replace(operator, name=f"{operator.name} in turn {turns}")
+        numbers = ".".join(str(self.now[loop]) for loop in operator.loops)
+        named = replace(operator, name=f"{operator.name} in iteration {numbers}")
         return replace(compute, site=replace(compute.site, operator=named))
 
     def is_complete(self, operator: Operator) -> bool:
-        """Whether the result is what it will be: a stack grows until the last turn."""
+        """Whether the result is what it will be: a stack grows until the last iteration."""
         if not is_border(operator) or operator.op_type != Border.STACK:
             return True
         return self.now[operator.loops[-1]] == integer(operator.attributes, "turns") - 1
 
     def result(self, operator: Operator, operands: Sequence[Array | None], before: Array | None) -> Array:
-        """What a border or choice operator makes in this turn; `before`: the result of `before(operator)`."""
+        """What a border or choice operator makes in this iteration; `before`: the result of `before(operator)`."""
         given = [operand for operand in operands if operand is not None]
-        kind, turn = operator.op_type, self.now[operator.loops[-1]] if operator.loops else 0
+        kind, iteration = operator.op_type, self.now[operator.loops[-1]] if operator.loops else 0
         if kind == Border.CHOOSE:
             return given[1] if bool(given[0].reshape(-1)[0]) else given[2]
         if kind == Border.COUNT:
-            return np.array(turn, np.int64)
+            return np.array(iteration, np.int64)
         if kind == Border.ENTER:
             return given[0] if before is None else before
         if kind == Border.LEAVE:
@@ -66,16 +66,18 @@ class Turns:
         axis, backwards = integer(operator.attributes, "axis"), bool(integer(operator.attributes, "backwards"))
         if kind == Border.EACH:
             size = given[0].shape[axis]
-            return np.asarray(given[0].take(size - 1 - turn if backwards else turn, axis=axis))
-        return _stacked(given[0], before, axis, turn, integer(operator.attributes, "turns"), backwards=backwards)
+            return np.asarray(given[0].take(size - 1 - iteration if backwards else iteration, axis=axis))
+        return _stacked(given[0], before, axis, iteration, integer(operator.attributes, "turns"), backwards=backwards)
 
 
-def _stacked(entry: Array, before: Array | None, axis: int, turn: int, turns: int, *, backwards: bool) -> Array:
+def _stacked(
+    entry: Array, before: Array | None, axis: int, iteration: int, iterations: int, *, backwards: bool
+) -> Array:
     axis %= entry.ndim + 1
     made = before
     if made is None:
-        made = np.zeros((*entry.shape[:axis], turns, *entry.shape[axis:]), entry.dtype)
-    made[(slice(None),) * axis + (turns - 1 - turn if backwards else turn,)] = entry
+        made = np.zeros((*entry.shape[:axis], iterations, *entry.shape[axis:]), entry.dtype)
+    made[(slice(None),) * axis + (iterations - 1 - iteration if backwards else iteration,)] = entry
     return made
 
 

@@ -26,7 +26,7 @@ from shardplan.plan.types import Plan
 from shardplan.program import collectives
 from shardplan.program.lower import lower_program
 from shardplan.program.machine.interpreter import run_operator
-from shardplan.program.machine.loops import Turns, is_border
+from shardplan.program.machine.loops import LoopState, is_border
 from shardplan.program.reference.evaluate import reference, widen
 from shardplan.program.reference.onnx_runtime import DOMAINS
 from shardplan.program.types import Array, Compute, Instruction, Program, Site, Transfer, Value, flat, values_read
@@ -95,7 +95,7 @@ def runnable_program(model: Model, plan: Plan, rules: Sequence[Rule]) -> Program
     needed = needed_bytes(program)
     if needed > MOST_BYTES:
         summary = f"'{model.name}' on {plan.mesh.size} simulated devices needs about {needed / 2**30:.0f} GiB"
-        raise ShardplanError(error("too-large", summary, hint="verify a small twin of it: --shrink"))
+        raise ShardplanError(error("too-large", summary, hint="verify a scaled-down form of it: --shrink"))
     return program
 
 
@@ -140,7 +140,7 @@ class Machine:
         self.whole = {name: widen(np.asarray(array)) for name, array in values.items()}
         self.held: dict[Value, list[Array]] = {}
         self.report = Report(program.mesh.size, rtol)
-        self.turns = Turns(program.instructions)
+        self.loops = LoopState(program.instructions)
         self.last_use = _last_uses(program.instructions)
         self.last_read = _last_reads(program)
 
@@ -156,14 +156,14 @@ class Machine:
         return self.report
 
     def _do(self, instruction: Instruction) -> None:
-        """Carry out an instruction, a loop turn by turn up to the first value that differs."""
+        """Carry out an instruction, a loop iteration by iteration up to the first value that differs."""
         if isinstance(instruction, Transfer):
             self._transfer(instruction)
         elif isinstance(instruction, Compute):
             self._compute(instruction)
         else:
-            for turn in range(instruction.turns):
-                self.turns.now[instruction.loop] = turn
+            for iteration in range(instruction.iterations):
+                self.loops.now[instruction.loop] = iteration
                 for inside in instruction.instructions:
                     if self.report.mismatch is None:
                         self._do(inside)
@@ -204,9 +204,9 @@ class Machine:
             self.report.mispriced.append(f"{kind} of '{name}' moved {found}, the payload in the plan is {payload}")
 
     def _compute(self, compute: Compute) -> None:
-        compute = self.turns.of_turn(compute)
+        compute = self.loops.of_iteration(compute)
         operator = compute.site.operator
-        before = self.turns.before(operator)
+        before = self.loops.before(operator)
         self._whole_results(operator, before)
         operands = [
             [None if value is None else self.held[value][rank] for value in compute.reads]
@@ -223,7 +223,7 @@ class Machine:
         for position, value in enumerate(compute.makes):
             if value is not None and self.report.mismatch is None:
                 self.held[value] = [made[position] for made in results]
-                if self.turns.is_complete(operator):
+                if self.loops.is_complete(operator):
                     self._check(compute, value, self.held[value])
 
     def _whole_results(self, operator: Operator, before: Compute | None) -> None:
@@ -231,7 +231,7 @@ class Machine:
         whole = [self.whole[name] if name else None for name in operator.inputs]
         if is_border(operator):
             last = self.whole[before.site.operator.outputs[0]] if before else None
-            expected = [self.turns.result(operator, whole, last)]
+            expected = [self.loops.result(operator, whole, last)]
         else:
             expected = reference(operator, operator.attributes, whole)
         self.whole |= {name: array for name, array in zip(operator.outputs, expected, strict=True) if name}
@@ -244,7 +244,7 @@ class Machine:
         if is_border(operator):
             made = before.makes[0] if before else None
             last = [None] * len(operands) if made is None else self.held[made]
-            return [[self.turns.result(operator, held, one)] for held, one in zip(operands, last, strict=True)]
+            return [[self.loops.result(operator, held, one)] for held, one in zip(operands, last, strict=True)]
         return run_operator(compute.site, compute.local, operands, self.report.inner_bytes)
 
     def _check(self, instruction: Transfer | Compute, value: Value, locals_: list[Array]) -> None:

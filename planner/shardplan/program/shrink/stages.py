@@ -1,4 +1,4 @@
-"""The small twin of a pipeline: every stage keeps the first, second and last of its own copies of a repeated block.
+"""A scaled-down pipeline: every stage keeps the first, second and last of its own copies of a repeated block.
 
 Sizes are those that suit the plans of all stages together, since stages hand values on and share weights.
 """
@@ -15,12 +15,12 @@ from shardplan.plan.types import Plan
 from shardplan.program.lower import lower_program
 from shardplan.program.machine.pipeline import stage_models
 from shardplan.program.machine.run import needed_bytes
-from shardplan.program.shrink.mesh import PlanOfTwin, refusal, resized, rules_of_twin, thin_model, thinned, tried
+from shardplan.program.shrink.model import ScaledPlan, refusal, resized, scaled_rules, thin_model, thinned, tried
 from shardplan.program.shrink.sizes import smaller_sizes
 from shardplan.rules import model_rules
 
-Twin = tuple[Model, Plan, int]
-"""A twin, its plan, and the bytes that running its largest stage takes."""
+Scaled = tuple[Model, Plan, int]
+"""A scaled-down model, its plan, and the bytes that running its largest stage takes."""
 
 
 def shrink_stages(model: Model, plan: Plan) -> tuple[Model, Plan]:
@@ -30,10 +30,10 @@ def shrink_stages(model: Model, plan: Plan) -> tuple[Model, Plan]:
     thin = _thin(model, plan)
     thin_rules = model_rules(thin)
 
-    def twin(room: int, least: int) -> Twin:
-        return _twin(plan, thin, resized(thin, thin_rules, smaller_sizes(thin, plan, thin_rules, room, least)))
+    def scaled(room: int, least: int) -> Scaled:
+        return _scaled(plan, thin, resized(thin, thin_rules, smaller_sizes(thin, plan, thin_rules, room, least)))
 
-    found, planned, _ = tried(twin, lambda made: made[2])
+    found, planned, _ = tried(scaled, lambda made: made[2])
     return found, planned
 
 
@@ -53,14 +53,14 @@ def _thin(model: Model, plan: Plan) -> Model:
     return thin_model(model, kept, {(place[operator], value): new for (operator, value), new in renamed.items()})
 
 
-def _twin(plan: Plan, thin: Model, twin: Model) -> Twin:
-    """`plan` for `twin`, stage by stage."""
+def _scaled(plan: Plan, thin: Model, scaled: Model) -> Scaled:
+    """`plan` for `scaled`, stage by stage."""
     assert plan.pipeline is not None
     stages, needed = [], 0
-    for stage, old, new in zip(plan.pipeline.stages, stage_models(thin, plan), stage_models(twin, plan), strict=True):
-        rules = rules_of_twin(new)
-        small = PlanOfTwin(stage.plan, old, model_rules(old), new, rules).plan()
+    for stage, old, new in zip(plan.pipeline.stages, stage_models(thin, plan), stage_models(scaled, plan), strict=True):
+        rules = scaled_rules(new)
+        small = ScaledPlan(stage.plan, old, model_rules(old), new, rules).plan()
         needed = max(needed, needed_bytes(lower_program(new, small, rules)))
         stages.append(replace(stage, plan=small))
-    section = {**plan.model, "digest": structure_digest(twin), "microbatches": 1}
-    return twin, replace(plan, model=section, pipeline=replace(plan.pipeline, stages=tuple(stages))), needed
+    section = {**plan.model, "digest": structure_digest(scaled), "microbatches": 1}
+    return scaled, replace(plan, model=section, pipeline=replace(plan.pipeline, stages=tuple(stages))), needed

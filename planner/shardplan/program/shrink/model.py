@@ -1,8 +1,7 @@
-"""A small twin of a large model with the same plan: fewer layers, smaller dims, every operator split as before.
+"""A scaled-down form of a large model with the same plan: fewer layers, smaller dims, every operator split as before.
 
-What holds for the twin holds for the model as far as structure goes: the same operators, the same strategies, the same
-moves, only shorter dims. Strategies are transferred by operator and option; segmented shards get the segments of the
-twin.
+What holds for it holds for the model as far as structure goes: the same operators, the same strategies, the same moves,
+only shorter dims. Strategies are transferred by operator and option; segmented shards get segments of the new sizes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ COPIES = 3
 """Of every repeated block so many copies stay: the first, the last, and what lies between two of a kind."""
 
 
-def shrink_mesh(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tuple[Model, Plan]:
+def shrink_model(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tuple[Model, Plan]:
     """`shardplan.program.shrink.shrink.shrink` for a plan without stages."""
     check_fresh(model, plan)
     rules = model_rules(model) if rules is None else rules
@@ -50,30 +49,30 @@ def shrink_mesh(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -
     thin = thin_model(model, kept, renamed)
     thin_rules = [rules[index] for index in kept]
 
-    def twin(room: int, least: int) -> tuple[Model, Plan, tuple[Rule, ...]]:
+    def scaled(room: int, least: int) -> tuple[Model, Plan, tuple[Rule, ...]]:
         small = resized(thin, thin_rules, smaller_sizes(thin, plan, thin_rules, room, least))
-        small_rules = rules_of_twin(small)
-        return small, PlanOfTwin(plan, thin, thin_rules, small, small_rules).plan(), small_rules
+        small_rules = scaled_rules(small)
+        return small, ScaledPlan(plan, thin, thin_rules, small, small_rules).plan(), small_rules
 
-    found, planned, _ = tried(twin, lambda made: needed_bytes(lower_program(*made)))
+    found, planned, _ = tried(scaled, lambda made: needed_bytes(lower_program(*made)))
     return found, planned
 
 
-def tried(twin: Callable[[int, int], _T], needed: Callable[[_T], int]) -> _T:
-    """The first of several attempts that is small enough, or the last that succeeds. `twin(room, least)`: `room`
+def tried(scaled: Callable[[int, int], _T], needed: Callable[[_T], int]) -> _T:
+    """The first of several attempts that is small enough, or the last that succeeds. `scaled(room, least)`: `room`
     elements of a dim on a device, two so that their order shows, or one; `least` of a dim as a whole."""
-    made = twin(2, LEAST)
+    made = scaled(2, LEAST)
     for room, least, tolerated_bytes in ((2, 2, QUICK_BYTES), (1, 2, MOST_BYTES)):
         if needed(made) > tolerated_bytes:
             with contextlib.suppress(ShardplanError):
-                made = twin(room, least)
+                made = scaled(room, least)
     return made
 
 
-def rules_of_twin(twin: Model) -> tuple[Rule, ...]:
-    """The rules of a twin. Raises `ShardplanError` (`cannot-shrink`) where its sizes do not fit together."""
+def scaled_rules(scaled: Model) -> tuple[Rule, ...]:
+    """The rules of a scaled-down model. Raises `ShardplanError` (`cannot-shrink`) where its sizes do not agree."""
     try:
-        return model_rules(twin)
+        return model_rules(scaled)
     except ShardplanError as problem:
         raise refusal(str(problem)) from None
 
@@ -82,12 +81,12 @@ def refusal(detail: str) -> ShardplanError:
     """`cannot-shrink`, and why."""
     hint = "verify a smaller model of the same kind, or this one whole"
     return ShardplanError(
-        error("cannot-shrink", "no small twin of the model has the same strategies", detail=detail, hint=hint)
+        error("cannot-shrink", "no scaled-down form of the model has the same strategies", detail=detail, hint=hint)
     )
 
 
 def thinned(model: Model) -> tuple[list[int], dict[tuple[int, str], str]]:
-    """Operators that stay, and (operator, value it reads) -> the value it reads in the twin.
+    """Operators that stay, and (operator, value it reads) -> the value it reads in the scaled-down model.
 
     A value that a dropped copy of a block makes is replaced by that of the last copy before it that stays."""
     dropped: set[int] = set()
@@ -134,7 +133,7 @@ def thin_model(model: Model, kept: Sequence[int], renamed: Mapping[tuple[int, st
 
 @dataclass(frozen=True)
 class _Scaling(Site):
-    """A site whose "local" shapes are the whole shapes of the twin: what localisers do for shards they do for it."""
+    """A site whose "local" shapes are whole shapes of the scaled-down model, which localisers then treat as shards."""
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     ratios: Mapping[str, int] = field(default_factory=dict)
@@ -166,14 +165,14 @@ def resized(model: Model, rules: Sequence[Rule], sizes: Sizes) -> Model:
             tensors[name] = Tensor(name, array.shape, array.dtype.name, "constant")
             constants[name] = array
         operators.append(replace(operator, inputs=tuple(inputs), attributes=local.attributes))
-    twin = replace(model, operators=tuple(operators), tensors=tensors, constants=constants)
-    return replace(twin, constants=_within_limits(model, twin))
+    scaled = replace(model, operators=tuple(operators), tensors=tensors, constants=constants)
+    return replace(scaled, constants=_within_limits(model, scaled))
 
 
 def _scaled(
     model: Model, operator: Operator, rule: Rule, shapes: Mapping[str, tuple[int, ...]], ratios: Mapping[str, int]
 ) -> Local:
-    """Attributes and constant operands of the operator in the twin."""
+    """Attributes and constant operands of the operator in the scaled-down model."""
     local = Local(dict(operator.attributes))
     localiser = LOCALISERS.get(operator.kind)
     names = (operator.inputs, operator.outputs)
@@ -192,12 +191,12 @@ def _beginning(array: Array, shape: tuple[int, ...]) -> Array:
     return array[tuple(slice(size) for size in shape)]
 
 
-def _within_limits(model: Model, twin: Model) -> dict[str, Array]:
-    """The constants of the twin, those that index a dim that became shorter brought into its range."""
-    before, after = index_limits(model), index_limits(twin)
+def _within_limits(model: Model, scaled: Model) -> dict[str, Array]:
+    """The constants of the scaled-down model, those that index a dim that became shorter brought into its range."""
+    before, after = index_limits(model), index_limits(scaled)
     return {
         name: np.asarray(array % limit) if (limit := after.get(name, 0)) < before.get(name, 0) and limit else array
-        for name, array in twin.constants.items()
+        for name, array in scaled.constants.items()
     }
 
 
@@ -206,8 +205,8 @@ def _form(option: Option) -> tuple[tuple[str, int, bool], ...]:
     return tuple((p.kind, p.dim, bool(p.segments)) for p in option.operands + option.results)
 
 
-class PlanOfTwin:
-    """The plan of the model, for its twin: `old` is the thinned model at full size, `new` the twin."""
+class ScaledPlan:
+    """The plan for a scaled-down model: `old` is the thinned model at full size, `new` the scaled-down one."""
 
     def __init__(
         self, plan: Plan, old: Model, old_rules: Sequence[Rule], new: Model, new_rules: Sequence[Rule]
@@ -224,7 +223,7 @@ class PlanOfTwin:
 
     @staticmethod
     def _matched(old: Rule, new: Rule) -> dict[str, tuple[Option, Option]]:
-        """Label of every option -> the option and the one of the twin's rule that shards the same dims in the same way.
+        """Label of every option -> the option, and the one of the scaled-down rule that shards the same dims alike.
 
         Names do not tell: a reshape numbers the factors of its shapes. Where several shard the same dims (the factors
         of one compound dim) they correspond in order, if there are equally many."""
@@ -240,7 +239,7 @@ class PlanOfTwin:
         }
 
     def _placements(self) -> dict[tuple[str, Placement], Placement]:
-        """(tensor, shard of it) -> the same shard of the twin's tensor."""
+        """(tensor, shard of it) -> the same shard of the scaled-down model's tensor."""
         found: dict[tuple[str, Placement], Placement] = {}
         for operator, options in zip(self.old.operators, self.options, strict=True):
             for one, other in options.values():
@@ -248,7 +247,7 @@ class PlanOfTwin:
                     (operator.inputs, one.operands, other.operands),
                     (operator.outputs, one.results, other.results),
                 ):
-                    for name, p, q in zip(names, before, after, strict=False):  # the twin may have more operands
+                    for name, p, q in zip(names, before, after, strict=False):  # `new` may have more operands
                         if p.is_shard:
                             found.setdefault((name, p), q)
         return found
@@ -266,7 +265,7 @@ class PlanOfTwin:
         return made
 
     def plan(self) -> Plan:
-        """The plan of the twin; its prices are those of the model's plan and mean nothing."""
+        """The plan of the scaled-down model; its prices are those of the model's plan and mean nothing."""
         given = {decision.name: decision for decision in self.given.operators}
         operators = []
         moves: list[Move] = []
@@ -331,7 +330,7 @@ class PlanOfTwin:
     def _move(
         self, name: str, source: Layout, target: Layout, reader: str, key: tuple[str, str, Layout, Layout]
     ) -> Iterator[Move]:
-        """The move of the twin: by the collectives that the plan lists, or the fewest bytes where it has none."""
+        """The move in the scaled-down model: by the collectives that the plan lists, or the fewest bytes without."""
         start, goal = source.forward, target.forward
         if start == goal:
             return
