@@ -3,12 +3,10 @@ strategy on one axis and a sample of those on two, run."""
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
-import numpy as np
 import pytest
 from exported import assert_program_right
+from operator_cases import CASES as OF_THE_MACHINE
+from operator_cases import values_of
 from rule_cases import Case, f, index
 from strategies import strategy_plans
 
@@ -27,16 +25,8 @@ MOST = 8
 """Strategies on the second mesh, about."""
 
 
-def cases_of_the_machine() -> dict[str, Case]:
-    path = Path(__file__).parents[1] / "program" / "test_operators.py"
-    spec = importlib.util.spec_from_file_location("cases_of_the_machine", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.CASES
-
-
 CASES = {
-    **cases_of_the_machine(),
+    **OF_THE_MACHINE,
     "gru": Case("GRU", (f(3, 4, 4), f(1, 12, 4), f(1, 12, 4), f(1, 24)), {"hidden_size": 4}, outputs=2),
     "gru, reset later": Case(
         "GRU", (f(3, 4, 4), f(1, 12, 4), f(1, 12, 4)), {"hidden_size": 4, "linear_before_reset": 1}, outputs=2
@@ -50,10 +40,6 @@ CASES = {
 }
 UNCHECKED = frozenset({"old group norm", "mean and variance"})
 """ONNX's own checker refuses the operator alone: it is deprecated, or its body trips up shape inference."""
-
-
-def values_of(case: Case) -> dict[str, np.ndarray]:
-    return {f"i{position}": array for position, array in enumerate(case.operands) if array is not None}
 
 
 DRAWING = frozenset(name for name, case in CASES.items() if case.kind in DRAWING_KINDS or name.startswith("dropout in"))

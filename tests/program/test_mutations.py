@@ -10,9 +10,11 @@ import pytest
 from control_models import COUNTED
 from forced_plans import INFERENCE, TRAINING, forced_plan
 from microsoft_cases import CASES
+from operator_cases import CASES as OPERATOR_CASES
+from operator_cases import values_of
 from rule_cases import Case, f, index
 from small_models import proto_of, small_model
-from strategies import strategy_plan
+from strategies import strategy_plan, strategy_plans
 
 from shardplan.errors import ShardplanError
 from shardplan.layout.layout import Layout
@@ -21,6 +23,7 @@ from shardplan.layout.placement import P, R, S
 from shardplan.model.read import read_model
 from shardplan.program import collectives, localise
 from shardplan.program.lower import lower_program
+from shardplan.program.machine.interpreter import Interpreter
 from shardplan.program.machine.run import Machine
 from shardplan.program.machine.values import random_values
 from shardplan.program.machine.verify import verify_plan
@@ -32,6 +35,7 @@ from shardplan.program.reference.experts import experts
 from shardplan.rules import model_rules
 
 gathered = _Layer._gathered
+carried_out = Interpreter._collective
 
 
 @pytest.fixture(scope="module")
@@ -256,6 +260,42 @@ def test_a_wrong_kernel_is_found(case, factor, module, name, wrong, monkeypatch)
     assert Machine(program, values, 1e-4).run().verified
     monkeypatch.setattr(module, name, wrong)
     assert not Machine(program, values, 1e-4).run().verified
+
+
+def run_without(program, values, monkeypatch, dropped: str = "") -> tuple[list[str], bool]:
+    """Names of the collectives inside the operator, and whether a run finds nothing wrong in which a device has only
+    what it gave itself to the one called `dropped`."""
+    seen: dict[str, None] = {}
+
+    def collective(interpreter, node, held):
+        seen[node.name] = None
+        own = [values[node.inputs[0]] for values in held]
+        carried_out(interpreter, node, held)
+        for mine, values in zip(own, held, strict=True) if node.name == dropped else ():
+            times = [got // had for got, had in zip(values[node.outputs[0]].shape, mine.shape, strict=True)]
+            values[node.outputs[0]] = np.tile(mine, times)
+
+    monkeypatch.setattr(Interpreter, "_collective", collective)
+    verified = Machine(program, values, 1e-4).run().verified
+    return list(seen), verified
+
+
+@pytest.mark.parametrize("name", [name for name, case in OPERATOR_CASES.items() if case.kind in registry.OPERATORS])
+def test_every_collective_inside_an_operator_is_needed(name, monkeypatch):
+    case = OPERATOR_CASES[name]
+    model, rule = case.model(), case.rule()
+    for plan in strategy_plans(model, rule, Mesh.of(a=2)):
+        program = lower_program(model, plan, [rule])
+        values = values_of(case)
+        floats = {key: array for key, array in values.items() if array.dtype.kind == "f"}
+        reversed_, equal = (
+            values | {key: change(array) for key, array in floats.items()} for change in (np.flip, np.ones_like)
+        )
+        names, verified = run_without(program, values, monkeypatch)
+        assert verified
+        for dropped in names:  # extrema may be a device's own; of equal ones the first counts
+            found = (not run_without(program, given, monkeypatch, dropped)[1] for given in (values, reversed_, equal))
+            assert any(found), (plan.operators[0].split, dropped)
 
 
 def test_a_dropped_collective_inside_a_loop_is_found(tmp_path):

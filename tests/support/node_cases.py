@@ -44,6 +44,8 @@ COUNTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     **{kind: {"hidden_size": ("h",)} for kind in ("RNN", "GRU", "LSTM")},
 }
 """Attributes that count the elements of factors."""
+ROUNDED = {"OneHot": 0}
+"""Operands that may be floats and are cast to integers, which the evaluator does not do."""
 LABELS = {"NegativeLogLikelihoodLoss": 1, "SoftmaxCrossEntropyLoss": 1}
 """Operands among whose integers one may stand for itself: only those that occur are drawn."""
 TUPLES = frozenset({"GatherND", "ScatterND"})
@@ -234,7 +236,8 @@ def _data(case: NodeCase, shapes: list, seed: int) -> tuple[np.ndarray | None, .
             drawn_columns = [_redrawn(column, shape[:-1], generator) for column in columns]
             operands.append(np.stack(drawn_columns, axis=-1))
         else:
-            operands.append(_redrawn(array, shape, generator, as_given=place == kept))
+            made = _redrawn(array, shape, generator, as_given=place == kept)
+            operands.append(np.rint(made) if place == ROUNDED.get(case.op_type) and made.dtype.kind == "f" else made)
     return tuple(operands)
 
 
