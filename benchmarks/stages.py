@@ -35,9 +35,8 @@ from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.solver import PipelineSolver
 from shardplan.plan.types import Plan
 from shardplan.render.recipes import Recognizer
-from shardplan.units import duration
+from shardplan.units import NS_PER_S, duration
 
-_NANOSECONDS = 1e9
 _SECONDS_A_STAGE = 20.0
 """Where memory is nearly full, the best plan of a stage takes long to prove; what is found by then is taken."""
 _SHORT = {
@@ -183,7 +182,7 @@ def main() -> None:
         theirs = ours if alike else planned(name, row, as_published=True)
         steps = [duration(found.step_ns) if found else "does not fit" for found in (ours, theirs)]
         given = _shape(row.published)
-        exact = duration(predict(row.run).step_s * _NANOSECONDS) if row.run else "-"
+        exact = duration(predict(row.run).step_s * NS_PER_S) if row.run else "-"
         print(f"{name}: {time.process_time() - started:.0f} s of one core")
         if not ours:
             print("  ours       does not fit")

@@ -17,11 +17,11 @@ from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import to_problem
 from shardplan.graph.remat import running_again
-from shardplan.graph.tensors import PICOSECONDS
 from shardplan.model.read import read_model
 from shardplan.planning import Planner
 from shardplan.planning.remat_scope import ONCE, scope
 from shardplan.rules import model_rules
+from shardplan.units import PS_PER_S
 
 TWO = """
 two (float[2048,256] x) => (float[2048,1] y)
@@ -91,7 +91,7 @@ def every_step(first, second):
         for problem in (first, second):
             cost = sum(table[choices[:, node]] for node, table in enumerate(problem.costs))
             cost = cost + sum(edge.table[choices[:, edge.u], choices[:, edge.v]] for edge in problem.edges)
-            sums.append(cost / PICOSECONDS)
+            sums.append(cost / PS_PER_S)
         held = np.zeros((len(choices), first.moments), dtype=np.int64)
         for usage in first.usages:
             held[:, usage.start : usage.end] += usage.amount[choices[:, usage.node]][:, None]

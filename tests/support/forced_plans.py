@@ -9,6 +9,7 @@ import numpy as np
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Coalesce
+from shardplan.extras.peers.restrictions import alpa_products
 from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
@@ -16,7 +17,7 @@ from shardplan.graph.problem import node_order, to_problem
 from shardplan.model.types import Model
 from shardplan.plan.assemble import assemble, price
 from shardplan.plan.types import Plan
-from shardplan.planning.recipes import alpa_products, recipes_for
+from shardplan.planning.recipes import recipes_for
 from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
 from shardplan.solve import solve

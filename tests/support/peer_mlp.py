@@ -14,7 +14,6 @@ from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.planning import Planner
 from shardplan.planning.constraint_masks import allowed, masks_of
 from shardplan.planning.reduction import restrict
-from shardplan.planning.restrictions import as_known
 from shardplan.solve import solve
 from shardplan.solve.problem import Usage
 
@@ -60,7 +59,7 @@ class Solved:
         weights = [h for h in memory.holdings if h.category == "parameters"]
         problem = replace(problem, usages=tuple(Usage(order.index(h.node), h.start, h.end, h.amount) for h in weights))
         problem = restrict(problem, self.built, allowed(masks_of(self.built, planner.instance.constraints)))
-        solution = solve(as_known(problem, self.built, peer), gap=0.0)
+        solution = solve(peer.restricted(problem, self.built), gap=0.0)
         self.outcome, self.shortfall_bytes = solution.outcome, solution.shortfall_bytes
         self.cost = round(solution.cost / PICOSECONDS_PER_UNIT, 3) if solution.choices else None
         self.choice = dict(zip(order, solution.choices or (), strict=bool(solution.choices)))

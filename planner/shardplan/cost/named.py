@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.units import Measure
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster
     from shardplan.cost.types import CollectivePricer, ComputePricer
 
+P = TypeVar("P")
 _PROVIDERS: Final = ("shardplan.extras.peers.cost_models",)
 _OURS: Final = "shardplan"
 
@@ -36,13 +37,15 @@ class Pricers(Protocol):
 class CostModelKind:
     """What a provider says of a cost model. `settings`: names of its settings; `texts`: those that are no numbers.
 
-    `unit`: what a cost is a number of; empty where it is a time in seconds.
+    `unit`: what a cost is a number of; empty where it is a time in seconds. `restrict(problem, cost_graph)`: the
+    problem with only the choices that its planner has; None: all of them.
     """
 
     pricers: Pricers
     settings: tuple[str, ...] = ()
     texts: frozenset[str] = frozenset()
     unit: str = ""
+    restrict: Callable[[Any, Any], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,12 @@ class CostModel:
     def pricers(self, cluster: Cluster, element_bytes: int) -> tuple[CollectivePricer, ComputePricer]:
         """What it prices collectives and local work with, for every model but ours; see `Pricers`."""
         return _provided()[self.name].pricers(self, cluster, element_bytes)
+
+    def restricted(self, problem: P, cost_graph: object) -> P:
+        """The `Problem` of a cost graph with only the choices that the planner of this cost model has."""
+        restrict = None if self.is_ours else _provided()[self.name].restrict
+        restricted: P = restrict(problem, cost_graph) if restrict else problem
+        return restricted
 
     def text(self, setting: str) -> str:
         """A setting as written, `""` where it was not."""

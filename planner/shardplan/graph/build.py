@@ -24,10 +24,11 @@ from shardplan.graph.operators import OperatorPricer, OperatorSpace
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute, recompute
-from shardplan.graph.tensors import PICOSECONDS, MovePrices, TensorKind, TensorSpace
+from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
 from shardplan.graph.traffic import tensor_kinds
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
+from shardplan.units import PS_PER_S
 
 Node = tuple[str, str]
 """("operator", name), ("kept", tensor), ("served", tensor) or ("updated", weight)."""
@@ -152,7 +153,7 @@ def _add_nodes(built: CostGraph) -> None:
         if name in built.trainable:
             node, state = built.optimizer_node(name)
             seconds = built.pricer.optimizer_seconds(state, built.model.tensor(name).dtype)
-            cost = np.rint(built.prices.weight * seconds * PICOSECONDS) + state.ties
+            cost = np.rint(built.prices.weight * seconds * PS_PER_S) + state.ties
             graph.add_node(node, cost=cost, space=state)
         if name in built.served:
             serving = built.served[name]

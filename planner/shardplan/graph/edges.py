@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from shardplan.cost.moves import Index, Seconds
 from shardplan.graph.strategies import StrategySpace
-from shardplan.graph.tensors import PICOSECONDS, TensorSpace
+from shardplan.graph.tensors import TensorSpace
+from shardplan.units import PS_PER_S
 
 Table = NDArray[np.float64]
 
@@ -115,5 +116,5 @@ def _gradient_back(
 
 
 def _picoseconds(seconds: Seconds) -> Table:
-    table: Table = np.rint(seconds * PICOSECONDS)
+    table: Table = np.rint(seconds * PS_PER_S)
     return table

@@ -14,8 +14,9 @@ from shardplan.cost.recipes import optimizer_seconds
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.strategies import StrategySpace, cheapest_of_equals, dominated
-from shardplan.graph.tensors import PICOSECONDS, TensorSpace
+from shardplan.graph.tensors import TensorSpace
 from shardplan.rules.types import Rule
+from shardplan.units import PS_PER_S
 
 Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
 """Positions of the operands and of the results whose bytes the operator is charged for; whether it starts a kernel."""
@@ -120,7 +121,7 @@ class OperatorPricer:
             of_use = np.flatnonzero(~dominated(strategies, charged_s[keep], held, forwards=forwards))
             strategies.keep(of_use)
             keep, held = keep[of_use], held[of_use]
-        picoseconds = np.rint(turns * charged_s[keep] * PICOSECONDS)
+        picoseconds = np.rint(turns * charged_s[keep] * PS_PER_S)
         compute_s, inner_s, later_s = (turns * part[keep] for part in (compute_s, inner_s, compute_s - forward_s))
         return OperatorSpace(strategies, picoseconds, compute_s, inner_s, later_s, held, 2 * held)
 

@@ -19,7 +19,7 @@ class PlanOptions:
     profile's device has to give. `gap`: where memory binds, the relative gap at which a plan is good enough. `strict`:
     an operator without a rule is an error. `constraints`: what is fixed by hand. `kv_cache_tokens`: in inference, room
     is kept for the keys and values of so many tokens, all sequences together. `cost_model`: whose prices; with those of
-    another system the choices are narrowed to what it knows (`shardplan.planning.restrictions`). `shard_optimizer`: in
+    another system the choices are narrowed to what it knows (`shardplan.cost.named`). `shard_optimizer`: in
     training, optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer).
     `in_flight`: so many microbatches have run forward and wait for their backward, as in a stage of a pipeline."""
 

@@ -22,7 +22,6 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, Placement, R
 
-PICOSECONDS = 1e12
 _LEAST_CHARGED = 0.05
 """However well a collective hides, this share of it is charged: free moves would make ties."""
 

@@ -3,7 +3,7 @@ near it are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,6 @@ from shardplan.loading.checkpoint import Checkpoint
 from shardplan.loading.ranged import Array, Reader
 from shardplan.plan.types import Plan
 from shardplan.runtime.shards import Run
-
-Wanted = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)

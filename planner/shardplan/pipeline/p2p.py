@@ -19,8 +19,8 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.plan.types import CollectiveStep
+from shardplan.units import NS_PER_S
 
-_NANOSECONDS = 1e9
 _MOST_HIDDEN = 0.95
 
 
@@ -87,7 +87,7 @@ class Transfers:
 
 
 def _step(collective: Collective, payload: float, seconds: float) -> CollectiveStep:
-    return CollectiveStep(collective, math.ceil(payload), round(seconds * _NANOSECONDS))
+    return CollectiveStep(collective, math.ceil(payload), round(seconds * NS_PER_S))
 
 
 def _pieces(layout: Layout, mesh: Mesh) -> int:

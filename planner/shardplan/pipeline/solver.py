@@ -22,11 +22,12 @@ from shardplan.pipeline.cut_points import Chain, chain_of
 from shardplan.pipeline.cut_search import Cut, Found, balanced
 from shardplan.pipeline.result import CLOSE, PipelineResult, assemble_result
 from shardplan.pipeline.schedule import Schedule
-from shardplan.pipeline.stage_costs import PICOSECONDS_PER_NS, StageCosts
+from shardplan.pipeline.stage_costs import StageCosts
 from shardplan.pipeline.stage_planner import StagePlanner
 from shardplan.pipeline.submeshes import Submesh, submeshes
 from shardplan.plan.types import Plan
 from shardplan.rules import model_rules
+from shardplan.units import PS_PER_NS
 
 _MOST_ROUNDS = 40
 _SMALL_UNITS, _SMALL_DEVICES = 13, 16
@@ -129,7 +130,7 @@ class PipelineSolver:
         return best if best is None else self._explored(best, tried), bound
 
     def _bound(self, found: Found, bound: float) -> float:
-        return max(bound, found.bound / PICOSECONDS_PER_NS) if self.prices.proven else bound
+        return max(bound, found.bound / PS_PER_NS) if self.prices.proven else bound
 
     def _floored(self, cuts: Sequence[Cut]) -> bool:
         """Whether memory makes a stage dearer than it was known to be."""
@@ -142,7 +143,7 @@ class PipelineSolver:
             found = self.prices.search(self.stages, strained=True)
             if found.cuts is None or _places(found.cuts) in tried:
                 break
-            if found.cost / PICOSECONDS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
+            if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
                 break
             tried.add(_places(found.cuts))
             if (staged := self._planned(found.cuts, best.step_ns)) is not None:
@@ -178,14 +179,14 @@ class PipelineSolver:
         they hand on and of tied weights it is the least."""
         busy_ns = self.prices.least_ns(Cut(0, len(self.chain), part, 0, 0)) / stages
         handed = [float(self.prices.handed_ps(part, part, border).min()) for border in range(len(self.chain) - 1)]
-        sent_ns = sum(sorted(handed)[: stages * self.schedule.pieces - 1]) / PICOSECONDS_PER_NS
+        sent_ns = sum(sorted(handed)[: stages * self.schedule.pieces - 1]) / PS_PER_NS
         step_ns = self.schedule.step([busy_ns] * stages, self.options.microbatches)
         return step_ns + sent_ns + self.prices.apart_ns(part)
 
     def _or_whole(self, best: PipelineResult) -> PipelineResult:
         """The better of `best` and one stage: of what tied weights cost the search knows the least only."""
         found = self.prices.search(1)
-        if found.cuts is None or found.bound >= best.step_ns * PICOSECONDS_PER_NS:
+        if found.cuts is None or found.bound >= best.step_ns * PS_PER_NS:
             return best
         whole = self._planned(found.cuts)
         return best if whole is None else _better(whole, best)

@@ -26,8 +26,8 @@ from shardplan.pipeline.submeshes import Submesh
 from shardplan.pipeline.tied_weights import held_at_both_ends, least_tied_ns, tied_ns
 from shardplan.planning import Planner
 from shardplan.solve.problem import Costs
+from shardplan.units import PS_PER_NS
 
-PICOSECONDS_PER_NS = 1000.0
 _TOLERANCE = 1e-3
 """Relative, of the search over cuts where layouts are not searched with them."""
 
@@ -85,9 +85,9 @@ class StageCosts:
         self._handing = [[self._handed(sender, receiver) for receiver in each] for sender in each]
         if self._ends is None:
             least_ns = least_tied_ns(self.transfers, self.chain, self.parts, graphs)
-            self._apart = np.full((len(self.parts), len(self.parts)), PICOSECONDS_PER_NS * least_ns)
+            self._apart = np.full((len(self.parts), len(self.parts)), PS_PER_NS * least_ns)
         else:
-            self._apart = PICOSECONDS_PER_NS * self._ends.apart_ns()
+            self._apart = PS_PER_NS * self._ends.apart_ns()
 
     def search(self, stages: int | None, *, strained: bool = False, worth_ns: float = math.inf) -> Found:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
@@ -108,7 +108,7 @@ class StageCosts:
             costs_behind={} if self.exact else self._costs_behind(costs, self._seen if strained else ()),
             apart=self._apart,
         )
-        found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PICOSECONDS_PER_NS)
+        found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PS_PER_NS)
         if found.cuts is None:
             return found
         return replace(found, cuts=tuple(self._meant(cut, ways[cut.submesh]) for cut in found.cuts))
@@ -146,7 +146,7 @@ class StageCosts:
 
     def least_ns(self, cut: Cut) -> float:
         """The least that the run of a stage costs, whatever it is handed and however little waits."""
-        return self._least_ps(cut) / PICOSECONDS_PER_NS
+        return self._least_ps(cut) / PS_PER_NS
 
     def _least_ps(self, cut: Cut) -> float:
         return float(self.runs[cut.submesh].of(cut.first, cut.last).min())
@@ -155,7 +155,7 @@ class StageCosts:
         """The least that a stage costs with so many microbatches in flight, between borders as the cut has them."""
         cost = float(self._least(cut)[cut.enters, cut.leaves])
         floors = self._floors[cut.submesh].table(in_flight) if cut.submesh in self._floors else None
-        return max(cost, 0.0 if floors is None else float(floors[cut.first, cut.last])) / PICOSECONDS_PER_NS
+        return max(cost, 0.0 if floors is None else float(floors[cut.first, cut.last])) / PS_PER_NS
 
     def can_hold(self, cut: Cut, behind: int) -> bool:
         """Whether weights let a stage run with so many stages behind it, as far as is known."""
@@ -181,7 +181,7 @@ class StageCosts:
             exposed_ns(self.transfers.handover(theirs, mine, layout, gradient), hidden, micro) if gradient else 0.0
             for layout in self.runs[sender].layouts[border]
         ]
-        table: Costs = PICOSECONDS_PER_NS * (np.array(back)[:, None] + np.array(there)[None, :])
+        table: Costs = PS_PER_NS * (np.array(back)[:, None] + np.array(there)[None, :])
         return table
 
     def sizes_of(self, border: int) -> tuple[int, int]:
@@ -229,7 +229,7 @@ class StageCosts:
 
     def learn(self, cut: Cut, cost_ns: float, close: float) -> bool:
         """Take note of what a stage costs that holds one microbatch; whether that is more than was known."""
-        cost = cost_ns * PICOSECONDS_PER_NS
+        cost = cost_ns * PS_PER_NS
         known = self._known.get(cut, self._least(cut)[cut.enters, cut.leaves])
         if cost > known * (1.0 + close):
             self._known[cut] = cost
@@ -239,7 +239,7 @@ class StageCosts:
     def see(self, cut: Cut, in_flight: int, cost_ns: float) -> None:
         """Take note of how much more a stage costs than the least, for memory above all."""
         least_ps = self._least_ps(cut)
-        seen = _Seen(cut.submesh, least_ps, in_flight, cost_ns * PICOSECONDS_PER_NS / least_ps)
+        seen = _Seen(cut.submesh, least_ps, in_flight, cost_ns * PS_PER_NS / least_ps)
         if seen not in self._seen:
             self._seen.append(seen)
 

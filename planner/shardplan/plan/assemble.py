@@ -21,15 +21,14 @@ from shardplan.graph.memory import Memory as MemoryRows
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute, recomputed
-from shardplan.graph.tensors import PICOSECONDS
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model, Parameter
 from shardplan.plan.emit import Emitter
 from shardplan.plan.timeline import schedule_of
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
 from shardplan.solve.problem import Costs, Solution
+from shardplan.units import NS_PER_S, PS_PER_S
 
-_NANOSECONDS = 1e9
 _TOLERANCE = 1e-7
 """Relative; beside the roundings of single prices to nanoseconds."""
 
@@ -85,26 +84,26 @@ def price(built: CostGraph, solution: Solution, penalties: Mapping[Node, Costs] 
     choice = dict(zip(node_order(built), solution.choices, strict=True))
     moves = Emitter(built, choice).moves()
     compute_s, exposed_s = _work_seconds(built, choice)
-    exposed_s += sum(move.time_ns for move in moves if not move.hidden) / _NANOSECONDS
-    hideable_s = sum(move.time_ns for move in moves if move.hidden) / _NANOSECONDS
-    at_best_s = sum(move.time_ns * move.hidden for move in moves) / _NANOSECONDS
-    penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PICOSECONDS
+    exposed_s += sum(move.time_ns for move in moves if not move.hidden) / NS_PER_S
+    hideable_s = sum(move.time_ns for move in moves if move.hidden) / NS_PER_S
+    at_best_s = sum(move.time_ns * move.hidden for move in moves) / NS_PER_S
+    penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
     priced = Priced(built, solution, choice, moves, compute_s, exposed_s, hideable_s, at_best_s, penalty_s)
     return _checked(priced)
 
 
 def _checked(priced: Priced) -> Priced:
     weight = priced.built.prices.weight
-    ties_s = priced.built.tie_picoseconds(priced.choice) / PICOSECONDS
+    ties_s = priced.built.tie_picoseconds(priced.choice) / PS_PER_S
     ours_s = weight * priced.f1_s + (1.0 - weight) * priced.f2_s + ties_s + priced.penalty_s
-    theirs_s = priced.solution.cost / PICOSECONDS
+    theirs_s = priced.solution.cost / PS_PER_S
     roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in priced.moves) + 1e-6
     if abs(ours_s - theirs_s) <= _TOLERANCE * theirs_s + roundings_s:
         return priced
     message = f"the lowered plan costs {ours_s:.9f} s but the solver's assignment {theirs_s:.9f} s"
     if os.environ.get(STRICT):
         raise PriceMismatchError(message)
-    cost = ours_s * PICOSECONDS
+    cost = ours_s * PS_PER_S
     solution = replace(priced.solution, cost=cost, bound=min(priced.solution.bound, cost))
     return replace(priced, solution=solution, mismatch=message)
 
@@ -117,7 +116,7 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
     summary = _summary(priced, memory, limit_bytes, step_bound_s)
     if built.options.cost_model.is_ours:
         laid_out = schedule_of(operators, priced.moves, summary, built.options.mode, built.cluster.overlap.kappa)
-        summary = replace(summary, scheduled_ns=round(laid_out.seconds * _NANOSECONDS))
+        summary = replace(summary, scheduled_ns=round(laid_out.seconds * NS_PER_S))
     return Plan(
         model=model_section(built.model, built.options),
         cluster={
@@ -232,9 +231,9 @@ def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> Opera
         split=space.strategies.labels(strategy),
         reads=tuple(space.strategies.layout("operands", i, strategy) for i in range(len(operator.inputs))),
         makes=tuple(space.strategies.layout("results", i, strategy) for i in range(len(operator.outputs))),
-        compute_ns=round(float(space.compute_s[strategy]) * _NANOSECONDS),
-        backward_ns=round(float(space.backward_s[strategy]) * _NANOSECONDS),
-        inner_ns=round(float(space.inner_s[strategy]) * _NANOSECONDS),
+        compute_ns=round(float(space.compute_s[strategy]) * NS_PER_S),
+        backward_ns=round(float(space.backward_s[strategy]) * NS_PER_S),
+        inner_ns=round(float(space.inner_s[strategy]) * NS_PER_S),
         inputs=operator.inputs,
         outputs=operator.outputs,
         again=built.model.operators[again].name if _chosen(built) and again is not None else "",
@@ -243,23 +242,23 @@ def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> Opera
 
 def _summary(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s: float) -> Summary:
     solution = priced.solution
-    compute_ns, step_ns = round(priced.compute_s * _NANOSECONDS), round(priced.step_s * _NANOSECONDS)
+    compute_ns, step_ns = round(priced.compute_s * NS_PER_S), round(priced.step_s * NS_PER_S)
     communication_s = priced.exposed_s + priced.hideable_s
     assert solution.outcome in ("optimal", "feasible", "interrupted")
     return Summary(
         outcome=solution.outcome,
-        objective_ns=round(solution.cost / PICOSECONDS * _NANOSECONDS),
-        bound_ns=round(min(solution.bound, solution.cost) / PICOSECONDS * _NANOSECONDS),
+        objective_ns=round(solution.cost / PS_PER_S * NS_PER_S),
+        bound_ns=round(min(solution.bound, solution.cost) / PS_PER_S * NS_PER_S),
         gap=solution.gap,
         step_ns=step_ns,
         compute_ns=compute_ns,
         communication_ns=step_ns - compute_ns,
-        hidden_ns=max(0, round(communication_s * _NANOSECONDS) - (step_ns - compute_ns)),
+        hidden_ns=max(0, round(communication_s * NS_PER_S) - (step_ns - compute_ns)),
         memory=peak_memory(memory.holdings, memory.moments, priced.choice),
         memory_limit_bytes=limit_bytes,
         reproducible=solution.reproducible,
         overlap_weight=priced.built.prices.weight if priced.weight is None else priced.weight,
-        step_bound_ns=min(step_ns, round(step_bound_s * _NANOSECONDS)),
+        step_bound_ns=min(step_ns, round(step_bound_s * NS_PER_S)),
     )
 
 

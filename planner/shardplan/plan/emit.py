@@ -22,8 +22,8 @@ from shardplan.layout.lower import lower
 from shardplan.layout.placement import P
 from shardplan.plan.buckets import UNNUMBERED, numbered, tiles
 from shardplan.plan.types import CollectiveStep, Move, Phase
+from shardplan.units import NS_PER_S
 
-_NANOSECONDS = 1e9
 _STEP_S = 4e-15
 """Charged for every step while the cheapest way is looked for: an all-reduce costs what a reduce-scatter and an
 all-gather do, and which of both has the lower rounded sum shall not decide."""
@@ -219,4 +219,4 @@ class Emitter:
 
 def _emitted(collective: Collective, size_bytes: int, seconds: float) -> CollectiveStep:
     payload = collective.share * Fraction(size_bytes)
-    return CollectiveStep(collective, -(-payload.numerator // payload.denominator), round(seconds * _NANOSECONDS))
+    return CollectiveStep(collective, -(-payload.numerator // payload.denominator), round(seconds * NS_PER_S))

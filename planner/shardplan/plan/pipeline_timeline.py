@@ -12,8 +12,7 @@ from typing import cast
 
 from shardplan.cost.schedule import Task, Timeline, schedule
 from shardplan.plan.types import CollectiveStep, Pipeline, Plan, Stage, Transfer
-
-_SECOND = 1e-9
+from shardplan.units import S_PER_NS
 
 
 def pipeline_streams(pipeline: Pipeline) -> tuple[str, ...]:
@@ -67,7 +66,7 @@ class _Work:
             self._add(("gradient", number, 0), stream, _time_ns(transfer.backward), ended)
             self._add(("weight", number, 0), stream, _time_ns(transfer.forward), [("gradient", number, 0)])
         return [
-            Task(name, stream, nanoseconds * _SECOND, tuple(self.number[before] for before in after))
+            Task(name, stream, nanoseconds * S_PER_NS, tuple(self.number[before] for before in after))
             for name, stream, nanoseconds, after in self.made
         ]
 

@@ -16,12 +16,12 @@ from typing import Final
 from shardplan.cost.schedule import COMPUTE, Task, Timeline, schedule
 from shardplan.plan.pipeline_timeline import pipeline_streams, pipeline_timeline
 from shardplan.plan.types import Move, OperatorDecision, Plan, Summary
+from shardplan.units import S_PER_NS
 
 ACTIVATIONS: Final = 1
 WEIGHTS: Final = 2
 STREAMS: Final = ("compute", "communication: activations", "communication: weights and gradients")
 _DEFAULT_KAPPA = 1.1
-_SECOND = 1e-9
 _Awaited = tuple[int, ...]
 """Numbers of tasks that somebody waits for."""
 
@@ -96,7 +96,7 @@ class _Work:
         """A task, and its number as what to wait for; work that takes no time is no task."""
         if nanoseconds <= 0:
             return after
-        self.tasks.append(Task(name, stream, nanoseconds * _SECOND, tuple(dict.fromkeys(after))))
+        self.tasks.append(Task(name, stream, nanoseconds * S_PER_NS, tuple(dict.fromkeys(after))))
         return (len(self.tasks) - 1,)
 
     def all_so_far(self) -> _Awaited:

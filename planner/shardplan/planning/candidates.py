@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from shardplan.graph.remat import Recompute
-from shardplan.graph.tensors import PICOSECONDS
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, fits, judged, keeps, proven
 from shardplan.planning.objective import BOTH, MOST_WEIGHTS, improves, next_weight
 from shardplan.planning.rematerialisation import flags
+from shardplan.units import PS_PER_S
 
 T = TypeVar("T")
 Questions: TypeAlias = Generator[Question, Answer, T]
@@ -151,7 +151,7 @@ def larger_sum(
         if answer.too_large:
             return None
         if answer.solution.outcome != "infeasible":
-            bound_s = max(bound_s, answer.solution.bound / PICOSECONDS)
+            bound_s = max(bound_s, answer.solution.bound / PS_PER_S)
         if answer.solution.choices is not None:
             other = judged(answer)
             if beaten or other.step_s < known.step_s:
@@ -169,7 +169,7 @@ def larger_sum_choosing_remat(search: Search) -> Questions[Found | None]:
         if solution.outcome in ("infeasible", "interrupted"):
             raise NoPlanError(answer)
         return None
-    return _settled(Found(judged(answer), solution.bound / PICOSECONDS))
+    return _settled(Found(judged(answer), solution.bound / PS_PER_S))
 
 
 def by_weights(search: Search, remat: Recompute | None = None, *, most: int = MOST_WEIGHTS) -> Questions[Found]:
@@ -238,7 +238,7 @@ def with_flags(search: Search, chosen: Candidate) -> Questions[list[Candidate]]:
             best = yield from larger_sum(search, chosen, 0.0, flag, search.instance.limit_bytes)
         if best is None:
             there = (yield search.question(weights=(chosen.weight,), remat=flag)).solution
-            if there.choices is not None and there.bound / PICOSECONDS < chosen.step_s:
+            if there.choices is not None and there.bound / PS_PER_S < chosen.step_s:
                 best = yield from by_weights(search, flag)
         if best is not None:
             found.append(best.candidate)

@@ -18,8 +18,8 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.collective import CollectiveKind
 from shardplan.planning.reduction import Layouts, Mask, Posed, Reduction, restrict
 from shardplan.solve.problem import Costs, Problem
+from shardplan.units import PS_PER_US
 
-_PICOSECONDS_PER_US = 1e6
 _NOT_SHARDED, _PARTIAL = -1, -2
 
 
@@ -71,7 +71,7 @@ def penalties_of(masks: Iterable[ConstraintMask]) -> dict[Node, Costs]:
     for mask in masks:
         cost_us = mask.constraint.cost_us
         if cost_us is not None:
-            cost = np.where(mask.satisfied, 0.0, np.rint(cost_us * _PICOSECONDS_PER_US))
+            cost = np.where(mask.satisfied, 0.0, np.rint(cost_us * PS_PER_US))
             costs[mask.node] = costs.get(mask.node, 0.0) + cost
     return costs
 

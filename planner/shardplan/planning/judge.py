@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from shardplan.graph.build import Node
 from shardplan.graph.memory import Memory
-from shardplan.graph.tensors import PICOSECONDS
 from shardplan.plan.assemble import Priced, peak_memory, price
 from shardplan.planning.chain import Answer
 from shardplan.solve import evaluate
 from shardplan.solve.problem import Outcome
+from shardplan.units import PS_PER_S
 
 SAME = 1e-8
 """Relative: prices are rounded to picoseconds."""
@@ -54,7 +54,7 @@ def judged(answer: Answer) -> Candidate:
     priced = price(layouts.built, replace(solution, cost=cost), layouts.penalties)
     if len(answer.question.weights) > 1:
         priced = replace(priced, weight=1.0 - solution.multipliers[0][0], solution=solution)
-    return Candidate(priced, layouts.memory, solution.bound / PICOSECONDS)
+    return Candidate(priced, layouts.memory, solution.bound / PS_PER_S)
 
 
 def fits(answer: Answer, limit_bytes: int) -> bool:
@@ -73,7 +73,7 @@ def keeps(candidate: Candidate, limit_bytes: int) -> bool:
 def proven(candidate: Candidate, bound_s: float) -> Candidate:
     """A plan, of which the solution says what is proven of its step when no step is below `bound_s`."""
     priced = candidate.priced
-    cost, bound = float(priced.step_s + priced.penalty_s) * PICOSECONDS, float(bound_s) * PICOSECONDS
+    cost, bound = float(priced.step_s + priced.penalty_s) * PS_PER_S, float(bound_s) * PS_PER_S
     outcome: Outcome = "optimal" if cost - bound <= SAME * cost else "feasible"
     if priced.solution.outcome == "interrupted":
         outcome = "interrupted"

@@ -48,18 +48,6 @@ def megatron_sequence(built: CostGraph) -> Allowed:
     return _megatron(built, sequence=True)
 
 
-def alpa_products(built: CostGraph) -> Allowed:
-    """The matrix products Alpa knows: every mesh axis splits one, and no two axes the same factor of it."""
-    allowed: dict[Node, Mask] = {}
-    real = [axis for axis, size in enumerate(built.cluster.mesh.shape) if size > 1]
-    for operator, rule, space in zip(built.model.operators, built.rules, built.operators, strict=True):
-        if rule.cost == "gemm":
-            distinct = [len(set(row)) == len(real) for row in space.strategies.choices[:, real].tolist()]
-            everywhere = space.strategies.work == built.cluster.mesh.size
-            allowed["operator", operator.name] = everywhere & np.array(distinct, dtype=np.bool_)
-    return allowed
-
-
 def recipes_for(options: PlanOptions) -> Mapping[str, Restrict]:
     """The recipes there are: ZeRO-1 is one only where optimizer state may be sharded apart from its weight."""
     if not options.shard_optimizer:

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Protocol
 
-from shardplan.units import duration, percent
+from shardplan.units import PS_PER_NS, duration, percent
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _INTERVAL_S = 0.1
 _CLEAR = "\r\x1b[2K"
-_PICOSECONDS_PER_NS = 1000.0
 
 
 class Standing(Protocol):
@@ -27,7 +26,7 @@ class Standing(Protocol):
 
 def picoseconds(cost: float) -> str:
     """`39.1 ms`: the costs of plans."""
-    return duration(cost / _PICOSECONDS_PER_NS)
+    return duration(cost / PS_PER_NS)
 
 
 class ProgressLine:

@@ -15,18 +15,16 @@ from numpy.typing import NDArray
 
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.tensors import PICOSECONDS
 from shardplan.layout.text import to_text
 from shardplan.plan.assemble import peak_memory
 from shardplan.plan.orientation import checkpoint_layout
 from shardplan.planning import Planner
 from shardplan.planning.chain import Answer
 from shardplan.planning.reduction import Allowed
-from shardplan.units import size
+from shardplan.units import NS_PER_S, PS_PER_S, size
 
 _MOST = 16
 _NAMED = 3
-_NANOSECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def _try(
         why = f"does not fit: {size(short)} too much" if short else "contradicts the constraints"
         return Alternative(text, False, None, None, why_not=why if solution.outcome == "infeasible" else "not decided")
     before, after = _choice_of(best), _choice_of(solved)
-    cost_ns = round((solution.cost - best.solution.cost) / PICOSECONDS * _NANOSECONDS)
+    cost_ns = round((solution.cost - best.solution.cost) / PS_PER_S * NS_PER_S)
     memory = [
         peak_memory(rows.holdings, rows.moments, choice).total
         for rows, choice in ((best.layouts.memory, before), (solved.layouts.memory, after))

@@ -23,12 +23,12 @@ from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner, plan_model
 from shardplan.processes import run_all
+from shardplan.units import NS_PER_S
 
 MOST_AXES = 3
 """Choices multiply with every axis: of more, a mesh is bounded but not solved."""
 _NO_ROOM = "does not fit in memory"
 OUT_OF_TIME = "out of time"
-_NANOSECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,4 +160,4 @@ def _work_ns(model: Model, cluster: Cluster, options: PlanOptions) -> int:
     seconds = math.fsum(float(space.compute_s.min()) for space in built.operators)
     for name in sorted(built.trainable):
         seconds += float(built.pricer.optimizer_seconds(built.kept[name], model.tensor(name).dtype).min())
-    return int(seconds * _NANOSECONDS)
+    return int(seconds * NS_PER_S)

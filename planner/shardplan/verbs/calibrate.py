@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import ShardplanError, error, warning
+from shardplan.units import GIGA, US_PER_S
 from shardplan.verbs.session import Session, verb
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def nccl(session: Session, /, logs: tuple[str, ...], cluster: str, group: str | 
             "machines": entry.measurement.nodes,
             "per_machine": entry.measurement.per_node,
             "points": len(entry.measurement.points),
-            "busbw_gbps": round(entry.busbw_bytes_per_s / 1e9, 2),
-            "latency_us": round(entry.latency_s * 1e6, 2),
+            "busbw_gbps": round(entry.busbw_bytes_per_s / GIGA, 2),
+            "latency_us": round(entry.latency_s * US_PER_S, 2),
             "error": round(entry.error, 4),
             "curve": entry.kept,
         }
@@ -142,7 +143,7 @@ def _show_fits(console: Console, fits: list[Fitted]) -> None:
     for entry in fits:
         found = entry.measurement
         where = f"{found.collective} on {found.nodes}x{found.per_node}"
-        speed = f"{entry.busbw_bytes_per_s / 1e9:8.1f} GB/s, {entry.latency_s * 1e6:7.1f} us"
+        speed = f"{entry.busbw_bytes_per_s / GIGA:8.1f} GB/s, {entry.latency_s * US_PER_S:7.1f} us"
         kept = ", kept as measured" if entry.kept else ""
         console.print(f"{where:<24}{speed}, off by {100 * entry.error:.1f} %{kept}", highlight=False)
 

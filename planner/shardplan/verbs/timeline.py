@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shardplan.units import NS_PER_S, US_PER_S
 from shardplan.verbs.session import Session, verb
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
     busy = {name: laid_out.busy(stream) for stream, name in enumerate(streams_of(loaded))}
     document = {
         "trace": output,
-        "scheduled_us": round(laid_out.seconds * 1e6, 3),
+        "scheduled_us": round(laid_out.seconds * US_PER_S, 3),
         "step_us": loaded.summary.step_ns / 1000,
         "tasks": len(laid_out.tasks),
-        "busy_us": {name: round(seconds * 1e6, 3) for name, seconds in busy.items()},
+        "busy_us": {name: round(seconds * US_PER_S, 3) for name, seconds in busy.items()},
     }
     return session.finish(document, lambda console: _show(console, laid_out, busy, loaded.summary, output))
 
@@ -66,10 +67,10 @@ def _show(console: Console, laid_out: Timeline, busy: dict[str, float], summary:
     def line(label: str, text: str) -> None:
         console.print(f"{label:<9} {text}", highlight=False, markup=False)
 
-    total_ns = laid_out.seconds * 1e9
+    total_ns = laid_out.seconds * NS_PER_S
     line("scheduled", f"{duration(total_ns)}; the plan's sum is {duration(summary.step_ns)}")
     for name, seconds in busy.items():
         share = 100 * seconds / laid_out.seconds if laid_out.seconds else 0.0
-        line("busy", f"{duration(seconds * 1e9)}, {share:.0f} % of the step: {name}")
+        line("busy", f"{duration(seconds * NS_PER_S)}, {share:.0f} % of the step: {name}")
     if output:
         line("wrote", f"{output} ({len(laid_out.tasks):,} tasks); open it in ui.perfetto.dev")

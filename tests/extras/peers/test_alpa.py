@@ -9,12 +9,12 @@ from peer_chain import mlp
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cost.named import parse_cost_model
+from shardplan.extras.peers.restrictions import alpa_products
 from shardplan.graph.build import build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.problem import to_problem
-from shardplan.planning.recipes import alpa_products
 from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
 from shardplan.solve import solve

@@ -15,6 +15,7 @@ from shardplan.cost.collectives import CollectiveModel
 from shardplan.extras.calibration.fit import fit_curve, large, mean_error, non_negative
 from shardplan.extras.calibration.nccl_log import Measurement
 from shardplan.extras.calibration.text import Plain, profile_text
+from shardplan.units import GIGA, US_PER_S
 
 WORST_FIT = 0.15
 """Mean relative error from 1 MiB up beyond which the measured points themselves go into the profile."""
@@ -84,7 +85,7 @@ def _inside(fits: dict[Measurement, tuple[float, float, float]]) -> Plain:
         if b <= 0 or entry.collective == "permute":
             continue
         bandwidth = wire_factor(entry.collective, entry.ranks) / b
-        table.setdefault(entry.collective, {})[entry.ranks] = round(bandwidth / 1e9, 2)
+        table.setdefault(entry.collective, {})[entry.ranks] = round(bandwidth / GIGA, 2)
         ramps.append((c / b) ** 2)
         if a > 0 and entry.collective != "all_to_all":
             steps = (2 if entry.collective == "all_reduce" else 1) * (entry.ranks - 1)
@@ -93,7 +94,7 @@ def _inside(fits: dict[Measurement, tuple[float, float, float]]) -> Plain:
     keys: Plain = {"busbw_gbps": table}
     if rows:
         base_s, step_s = non_negative(np.array(rows), np.array(seconds))
-        keys |= {"base_us": round(base_s * 1e6, 3), "step_us": round(step_s * 1e6, 3)}
+        keys |= {"base_us": round(base_s * US_PER_S, 3), "step_us": round(step_s * US_PER_S, 3)}
     if ramps:
         keys["ramp_mb"] = round(float(np.median(ramps)) / 1e6, 3)
     return keys
@@ -143,5 +144,5 @@ def _curve(entry: Measurement) -> Plain:
     return {
         "collective": entry.collective,
         "group": {"nodes": entry.nodes, "per_node": entry.per_node},
-        "points": [[int(size), round(seconds * 1e6, 3)] for size, seconds in entry.points],
+        "points": [[int(size), round(seconds * US_PER_S, 3)] for size, seconds in entry.points],
     }

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.units import US_PER_S
 
 COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
@@ -119,7 +120,7 @@ def _read_row(log: _Log, words: Sequence[str], number: int) -> None:
         return
     key = _key(log, number)
     try:
-        seconds = [float(words[place]) / 1e6 for place in times]
+        seconds = [float(words[place]) / US_PER_S for place in times]
     except ValueError:
         log.problems.append(error("bad-row", "a time in this row is no number", file=log.file, line=number))
         return

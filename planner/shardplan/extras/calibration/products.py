@@ -20,6 +20,7 @@ from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.extras.calibration.fit import mean_error, simplex
 from shardplan.extras.calibration.text import Plain, profile_text
 from shardplan.model.types import DTYPE_BITS
+from shardplan.units import US_PER_S
 
 COLUMNS = ("m", "n", "k", "dtype", "seconds")
 _NAMES = {
@@ -148,5 +149,5 @@ def _keys(device: Device) -> Plain:
     return {
         "gemm": {"e": round(gemm.e, 4), **sizes},
         "mem_efficiency": round(device.memory_efficiency, 4),
-        "launch_us": round(device.launch_s * 1e6, 3),
+        "launch_us": round(device.launch_s * US_PER_S, 3),
     }

@@ -17,6 +17,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.cost.named import CostModel, CostModelKind
 from shardplan.cost.types import CollectivePricer, ComputePricer
 from shardplan.errors import ShardplanError, error
+from shardplan.extras.peers import restrictions
 from shardplan.extras.peers.alpa import AlpaCollectives, NoCompute
 from shardplan.extras.peers.hidet import HidetCollectives
 from shardplan.extras.peers.slapo import SlapoCollectives
@@ -62,9 +63,9 @@ def _trtllm(asked: CostModel, cluster: Cluster, element_bytes: int) -> Prices:  
 
 
 COST_MODELS: Final = {
-    "alpa": CostModelKind(_alpa, ("alpha", "beta", "gather"), unit="units"),
-    "slapo": CostModelKind(_slapo, ("element", "split"), unit="elements"),
-    "hidet": CostModelKind(_hidet, unit="bytes"),
+    "alpa": CostModelKind(_alpa, ("alpha", "beta", "gather"), unit="units", restrict=restrictions.alpa),
+    "slapo": CostModelKind(_slapo, ("element", "split"), unit="elements", restrict=restrictions.slapo),
+    "hidet": CostModelKind(_hidet, unit="bytes", restrict=restrictions.hidet),
     "trtllm": CostModelKind(_trtllm, ("cluster_key",), texts=frozenset({"cluster_key"})),
 }
 

@@ -19,6 +19,7 @@ from shardplan.cost.compute import nearest_peak
 from shardplan.cost.types import Floats
 from shardplan.errors import Diagnostic
 from shardplan.layout.collective import FREE, CollectiveKind
+from shardplan.units import GIGA, TERA
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +97,5 @@ class TrtllmCompute:
         """The longer of arithmetic and memory traffic; nothing for views."""
         if cost in ("view", "free"):
             return np.zeros(np.broadcast_shapes(np.shape(flops), np.shape(moved_bytes)))
-        rate = 1e12 * nearest_peak(self.tflops, dtype) * self.efficiency
-        return np.maximum(np.asarray(flops) / rate, np.asarray(moved_bytes) / (self.memory_gbps * 1e9))
+        rate = TERA * nearest_peak(self.tflops, dtype) * self.efficiency
+        return np.maximum(np.asarray(flops) / rate, np.asarray(moved_bytes) / (self.memory_gbps * GIGA))
