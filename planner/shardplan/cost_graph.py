@@ -73,7 +73,7 @@ def cost_graph(
 
     An edge has `kind` (`read`, `made`, `served`, `updated`; `carried` where a loop hands on), `tensor`, and `table_s`:
     seconds per step of the moves between each choice of its source (rows) and of its target (columns), forward and
-    backward, `inf` where they do not go together. Times are those of each collective by itself: nothing is hidden.
+    backward, `inf` where they do not go together. Nothing is hidden; a gradient that shares a bucket has its share.
     The graph has `model`, `mesh`, `cluster` and `mode`. A plan costs the sum over nodes and edges; see `make_plan` for
     what it adds, and for the errors.
     """
