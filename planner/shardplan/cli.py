@@ -30,11 +30,12 @@ from shardplan.verbs.explain import explain
 from shardplan.verbs.export import export
 from shardplan.verbs.inspect import inspect
 from shardplan.verbs.profiles import profiles
-from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session, discard
+from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
 from shardplan.verbs.show import show
 from shardplan.verbs.solve import solve
 from shardplan.verbs.solve_problem import solve_problem
 from shardplan.verbs.split import split
+from shardplan.verbs.streams import discard, prepare
 from shardplan.verbs.sweep import sweep
 from shardplan.verbs.timeline import timeline
 from shardplan.verbs.verify import verify
@@ -113,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; never raises."""
     if arguments is not None:
         return _main(list(arguments))
+    prepare()
     code = _main(sys.argv[1:])
     if any(thread.daemon for thread in threading.enumerate()):
         _leave(code)

@@ -198,7 +198,7 @@ def test_the_verb(shardplan, mlp):
     assert run.out.splitlines()[0].split() == [
         "cluster", "mesh", "micro", "remat", "devices", "step", "memory", "tokens/s"
     ]  # fmt: skip
-    assert "of 4 plans are worth having" in run.out
+    assert "of 4 plans are Pareto-optimal in step, memory, devices" in run.out
     assert Path("sweep.png").read_bytes().startswith(b"\x89PNG")
     again = shardplan(*SWEEP, "-o", "sweep.json", "--json")
     document = json.loads(again.out)

@@ -14,6 +14,7 @@ from shardplan.plan.decode import loads
 from shardplan.plan.encode import FORMAT_VERSION, dumps
 from shardplan.plan.fields import MAJOR
 from shardplan.plan.types import Plan
+from shardplan.whole_files import write_whole
 
 __all__ = ["check_output", "dumps", "loads", "read_plan", "write_other", "write_plan", "write_text"]
 
@@ -91,21 +92,10 @@ def write_other(text: str, path: str | Path, kind: str) -> bool:
 
 
 def _place(text: str, path: str | Path, kind: str = "plan") -> bool:
-    target = Path(os.path.realpath(path))
-    data = text.encode()
-    if target.exists() and target.read_bytes() == data:
-        return False
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
-        beside.replace(target)
+        return write_whole(path, text.encode())
     except OSError as problem:
         raise ShardplanError(_unwritable(path, problem, kind)) from None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-    return True
 
 
 def check_output(path: str | Path) -> None:

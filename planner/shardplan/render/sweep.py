@@ -1,4 +1,4 @@
-"""`sweep`: the points that are worth having as a table, all of them as a plot in the terminal and as a picture."""
+"""`sweep`: the Pareto-optimal points as a table, all of them as a plot in the terminal and as a picture."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def show_sweep(console: Console, found: Sweep, *, everything: bool = False) -> N
     for point in shown:
         rows.add_row(*_cells(point, priced=priced), style="bold" if everything and point in best else "")
     planned = [point for point in found.points if point.step_us is not None]
-    emit(console, rows, f"{len(best)} of {len(planned)} plans are worth having: no other is as good in all and better")
+    emit(console, rows, f"{len(best)} of {len(planned)} plans are Pareto-optimal in step, memory, devices")
     failed = [point for point in found.points if point.step_us is None]
     if failed:
         emit(console, f"{len(failed)} without a plan:", *_failed(failed))
@@ -123,4 +123,8 @@ def draw_sweep(found: Sweep, path: str) -> None:
     axes.set(xlabel="predicted step, ms", ylabel="memory per device, GiB", ylim=(0, None), xlim=(0, None))
     axes.set_title(f"{found.model}: filled where no other plan is as good in step, memory and devices", fontsize=10)
     axes.legend()
-    figure.savefig(path, format="png", dpi=120, metadata={"Software": None})
+    try:
+        figure.savefig(path, format="png", dpi=120, metadata={"Software": None})
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        raise ShardplanError(error("unwritable-output", f"cannot write the picture: {reason}", file=path)) from None

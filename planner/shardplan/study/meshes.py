@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardplan.cluster.build import Profile
@@ -29,6 +29,7 @@ MOST_AXES = 3
 """Choices multiply with every axis: of more, a mesh is bounded but not solved."""
 _NO_ROOM = "does not fit in memory"
 OUT_OF_TIME = "out of time"
+INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ def try_meshes(
 ) -> tuple[MeshTrial, ...]:
     """The best plan on every mesh of at most `MOST_AXES` axes, and a bound for the others; in the order of `meshes`.
 
-    Whatever does not depend on the mesh is worked out once; `processes` work side by side.
+    Whatever does not depend on the mesh is worked out once; `processes` work side by side. Where the user stops it
+    once there is a plan, those that are not done are `INTERRUPTED`.
     Raises `ShardplanError` when the model can be planned on none of them for another reason than memory.
     """
     clusters = {text: make_cluster(profile, text) for text in meshes}
@@ -107,16 +109,32 @@ def try_meshes(
             on_done(trial)
 
     work_ns = _work_ns(model, clusters[meshes[0]], options)
-    for trial in _solved(model, clusters, options, shallow, processes):
-        done(trial)
+    stopped = _until_stopped(_solved(model, clusters, options, shallow, processes), done, found)
     for text in meshes:
         if text not in found:
             mesh = clusters[text].mesh
-            done(MeshTrial(text, mesh, None, work_ns // mesh.size, f"not solved: more than {MOST_AXES} axes"))
+            reason = INTERRUPTED if stopped and text in shallow else f"not solved: more than {MOST_AXES} axes"
+            done(MeshTrial(text, mesh, None, work_ns // mesh.size, reason))
     refused = [trial for trial in found.values() if trial.plan is None and trial.diagnostics]
     if len(refused) == len(shallow) and all(trial.reason != _NO_ROOM for trial in refused):
         raise ShardplanError(*refused[0].diagnostics)
     return tuple(found[text] for text in meshes)
+
+
+def _until_stopped(
+    trials: Iterator[MeshTrial], done: Callable[[MeshTrial], None], found: Mapping[str, MeshTrial]
+) -> bool:
+    """Take trials until the user stops the search, which with no plan yet ends it; whether that was so."""
+    try:
+        for trial in trials:
+            done(trial)
+            if trial.plan is not None and trial.plan.summary.outcome == "interrupted":
+                return True
+    except KeyboardInterrupt:
+        if best_of(tuple(found.values())) is None:
+            raise
+        return True
+    return False
 
 
 def best_of(trials: Sequence[MeshTrial]) -> MeshTrial | None:

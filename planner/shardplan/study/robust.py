@@ -1,4 +1,4 @@
-"""How far the constants of a profile may be wrong before another plan is worth having.
+"""Sensitivity analysis of a plan: how far the constants of a profile may be wrong before another plan is better.
 
 Two questions about a plan. Constants drawn at random within a spread, all at once: how much slower is this plan than
 the best one under those constants? And one by one: how far may each constant move, both ways, before some other plan
@@ -37,7 +37,8 @@ _HALVINGS = 2
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """While `constant` is between `low` and `high` times what the profile says, no other plan is worth having.
+    """While `constant` is between `low` and `high` times what the profile says, no other plan is faster by
+    more than `WORTH_HAVING`.
     0 and infinity: as far as was looked, half and twice."""
 
     constant: str

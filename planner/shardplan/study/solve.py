@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.types import Cluster
@@ -15,7 +15,7 @@ from shardplan.planning import plan_model
 from shardplan.request import Request
 from shardplan.solve import Progress
 from shardplan.study.instance import Instance, read
-from shardplan.study.meshes import OUT_OF_TIME, MeshTrial, best_of, logical_meshes, try_meshes
+from shardplan.study.meshes import INTERRUPTED, OUT_OF_TIME, MeshTrial, best_of, logical_meshes, try_meshes
 
 OnProgress = Callable[[Progress], None]
 OnWarning = Callable[[Diagnostic], None]
@@ -78,4 +78,7 @@ def solve(
     if on_warning is not None:
         for diagnostic in best.diagnostics:
             on_warning(diagnostic)
+    if any(trial.reason == INTERRUPTED for trial in trials):
+        best = replace(best, plan=replace(best.plan, summary=replace(best.plan.summary, outcome="interrupted")))
+    assert best.plan is not None
     return Solved(best.plan, cluster_of(best.plan, "the plan"), trials)

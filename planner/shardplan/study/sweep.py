@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -22,8 +21,10 @@ from shardplan.model.types import Model
 from shardplan.pipeline.manual.stages import ManualStages
 from shardplan.plan.types import Plan
 from shardplan.request import FIELDS, Request
+from shardplan.study.finished import finished
 from shardplan.study.instance import as_read, read
 from shardplan.study.solve import NoMeshError, solve
+from shardplan.whole_files import write_whole
 
 FORMAT_VERSION = "1.0"
 _HOUR_US = 3.6e9
@@ -121,6 +122,8 @@ def sweep(
         found = sorted(known.values(), key=lambda point: (order.get(point.request, len(order)), str(point.request)))
         return replace(empty, points=tuple(found))
 
+    if path and missing:
+        _write(path, so_far())  # a file that cannot be written is known before anything is planned
     for point in engine.points(request, missing) if missing else ():
         known[point.request] = point
         if path:
@@ -143,7 +146,7 @@ def plan_point(request: Request, combination: Combination) -> Point:
         )
         instance = read(asked)
         found = solve(instance, most_axes=_MOST_AXES)
-        return _point(instance.model, combination, found.cluster, found.plan)
+        return _point(instance.model, combination, found.cluster, finished(found.plan))
     except InfeasibleError as problem:
         reason = "no plan fits in memory" if isinstance(problem, NoMeshError) else problem.diagnostics[0].summary
         return Point(combination, "infeasible", reason)
@@ -223,14 +226,15 @@ def sweep_record(found: Sweep) -> dict[str, object]:
 
 def _write(path: str, found: Sweep) -> None:
     """Whole or not there."""
-    target = Path(os.path.realpath(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
     record = sweep_record(found)
     rows = ",\n".join(f"    {json.dumps(row)}" for row in cast("list[object]", record["points"]))
     head = f'  "format_version": {json.dumps(FORMAT_VERSION)},\n  "sweep": {json.dumps(record["sweep"])}'
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    beside.write_text(f'{{\n{head},\n  "points": [\n{rows}\n  ]\n}}\n', encoding="utf-8")
-    beside.replace(target)
+    try:
+        write_whole(path, f'{{\n{head},\n  "points": [\n{rows}\n  ]\n}}\n'.encode())
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        summary = f"cannot write the sweep: {reason}"
+        raise ShardplanError(error("unwritable-output", summary, file=path)) from None
 
 
 def _read(path: str, wanted: Sweep) -> tuple[Point, ...]:

@@ -19,13 +19,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from shardplan.errors import Diagnostic
+from shardplan.verbs.streams import DEGRADE, discard
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +91,7 @@ class Session:
         if raw is None:
             sys.stdout.write(text)
         else:
-            raw.write(text.encode())
+            raw.write(text.encode(errors=DEGRADE))
             raw.flush()
 
     def write_document(self, result: Mapping[str, object] | None) -> None:
@@ -132,11 +133,6 @@ class Session:
 def _written(parameter: click.Parameter) -> str:
     """An option as in a file of settings, `memory-limit`; an argument by its name."""
     return max(parameter.opts, key=len).lstrip("-") if isinstance(parameter, click.Option) else str(parameter.name)
-
-
-def discard(stream: TextIO) -> None:
-    """Nobody reads `stream` on: what is still buffered and what is written from now on goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def option(*names: str, **settings: Any) -> Callable[[Verb], Verb]:

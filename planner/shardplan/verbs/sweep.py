@@ -1,4 +1,4 @@
-"""`shardplan sweep MODEL --cluster a,b --mesh 2x8,4x8,auto`: plan every combination, and say which are worth having."""
+"""`shardplan sweep MODEL --cluster a,b --mesh 2x8,4x8,auto`: plan every combination, and say which are the best."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 )
 @option("-o", "--output", metavar="FILE", help="Points as they are done; what the file holds is not planned again.")
 @option("--plot", metavar="FILE.png", help="Memory over time as a picture.")
-@click.option("--all", "show_all", is_flag=True, help="Every point, not only those worth having.")
+@click.option("--all", "show_all", is_flag=True, help="Every point, not only those that are Pareto-optimal.")
 @verb
 def sweep(session: Session, /, **given: Any) -> int:
     """Plan MODEL for every combination of clusters, meshes, microbatches and rematerialisation.

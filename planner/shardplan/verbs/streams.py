@@ -1,0 +1,77 @@
+"""Standard output and standard error as they are: closed, read by nobody, or of an encoding that lacks characters."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any, TextIO
+
+DEGRADE = "shardplan.degrade"
+"""Error handler of encodings: characters that there are none of are written with those of ASCII."""
+_PLAIN = {
+    "→": "->", "←": "<-", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "·": "*", "µ": "u", "…": "...", "–": "-", "—": "-",
+    "│": "|", "└": "+", "─": "-", "┌": "+", "┐": "+", "┘": "+", "├": "+", "┤": "+", "█": "#", "•": "*", "━": "-",
+}  # fmt: skip
+
+
+def _degraded(problem: UnicodeError) -> tuple[str, int]:
+    if not isinstance(problem, UnicodeEncodeError):
+        raise problem
+    text = problem.object[problem.start : problem.end]
+    return "".join(_PLAIN.get(character, "?") for character in text), problem.end
+
+
+codecs.register_error(DEGRADE, _degraded)
+
+
+def discard(stream: TextIO) -> None:
+    """Nobody reads `stream` on: what is still buffered and what is written from now on goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class Unheard:
+    """A stream for people that may be gone: the answer does not depend on who listens."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As of the stream; nothing where it fails."""
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            discard(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """As `write`."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            discard(self._stream)
+
+
+def prepare() -> None:
+    """Make both streams writable in any case, and SIGTERM what Ctrl-C is. Of the process, once."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed before we began
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - until the end
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=DEGRADE)
+    sys.stderr = Unheard(sys.stderr)
+    signal.signal(signal.SIGTERM, _as_interrupt)
+
+
+def _as_interrupt(_: int, frame: FrameType | None) -> None:
+    """Whoever handles Ctrl-C at this moment handles SIGTERM."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)

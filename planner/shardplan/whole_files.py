@@ -1,0 +1,54 @@
+"""Files that are whole or not there: data is written beside the file, brought to the disk, and takes its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+
+def write_whole(path: str | Path, data: bytes) -> bool:
+    """Write `data` to the file at `path`, and make the folders it is in; False where the file is exactly this already.
+
+    A file that is replaced keeps its permissions, and its owner where we may give it away; a symbolic link stays one.
+    Nothing is left behind where it fails. Raises `OSError`.
+    """
+    target = Path(os.path.realpath(path))
+    before = target.stat() if target.exists() else None
+    if before is not None and target.read_bytes() == data:
+        return False
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as stream:
+            if before is not None:
+                _take_after(stream.fileno(), before)
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(target)
+        _settle(target.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return True
+
+
+def _take_after(file: int, before: os.stat_result) -> None:
+    """Give an open file the owner and the permissions of another."""
+    if hasattr(os, "fchown"):
+        with contextlib.suppress(OSError):
+            os.fchown(file, before.st_uid, before.st_gid)
+    if hasattr(os, "fchmod"):
+        os.fchmod(file, stat.S_IMODE(before.st_mode))
+
+
+def _settle(folder: Path) -> None:
+    """Bring a change of names to the disk, where a folder can be."""
+    with contextlib.suppress(OSError):
+        place = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(place)
+        finally:
+            os.close(place)

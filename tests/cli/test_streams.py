@@ -1,0 +1,182 @@
+"""Output that nobody reads, that is closed or lacks characters; signals; files that are replaced. As real processes."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shardplan import processes
+from shardplan.errors import ShardplanError
+from shardplan.plan.file import write_text
+from shardplan.solve.budget import Budget
+from shardplan.verbs import streams
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, str(ROOT / "cli.py"))
+SOLVE = ("solve", "mlp.onnx", "--dim", "batch=32", "-c", "generic", "--mesh", "2x2", "-o", "mlp.plan.json")
+
+
+def run(*arguments, **settings):
+    return subprocess.run([*COMMAND, *arguments], check=False, timeout=120, **settings)
+
+
+@pytest.fixture
+def plan(mlp) -> Path:
+    assert run(*SOLVE, capture_output=True).returncode == 0
+    return Path("mlp.plan.json")
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_closed_stream_changes_nothing(mlp, closed):
+    done = run(*SOLVE, preexec_fn=lambda: os.close(closed), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stdout if closed == 1 else done.stderr) == (0, b"")
+    text = Path("mlp.plan.json").read_bytes()
+    assert text.startswith(b"{")
+    assert text.endswith(b"}\n")
+    same = run("diff", "mlp.plan.json", "mlp.plan.json", preexec_fn=lambda: os.close(closed))
+    assert same.returncode == 0
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_plan_is_written_though_nobody_reads_on(mlp, stream):
+    reader, writer = os.pipe()
+    os.close(reader)
+    # an axis of 3 devices is worth a warning on standard error
+    asked = tuple("1x3" if word == "2x2" else word for word in SOLVE)
+    try:
+        done = run(*asked, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: writer})
+    finally:
+        os.close(writer)
+    assert done.returncode == 0
+    assert Path("mlp.plan.json").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_characters_that_there_are_none_of_are_written_otherwise(plan, encoding):
+    settings = {"env": {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}, "capture_output": True}
+    sweep = ("sweep", "mlp.onnx", "--dim", "batch=32", "-c", "generic", "--mesh", "1x2,2x2")
+    for asked in (("show", str(plan)), sweep, SOLVE):
+        done = run(*asked, **settings)
+        assert (done.returncode, b"Traceback" in done.stderr) == (0, False), asked
+        assert asked != sweep or b" +---" in done.stdout
+
+
+def test_a_plan_on_standard_output_is_utf_8_in_any_terminal(plan):
+    piped = (*SOLVE[:-1], "-")
+    settings = {"env": {**os.environ, "PYTHONIOENCODING": "ascii"}, "capture_output": True}
+    assert run(*piped, **settings).stdout == plan.read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_end_a_process_are_an_interrupt(mlp, number):
+    os.mkfifo("slow.yaml")
+    process = subprocess.Popen([*COMMAND, *SOLVE, "-c", "slow.yaml"], stderr=subprocess.PIPE, text=True)
+    writer = Path("slow.yaml").open("w")  # noqa: SIM115 - opens when the command does, and keeps it waiting
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    writer.close()
+    assert process.returncode == 130
+    assert said.lstrip("\n") == "error[interrupted]: interrupted before there was a result\n"
+
+
+def test_sigterm_asks_a_search_to_end_with_what_it_has():
+    before = signal.signal(signal.SIGTERM, streams._as_interrupt)
+    try:
+        with Budget(None) as budget:
+            signal.raise_signal(signal.SIGTERM)
+            assert budget.interrupted
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_plan_that_is_replaced_keeps_its_permissions_and_its_link(tmp_path):
+    target, link = tmp_path / "kept.plan.json", tmp_path / "link.plan.json"
+    text = '{{"format_version": "1.0", "model": "{}"}}\n'
+    write_text(text.format("old"), target)
+    target.chmod(0o640)
+    link.symlink_to(target)
+    assert write_text(text.format("new"), link) is True
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink()
+    assert "new" in target.read_text()
+    mask = os.umask(0)
+    os.umask(mask)
+    write_text(text.format("new"), tmp_path / "fresh.plan.json")
+    assert (tmp_path / "fresh.plan.json").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_nothing_is_left_of_a_plan_that_cannot_be_written(tmp_path, monkeypatch, call):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = tmp_path / "a.plan.json"
+    write_text('{"format_version": "1.0", "model": "old"}\n', target)
+    monkeypatch.setattr(*((os, "fsync") if call == "fsync" else (Path, "replace")), full)
+    with pytest.raises(
+        ShardplanError, match=r"error\[unwritable-output\]: cannot write the plan: no space left on device"
+    ):
+        write_text('{"format_version": "1.0", "model": "new"}\n', target)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.plan.json"]
+    assert "old" in target.read_text()
+
+
+def test_a_sweep_that_cannot_be_written_is_refused_before_it_begins(shardplan, mlp):
+    asked = ("sweep", "mlp.onnx", "--dim", "batch=32", "-c", "generic", "--mesh", "2")
+    run_ = shardplan(*asked, "-o", "/proc/none/sweep.json")
+    assert run_.code == 2
+    assert run_.err.startswith("/proc/none/sweep.json: error[unwritable-output]: cannot write the sweep: ")
+    run_ = shardplan(*asked, "--plot", "/proc/none/sweep.png")
+    assert run_.code == 2
+    assert run_.err.startswith("/proc/none/sweep.png: error[unwritable-output]: cannot write the picture: ")
+
+
+WORKERS = """
+import sys, time
+sys.path.insert(0, {planner!r})
+from shardplan.processes import run_all
+from {module} import nap
+if __name__ == "__main__":
+    print("begun", flush=True)
+    for _ in run_all(nap, {folder!r}, [0, 1, 2, 3], 2):
+        pass
+"""
+NAP = """
+import os, pathlib, time
+def nap(folder, item):
+    pathlib.Path(folder, str(os.getpid())).touch()
+    time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_the_process_that_asked(tmp_path, number):
+    (tmp_path / "pids").mkdir()
+    (tmp_path / "naps.py").write_text(NAP)
+    script = tmp_path / "asks.py"
+    filled = {"planner": str(ROOT / "planner"), "module": "naps", "folder": str(tmp_path / "pids")}
+    script.write_text(WORKERS.format(**filled))
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    workers = _within(60, lambda: len(list((tmp_path / "pids").iterdir())) == 2) and list((tmp_path / "pids").iterdir())
+    process.send_signal(number)
+    process.wait(30)
+    assert _within(30, lambda: not any(Path("/proc", worker.name, "exe").exists() for worker in workers))
+
+
+def test_run_all_gives_every_result_once():
+    assert list(processes.run_all(pow, 2, [1, 2, 3], 1)) == [2, 4, 8]
+    assert sorted(processes.run_all(pow, 2, [1, 2, 3], 2)) == [2, 4, 8]
+
+
+def _within(seconds, holds):
+    ends = time.monotonic() + seconds
+    while not holds() and time.monotonic() < ends:
+        time.sleep(0.05)
+    return holds()
