@@ -20,12 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import measured
+from memory_closed_forms import training_state_bytes
 from rows import Row, not_demanded, ordered, spearman, within
 from simulate import Run, layer_activations, peak_bytes, predict, spec_of, state_memory
 
-from shardplan.cost.memory import training_state_bytes
 from shardplan.models import TransformerSpec, build
 
 MIB = 2**20

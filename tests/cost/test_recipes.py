@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from memory_closed_forms import kv_cache_bytes, training_state_bytes
 
 from shardplan.cluster.profile import load_profile
-from shardplan.cost.memory import kv_cache_bytes, training_state_bytes
 from shardplan.cost.recipes import RECIPES, gradient_dtype, optimizer_seconds, recipe, state_bytes
 from shardplan.errors import ShardplanError
 

@@ -1,10 +1,10 @@
 """Room for the keys and values of serving."""
 
 import pytest
+from memory_closed_forms import kv_cache_bytes
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
-from shardplan.cost.memory import kv_cache_bytes
 from shardplan.errors import ShardplanError
 from shardplan.models import described, transformer
 from shardplan.planning import PlanOptions, plan_model

@@ -22,12 +22,20 @@ from shardplan.layout.lower import backward, by_bytes, lower, wire_share
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, R, S
 from shardplan.layout.table import transition_table
-from shardplan.program.collectives import run, run_sequence, shard, unshard
+from shardplan.program.collectives import run, shard, unshard
 
 FLAT = [(2, 2), (2, 3), (4,), (3,)]
 DEEP = [(2, 2, 2)]
 SAMPLED = [(3, 2, 2), (2, 2, 3), (3, 3), (1, 2), (2, 1, 2), (2, 4), (4, 2)]
 PLAIN = (S(0), S(1), S(2), P())
+
+
+def run_sequence(value, layout, steps, mesh):
+    """The mesh value after all `steps` of a move that begins in the plain layout `layout`."""
+    for step in steps:
+        value = run(value, layout, step.collective, step.target, mesh)
+        layout = step.target
+    return value
 
 
 def mesh_of(sizes):

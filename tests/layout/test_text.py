@@ -1,19 +1,16 @@
-"""The four text forms of a layout: what they print, what they parse, and what they say to a mistake."""
+"""The text forms of a layout: what they print, what they parse, and what they say to a mistake."""
 
 import pytest
+from layout_schemes import from_scheme, to_scheme
 
 from shardplan.errors import ShardplanError
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, R, S
 from shardplan.layout.text import (
-    from_compact,
     from_dim_axes,
-    from_scheme,
     from_text,
-    to_compact,
     to_dim_axes,
-    to_scheme,
     to_text,
 )
 
@@ -114,34 +111,6 @@ def test_named_mistakes(text, said):
     with pytest.raises(ShardplanError) as caught:
         from_text(text, MESH)
     assert str(caught.value) == said
-
-
-@pytest.mark.parametrize(
-    ("layout", "text"),
-    [
-        (Layout.of(S(0), R), "S(0)R"),
-        (Layout.of(S(0), S(0)), "S(0)S(0)"),
-        (Layout.of(RP, R), "R/PR"),
-        (Layout.of(R, P()), "RP"),
-        (Layout.of(P("max"), S(1, (4, 4))), "P(max)S(1;2x4)"),
-    ],
-)
-def test_compact(layout, text):
-    assert to_compact(layout) == text
-    assert from_compact(text, MESH) == layout
-
-
-def test_compact_says_mesh_order_only():
-    with pytest.raises(ValueError, match="is not the mesh order"):
-        to_compact(Layout.of(S(0), S(0), order=(1, 0)))
-    with pytest.raises(ShardplanError) as caught:
-        from_compact("S(0)", MESH)
-    assert str(caught.value) == (
-        "error[layout-text]: layout 'S(0)': 1 placements for 2 mesh axes\n  the mesh axes are machine, gpu"
-    )
-    with pytest.raises(ShardplanError) as caught:
-        from_compact("S(0)X", MESH)
-    assert "'X' does not begin with a placement" in str(caught.value)
 
 
 def test_dim_axes():

@@ -1,11 +1,10 @@
-"""Layouts as text, in the four ways the field writes them; each is printed and parsed.
+"""Layouts as text, printed and parsed in the named form and as lists of axes per dim; printed as schemes.
 
 | form     | example                      | says                                                                     |
 |----------|------------------------------|--------------------------------------------------------------------------|
 | named    | `S(0)@machine, R/P@gpu`      | everything; axes of one placement major first: `S(0)@gpu,machine`          |
-| compact  | `S(0)R/P`                    | one placement per mesh axis, as DTensor prints; mesh order only            |
 | dim axes | `[["machine", "gpu"], []]`   | the axes of each dim, major first, as JAX and Shardy; plain shards only    |
-| scheme   | `RS`, `S0R`, `S01R`, `RS[1]` | per dim, as Slapo, Alpa and ONNX Runtime; plain shards only                |
+| scheme   | `RS`, `S01R`                 | one letter per dim, as Slapo and Alpa; of matrices                        |
 
 Parsers raise one `ShardplanError` that says what is wrong and which axes there are.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
@@ -24,7 +23,6 @@ from shardplan.layout.placement import RP, P, Placement, R, S
 REDUCTIONS = ("sum", "max", "min", "prod")
 _PLACEMENT = re.compile(r"S\((\d{1,9})(?:;([\dx,\s]*))?\)|(R/P)|(R)|P(?:\((\w+)\))?")
 _SEGMENT = re.compile(r"(?:(\d{1,5})x)?(\d{1,15})")
-_SCHEME = re.compile(r"(R)|S(?:(\d+)|\[(\d{1,3}(?:,\d{1,3})*)\])?")
 
 
 def to_text(layout: Layout, mesh: Mesh) -> str:
@@ -60,28 +58,6 @@ def from_text(text: str, mesh: Mesh) -> Layout:
     return Layout.of(*(placements.get(axis, R) for axis in range(len(mesh))), order=order)
 
 
-def to_compact(layout: Layout) -> str:
-    """`S(0)R/P`: one placement per mesh axis. `ValueError` if several axes shard one dim out of mesh order."""
-    if layout.order != tuple(range(len(layout))):
-        raise ValueError(f"axis order {layout.order} is not the mesh order, which is all that the compact form can say")
-    return "".join(str(placement) for placement in layout.placements)
-
-
-def from_compact(text: str, mesh: Mesh) -> Layout:
-    """The layout that `text` writes in the compact form, one placement for each axis of `mesh`."""
-    placements = []
-    rest = text.strip()
-    while rest:
-        match = _PLACEMENT.match(rest)
-        if match is None:
-            _fail(text, f"'{rest}' does not begin with a placement", mesh, _PLACEMENT_HINT)
-        placements.append(_placement(match[0], text))
-        rest = rest[match.end() :].lstrip()
-    if len(placements) != len(mesh):
-        _fail(text, f"{len(placements)} placements for {len(mesh)} mesh axes", mesh)
-    return Layout.of(*placements)
-
-
 def to_dim_axes(layout: Layout, mesh: Mesh, rank: int) -> list[list[str]]:
     """`[["machine", "gpu"], []]`: names of the axes that shard each dim, major first. Partial axes are not in it.
 
@@ -115,40 +91,6 @@ def from_dim_axes(
     return Layout.of(*(placements.get(axis, R) for axis in range(len(mesh))), order=order)
 
 
-def to_scheme(layout: Layout, mesh: Mesh, rank: int, style: Literal["alpa", "ort"] = "alpa") -> str:
-    """One letter per dim: `RS` on a 1-D mesh, `S0R` and `S01R` on others; style `ort` brackets the axes: `RS[1]`.
-
-    `ValueError` if the layout has anything but plain shards and `R`, or (style `alpa`) an axis number above 9.
-    """
-    if any(p.kind not in "SR" for p in layout.placements):
-        raise ValueError("a per-dim scheme writes S and R only")
-    letters = []
-    for names in to_dim_axes(layout, mesh, rank):
-        numbers = [str(mesh.index(name)) for name in names]
-        if style == "alpa" and any(len(number) > 1 for number in numbers):
-            raise ValueError("the scheme has one digit per mesh axis, so it cannot name axis 10 and above")
-        if not names:
-            letters.append("R")
-        elif style == "ort":
-            letters.append(f"S[{','.join(numbers)}]")
-        else:
-            letters.append("S" if len(mesh) == 1 else "S" + "".join(numbers))
-    return "".join(letters)
-
-
-def from_scheme(text: str, mesh: Mesh) -> Layout:
-    """The layout that `text` writes as a per-dim scheme in any of its styles; a plain `S` needs a 1-D mesh."""
-    lists: list[list[str]] = []
-    rest = text.strip()
-    while rest:
-        match = _SCHEME.match(rest)
-        if match is None:
-            _fail(text, f"'{rest}' does not begin with R, S, S0 or S[0]", mesh)
-        lists.append([] if match[1] else _numbered(match, text, mesh))
-        rest = rest[match.end() :].lstrip()
-    return from_dim_axes(lists, mesh)
-
-
 _PLACEMENT_HINT = "placements are S(0), S(1;3x768), R, R/P, P and P(max)"
 
 
@@ -168,19 +110,6 @@ def matrix_scheme(layout: Layout | None, mesh: Mesh, rank: int) -> str:
     partial = any(layout.placements[axis].kind == "P" for axis in real)
     leading = any(letter != "R" for letter in letters[:-2])
     return "".join(letters if leading else letters[-2:]) + "P" * partial
-
-
-def _numbered(match: re.Match[str], text: str, mesh: Mesh) -> list[str]:
-    """Names of the axes that one `S` of a scheme is on."""
-    numbers = list(match[2] or "") if match[3] is None else match[3].split(",")
-    if not numbers and len(mesh) == 1:
-        numbers = ["0"]
-    if not numbers:
-        _fail(text, f"'S' does not say which of the {len(mesh)} mesh axes", mesh, "write S0 or S[0] for the first axis")
-    for number in numbers:
-        if int(number) >= len(mesh):
-            _fail(text, f"mesh axis {number} does not exist", mesh, f"axes are numbered from 0 to {len(mesh) - 1}")
-    return [mesh.names[int(number)] for number in numbers]
 
 
 def _placement(text: str, whole: str) -> Placement:

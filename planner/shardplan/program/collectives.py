@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import tile
-from shardplan.layout.lower import Step
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import R
 
@@ -126,17 +125,6 @@ def run(
     if received is not None:
         received[:] = [before + more for before, more in zip(received, moved, strict=True)]
     return result
-
-
-def run_sequence(
-    locals_: Sequence[Array], source: Layout, steps: Iterable[Step], mesh: Mesh, *, received: list[int] | None = None
-) -> list[Array]:
-    """The mesh value after all `steps` of a move that begins in the plain layout `source`."""
-    value, layout = list(locals_), source
-    for step in steps:
-        value = run(value, layout, step.collective, step.target, mesh, received=received)
-        layout = step.target
-    return value
 
 
 def run_node(kind: str, arrays: Sequence[Array], settings: Mapping[str, Any]) -> list[Array]:

@@ -9,6 +9,7 @@ import itertools
 
 import onnx
 import pytest
+from layout_schemes import from_scheme, to_scheme
 from onnx import parser
 from peer_mlp import Solved, mlp
 
@@ -20,7 +21,6 @@ from shardplan.extras.peers.hidet import HidetCollectives
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal, local_shape
 from shardplan.layout.placement import R, S
-from shardplan.layout.text import from_scheme, to_scheme
 from shardplan.model.read import read_model
 from shardplan.planning import PlanOptions, plan_model
 

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from layout_schemes import to_scheme
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
@@ -16,7 +17,6 @@ from shardplan.extras.peers.trtllm_devices import DEVICES
 from shardplan.graph.pricing import Pricing
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R, S
-from shardplan.layout.text import to_scheme
 
 NET, NVLINK = Wire(25.0, 10.0, in_network=True), Wire(300.0, 10.0)
 FOUR_HOSTS = TrtllmCollectives((4, 4), (NET, NVLINK))

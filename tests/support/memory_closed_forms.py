@@ -1,5 +1,4 @@
-"""Bytes that a model needs on one device besides its activations: training state, caches. Closed forms, for checks and
-for what is no tensor of the graph; the plan's own memory is counted from its layouts."""
+"""Closed forms of the bytes that a model needs on one device besides activations: training state and KV cache."""
 
 from __future__ import annotations
 
