@@ -16,7 +16,7 @@ from shardplan.graph.fusion import fuse
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import to_problem
-from shardplan.graph.remat import running_again
+from shardplan.graph.remat import saving_least
 from shardplan.model.read import read_model
 from shardplan.planning import Planner
 from shardplan.planning.remat_scope import ONCE, scope
@@ -62,7 +62,7 @@ def assignments(model, cluster, weight=1.0):
     labels = scope(model, rules, flow, fusion, options).labels
     for chosen in itertools.product(*labels):
         until = {index: label for index, label in enumerate(chosen) if label != ONCE}
-        again = running_again(model, rules, flow, fusion, until)
+        again = saving_least(model, rules, flow, fusion, until)
         built = build_cost_graph(model, rules, cluster, options, overlap_weight=weight, complete=True, again=again)
         yield until, to_problem(built, Memory(built), None)
 

@@ -16,7 +16,7 @@ from shardplan.graph.fusion import fuse
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import to_problem
-from shardplan.graph.remat import running_again
+from shardplan.graph.remat import saving_least
 from shardplan.model.read import read_model
 from shardplan.planning import Planner
 from shardplan.planning.remat_scope import ONCE, scope
@@ -60,7 +60,7 @@ def labelled(model, cluster, options):
     fusion = fuse(model, rules, flow)
     for chosen in itertools.product(*scope(model, rules, flow, fusion, options).labels):
         until = {index: label for index, label in enumerate(chosen) if label != ONCE}
-        again = running_again(model, rules, flow, fusion, until)
+        again = saving_least(model, rules, flow, fusion, until)
         planner = Planner(model, cluster, options)
         yield [
             to_problem(built, Memory(built), None)

@@ -1,4 +1,4 @@
-"""Constraints, matched against a model and a mesh: what is asked of every single tensor and operator."""
+"""Constraints resolved against a model and a mesh: what is asked of every single tensor and operator."""
 
 from __future__ import annotations
 

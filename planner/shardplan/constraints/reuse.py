@@ -1,4 +1,4 @@
-"""Constraints that say what a plan of another model does, by the names of the model at hand."""
+"""Constraints taken from the plan of another model, renamed for the model at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rematerialisation: which operators run again in backward, and which values are then not saved.
+"""Rematerialisation: which operators are recomputed in backward, and which values are then not saved.
 
 As a flag, `selective` recomputes the inside of decomposed attention (the scores between two matrix products around a
 softmax); a fused attention operator does that by itself. `full` recomputes every repeated block from its inputs.
@@ -23,7 +23,7 @@ _TRANSPARENT = frozenset({"pointwise", "view", "memory"})
 
 @dataclass(frozen=True)
 class Recompute:
-    """`until[i]`: operator i runs a second time, right before the backward of operator `until[i]`. `saved`: values
+    """`until[i]`: operator i is recomputed right before the backward of operator `until[i]`. `saved`: values
     saved for backward. `needed`: (operator, operand) of what backward reads; `served`: tensors that readers are given
     again in backward."""
 
@@ -50,19 +50,19 @@ class Recompute:
 
 
 def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> Recompute:
-    """What runs again under the flag `options.remat`, and what is left to save; nothing under `auto`, which chooses."""
+    """What the flag `options.remat` recomputes, and what is left to save; nothing under `auto`, which chooses."""
     until: dict[int, int] = {}
     if options.training and options.remat in ("selective", "full"):
         found = blocks(model) if options.remat == "full" else attention_cores(model, rules, flow)
         for segment in found:
             until.update(dict.fromkeys(sorted(segment.operators), segment.last))
-    return running_again(model, rules, flow, fusion, until)
+    return saving_least(model, rules, flow, fusion, until)
 
 
-def running_again(
+def saving_least(
     model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, until: Mapping[int, int]
 ) -> Recompute:
-    """What follows when the operators `until` run again and as little as possible is saved."""
+    """What follows when the operators `until` are recomputed and as little as possible is saved."""
     latest = latest_reads(model, rules, flow, fusion)
     saved = {name for name, last in latest.items() if until.get(flow.makers[name][0], -1) < last}
     for name, (maker, _) in flow.makers.items():
@@ -75,7 +75,7 @@ def running_again(
 def recomputed(
     model: Model, rules: Sequence[Rule], flow: Flow, until: Mapping[int, int], saved: frozenset[str]
 ) -> Recompute:
-    """What follows when the operators `until` run again and the values `saved` are saved."""
+    """What follows when the operators `until` are recomputed and the values `saved` are saved."""
     needed = frozenset(
         (index, position)
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))

@@ -34,6 +34,10 @@ class Layouts:
     problem: Problem
     penalties: Mapping[Node, Costs]
 
+    def having(self, problem: Problem) -> Layouts:
+        """The same with another problem of the same choices."""
+        return replace(self, problem=problem)
+
     def chosen(self, choices: tuple[int, ...]) -> dict[Node, int]:
         """An assignment by nodes."""
         return dict(zip(node_order(self.built), choices, strict=True))
@@ -42,7 +46,7 @@ class Layouts:
 @dataclass(frozen=True)
 class Posed:
     """`sums[k]`: the problem in which sum k of the objective is minimised; all of them have the same choices.
-    `repeated[k]`: the same as if every operator ran again, where what is recomputed is to be chosen."""
+    `repeated[k]`: the same as if every operator were recomputed, where what is recomputed is to be chosen."""
 
     sums: tuple[Layouts, ...]
     repeated: tuple[Layouts, ...] = ()

@@ -21,14 +21,14 @@ from shardplan.model.types import CONTROL, Model, Operator
 from shardplan.rules.types import Rule
 
 ONCE = -1
-"""The label of an operator that runs once; other labels are the operator before whose backward it runs again."""
+"""The label of an operator that runs once; other labels are the operator before whose backward it is recomputed."""
 SHORTEST, LENGTH = 4, 1.25
 """Operators of a stretch: at most so many, or so many times the square root of all."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """`labels[i]`: when operator i may run again, `ONCE` first. `fates[v]`: what may become of value v; values that are
+    """`labels[i]`: when operator i may run, `ONCE` first. `fates[v]`: what may become of value v; values that are
     not there are present in backward anyway, or nobody's care (`shardplan.graph.remat`). `required`: values that
     backward reads."""
 
@@ -38,7 +38,7 @@ class Scope:
     readers: Mapping[str, frozenset[int]]
 
     def serves(self, name: str, fate: Fate) -> frozenset[int]:
-        """The labels of readers that find a value again when it fared so."""
+        """The labels of readers that find a value in backward when it fared so."""
         wanted = self.readers[name]
         if fate == "passing":
             return frozenset()
@@ -47,7 +47,7 @@ class Scope:
         return frozenset(label for label in wanted if label == fate or (label < fate and name in self.required))
 
     def segments(self) -> dict[int, list[int]]:
-        """The operators that may run again right before the backward of each operator."""
+        """The operators that may be recomputed right before the backward of each operator."""
         found: dict[int, list[int]] = {}
         for index, labels in enumerate(self.labels):
             for label in labels[1:]:
@@ -109,7 +109,7 @@ class _Scope:
         return self._plain(operator) and any(name and self._tracked(name) for name in operator.outputs)
 
     def _useful(self, index: int, last: int) -> bool:
-        """Whether backward, or something that may run again, reads a result when it comes that late."""
+        """Whether backward, or something that may be recomputed, reads a result when it comes that late."""
         for name in filter(None, self.model.operators[index].outputs):
             latest = self.latest.get(name)
             if (latest is not None and latest <= last) or name in self.lasting:
@@ -147,9 +147,9 @@ class _Scope:
 
 
 def _lasting(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> frozenset[str]:
-    """What the flags save although it is made again: the borders of blocks."""
+    """What the flags save although its maker is recomputed: the borders of blocks."""
     flags = [recompute(model, rules, flow, fusion, replace(options, remat=flag)) for flag in ("selective", "full")]
-    return frozenset(name for again in flags for name in again.saved if flow.makers[name][0] in again.until)
+    return frozenset(name for remat in flags for name in remat.saved if flow.makers[name][0] in remat.until)
 
 
 def stretches(model: Model, flow: Flow) -> list[Segment]:

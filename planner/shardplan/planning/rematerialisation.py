@@ -1,9 +1,9 @@
 """Rematerialisation: which operators are recomputed in backward, chosen with the layouts in one problem.
 
-Two problems of the same nodes and edges, one as if every operator ran once and one as if every operator ran again, are
-laid side by side: an operator's choices are its strategies run once, then those run again for each of its labels; a
-value's are its layouts for each of its fates. Everything stays pairwise: what runs again finds each operand saved or
-recomputed in time, and what is recomputed has a maker that runs again. Bytes are held as the fate has it.
+Two problems of the same nodes and edges, one as if nothing were recomputed and one as if everything were, are laid side
+by side: an operator's choices are its strategies run once, then those recomputed for each of its labels; a value's are
+its layouts for each of its fates. Everything stays pairwise: a recomputed operator finds each operand saved or
+recomputed in time, and a recomputed value has a recomputed maker. Bytes are held as the fate has it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction
 from shardplan.planning.remat_scope import ONCE, Scope, scope
 from shardplan.solve.problem import Bytes, Costs, Edge, Problem, Usage
 
-_AGAIN_PICOSECONDS = 1.0
-"""Charged for everything that runs again, so that nothing does without need."""
+_RECOMPUTE_PICOSECONDS = 1.0
+"""Charged for every recomputed operator, so that none is without need."""
 State = int | str | frozenset[int] | None
 
 
@@ -42,7 +42,7 @@ class RematNumbering:
     starts: tuple[tuple[int, ...], ...]
 
     def without_recompute(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """The assignment in which nothing runs again and every node takes its choice of `choices`."""
+        """The assignment in which nothing is recomputed and every node takes its choice of `choices`."""
         found = []
         for (kind, name), choice, starts, states in zip(self.order, choices, self.starts, self.states, strict=True):
             state: State = states[0]
@@ -53,7 +53,7 @@ class RematNumbering:
         return tuple(found)
 
     def decoded(self, choices: Sequence[int]) -> tuple[Recompute, tuple[int, ...]]:
-        """What an assignment recomputes, and its choices in the graph in which just that runs again."""
+        """What an assignment recomputes, and its choices in the graph in which just that is recomputed."""
         states: list[State] = []
         local: list[int] = []
         for choice, starts, of_node in zip(choices, self.starts, self.states, strict=True):
@@ -77,7 +77,7 @@ class Rematerialisation(Reduction[RematNumbering | None]):
     def apply(self, posed: Posed) -> tuple[Posed, RematNumbering | None]:
         if not posed.repeated:
             return posed, None
-        combined = [with_remat(once, again) for once, again in zip(posed.sums, posed.repeated, strict=True)]
+        combined = [with_remat(once, repeated) for once, repeated in zip(posed.sums, posed.repeated, strict=True)]
         sums = (replace(once, problem=problem) for once, (problem, _) in zip(posed.sums, combined, strict=True))
         return Posed(tuple(sums)), combined[0][1]
 
@@ -91,16 +91,16 @@ class Rematerialisation(Reduction[RematNumbering | None]):
         return assignment if data is None else Assignment(data.without_recompute(assignment.choices))
 
 
-def with_remat(once: Layouts, again: Layouts) -> tuple[Problem, RematNumbering]:
-    """The problem of layouts and rematerialisation together. `once`, `again`: the problem as if nothing, and as if
-    everything ran again, restricted and penalised as asked; memory is added here."""
+def with_remat(once: Layouts, repeated: Layouts) -> tuple[Problem, RematNumbering]:
+    """The problem of layouts and rematerialisation together. `once`, `repeated`: the problem as if
+    nothing, and as if everything were recomputed, restricted and penalised as asked; memory is added here."""
     built = once.built
     choices = scope(built.model, built.rules, built.flow, built.fusion, built.options)
-    return _Combined(choices, built, again.built, once.problem, again.problem).combined()
+    return _Combined(choices, built, repeated.built, once.problem, repeated.problem).combined()
 
 
 def everything(built: CostGraph) -> Recompute:
-    """As if every operator ran again: for prices alone."""
+    """As if every operator were recomputed: for prices alone."""
     last = len(built.model.operators) - 1
     until = dict.fromkeys(range(len(built.model.operators)), last)
     return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved)
@@ -116,8 +116,8 @@ def flags(built: CostGraph) -> Iterator[Recompute]:
 
 
 class _Combined:
-    def __init__(self, scope: Scope, once: CostGraph, again: CostGraph, first: Problem, second: Problem) -> None:
-        self.scope, self.once, self.again = scope, once, again
+    def __init__(self, scope: Scope, once: CostGraph, repeated: CostGraph, first: Problem, second: Problem) -> None:
+        self.scope, self.once, self.repeated = scope, once, repeated
         self.problems = first, second
         self.order = node_order(once)
         self.index = {operator.name: index for index, operator in enumerate(once.model.operators)}
@@ -127,9 +127,9 @@ class _Combined:
         self._bytes: dict[tuple[object, ...], Bytes] = {}
 
     def combined(self) -> tuple[Problem, RematNumbering]:
-        once, again = self.problems
+        once, repeated = self.problems
         edges = []
-        for edge, other in zip(once.edges, again.edges, strict=True):
+        for edge, other in zip(once.edges, repeated.edges, strict=True):
             edges.append(Edge(edge.u, edge.v, self._table(edge, other)))
         costs = tuple(self._cost(number) for number in range(len(self.order)))
         starts = tuple(self._starts(number) for number in range(len(self.order)))
@@ -153,8 +153,8 @@ class _Combined:
 
     def _own(self, number: int, state: State) -> Costs:
         """Costs of a node's choices in one state."""
-        runs_again = self.order[number][0] == "operator" and state != ONCE
-        return self.problems[runs_again].costs[number]
+        recomputes = self.order[number][0] == "operator" and state != ONCE
+        return self.problems[recomputes].costs[number]
 
     def _cost(self, number: int) -> Costs:
         states = self.states[number]
@@ -165,7 +165,7 @@ class _Combined:
         key = (*(id(part) for part in parts), *ties)
         if key not in self._costs:
             self._costs[key] = np.concatenate(
-                [part + _AGAIN_PICOSECONDS * tie for part, tie in zip(parts, ties, strict=True)]
+                [part + _RECOMPUTE_PICOSECONDS * tie for part, tie in zip(parts, ties, strict=True)]
             )
         return self._costs[key]
 
@@ -176,9 +176,9 @@ class _Combined:
         kinds = self.order[edge.u][0], self.order[edge.v][0]
         tensor = self.order[edge.u if kinds[0] != "operator" else edge.v][1]
         allowed = [[self._allowed(kinds, tensor, row, column) for column in columns] for row in rows]
-        # which of the two prices: by the operator's label, or by whether a copy is served again
+        # which of the two prices: by the operator's label, or by whether a copy is served in backward
         by_row = kinds[0] == "operator"
-        prices = [_runs_again(state) for state in (rows if by_row else columns)]
+        prices = [_recomputes(state) for state in (rows if by_row else columns)]
         key = (id(edge.table), id(other.table), by_row, tuple(prices), tuple(map(tuple, allowed)))
         if key not in self._tables:
             tables = edge.table, other.table
@@ -206,7 +206,7 @@ class _Combined:
         return True
 
     def _made(self, label: State, fate: State, tensor: str) -> bool:
-        """Whether a value may fare so when its maker runs again, or does not."""
+        """Whether a value may fare so when its maker is recomputed, or is not."""
         if label == ONCE:
             return fate in ("passing", "saved")
         if fate == "passing":
@@ -242,7 +242,7 @@ class _Combined:
     def _of_operator(self, index: int, node: int, time: Moments) -> list[Usage]:
         labels = self.scope.labels[index]
         first, last = self.once.flow.windows.get(index, (index, index))
-        spaces = [(self.once if label == ONCE else self.again).operators[index] for label in labels]
+        spaces = [(self.once if label == ONCE else self.repeated).operators[index] for label in labels]
         key = tuple(id(space) for space in spaces)
         if ("forward", *key) not in self._bytes:
             self._bytes["forward", *key] = np.concatenate([space.forward_bytes for space in spaces])
@@ -252,7 +252,7 @@ class _Combined:
             Usage(node, time.backward(last), time.backward(first) + 1, self._bytes["backward", *key]),
         ]
         for number, label in enumerate(labels[1:], start=1):
-            masked = ("again", number, *key)
+            masked = ("recomputed", number, *key)
             if masked not in self._bytes:
                 parts = [space.forward_bytes * (n == number) for n, space in enumerate(spaces)]
                 self._bytes[masked] = np.concatenate(parts)
@@ -277,8 +277,8 @@ class _Combined:
         return usages
 
 
-def _runs_again(state: State) -> bool:
-    """Whether an operator of this state runs again, or a value of it is served again."""
+def _recomputes(state: State) -> bool:
+    """Whether an operator in this state is recomputed, or a value in it is served for recomputation."""
     if isinstance(state, frozenset):
         return bool(state)
     return state is not None and state != ONCE

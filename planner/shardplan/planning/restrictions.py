@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardplan.cost.named import CostModel
-from shardplan.planning.reduction import Layouts, Posed, Reduction, Restrict, restrict
+from shardplan.planning.reduction import Posed, Reduction, Restrict, restrict
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,10 @@ class Restriction(Reduction[None]):
     restrict: Restrict | None
 
     def apply(self, posed: Posed) -> tuple[Posed, None]:
-        return posed.map(self._restricted) if self.restrict else posed, None
-
-    def _restricted(self, layouts: Layouts) -> Layouts:
-        assert self.restrict is not None
-        problem = restrict(layouts.problem, layouts.built, self.restrict(layouts.built))
-        return replace(layouts, problem=problem)
+        wanted = self.restrict
+        if wanted is None:
+            return posed, None
+        return posed.map(lambda each: each.having(restrict(each.problem, each.built, wanted(each.built)))), None
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,5 @@ class KnownToPlanner(Reduction[None]):
     cost_model: CostModel
 
     def apply(self, posed: Posed) -> tuple[Posed, None]:
-        return posed.map(self._known), None
-
-    def _known(self, layouts: Layouts) -> Layouts:
-        return replace(layouts, problem=self.cost_model.restricted(layouts.problem, layouts.built))
+        known = self.cost_model.restricted
+        return posed.map(lambda each: each.having(known(each.problem, each.built))), None

@@ -1,4 +1,4 @@
-"""Why this and not that: every other choice of some tensors or of an operator, with all the rest solved again.
+"""Alternatives: every other choice of some tensors or of an operator, with all the rest solved again.
 
 The difference is that of the objective which the plan minimised, so no alternative is better than nothing; where the
 search proves both sides it is exact.

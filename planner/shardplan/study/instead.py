@@ -1,4 +1,4 @@
-"""Why not so: a layout or a split that somebody asks for, planned with all else free, beside the plan there is."""
+"""What-if: a layout or a split that is asked for, planned with all else free, beside the plan there is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would make a plan fit: changes of what was asked for that were solved, and do."""
+"""Remedies: changes of a request that has no plan under which one was found to fit."""
 
 from __future__ import annotations
 
