@@ -90,7 +90,7 @@ def test_other_assignments_of_the_solver_are_plans_too(model):
     graphs = graphs_of(model, remat="auto")
     limit = 5_000_000
     found = answer(graphs, Question(limit, BOTH, chooses_remat=True))
-    for assignment in found.pool:
+    for assignment in found.pool():
         other = judged(taking(graphs, found, assignment))
         assert other.step_s >= found.solution.bound / 1e12 - TIES_S
 

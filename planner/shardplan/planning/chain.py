@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.solve import Problem, Progress, Solution, evaluate, solve
 
-Undo: TypeAlias = list[tuple[Reduction[Any], Any]]
+Undo: TypeAlias = Sequence[tuple[Reduction[Any], Any]]
 """Reductions, each with the data of its inversion, in the order in which they were applied."""
 UNSOLVED = Solution("limit", None, math.inf, -math.inf)
 
@@ -49,14 +49,18 @@ class Question:
 @dataclass(frozen=True)
 class Answer:
     """`solution`: in the choices of `layouts`, the problem of the first sum of the graph in which that is recomputed
-    which was chosen. `pool`: the other assignments that the solver met. `too_large`: the problem was too large to be
-    posed."""
+    which was chosen; its `candidates` are still those of the solver's problem, `undo` leads back from there.
+    `too_large`: the problem was too large to be posed."""
 
     question: Question
     layouts: Layouts
     solution: Solution
-    pool: tuple[Assignment, ...] = ()
+    undo: Undo = ()
     too_large: bool = False
+
+    def pool(self) -> Iterator[Assignment]:
+        """All assignments that the solver met, the cheapest first; each is an answer as `taking` has it."""
+        return (_inverted(self.undo, choices) for choices in self.solution.candidates)
 
 
 def chain(instance: Instance, question: Question) -> tuple[tuple[Reduction[Any], ...], tuple[Reduction[Any], ...]]:
@@ -81,13 +85,11 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
     solution = _solved(reduced.sums[0].problem, instance.options, question, _lifted(undo, question), on_progress)
     if solution.choices is None:
         return Answer(question, layouts, solution)
-    pool = (_inverted(undo, choices) for choices in solution.candidates if choices != solution.choices)
-    found = Answer(question, layouts, replace(solution, candidates=()), tuple(pool))
-    return taking(graphs, found, _inverted(undo, solution.choices))
+    return taking(graphs, Answer(question, layouts, solution, undo), _inverted(undo, solution.choices))
 
 
 def taking(graphs: CostGraphs, found: Answer, assignment: Assignment) -> Answer:
-    """An answer with another assignment, that the solver found too, or one of `Answer.pool`."""
+    """An answer with another assignment: one of its pool."""
     question, layouts = found.question, found.layouts
     solution = replace(found.solution, choices=assignment.choices)
     if assignment.remat is not None:
@@ -125,7 +127,7 @@ def _layouts(graph: tuple[CostGraph, Memory], question: Question) -> Layouts:
 
 def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, Undo]:
     """The problem after `reductions`, and how to go back."""
-    undo: Undo = []
+    undo = []
     for reduction in reductions:
         posed, data = reduction.apply(posed)
         undo.append((reduction, data))
