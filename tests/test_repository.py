@@ -1,6 +1,7 @@
 """The repository keeps its own promises: documents, the wheel, the limits of the house."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -52,6 +53,23 @@ def test_verbs_in_the_documents_exist():
 
     text = "\n".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
     assert set(re.findall(r"`shardplan ([a-z]+)", text)) <= set(cli.commands)
+
+
+def test_the_page_on_architecture_names_what_is_there():
+    """Every package and module of the top has its line, every function of the road and every file to touch exists."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    top = ROOT / "planner" / "shardplan"
+    parts = dict(part.split("\n", 1) for part in f"\n{text}".split("\n## ")[1:])
+    road, costs = parts["The road of one request"], parts["What a change costs"]
+    packages = re.findall(r"^\|.*\|$", text.split("\n## ")[0], re.MULTILINE)
+    named = {name for row in packages for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    here = {path.stem for path in top.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert named == here - {"__init__", "__main__"}
+    for module, function in re.findall(r"`((?:\w+\.)+)(\w+)`", road):
+        assert callable(getattr(importlib.import_module(f"shardplan.{module[:-1]}"), function))
+    files = re.findall(r"`(\w+/[\w/]+\.py)`", costs)
+    assert len(files) > 8
+    assert [file for file in files if not (top / file).is_file()] == []
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "planner" / "shardplan")))
