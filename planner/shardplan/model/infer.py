@@ -26,6 +26,7 @@ from shardplan.model.loops import unrolled
 from shardplan.model.node_types import UNKNOWN, NodeTyper, Outcome, Typed, show
 from shardplan.model.shapes import Shape
 from shardplan.model.types import CONTROL
+from shardplan.model.wall import UNREADABLE, unplannable
 from shardplan.model.weights import Weights
 
 Array = np.ndarray[Any, Any]
@@ -71,7 +72,14 @@ class _Pass:
 
     def run(self) -> None:
         self._read_initializers()
-        self.draft.nodes = [placed for node in self.draft.nodes for placed in self._placed(node)]
+        self.draft.nodes = [placed for node in self.draft.nodes for placed in self._guarded(node)]
+
+    def _guarded(self, node: Node) -> list[Node]:
+        """`_placed`; a node that nothing refused and nothing can read is told by name. Raises `ShardplanError`."""
+        try:
+            return self._placed(node)
+        except UNREADABLE as problem:
+            raise ShardplanError(unplannable(node.label, problem)) from problem
 
     def _placed(self, node: Node) -> list[Node]:
         """`node`, or what stands for it, with all types inferred."""

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.model.sequences import without_sequences
+from shardplan.model.wall import Budget, guard
 from shardplan.model.wire import WireError, without_payloads
 
 _LFS_POINTER = b"version https://git-lfs"
@@ -25,6 +26,7 @@ def load_proto(path: Path) -> onnx.ModelProto:
     proto = _parse(_read(path))
     if not proto.HasField("graph") or not (proto.opset_import or proto.graph.node):
         raise ShardplanError(_not_onnx("it holds no graph"))
+    guard(proto, Budget.of_environment())
     if proto.functions:
         proto = _inlined(proto)
     return without_sequences(proto)

@@ -13,6 +13,7 @@ from shardplan.model.draft import Draft, Node
 from shardplan.model.infer import Inferred
 from shardplan.model.node_types import Typed, show
 from shardplan.model.types import DTYPE_BITS
+from shardplan.model.wall import Budget, beyond
 
 _DTYPES: dict[int, str] = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
 _MOST_ELEMENTS = 1 << 50
@@ -28,18 +29,19 @@ def unresolved_values(
     draft: Draft, inferred: Inferred, nodes: Sequence[Node], values: Sequence[str]
 ) -> list[Diagnostic]:
     """One error for each of `values` that cannot be planned: where the trouble starts, not what follows from it."""
-    bad = {value for value in values if not _is_usable(inferred.typed[value])}
+    budget = Budget.of_environment()
+    bad = {value for value in values if not _is_usable(inferred.typed[value], budget)}
     makers = {name: node for node in nodes for name in node.outputs}
     starts = [value for value in values if value in bad and bad.isdisjoint(_reads(makers.get(value)))]
-    return [_explained(draft, inferred, value, makers.get(value)) for value in starts]
+    return [_explained(draft, inferred, value, makers.get(value), budget) for value in starts]
 
 
-def _is_usable(typed: Typed) -> bool:
+def _is_usable(typed: Typed, budget: Budget) -> bool:
     return (
         typed.kind == "tensor"
         and typed.is_static
         and dtype_of(typed.elem_type) in DTYPE_BITS
-        and _elements(typed) <= _MOST_ELEMENTS
+        and not beyond(typed.shape or (), budget)
     )
 
 
@@ -51,13 +53,15 @@ def _reads(node: Node | None) -> list[str]:
     return [] if node is None else node.reads
 
 
-def _explained(draft: Draft, inferred: Inferred, value: str, node: Node | None) -> Diagnostic:
+def _explained(draft: Draft, inferred: Inferred, value: str, node: Node | None, budget: Budget) -> Diagnostic:
     typed = inferred.typed[value]
     what = f"'{value}' of {node.label}" if node else f"graph input '{value}'"
     if typed.kind != "tensor":
         return error("not-a-tensor", f"{what} is a {typed.kind}; only tensors can be planned")
     if typed.is_static and _elements(typed) > _MOST_ELEMENTS:
         return error("too-large", f"{what} has the shape {show(typed.shape)}, which is more than any cluster holds")
+    if typed.is_static and (found := beyond(typed.shape or (), budget)):
+        return error("too-large", f"{what} cannot be planned: {found}")
     if typed.is_static or (typed.shape is not None and None not in typed.shape):
         return error("unknown-type", f"{what} has element type {typed.elem_type}, which cannot be planned")
     detail = inferred.reasons.get(node.name, "") if node else ""

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from shardplan.errors import ShardplanError, error
 from shardplan.model.types import Model, Operator
+from shardplan.model.wall import UNREADABLE, unplannable
 from shardplan.rules import (
     attention,
     contraction,
@@ -119,6 +120,8 @@ def rule_for(operator: Operator, model: Model) -> Rule:
                 hint="check the model with onnx.checker, and the sizes given with --dim",
             )
         ) from None
+    except UNREADABLE as problem:
+        raise ShardplanError(unplannable(f"operator '{operator.name}' ({operator.kind})", problem)) from problem
 
 
 @lru_cache(maxsize=8192)

@@ -36,7 +36,9 @@ class Window:
         if self.size != self.made * self.stride:
             return 1
         shortest = max(1, -(-max(self.halo) // self.stride))
-        return max((self.made // rows for rows in range(shortest, self.made + 1) if self.made % rows == 0), default=1)
+        small = [rows for rows in range(1, math.isqrt(self.made) + 1) if self.made % rows == 0]
+        divisors = (*small, *(self.made // rows for rows in reversed(small)))
+        return next((self.made // rows for rows in divisors if rows >= shortest), 1)
 
 
 def windows(signature: Signature, kernel: Sequence[int]) -> list[Window]:
