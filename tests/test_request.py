@@ -115,6 +115,39 @@ def test_the_command_line_says_the_same(layers, shardplan, option, value, said):
     assert run.err.startswith(said)
 
 
+ODD = (
+    None,
+    object(),
+    float("nan"),
+    float("-inf"),
+    10**400,
+    -1,
+    1.5,
+    True,
+    "",
+    "\ud800",
+    "9" * 5000,
+    b"x",
+    [],
+    {},
+    [None],
+    {1: 2},
+)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_nothing_but_a_diagnostic_comes_of_odd_values(name):
+    """Whatever a field is given, the request is made or says what is wrong with it."""
+    codes = set()
+    for value in ODD:
+        try:
+            made = Request(**{"model": "m.onnx", name: value})
+            assert Request(**{"model": "m.onnx", name: getattr(made, name)}) == made
+        except ShardplanError as problem:
+            codes |= {diagnostic.code.partition("-")[0] for diagnostic in problem.diagnostics}
+    assert codes <= {"bad"}
+
+
 def test_the_mesh_may_be_chosen(layers):
     chosen = package.make_plan("layers.onnx", "auto", devices="1x4")
     assert main(["solve", "layers.onnx", "--mesh", "auto", "--devices", "1x4", "-q", "-o", "auto.json"]) == 0

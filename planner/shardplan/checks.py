@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from shardplan.cluster.quantity import SIZE, parse_quantity
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 
+_MOST_DIGITS = 18
+
 
 class Check(Protocol):
     """What a value must be."""
@@ -149,8 +151,10 @@ class Sizes:
     example: str
 
     def __call__(self, name: str, value: Any) -> dict[str, int]:
+        if value is None or isinstance(value, str | list | tuple):
+            return self._of_texts(name, [value] if isinstance(value, str) else value or ())
         if not isinstance(value, Mapping):
-            return self._of_texts(name, [value] if isinstance(value, str) else value)
+            raise _refused(name, value, f"a mapping such as {{'{self.example.replace('=', chr(39) + ': ')}}}")
         faults = [
             error("bad-argument", f"{name}: '{key}' is {size!r}; a whole number of at least 1 is expected")
             for key, size in value.items()
@@ -212,8 +216,8 @@ def _number(value: Any) -> float | int | None:
         return None
     try:
         number: float | int = (int(value) if _is_whole(value) else float(value)) if isinstance(value, str) else value
-        return number if isinstance(number, int) or math.isfinite(number) else None
-    except (TypeError, ValueError):
+        return number if math.isfinite(number) else None
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -222,7 +226,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and int(text) > 0
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) > 0
 
 
 def _refused(name: str, value: Any, expected: str) -> ShardplanError:

@@ -76,7 +76,7 @@ def test_the_command_says_it(shardplan_run):
     described = "transformer:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
     run = shardplan_run("solve", described, "--mesh", "1x2", "--robust", "1", "-c", "generic")
     assert run[0] == 0
-    assert "robust    of 1 draws of all constants within 15.0 %, " in run[1]
+    assert "of 1 perturbed profiles (±15.0 %)" in run[1]
     document = shardplan_run("solve", described, "--mesh", "1x2", "--robust", "1", "-c", "generic", "--json")[1]
     found = json.loads(document)["result"]["robustness"]
     assert len(found["regrets"]) == 1

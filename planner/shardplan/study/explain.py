@@ -12,10 +12,11 @@ from shardplan.graph.build import Node
 from shardplan.model.types import Model
 from shardplan.patterns import literal
 from shardplan.plan.orientation import checkpoint_shape
-from shardplan.plan.recorded import cluster_of, is_of, options_of
+from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.study.alternatives import Alternative, alternatives
+from shardplan.study.instance import read, recorded_request
 from shardplan.study.named import Named, find
 from shardplan.study.shares import Share, shares_of
 from shardplan.yaml_source import Mark
@@ -44,14 +45,15 @@ def explain(plan: Plan, file: str, model: Model, name: str) -> Explanation:
     """
     check_model(plan, file, model)
     found = find(plan, model, name)
-    options = replace(options_of(plan, file), time_limit=_SECONDS)
+    instance = read(replace(recorded_request(plan, file, model), time_limit=_SECONDS))
+    options = instance.options
     nodes: list[Node] = [("kept", tensor.name) for tensor in found.tensors]
     if found.operators:
         nodes = [("operator", operator.name) for operator in found.operators]
     if len(found.operators) == 1:  # of many, those strategies are enough that a plan might take
         complete = Constraint("operators", literal(nodes[0][1]), (), "", Mark(file, 1, 1), is_pin=True)
         options = replace(options, constraints=(*options.constraints, complete))
-    tried = alternatives(Planner(model, cluster_of(plan, file), options), plan.summary.overlap_weight, nodes)
+    tried = alternatives(Planner(model, instance.cluster, options), plan.summary.overlap_weight, nodes)
     return replace(described(plan, found), alternatives=tried)
 
 

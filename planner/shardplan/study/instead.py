@@ -11,10 +11,10 @@ from shardplan.errors import Diagnostic, ShardplanError
 from shardplan.model.types import Model
 from shardplan.patterns import literal
 from shardplan.plan.diff import PlanDiff, diff_plans
-from shardplan.plan.recorded import cluster_of, options_of
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.study.finished import finished
+from shardplan.study.instance import read, recorded_request
 from shardplan.study.named import Named
 from shardplan.study.shares import Share, shares_of
 
@@ -40,10 +40,10 @@ def instead(plan: Plan, file: str, model: Model, found: Named, spec: str) -> Ins
     fit, `LimitError` when the search ends early.
     """
     pins = tuple(_pin(found, name, spec) for name in _names(found))
-    options = options_of(plan, file)
-    options = replace(options, time_limit=_SECONDS, constraints=(*options.constraints, *pins))
+    asked = recorded_request(plan, file, model)
+    instance = read(replace(asked, time_limit=_SECONDS, constraints=(*asked.constraints, *pins)))
     try:
-        other = finished(Planner(model, cluster_of(plan, file), options).plan())
+        other = finished(Planner(model, instance.cluster, instance.options).plan())
     except ShardplanError as problem:
         raise type(problem)(*_once(problem.diagnostics)) from None
     return Instead(spec, other, diff_plans(plan, other), _terms(shares_of(plan), shares_of(other)))
