@@ -15,19 +15,10 @@ from dataclasses import dataclass, replace
 import highspy
 import numpy as np
 
+from shardplan.solve.constants import AVERAGES_GAP, AVERAGES_SOLVES, MASTER_PULL, MASTER_STEADY, MULTIPLIER_DIGITS
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.highs import quiet_highs
 from shardplan.solve.problem import Costs, LinearSum, Multipliers, Problem, Solution
-
-SOLVES = 10
-"""Plain problems that are solved at most."""
-CLOSE = 2e-3
-"""Share of the cost that more multipliers must promise."""
-PULL = 0.7
-STEADY = 0.02
-"""Share of the way to the best point under all planes; all of it where that moved by no more than this."""
-DIGITS = 10
-"""Binary digits of multipliers: averages are integers then, in units of 2 ** -10 of a cost."""
 
 Solve = Callable[[Problem], Solution]
 
@@ -49,11 +40,11 @@ def by_averages(problem: Problem, solve: Solve, start: Multipliers = (), stop: C
     search = _Search(problem, start)
     weights = search.first()
     seconds, reproducible = 0.0, True
-    for _ in range(SOLVES):
-        plain = solve(averaged(problem, weights, DIGITS))
+    for _ in range(AVERAGES_SOLVES):
+        plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS))
         seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
         if plain.choices is None and not search.planes:
-            return replace(plain, bound=plain.bound / 2**DIGITS, multipliers=search.grouped(weights))
+            return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, multipliers=search.grouped(weights))
         search.learn(weights, plain)
         if plain.outcome == "interrupted" or stop() or search.settled():
             break
@@ -109,11 +100,11 @@ class _Search:
     def grouped(self, weights: Sequence[int]) -> Multipliers:
         """Integers as multipliers, by maximum."""
         left = iter(weights)
-        return tuple(tuple(next(left) / 2**DIGITS for _ in maximum.sums) for maximum in self.problem.maxima)
+        return tuple(tuple(next(left) / 2**MULTIPLIER_DIGITS for _ in maximum.sums) for maximum in self.problem.maxima)
 
     def learn(self, weights: tuple[int, ...], plain: Solution) -> None:
         """Take a plain problem's bound, and its assignment as a plane."""
-        bound = plain.bound / 2**DIGITS
+        bound = plain.bound / 2**MULTIPLIER_DIGITS
         if bound > self.bound:
             self.bound, self.best = bound, weights
         if plain.choices is not None and plain.choices not in self.planes:
@@ -130,28 +121,28 @@ class _Search:
     def settled(self) -> bool:
         """Whether no multipliers promise much more."""
         best = min(map(self.cost, self.planes.values()))
-        return min(best, self.ceiling) - self.bound <= CLOSE * abs(best)
+        return min(best, self.ceiling) - self.bound <= AVERAGES_GAP * abs(best)
 
     def goal(self) -> tuple[int, ...]:
         """The multipliers to try next."""
         point = self._master()
         calm = len(self._rest) == len(point) and all(
-            abs(a - b) <= STEADY for a, b in zip(point, self._rest, strict=True)
+            abs(a - b) <= MASTER_STEADY for a, b in zip(point, self._rest, strict=True)
         )
         self._rest = point
         if calm:
             return self._whole(point)
-        known = [weight / 2**DIGITS for weight in self.best] or point
-        return self._whole([PULL * a + (1.0 - PULL) * b for a, b in zip(point, known, strict=True)])
+        known = [weight / 2**MULTIPLIER_DIGITS for weight in self.best] or point
+        return self._whole([MASTER_PULL * a + (1.0 - MASTER_PULL) * b for a, b in zip(point, known, strict=True)])
 
     def _whole(self, weights: Sequence[float]) -> tuple[int, ...]:
         """Multipliers as integers, those of a maximum at most one in all."""
         whole: list[int] = []
         left = iter(weights)
         for maximum in self.problem.maxima:
-            room = 2**DIGITS
+            room = 2**MULTIPLIER_DIGITS
             for _ in maximum.sums:
-                whole.append(max(0, min(room, round(next(left) * 2**DIGITS))))
+                whole.append(max(0, min(room, round(next(left) * 2**MULTIPLIER_DIGITS))))
                 room -= whole[-1]
         return tuple(whole)
 

@@ -16,7 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.solve.ascent import ascend
-from shardplan.solve.exact import COMBINATIONS, Incumbent, close
+from shardplan.solve.constants import (
+    CUTSET_COMBINATIONS,
+    PARETO_PAIRS,
+    PART_ASIDE,
+    PART_CEILINGS,
+    PART_NODE_ENTRIES,
+    PART_PAIR_ENTRIES,
+    PART_PRICING,
+    PART_PROGRAM_WORK,
+    PART_REDUCED_PAIRS,
+    PART_WORK,
+    PARTS_WORK,
+    SPLIT_LEAST,
+)
+from shardplan.solve.exact import Incumbent, close
 from shardplan.solve.fronts import TooManyError, View, cheapest
 from shardplan.solve.graph import Contradiction, Gone, Graph
 from shardplan.solve.integer import Pressure, integer
@@ -25,24 +39,6 @@ from shardplan.solve.marginals import Marginals
 from shardplan.solve.memory import reduce
 from shardplan.solve.presolve import presolve
 from shardplan.solve.ways import forbid, ways_to_fix
-
-MOST_WORK, LARGEST_WORK = 5e3, 1.5e3
-"""Work, about five seconds, after which a gap will do, and of a part beyond which none is split, where no limit is
-given and some gap is good enough."""
-REDUCED, SMALL = 200_000, 60_000
-"""Pairs that are worth all reductions, and so few that all ways to settle them may be kept."""
-SHARES = (0.05, 0.2, 1.0)
-"""Of the gap, within which a part's best assignments are sought one after the other."""
-ASIDE = 0.35
-"""The other two prices are where the best assignments of either side are this share of the gap above the bound."""
-LEAST = 1e-3
-"""Share of the gap that half counts for whose best does not get dearer."""
-WHOLE_WORK = 1e3
-"""Of an integer program for a part."""
-NODE_WORK, PAIR_WORK = 3e5, 200.0
-"""Entries looked at in a part, per node and per pair, on average."""
-PRICING = 0.2
-"""Share of the work of a part that goes into its price."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,14 +60,14 @@ class _Split:
     bounds: tuple[float, float]
 
 
-def balance(relaxation: Relaxation, best: Incumbent, enough: float, most: float = MOST_WORK) -> None:
+def balance(relaxation: Relaxation, best: Incumbent, enough: float, most: float = PARTS_WORK) -> None:
     """Prove the incumbent or better it, for a graph with no moment but that of the surplus, whose prices are known.
 
     Ends early with the budget, and where some gap is good `enough` after so much work at `most`.
     """
     budget = relaxation.budget
     free = budget.free and enough > 0
-    if free and _work(relaxation.graph) > 1e6 * LARGEST_WORK:
+    if free and _work(relaxation.graph) > 1e6 * PART_WORK:
         return
     search = _Search(relaxation, best)
     end = budget.work + (most if free else budget.efforts()[0])
@@ -85,7 +81,7 @@ def balance(relaxation: Relaxation, best: Incumbent, enough: float, most: float 
 
 def _work(graph: Graph) -> float:
     """Entries that a part takes to look at."""
-    return NODE_WORK * len(graph.alive) + PAIR_WORK * graph.pairs
+    return PART_NODE_ENTRIES * len(graph.alive) + PART_PAIR_ENTRIES * graph.pairs
 
 
 class _Search:
@@ -97,7 +93,7 @@ class _Search:
         self.parts: list[_Part] = []
         self.number = 0
         assert relaxation.soft is not None
-        for bound, labels in ways_to_fix(relaxation, best, COMBINATIONS):
+        for bound, labels in ways_to_fix(relaxation, best, CUTSET_COMBINATIONS):
             try:
                 part, _ = relaxation.restricted(labels)
                 self._add(bound, part.graph, relaxation.known.prices.get(relaxation.soft, 0.0))
@@ -110,7 +106,7 @@ class _Search:
 
     def step(self, part: _Part) -> None:
         """Solve a part, or replace it by two halves."""
-        self.whole.budget.spend(PRICING * _work(part.graph))
+        self.whole.budget.spend(PART_PRICING * _work(part.graph))
         try:
             self._step(part)
         except Contradiction:
@@ -134,10 +130,10 @@ class _Search:
         if bound > best.target:
             return None
         price = point.prices.get(soft, 0.0)
-        self.whole.budget.spend((1.0 - PRICING) * _work(part.graph))
+        self.whole.budget.spend((1.0 - PART_PRICING) * _work(part.graph))
         views = self._views(relaxation, price, best.target - point.bound)
         less = part.graph
-        for share in SHARES:
+        for share in PART_CEILINGS:
             ceiling = float(np.floor((point.bound + share * (best.target - point.bound)) / best.scale)) * best.scale
             if ceiling > bound:
                 less, proven = self._below(part.graph, views, ceiling, price)
@@ -148,7 +144,7 @@ class _Search:
             return None
         split = _split(part.graph, views, best.target - point.bound)
         if split is None:
-            return self._whole(less, bound, price) if less.pairs <= REDUCED else self._given_up(bound)
+            return self._whole(less, bound, price) if less.pairs <= PART_REDUCED_PAIRS else self._given_up(bound)
         for kept, half in zip((split.ours, ~split.ours), split.bounds, strict=True):
             self._halve(part.graph, views, {split.node: kept}, max(bound, half), price)
         return None
@@ -159,14 +155,14 @@ class _Search:
         try:
             forbid(less, [(view.known, ceiling - view.bound) for view in views])
             reduce(less, self.whole.limit)
-            if less.soft is not None and less.pairs <= REDUCED:
+            if less.soft is not None and less.pairs <= PART_REDUCED_PAIRS:
                 presolve(less, self.whole.limit)
             if less.soft is None:
                 trial = Incumbent(self.best.scale)
                 close(less.copy(), trial, self.whole.budget)
                 self.best.take(trial)
                 return less, min(trial.bound, ceiling + self.best.scale)
-            return less, self._fronts(less, ceiling, price) if less.pairs <= SMALL else -np.inf
+            return less, self._fronts(less, ceiling, price) if less.pairs <= PARETO_PAIRS else -np.inf
         except Contradiction:
             return less, ceiling + self.best.scale
 
@@ -193,7 +189,7 @@ class _Search:
         soft = relaxation.soft
         assert soft is not None
         views = []
-        for at in (price, *_aside(relaxation, price, ASIDE * gap)):
+        for at in (price, *_aside(relaxation, price, PART_ASIDE * gap)):
             point, reduced, dual = relaxation.look({soft: at} if at else {})
             if point.bound > self.best.target:
                 raise Contradiction
@@ -233,7 +229,7 @@ class _Search:
         prices = {soft: price} if soft is not None and price else {}
         trial = Incumbent(self.best.scale, cost=self.best.cost, choices=self.best.choices)
         pressure = Pressure(graph.moments, limit, budget, whole, (), prices, graph.hinges)
-        integer(graph, pressure, trial, trial.cost, (WHOLE_WORK, 0.0, np.inf))
+        integer(graph, pressure, trial, trial.cost, (PART_PROGRAM_WORK, 0.0, np.inf))
         self._end(trial, bound)
 
     def _given_up(self, bound: float) -> None:
@@ -274,7 +270,7 @@ def _split(graph: Graph, views: list[View], room: float) -> _Split | None:
         if not one.any() or not other.any():
             continue
         rises = float(dear[one].min()), float(cheap[other].min())
-        score = (rises[0] + LEAST * room) * (rises[1] + LEAST * room)
+        score = (rises[0] + SPLIT_LEAST * room) * (rises[1] + SPLIT_LEAST * room)
         if found is None or score > found[0]:
             found = score, _Split(node, ours, (low.bound + rises[0], high.bound + rises[1]))
     return None if found is None else found[1]

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Literal
 
-SMALL_EFFORT = 5e2
-LARGE_EFFORT = 1e4
-"""Work on one proof when no limit is given: about half a second and about ten seconds."""
+from shardplan.solve.constants import PROOF_WORK, PROOF_WORK_SMALL
 
 Phase = Literal["reduce", "bound", "search", "prove"]
 
@@ -81,7 +79,7 @@ class Budget:
     def effort(self, share: float) -> tuple[float, float, float]:
         """Work, gap, and seconds of a proof that may take a share of what is left of the limits."""
         if self.time_limit is None and self.work_limit is None:
-            return LARGE_EFFORT, 0.0, float("inf")
+            return PROOF_WORK, 0.0, float("inf")
         return share * self.work_left, 0.0, share * self.seconds_left
 
     def efforts(self) -> tuple[float, float]:
@@ -90,7 +88,7 @@ class Budget:
             return self.work_left, float("inf")
         if self.time_limit is not None:
             return float("inf"), float("inf")
-        return LARGE_EFFORT, SMALL_EFFORT
+        return PROOF_WORK, PROOF_WORK_SMALL
 
     def expired(self) -> bool:
         """Whether to stop now."""

@@ -9,14 +9,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.solve.constants import WAVEFRONT_NODES
 from shardplan.solve.graph import Graph, Use
 from shardplan.solve.problem import Costs
 from shardplan.solve.tables import NONE
 
 Indices = NDArray[np.int64]
-
-WAVEFRONT = 1000
-"""Up to so many nodes the sweep follows the graph's order; beyond, colour classes, for fewer and larger steps."""
 
 
 @dataclass(frozen=True, slots=False)
@@ -101,7 +99,7 @@ def core_of(graph: Graph) -> Core:
         rows[b].append(a)
     return Core(
         nodes=nodes,
-        levels=colours(rows) if len(nodes) > WAVEFRONT else depths(rows),
+        levels=colours(rows) if len(nodes) > WAVEFRONT_NODES else depths(rows),
         offsets=np.cumsum([0, *(graph.sizes[node] for node in nodes)], dtype=np.int64),
         costs=np.concatenate(zeros) if zeros else np.zeros(0),
         first=np.array([a for a, _, _ in edges], dtype=np.int64),

@@ -15,16 +15,9 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.solve.constants import DOMINATE_BATCH, DOMINATE_BLOCK, DOMINATE_ENTRIES, DOMINATE_NODE_ENTRIES
 from shardplan.solve.graph import Graph
 from shardplan.solve.tables import NONE, Tables, open_rows
-
-LARGEST, MOST_WORK = 1e8, 2e9
-"""Table entries that the comparison of one node's choices, and of all nodes', may look at."""
-BLOCK = 1 << 15
-"""Differences that are held at once."""
-TOGETHER = 1 << 18
-"""Pairs of choices that are compared at once."""
-
 
 Look = tuple[str, int, int, tuple[int, ...], tuple[int, ...]]
 """What decides which choices of a node are dominated: its size, costs, matrices and amounts."""
@@ -35,13 +28,13 @@ def dominate(graph: Graph) -> bool:
 
     All nodes are judged before any changes: what beats a choice does so whatever its neighbours take.
     """
-    tables, left = graph.tables, float(MOST_WORK)
+    tables, left = graph.tables, float(DOMINATE_ENTRIES)
     looks: dict[int, Look] = {}
     fresh: dict[int, dict[Look, None]] = {}
     for node in graph.alive:
         size = graph.sizes[node]
         work = size**2 * sum(graph.sizes[other] for other in graph.neighbours[node])
-        if size > 1 and work <= min(LARGEST, left):
+        if size > 1 and work <= min(DOMINATE_NODE_ENTRIES, left):
             matrices = tuple(sorted(graph.neighbours[node].values()))
             amounts = tuple(sorted({use.amount for use in graph.uses[node]}))
             looks[node] = look = ("kept", size, graph.costs[node], matrices, amounts)
@@ -49,7 +42,7 @@ def dominate(graph: Graph) -> bool:
                 left -= work
                 fresh[size][look] = None
     for size, group in fresh.items():
-        step = max(1, TOGETHER // size**2)
+        step = max(1, DOMINATE_BATCH // size**2)
         for some in batched(group, step):
             for look, kept in zip(some, _kept(tables, size, some), strict=True):
                 tables.memo(look, functools.partial(tuple, kept))
@@ -99,7 +92,7 @@ def _excess(table: NDArray[np.float64]) -> NDArray[np.float64]:
     closed = np.isinf(table)
     rows = len(table)
     out = np.empty((rows, rows))
-    step = max(1, BLOCK // table.size)
+    step = max(1, DOMINATE_BLOCK // table.size)
     with np.errstate(invalid="ignore"):
         for start in range(0, rows, step):
             difference = table[start : start + step, None, :] - table[None, :, :]

@@ -17,10 +17,9 @@ from functools import cached_property
 
 import numpy as np
 
+from shardplan.solve.constants import SWEEP_CHUNK
 from shardplan.solve.core import Core, Indices
 from shardplan.solve.problem import Costs
-
-CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ class Dual:
             groups.setdefault((wide, tall, *table), []).append(edge)
         batches = []
         for (wide, tall, alone, _), members in groups.items():
-            step = max(1, CHUNK // (wide * tall))
+            step = max(1, SWEEP_CHUNK // (wide * tall))
             for start in range(0, len(members), step):
                 chunk = np.array(members[start : start + step])
                 rows, columns = np.arange(wide)[:, None], np.arange(tall)[:, None]
@@ -133,7 +132,7 @@ class Dual:
         key = tuple(part for near_end, table in tables for part in (near_end, id(table)))
         if key not in self._stacks:
             sides = [table if near_end else table.T for near_end, table in tables]
-            large = len(sides) == 1 and sides[0].size > CHUNK
+            large = len(sides) == 1 and sides[0].size > SWEEP_CHUNK
             self._stacks[key] = sides[0][:, :, None] if large else np.ascontiguousarray(np.stack(sides, axis=-1))
         return self._stacks[key]
 

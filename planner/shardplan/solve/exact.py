@@ -10,6 +10,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardplan.solve.budget import Budget
+from shardplan.solve.constants import (
+    CUTSET_COMBINATIONS,
+    CUTSET_NODES,
+    EXACT_DECODED,
+    EXACT_PROOF_SWEEPS,
+    EXACT_PROVABLE_PAIRS,
+    EXACT_RISE,
+    EXACT_SHRINKS,
+    EXACT_SWEEPS,
+)
 from shardplan.solve.core import Core, Indices, core_of
 from shardplan.solve.decode import condition, greedy, hubs
 from shardplan.solve.dual import Dual
@@ -19,18 +29,6 @@ from shardplan.solve.highs import Program
 from shardplan.solve.memory import Profiles
 from shardplan.solve.pool import Pool
 from shardplan.solve.prune import prune
-
-SWEEPS = 30
-DECODED = (1, 5, 15)
-HUBS = 12
-PATIENCE = 10
-SHRINKS = 0.8
-RISES = 0.02
-"""Go round again while a round leaves less than this share of the pairs, or closes more than this share of the gap."""
-COMBINATIONS = 100
-"""So many ways to fix the hubs are tried one by one."""
-PROVABLE = 40_000
-"""A core of so few pairs goes to HiGHS at once."""
 
 
 @dataclass(slots=True)
@@ -102,14 +100,14 @@ def close(graph: Graph, best: Incumbent, budget: Budget) -> None:
             prune(graph, dual, best.target)
             eliminate(graph)
             smaller = core_of(graph)
-            idle = dual.bound() - before < RISES * gap and smaller.pairs > SHRINKS * core.pairs
+            idle = dual.bound() - before < EXACT_RISE * gap and smaller.pairs > EXACT_SHRINKS * core.pairs
             core = smaller
-            if core.pairs <= PROVABLE or idle or combinations(graph) <= COMBINATIONS:
+            if core.pairs <= EXACT_PROVABLE_PAIRS or idle or combinations(graph) <= CUTSET_COMBINATIONS:
                 break
         if not core.nodes:
             best.offer(graph.const, lambda: graph.restore({}))
             best.prove(graph.const)
-        elif combinations(graph) <= COMBINATIONS:
+        elif combinations(graph) <= CUTSET_COMBINATIONS:
             enumerate_hubs(graph, best, budget)
         elif not budget.expired():
             prove(graph, core, best, budget)
@@ -140,12 +138,12 @@ def raise_bound(graph: Graph, core: Core, best: Incumbent, budget: Budget) -> Du
     """Sweep while the bound rises, and decode what the messages suggest."""
     dual = Dual(core)
     last = -np.inf
-    for sweep in range(1, SWEEPS + 1):
+    for sweep in range(1, EXACT_SWEEPS + 1):
         bound = dual.sweep()
         budget.spend(2 * core.pairs)
         best.prove(bound)
-        if sweep in DECODED:
-            decode(graph, core, dual, best, refine=sweep == SWEEPS)
+        if sweep in EXACT_DECODED:
+            decode(graph, core, dual, best, refine=sweep == EXACT_SWEEPS)
         idle = bound - last < max(best.scale, 1e-3 * (best.cost - bound))
         last = bound
         if best.closed or idle or budget.expired():
@@ -164,7 +162,7 @@ def decode(graph: Graph, core: Core, dual: Dual, best: Incumbent, *, refine: boo
         if choices is None:
             continue
         offer(graph, core, choices, best)
-        if not best.closed and fixed and len(fixed) <= HUBS:
+        if not best.closed and fixed and len(fixed) <= CUTSET_NODES:
             found = condition(graph, {hub: int(choices[position[hub]]) for hub in fixed})
             if found is not None:
                 _offer_all(graph, *found, best)
@@ -189,7 +187,7 @@ def meet(graph: Graph, core: Core, choices: Indices, best: Incumbent, above: flo
 def prove(graph: Graph, core: Core, best: Incumbent, budget: Budget, limit: int | None = None) -> None:
     """HiGHS on the core: its answer is optimal, or the incumbent is."""
     dual = Dual(core)
-    for _ in range(PATIENCE):
+    for _ in range(EXACT_PROOF_SWEEPS):
         dual.sweep()
     profiles = None if limit is None else Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
     answer = Program(dual, budget, best.target, profiles, limit or 0, hinges=graph.hinges, over=graph.scale).solve()

@@ -11,9 +11,26 @@ import numpy as np
 from shardplan.solve.ascent import ascend
 from shardplan.solve.balance import balance
 from shardplan.solve.budget import Budget
+from shardplan.solve.constants import (
+    BRANCH_SHRINKS,
+    CROSSOVERS,
+    CUTSET_NODES,
+    EXACT_PROVABLE_PAIRS,
+    FIRST_MULTIPLIER,
+    FUSION_GAP,
+    FUSION_OF_SUMS,
+    MAXIMA_PROOF,
+    MAXIMA_PROVABLE_PAIRS,
+    NEAR_POINTS,
+    ONE_MAXIMUM_WORK,
+    PROOF_CEILINGS,
+    ROOMY_FACTOR,
+    TIGHTER_GAP,
+    TIGHTER_LIMITS,
+)
 from shardplan.solve.cross import crossed, crossed_bytes, crossings
 from shardplan.solve.decode import hubs
-from shardplan.solve.exact import HUBS, PROVABLE, Incumbent, close, offer
+from shardplan.solve.exact import Incumbent, close, offer
 from shardplan.solve.graph import Contradiction, Graph
 from shardplan.solve.hinge import one_by_one
 from shardplan.solve.integer import Effort, Pressure, integer
@@ -26,29 +43,6 @@ from shardplan.solve.prices import Prices, rounded
 from shardplan.solve.problem import Multipliers, Solution
 from shardplan.solve.tables import open_rows
 from shardplan.solve.ways import forbid, ways_to_fix
-
-SHRINKS = 0.95
-FIRST_PRICE = 0.5
-"""Of all sums of a maximum."""
-NEAR = 4
-CROSSINGS = 20
-SWEEPS = 10
-LARGEST = 400_000
-"""Pairs that are worth a proof of several maxima, where no limit is given and some gap is good enough."""
-SHARES = (0.02, 0.1, 0.4, 1.0)
-BALANCE: Effort = (150.0, 0.05, 5.0)
-"""For a mixture that balances sums: there are many that are much the same."""
-ALONE_WORK = 2e3
-"""For the parts of a problem in which one of several maxima is left alone."""
-SEVERAL: Effort = (400.0, 0.0, np.inf)
-"""For each proof of several maxima, where no limit is given and some gap is good enough: about half a second."""
-TIGHTER = (0.85, 0.7)
-"""Shares of a limit: prices that keep them lead elsewhere, and what they lead to keeps the limit too."""
-FAR = 0.03
-NEARLY = 1.5
-"""Times the limit: what is left out of account may still change so much."""
-CLOSE = 1e-2
-"""Share of the cost below which a gap is left to the proof."""
 
 
 def fit(
@@ -68,8 +62,8 @@ def fit(
     begin with."""
     again = graph.copy()
     short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start)
-    for share in TIGHTER:
-        if not again.hinges or not short or best.within(max(gap, unproven, FAR)) or budget.expired():
+    for share in TIGHTER_LIMITS:
+        if not again.hinges or not short or best.within(max(gap, unproven, TIGHTER_GAP)) or budget.expired():
             return
         less, tight, trial = again.copy(), int(share * limit), Incumbent(best.scale, pool=best.pool)
         less.base_steps[min(flat(again.hinges))] -= (
@@ -99,7 +93,7 @@ def _fit(
             if best.choices is not None or best.closed or budget.expired():
                 return False
         reduce(graph, limit)
-        if len(hubs(graph)) > HUBS and not graph.hinges:
+        if len(hubs(graph)) > CUTSET_NODES and not graph.hinges:
             presolve(graph, limit)
             search_large(graph, limit, best, budget, whole, seed)
             return False
@@ -159,24 +153,24 @@ def _balance(
     with contextlib.suppress(DeadEnd):
         point = relaxation.at(first_prices(relaxation, start))
         labels = dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True))
-        if not fits(relaxation.graph.restore(labels), NEARLY):
+        if not fits(relaxation.graph.restore(labels), ROOMY_FACTOR):
             best.prove(point.bound)
             return
     _sound(relaxation, best, 0.0, start)
     _cross(relaxation, best)
-    if np.isfinite(best.cost) and not fits(best.choices, NEARLY):
+    if np.isfinite(best.cost) and not fits(best.choices, ROOMY_FACTOR):
         return
-    if not best.within(CLOSE):
+    if not best.within(FUSION_GAP):
         _fuse(relaxation, best)
     if relaxation.best is None or not np.isfinite(best.cost):
         _finish(relaxation, best, enough)
-    elif fits(best.choices, NEARLY):
+    elif fits(best.choices, ROOMY_FACTOR):
         with contextlib.suppress(DeadEnd):
             if relaxation.soft is not None:
                 balance(relaxation, best, enough)
             else:
                 one_by_one(relaxation, best, enough, _proven)
-                _finish(relaxation, best, enough, SEVERAL if enough and relaxation.budget.free else None)
+                _finish(relaxation, best, enough, MAXIMA_PROOF if enough and relaxation.budget.free else None)
 
 
 def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
@@ -190,7 +184,7 @@ def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
         ascend(twin, best, {twin.soft: price} if twin.soft is not None and price else {})
         _cross(twin, best)
         if twin.best is not None and twin.soft is not None and np.isfinite(best.cost):
-            balance(twin, best, CLOSE, ALONE_WORK)
+            balance(twin, best, FUSION_GAP, ONE_MAXIMUM_WORK)
     except Contradiction:
         best.prove(best.cost)
     except DeadEnd:
@@ -201,7 +195,7 @@ def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float
     """What is left when prices close the gap no further."""
     if best.within(max(gap, unproven)) or relaxation.budget.expired():
         return
-    small = bool(relaxation.hinges) and relaxation.core.pairs <= PROVABLE
+    small = bool(relaxation.hinges) and relaxation.core.pairs <= EXACT_PROVABLE_PAIRS
     if unproven and np.isfinite(best.cost) and not small:
         _fuse(relaxation, best)
     elif relaxation.hinges or relaxation.best is None:
@@ -225,7 +219,7 @@ def first_prices(relaxation: Relaxation, start: Multipliers) -> Prices:
     prices = {}
     for group in relaxation.hinges:
         for moment in group:
-            price = given.get(int(numbers[moment]), FIRST_PRICE / len(group))
+            price = given.get(int(numbers[moment]), FIRST_MULTIPLIER / len(group))
             if price > 0:
                 prices[moment] = price * scale
     return relaxation.capped(rounded(prices))
@@ -300,7 +294,11 @@ def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
                 _cross(part, trial)
             if trial.within(enough):
                 pass
-            elif part.best is None or part.core.pairs >= SHRINKS * relaxation.core.pairs or part.reduction[1] is None:
+            elif (
+                part.best is None
+                or part.core.pairs >= BRANCH_SHRINKS * relaxation.core.pairs
+                or part.reduction[1] is None
+            ):
                 _finish(part, trial, enough)
             else:
                 _branch(part, trial, enough)
@@ -324,7 +322,7 @@ def _cross(relaxation: Relaxation, best: Incumbent) -> None:
             costs += best.scale * np.maximum(0.0, np.max([over.pop(moment) for moment in group], axis=0))
         for above in over.values():
             costs[above > 0] = np.inf
-        for at in np.argsort(costs, kind="stable")[:CROSSINGS].tolist():
+        for at in np.argsort(costs, kind="stable")[:CROSSOVERS].tolist():
             if costs[at] >= best.cost:
                 break
             choices = crossed(core, head.choices, tail.choices, at)
@@ -340,7 +338,7 @@ def _near(relaxation: Relaxation) -> list[Point]:
     if relaxation.best is None:
         return near
     for point in sorted(relaxation.points, key=relaxation.value):
-        if len(near) < NEAR and not any(np.array_equal(point.choices, other.choices) for other in near):
+        if len(near) < NEAR_POINTS and not any(np.array_equal(point.choices, other.choices) for other in near):
             near.append(point)
     return near
 
@@ -356,7 +354,7 @@ def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
         if len(seen) < trial.sizes[node]:
             trial.keep(node, tuple(seen))
     try:
-        integer(trial, _pressure(relaxation), best, None, BALANCE if relaxation.hinges else None)
+        integer(trial, _pressure(relaxation), best, None, FUSION_OF_SUMS if relaxation.hinges else None)
     except Contradiction:
         return
 
@@ -369,11 +367,11 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float, effort: Effo
         integer(graph.copy(), _pressure(relaxation), best, np.inf)
         return
     best.prove(relaxation.known.bound)
-    if not best.within(CLOSE) and effort is None:
+    if not best.within(FUSION_GAP) and effort is None:
         _fuse(relaxation, best)
     if not np.isfinite(best.cost):
         integer(graph.copy(), _pressure(relaxation), best, np.inf)
-    for share in SHARES:
+    for share in PROOF_CEILINGS:
         if best.within(enough) or relaxation.budget.expired() or not np.isfinite(best.cost):
             return
         bound, cost = best.bound, best.cost
@@ -382,7 +380,7 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float, effort: Effo
         try:
             room = ceiling - relaxation.known.bound
             forbid(trial, [(Marginals(*relaxation.reduction, room), room)])
-            if effort is not None and trial.pairs > LARGEST:
+            if effort is not None and trial.pairs > MAXIMA_PROVABLE_PAIRS:
                 return
             integer(trial, _pressure(relaxation), best, ceiling, effort)
         except Contradiction:

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardplan.solve.constants import PARETO_COARSE, PARETO_WAYS
 from shardplan.solve.core import Indices
 from shardplan.solve.graph import Contradiction, Graph
 from shardplan.solve.marginals import Marginals
 from shardplan.solve.problem import Costs
 from shardplan.solve.tables import NONE
-
-MOST, COARSE = 1 << 17, 1 << 13
-"""Ways that are looked at together; where there would be more, ways are dropped until there are no more than a few."""
 
 
 class TooManyError(Exception):
@@ -152,7 +150,7 @@ def _joined(one: _Front, other: _Front, sizes: Sequence[int]) -> _Front:
     counts = high - low
     total = int(counts.sum())
     exact = one.exact and other.exact
-    if total > (MOST if exact else COARSE):
+    if total > (PARETO_WAYS if exact else PARETO_COARSE):
         if len(one.costs) >= len(other.costs):
             return _joined(one.halved(sizes), other, sizes)
         return _joined(one, other.halved(sizes), sizes)

@@ -12,14 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardplan.solve.constants import COST_DIGITS, COST_SPARE
 from shardplan.solve.problem import Bytes, Costs, Problem
 from shardplan.solve.tables import NONE, Split, Tables, open_rows
-
-DIGITS = 50
-"""Costs are scaled so that their sum has about so many bits: room for fractions of a cost in exact arithmetic."""
-SPARE = 4.0
-"""Sums of maxima that are larger than the costs by this factor count too: float64 has so much beyond `DIGITS`."""
-
 
 Groups = tuple[tuple[int, ...], ...]
 """Moments that stand for sums, by the maximum that they belong to."""
@@ -286,7 +281,7 @@ def build(
     costs = [tables.intern(vector) for vector in problem.costs]
     edges = [tables.intern(edge.table) for edge in problem.edges]
     added = [tables.intern(row) for _, _, row in amounts]
-    graph.scale = _scale(max(_total(tables, [*costs, *edges]), _total(tables, added) / SPARE))
+    graph.scale = _scale(max(_total(tables, [*costs, *edges]), _total(tables, added) / COST_SPARE))
     for node, vector in enumerate(costs):
         graph.add_cost(node, *tables.normal(tables.scaled(vector, graph.scale)))
     for edge, matrix in zip(problem.edges, edges, strict=True):
@@ -314,7 +309,7 @@ def _total(tables: Tables, numbers: list[int]) -> float:
 
 
 def _scale(total: float) -> float:
-    return float(2.0 ** max(0, min(30, DIGITS - int(np.ceil(np.log2(total + 1))))))
+    return float(2.0 ** max(0, min(30, COST_DIGITS - int(np.ceil(np.log2(total + 1))))))
 
 
 def _add_usages(graph: Graph, problem: Problem, limit: int) -> None:

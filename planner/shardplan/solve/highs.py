@@ -17,6 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.solve.budget import Budget
+from shardplan.solve.constants import (
+    MIP_CALL,
+    PROGRAM_HUNG,
+    PROGRAM_LP_ROUNDS,
+    PROGRAM_ROWS,
+    PROGRAM_SPAN,
+    PROGRAM_TOLERANCE,
+    SIMPLEX_CALL,
+)
 from shardplan.solve.core import Core, Indices
 from shardplan.solve.dual import Dual
 from shardplan.solve.graph import Groups
@@ -26,19 +35,6 @@ from shardplan.solve.problem import Costs
 
 Verdict = Literal["optimal", "infeasible", "limit"]
 
-SPAN = 1e4
-"""The program's costs are scaled so that the range of interest (target less bound) is about this long."""
-ROWS_AT_ONCE = 8
-LP_ROUNDS = 30
-TOLERANCE = 1e-9
-"""HiGHS computes in floating point: what it calls optimal may be dearer than the optimum by this share."""
-HUNG = 4.0
-"""Times as long as it was given, and seconds, after which HiGHS is not late any more but hangs: what it has found is
-lost then, and it goes on working beside us."""
-SIMPLEX_CALL = 1 / 200_000
-MIP_CALL = 1 / 1_750
-"""Units of work per column that pass between two calls back from HiGHS, measured: its own clock would not be
-reproducible."""
 
 _Status: Any = highspy.HighsModelStatus
 _VERDICTS: dict[Any, Verdict] = {
@@ -146,13 +142,13 @@ class Program:
             choices = _largest(core, values)
             if not self._add_rows(choices):
                 cost, above = self._cost(choices)
-                proven = verdict == "optimal" and cost - bound <= TOLERANCE * abs(cost)
+                proven = verdict == "optimal" and cost - bound <= PROGRAM_TOLERANCE * abs(cost)
                 return Answer(verdict, choices, cost if proven else bound, above)
             if verdict == "limit":
                 return Answer("limit", None, bound)
 
     def _relax(self) -> tuple[Verdict, Costs | None]:
-        for _ in range(LP_ROUNDS):
+        for _ in range(PROGRAM_LP_ROUNDS):
             verdict, values = self._run()
             if verdict != "optimal" or values is None or not self._add_moments(values):
                 break
@@ -176,9 +172,9 @@ class Program:
         slacks = [dual.slack(edge) for edge in range(len(core.tables))]
         excess = dual.theta - np.repeat(dual.least(), core.sizes)
         room = max(self.target - self.floor, 1.0)
-        self.scale = SPAN / room if np.isfinite(room) else _spread(excess, slacks)
+        self.scale = PROGRAM_SPAN / room if np.isfinite(room) else _spread(excess, slacks)
         self.highs = quiet_highs()
-        self.highs.setOptionValue("mip_abs_gap", max(self.gap * SPAN, 1e-6))
+        self.highs.setOptionValue("mip_abs_gap", max(self.gap * PROGRAM_SPAN, 1e-6))
         self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL, self._settled))
         self.highs.cbSimplexInterrupt.subscribe(lambda event: self._watch(event, SIMPLEX_CALL, lambda _: False))
         closed = excess > room  # what costs so much alone is part of nothing that meets the target
@@ -196,7 +192,7 @@ class Program:
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
         before, self.allowed = self.work, self.work + self.budget.work_left
         try:
-            ended = patiently(highs.run, self.budget, HUNG * left + HUNG)
+            ended = patiently(highs.run, self.budget, PROGRAM_HUNG * left + PROGRAM_HUNG)
         except AbandonedError:
             self.abandoned = True
             return "limit", None
@@ -234,7 +230,7 @@ class Program:
             return False
         used = self.profiles.of_weights(values[: len(self.dual.core.costs)])
         excess = used / self.limit - 1 - 1e-7 if self.limit else used
-        fresh = [m for m in peaks(excess, ROWS_AT_ONCE, 1) if m not in self.moments]
+        fresh = [m for m in peaks(excess, PROGRAM_ROWS, 1) if m not in self.moments]
         for moment in fresh:
             self._add_row(moment)
         return bool(fresh)
@@ -244,7 +240,7 @@ class Program:
         if self.profiles is None:
             return False
         excess, _ = self.profiles.excess(choices, self.limit, self.hinges)
-        broken = peaks(excess.astype(np.float64), ROWS_AT_ONCE, 1)
+        broken = peaks(excess.astype(np.float64), PROGRAM_ROWS, 1)
         for moment in broken:
             if moment in self.moments:  # broken by less than the program's tolerance
                 self._forbid(moment, choices)
@@ -262,7 +258,7 @@ class Program:
         self.moments.add(moment)
         labels, amounts, room = self._row(moment)
         group = next((group for group in self.hinges if moment in group), ())
-        unit = max(SPAN / (self.scale * self.over) if group else room, 1.0)
+        unit = max(PROGRAM_SPAN / (self.scale * self.over) if group else room, 1.0)
         price = self.prices.get(moment, 0.0)
         if price:  # usage + slack = room
             labels, amounts = self._with_column(price * unit, labels, np.append(amounts, unit))
@@ -314,7 +310,7 @@ def quiet_highs() -> Any:
 
 def _spread(excess: Costs, slacks: list[Costs]) -> float:
     largest = max([float(excess.max(initial=0.0)), *(float(s[np.isfinite(s)].max(initial=0.0)) for s in slacks)])
-    return SPAN / max(largest, 1.0)
+    return PROGRAM_SPAN / max(largest, 1.0)
 
 
 def _pass(highs: Any, core: Core, costs: Costs, closed: NDArray[np.bool_], tables: list[Costs]) -> None:

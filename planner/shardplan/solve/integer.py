@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardplan.solve.budget import Budget
+from shardplan.solve.constants import FRESH_MOMENTS, FUSION, PROGRAM_SWEEPS, PROOF_SMALL_GAP
 from shardplan.solve.core import Indices, core_of
 from shardplan.solve.dual import Dual
 from shardplan.solve.exact import Incumbent, close, offer
@@ -17,11 +18,6 @@ from shardplan.solve.presolve import presolve
 from shardplan.solve.prices import Prices, priced
 from shardplan.solve.problem import Bytes
 
-SWEEPS = 10
-FRESH = 3
-SMALL_GAP = 1e-3
-"""Share of the cost below which a gap is worth little more work, when no limit is given."""
-FUSION = (1e3, 0.05, 10.0)
 Effort = tuple[float, float, float]
 """Work, gap as a share of the range, and seconds (where there is a time limit) after which a heuristic program ends."""
 
@@ -73,7 +69,7 @@ def integer(
         if excess.max(initial=0) <= 0:
             best.take(trial)
             return
-        moments.update(peaks(excess.astype(np.float64), FRESH, 1))
+        moments.update(peaks(excess.astype(np.float64), FRESH_MOMENTS, 1))
 
 
 def _program(graph: Graph, pressure: Pressure, best: Incumbent, effort: Effort | None) -> None:
@@ -86,7 +82,7 @@ def _program(graph: Graph, pressure: Pressure, best: Incumbent, effort: Effort |
     here = {place[moment]: price for moment, price in prices.items() if moment in place}
     core = core_of(graph)
     dual = Dual(core_of(priced(graph, here)))
-    for _ in range(SWEEPS):
+    for _ in range(PROGRAM_SWEEPS):
         dual.sweep()
     profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
     program = Program(
@@ -94,7 +90,7 @@ def _program(graph: Graph, pressure: Pressure, best: Incumbent, effort: Effort |
     )  # fmt: skip
     if effort is None:
         program.effort, program.enough = budget.efforts()
-        program.small_gap = SMALL_GAP * abs(best.cost)
+        program.small_gap = PROOF_SMALL_GAP * abs(best.cost)
     else:
         program.effort, program.gap, program.seconds = effort
     answer = program.solve()

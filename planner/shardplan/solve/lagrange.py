@@ -15,6 +15,15 @@ import highspy
 import numpy as np
 
 from shardplan.solve.budget import Budget
+from shardplan.solve.constants import (
+    CUTSET_NODES,
+    CUTSET_TRIES,
+    FRESH_MOMENTS,
+    MASTER_PULL,
+    MASTER_STEADY,
+    PRICED_MOMENTS,
+    SETTLE_SWEEPS,
+)
 from shardplan.solve.core import Core, Indices, core_of
 from shardplan.solve.decode import condition, greedy, hubs
 from shardplan.solve.dual import Dual
@@ -24,14 +33,6 @@ from shardplan.solve.highs import quiet_highs
 from shardplan.solve.memory import Profiles, flat, paid_above, peaks, reduce
 from shardplan.solve.prices import Prices, priced, rounded
 from shardplan.solve.problem import Bytes
-
-SWEEPS = 12
-HUBS = 12
-TRIES = 20
-MOMENTS = 24
-FRESH = 3
-PULL = 0.7
-STEADY = 0.02
 
 
 class DeadEnd(Exception):  # noqa: N818 - of a heuristic, not an error
@@ -154,21 +155,21 @@ class Relaxation:
     def propose(self) -> tuple[float, Prices]:
         """A ceiling on L under all planes seen, and the prices to try next."""
         assert self._last is not None
-        for moment in peaks(self._last.excess.astype(np.float64), FRESH, 1):
-            if moment not in self.moments and len(self.moments) < MOMENTS:
+        for moment in peaks(self._last.excess.astype(np.float64), FRESH_MOMENTS, 1):
+            if moment not in self.moments and len(self.moments) < PRICED_MOMENTS:
                 self.moments.append(moment)
         ceiling, prices = self._master()
         before, self._goal = self._goal, prices
         if len(self.moments) > 1 and not self._steady(before):
             held = self.known.prices
             keys = sorted(prices.keys() | held.keys())
-            prices = {k: PULL * prices.get(k, 0.0) + (1 - PULL) * held.get(k, 0.0) for k in keys}
+            prices = {k: MASTER_PULL * prices.get(k, 0.0) + (1 - MASTER_PULL) * held.get(k, 0.0) for k in keys}
         return ceiling, self.capped(rounded(prices))
 
     def _steady(self, before: Prices) -> bool:
         """Whether there are sums alone, and the best point under all planes is much where it was: then it is tried as
         it is, as halfway points would only approach it."""
-        sums, room = flat(self.hinges), STEADY * self.graph.scale
+        sums, room = flat(self.hinges), MASTER_STEADY * self.graph.scale
         return self.moments == sums and all(abs(before.get(m, 0.0) - self._goal.get(m, 0.0)) <= room for m in sums)
 
     def capped(self, prices: Prices) -> Prices:
@@ -221,7 +222,7 @@ def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dua
     if last_dual is not None:
         dual.start_from(last_dual)
     last = -np.inf
-    for _ in range(SWEEPS):
+    for _ in range(SETTLE_SWEEPS):
         bound = dual.sweep()
         budget.spend(2 * core.pairs)
         idle = bound - last <= 1e-6 * abs(bound)
@@ -236,7 +237,7 @@ def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dua
             continue
         labels = dict(zip(core.nodes, choices.tolist(), strict=True))
         candidates.append((core.cost(choices), labels))
-        if len(fixed) <= HUBS and candidates[-1][0] > last:
+        if len(fixed) <= CUTSET_NODES and candidates[-1][0] > last:
             found = condition(reduced, {hub: labels[hub] for hub in fixed})
             if found is not None:
                 candidates.append((found[0], dict(zip(reduced.alive, found[1], strict=True))))
@@ -249,12 +250,14 @@ def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dua
 def _by_hubs(reduced: Graph, core: Core, dual: Dual, fixed: list[int]) -> list[tuple[float, dict[int, int]]]:
     """Where greedy decoding met forbidden pairs on every road: the hubs at the labels that the messages like best, one
     of them at a time at another, until elimination finds labels for the rest."""
-    if len(fixed) > HUBS:
+    if len(fixed) > CUTSET_NODES:
         return []
     place = {node: position for position, node in enumerate(core.nodes)}
     liked = {hub: np.argsort(dual.theta[core.offsets[place[hub]] : core.offsets[place[hub] + 1]]) for hub in fixed}
     best = {hub: int(order[0]) for hub, order in liked.items()}
-    others = (best | {hub: int(order[n])} for n in range(1, TRIES) for hub, order in liked.items() if n < len(order))
+    others = (
+        best | {hub: int(order[n])} for n in range(1, CUTSET_TRIES) for hub, order in liked.items() if n < len(order)
+    )
     for labels in (best, *others):
         found = condition(reduced, labels)
         if found is not None:

@@ -8,9 +8,38 @@ import random
 import numpy as np
 
 from shardplan.solve.budget import Budget
+from shardplan.solve.constants import (
+    CLIMB_FLAT,
+    CLIMB_PRICE_WEIGHTS,
+    CLIMB_SHARE,
+    CLIMB_TREES,
+    CROSSOVER_EFFORT,
+    CROSSOVER_WORST,
+    KICK_HEAT,
+    KICK_TREES,
+    LARGE_BOUND_SHARE,
+    LARGE_BOUND_WORK,
+    LARGE_CEILINGS,
+    LARGE_CLOSED,
+    LARGE_CLOSED_SMALL,
+    LARGE_PROOF_ROUNDS,
+    LARGE_PROOF_SHARE,
+    LARGE_PROVABLE_PAIRS,
+    LARGE_RAISES,
+    LARGE_SHAKE,
+    LARGE_STALL,
+    LARGE_TRIED_PAIRS,
+    LARGE_WORK,
+    NEAR_EFFORT,
+    NEAR_PAIRS,
+    NEAR_WIDER,
+    PROGRAM_TOLERANCE,
+    ROUNDING_EVERY,
+    ROUNDING_FIRST,
+    ROUNDING_SWEEPS,
+)
 from shardplan.solve.exact import Incumbent, offer
 from shardplan.solve.graph import Contradiction, Graph
-from shardplan.solve.highs import TOLERANCE
 from shardplan.solve.integer import Effort, Pressure, integer
 from shardplan.solve.memory import Profiles
 from shardplan.solve.place import place
@@ -18,39 +47,6 @@ from shardplan.solve.prune import surviving
 from shardplan.solve.scene import Scene
 from shardplan.solve.search import Assignment, completed, polish
 from shardplan.solve.tree import grow, improve, random_size
-
-PLACED_EVERY, PLACED_FIRST = 24, 8
-WAVES = 2
-STALL, CLOSED, CLOSED_SMALL = 60, 0.1, 0.5
-"""The bound is left alone when so many sweeps closed less than a share of the gap; the share is greater where a proof
-is within reach."""
-BOUND_SHARE = 0.3
-"""Share of the time, or of the work, that the bound may take at a time."""
-BOUND_WORK = 3e4
-MIXING_WORK = 6e4
-"""Work of the bound and of the search when no limit is given: about half a minute and a minute."""
-SHARES = (0.05, 0.25, 1.0)
-PROVABLE, TRIED = 90_000, 800_000
-"""Pairs of labels that are worth a proof, after and before the reductions."""
-PATIENCE = 6
-"""Rounds after which a proof is tried again although the gap is much the same."""
-PROOF_SHARE = 0.4
-"""Share of the time or work left that a proof may take."""
-TREES = 150
-FLAT = 1e-5
-"""So many trees that improve by less than this share end a climb."""
-CLIMB_SHARE = 0.1
-"""Share of the time or work left that a climb may take."""
-PRICE_WEIGHTS = (0.0, 0.1, 0.3, 1.0)
-RAISES = 40
-SHAKE = 0.15
-WORST = 1.3
-HEAT = (3e-5, 2e-3)
-KICKS = (20, 120)
-MIX_EFFORT: Effort = (4e3, 0.01, 8.0)
-NEAR_EFFORT: Effort = (1e4, 0.01, 15.0)
-NEAR_PAIRS = 150_000.0
-WIDER = 3.0
 
 
 def search_large(graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int) -> None:
@@ -60,7 +56,9 @@ def search_large(graph: Graph, limit: int, best: Incumbent, budget: Budget, whol
         search.raise_bound()
         while not (best.closed or budget.expired() or search.spent()):
             search.round()
-            if np.isfinite(best.cost) and search.gap <= TOLERANCE * abs(best.cost):  # as close as HiGHS can tell
+            if np.isfinite(best.cost) and search.gap <= PROGRAM_TOLERANCE * abs(
+                best.cost
+            ):  # as close as HiGHS can tell
                 best.prove(best.cost)
     except Contradiction:
         best.prove(best.cost)
@@ -83,7 +81,7 @@ class _Search:
     def spent(self) -> bool:
         """Whether the work of a search without limits is done."""
         free = self.budget.time_limit is None and self.budget.work_limit is None
-        return free and self.budget.work - self.began > MIXING_WORK
+        return free and self.budget.work - self.began > LARGE_WORK
 
     @property
     def gap(self) -> float:
@@ -94,11 +92,11 @@ class _Search:
         """Sweeps and price steps, with assignments placed on the way."""
         budget, duals = self.budget, self.scene.duals
         bounds = [-np.inf]
-        end = budget.part(BOUND_SHARE, BOUND_WORK)
+        end = budget.part(LARGE_BOUND_SHARE, LARGE_BOUND_WORK)
         while not (budget.expired() or budget.past(end)):
             self._raise_once()
             bounds.append(duals.best.bound)
-            if len(bounds) % PLACED_EVERY == (0 if self.current is not None else PLACED_FIRST):
+            if len(bounds) % ROUNDING_EVERY == (0 if self.current is not None else ROUNDING_FIRST):
                 self._place()
             if self.best.closed or self._slow(bounds):
                 break
@@ -109,8 +107,8 @@ class _Search:
         """Whether other ways promise more than raising the bound further, given the bounds so far."""
         if not np.isfinite(self.gap):
             return False
-        small = self.scene.core.pairs <= PROVABLE
-        sweeps, share = (PLACED_EVERY, CLOSED_SMALL) if small else (STALL, CLOSED)
+        small = self.scene.core.pairs <= LARGE_PROVABLE_PAIRS
+        sweeps, share = (ROUNDING_EVERY, LARGE_CLOSED_SMALL) if small else (LARGE_STALL, LARGE_CLOSED)
         return len(bounds) > sweeps and bounds[-1] - bounds[-sweeps] <= share * self.gap
 
     def _raise_once(self) -> None:
@@ -123,7 +121,7 @@ class _Search:
         they would take the bound off its way."""
         scene = self.scene
         messages, theta = scene.wave.messages.copy(), scene.wave.theta.copy()
-        for _ in range(WAVES):
+        for _ in range(ROUNDING_SWEEPS):
             scene.wave.sweep()
         self.best.prove(scene.duals.bound())
         self.budget.spend(200 * len(scene.core.costs) + 6 * scene.core.pairs)
@@ -148,12 +146,12 @@ class _Search:
         for count in range(1, trees + 1):
             tree = grow(scene.space, self.rng, random_size(self.rng))
             slack = -heat * cost * np.log(max(self.rng.random(), 1e-9)) if heat else 0.0
-            cost += improve(assignment, tree, self.rng.choice(PRICE_WEIGHTS), paid, slack)
+            cost += improve(assignment, tree, self.rng.choice(CLIMB_PRICE_WEIGHTS), paid, slack)
             budget.spend(2000 * len(tree))
             if budget.expired() or budget.past(end):
                 return
-            if not heat and count % TREES == 0:
-                if mark - cost <= FLAT * abs(cost):
+            if not heat and count % CLIMB_TREES == 0:
+                if mark - cost <= CLIMB_FLAT * abs(cost):
                     return
                 mark = cost
 
@@ -179,18 +177,18 @@ class _Search:
     def _mixed(self, current: Assignment) -> None:
         """Make another good assignment by other prices or by heat, and mix the two."""
         other = (self._raised, self._raised, self._shaken, self._kicked)[self.rounds % 4]()
-        if other is None or other.cost() > WORST * current.cost() or self.budget.expired():
+        if other is None or other.cost() > CROSSOVER_WORST * current.cost() or self.budget.expired():
             return
         self.climb(other)
         self._offer(other)
         if self.current is not None:
             pairs = zip(self.current.labels, other.labels, strict=True)
-            self._restricted([tuple(sorted({a, b})) for a, b in pairs], MIX_EFFORT)
+            self._restricted([tuple(sorted({a, b})) for a, b in pairs], CROSSOVER_EFFORT)
 
     def _raised(self) -> Assignment | None:
         """An assignment from a bound that was raised some more."""
         self.scene.duals.back()
-        for _ in range(RAISES):
+        for _ in range(LARGE_RAISES):
             self._raise_once()
             if self.budget.expired():
                 return None
@@ -201,15 +199,15 @@ class _Search:
         if self.current is None:
             return None
         other = self.current.copy()
-        heat = float(np.exp(self.rng.uniform(*np.log(HEAT))))
-        self.climb(other, heat, self.rng.randint(*KICKS))
+        heat = float(np.exp(self.rng.uniform(*np.log(KICK_HEAT))))
+        self.climb(other, heat, self.rng.randint(*KICK_TREES))
         return other
 
     def _shaken(self) -> Assignment | None:
         """An assignment from other prices."""
         duals = self.scene.duals
         duals.back()
-        duals.set_prices(duals.prices * np.exp(self.noise.normal(0.0, SHAKE, len(duals.prices))))
+        duals.set_prices(duals.prices * np.exp(self.noise.normal(0.0, LARGE_SHAKE, len(duals.prices))))
         for _ in range(6):
             duals.dual.sweep()
         self.budget.spend(12 * self.scene.core.pairs)
@@ -221,7 +219,7 @@ class _Search:
         before, spent = self.best.cost, self.budget.work
         self._restricted(labels, NEAR_EFFORT)
         if self.best.cost >= before and self.budget.work - spent < NEAR_EFFORT[0] / 2:
-            self.width *= WIDER
+            self.width *= NEAR_WIDER
 
     def _restricted(self, labels: list[tuple[int, ...]], effort: Effort) -> None:
         """The best assignment of some of the labels of every position, as far as `effort` goes."""
@@ -274,16 +272,16 @@ class _Search:
         if not np.isfinite(self.gap) or (self.gap > self.tried / 2 and self.patience > 0):
             return  # not much has changed since the last attempt
         held = scene.settle()
-        for share in SHARES:
+        for share in LARGE_CEILINGS:
             ceiling = best.bound + share * self.gap
-            if best.closed or self.budget.expired() or surviving(scene.duals.dual, ceiling + held) > TRIED:
+            if best.closed or self.budget.expired() or surviving(scene.duals.dual, ceiling + held) > LARGE_TRIED_PAIRS:
                 return
             try:
                 trial = scene.pruned(ceiling + held)
-                if trial.pairs > PROVABLE:
+                if trial.pairs > LARGE_PROVABLE_PAIRS:
                     return
-                self.tried, self.patience = self.gap, PATIENCE
-                integer(trial, self._pressure(), best, ceiling, self.budget.effort(PROOF_SHARE))
+                self.tried, self.patience = self.gap, LARGE_PROOF_ROUNDS
+                integer(trial, self._pressure(), best, ceiling, self.budget.effort(LARGE_PROOF_SHARE))
             except Contradiction:
                 best.prove(ceiling)
             self._adopt()

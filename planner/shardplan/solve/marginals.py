@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardplan.solve.constants import MARGINAL_CELLS
 from shardplan.solve.dual import Dual
 from shardplan.solve.graph import Gone, Graph, Take
 from shardplan.solve.problem import Costs
 from shardplan.solve.tables import NONE
-
-CELLS = 1 << 22
 
 
 class Marginals:
@@ -93,7 +92,7 @@ class Marginals:
         to_a = np.full(left.shape, np.inf)
         to_b = np.full(right.shape, np.inf)
         narrow = np.ascontiguousarray(right[:, columns])
-        step_rows = max(1, CELLS // max(1, narrow.size))
+        step_rows = max(1, MARGINAL_CELLS // max(1, narrow.size))
         for start in range(0, len(rows), step_rows):
             part = rows[start : start + step_rows]
             joint = left[:, part, None] + narrow[:, None, :]  # (v, a, b)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardplan.solve.constants import MINPLUS_BLOCK, MINPLUS_SMALL
 from shardplan.solve.problem import Costs
-
-SMALL = 1 << 15
-BLOCK = 1 << 15
 
 
 def min_plus(left: Costs, right: Costs) -> Costs:
     """`out[i, j] = min over k of left[i, k] + right[k, j]`: (n, k), (k, m) -> (n, m)."""
     rows, inner = left.shape
     columns = right.shape[1]
-    if rows * inner * columns <= SMALL:
+    if rows * inner * columns <= MINPLUS_SMALL:
         return np.asarray((left[:, :, None] + right[None, :, :]).min(axis=1))
     if columns < rows:  # long rows make long vector operations
         return np.ascontiguousarray(min_plus(right.T, left.T).T)
     out = np.empty((rows, columns))
-    step = max(1, BLOCK // columns)
+    step = max(1, MINPLUS_BLOCK // columns)
     scratch = np.empty((min(step, rows), columns))
     for start in range(0, rows, step):
         block = np.ascontiguousarray(left[start : start + step].T)[:, :, None]

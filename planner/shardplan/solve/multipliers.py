@@ -14,20 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardplan.solve.constants import (
+    BOUND_SAFETY,
+    MESSAGE_MOMENTUM,
+    SUBGRADIENT_FRESH,
+    SUBGRADIENT_IDLE,
+    SUBGRADIENT_MEMORY,
+    SUBGRADIENT_SEPARATION,
+    SUBGRADIENT_SHORTER,
+    SUBGRADIENT_STEP,
+)
 from shardplan.solve.core import Core
 from shardplan.solve.dual import Dual
 from shardplan.solve.memory import Profiles, peaks
 from shardplan.solve.problem import Bytes, Costs
-
-STEP = 0.05
-SHORTER = 0.7
-PATIENCE = 20
-MEMORY = 0.9
-MOMENTUM = 0.9
-FRESH = 8
-SEPARATION = 3
-SAFETY = 1e-13
-"""Share of the sum of prices times room that floating point may lose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Multipliers:
         self.history = np.zeros(len(profiles.base))
         self.steps = np.zeros(len(profiles.base))
         self.paid = np.zeros(len(core.costs))
-        self.length = STEP
+        self.length = SUBGRADIENT_STEP
         self.idle = 0
         self._before = self.dual.messages.copy()
         self.best = self._state(-np.inf)
@@ -69,7 +69,7 @@ class Multipliers:
     def bound(self) -> float:
         """Valid right after a sweep."""
         held = float((self.prices * self.room).sum())
-        return self.dual.bound() - held - SAFETY * abs(held)
+        return self.dual.bound() - held - BOUND_SAFETY * abs(held)
 
     def set_prices(self, prices: Costs) -> None:
         """Let choices pay for what they use."""
@@ -83,15 +83,15 @@ class Multipliers:
     def improve(self) -> float:
         """One sweep and one step of the prices; the bound after the sweep."""
         before, self._before = self._before, self.dual.messages.copy()
-        self.dual.push(before, MOMENTUM)
+        self.dual.push(before, MESSAGE_MOMENTUM)
         self.dual.sweep()
         bound = self.bound()
         self.idle += 1
         if bound > self.best.bound:
             self.best, self.idle = self._state(bound), 0
-        if self.idle >= PATIENCE:
+        if self.idle >= SUBGRADIENT_IDLE:
             self.idle = 0
-            self.length *= SHORTER
+            self.length *= SUBGRADIENT_SHORTER
             self.slope[:] = 0.0
             self.back()
         self._step(self.profiles.of(self.dual.decode()), max(abs(bound), 1.0))
@@ -99,10 +99,10 @@ class Multipliers:
 
     def _step(self, used: Bytes, money: float) -> None:
         excess = (used - self.limit) / max(self.limit, 1)
-        for moment in peaks(excess, FRESH, SEPARATION):
+        for moment in peaks(excess, SUBGRADIENT_FRESH, SUBGRADIENT_SEPARATION):
             self.active[moment] = True
         slope = np.clip(np.where(self.active, excess, 0.0), -1.0, 1.0)
-        self.slope = MEMORY * self.slope + (1 - MEMORY) * slope
+        self.slope = SUBGRADIENT_MEMORY * self.slope + (1 - SUBGRADIENT_MEMORY) * slope
         self.history += slope**2
         self.steps += self.active
         mean = self.history / np.maximum(self.steps, 1.0)

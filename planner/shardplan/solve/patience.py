@@ -15,10 +15,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shardplan.solve.budget import Budget
+from shardplan.solve.constants import GRACE_SECONDS, TICK_SECONDS
 
 Result = TypeVar("Result")
-GRACE_SECONDS = 0.7
-TICK_SECONDS = 0.05
 _abandoned: list[threading.Thread] = []
 
 

@@ -6,12 +6,10 @@ import random
 
 import numpy as np
 
+from shardplan.solve.constants import ROUNDING_REPAIR_TREE, ROUNDING_REPAIRS
 from shardplan.solve.multipliers import Multipliers
 from shardplan.solve.search import Assignment, Space
 from shardplan.solve.tree import grow, improve
-
-REPAIRS = 200
-REPAIR_TREE = 120
 
 
 def place(space: Space, duals: Multipliers, rng: random.Random) -> Assignment | None:
@@ -61,9 +59,9 @@ def _mend(assignment: Assignment, rng: random.Random) -> None:
     """Solve trees around forbidden pairs until there are none."""
     space = assignment.space
     broken = [p for p in space.order if not np.isfinite(assignment.score(p)[assignment.labels[p]])]
-    for _ in range(REPAIRS):
+    for _ in range(ROUNDING_REPAIRS):
         if not broken:
             return
         root = broken[rng.randrange(len(broken))]
-        improve(assignment, grow(space, rng, REPAIR_TREE, root), 0.0, [])
+        improve(assignment, grow(space, rng, ROUNDING_REPAIR_TREE, root), 0.0, [])
         broken = [p for p in broken if not np.isfinite(assignment.score(p)[assignment.labels[p]])]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MOST = 96
-"""Assignments that are kept during a search; some may not fit in memory."""
+from shardplan.solve.constants import POOL_SIZE
 
 
 @dataclass
@@ -17,7 +16,7 @@ class Pool:
     def add(self, cost: float, choices: tuple[int, ...]) -> None:
         """Keep an assignment of the whole problem, if it is among the cheapest."""
         self.found.setdefault(choices, cost)
-        if len(self.found) > MOST:
+        if len(self.found) > POOL_SIZE:
             del self.found[max(self.found, key=lambda each: self.found[each])]
 
     def ranked(self) -> list[tuple[int, ...]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from shardplan.solve.constants import PRESOLVE_MANY, PRESOLVE_ROUNDS, PRESOLVE_WORTH
 from shardplan.solve.dominate import dominate
 from shardplan.solve.eliminate import eliminate
 from shardplan.solve.follow import flatten, follow
 from shardplan.solve.graph import Graph
 from shardplan.solve.memory import tighten
-
-ROUNDS = 4
-MANY, WORTH = 5000, 0.98
-"""With so many nodes another round is worth its time when the last one left less than this share."""
 
 
 def presolve(graph: Graph, limit: int) -> None:
@@ -20,7 +17,7 @@ def presolve(graph: Graph, limit: int) -> None:
     tighten(graph, limit)
     graph.settle()
     left = len(graph.alive) + graph.pairs
-    for _ in range(ROUNDS):
+    for _ in range(PRESOLVE_ROUNDS):
         changed = follow(graph)
         graph.settle()
         eliminate(graph)
@@ -31,5 +28,5 @@ def presolve(graph: Graph, limit: int) -> None:
         changed |= tighten(graph, limit)
         eliminate(graph)
         before, left = left, len(graph.alive) + graph.pairs
-        if not changed or (len(graph.alive) > MANY and left > WORTH * before):
+        if not changed or (len(graph.alive) > PRESOLVE_MANY and left > PRESOLVE_WORTH * before):
             return

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from shardplan.solve.constants import SCENE_BISECTIONS, SCENE_SHRINKS, SCENE_SHRUNK
 from shardplan.solve.core import Core, Indices, core_of, depths
 from shardplan.solve.dual import Dual
 from shardplan.solve.graph import Graph
@@ -16,12 +17,6 @@ from shardplan.solve.prices import Prices
 from shardplan.solve.problem import Costs
 from shardplan.solve.prune import label_excess, prune, surviving
 from shardplan.solve.search import Space
-
-SHRINKS = 0.7
-"""A smaller core is worth making when pruning alone leaves less than this share of the pairs."""
-SHRUNK = 0.8
-"""And worth moving to when the reductions leave less than this share."""
-BISECTIONS = 40
 
 
 class Scene:
@@ -60,10 +55,10 @@ class Scene:
         Raises `Contradiction` when nothing is.
         """
         target = ceiling + self.settle()
-        if surviving(self.duals.dual, target) >= SHRINKS * self.core.pairs:
+        if surviving(self.duals.dual, target) >= SCENE_SHRINKS * self.core.pairs:
             return None
         graph = self.pruned(target)
-        if graph.pairs >= SHRUNK * self.core.pairs:
+        if graph.pairs >= SCENE_SHRUNK * self.core.pairs:
             return None
         scene = Scene(graph, self.limit)
         scene._inherit(self)
@@ -97,7 +92,7 @@ class Scene:
         excess[offsets[:-1] + choices] = 0.0
         owner = np.repeat(np.arange(len(self.core.nodes)), self.core.sizes)
         low, high = 0.0, float(excess[np.isfinite(excess)].max())
-        for _ in range(BISECTIONS):
+        for _ in range(SCENE_BISECTIONS):
             middle = (low + high) / 2
             counts = np.bincount(owner[excess <= middle], minlength=len(self.core.nodes))
             many = float((counts[self.core.first] * counts[self.core.second] - 1).sum()) > width

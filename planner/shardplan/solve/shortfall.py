@@ -8,25 +8,24 @@ from typing import Literal
 
 import numpy as np
 
-from shardplan.solve.budget import LARGE_EFFORT, Budget
+from shardplan.solve.budget import Budget
+from shardplan.solve.constants import CUTSET_NODES, LIMIT_STRIDE, PRESOLVE_ROUNDS, PROOF_WORK
 from shardplan.solve.core import core_of
 from shardplan.solve.decode import hubs
 from shardplan.solve.dominate import dominate
 from shardplan.solve.dual import Dual
 from shardplan.solve.eliminate import eliminate
-from shardplan.solve.exact import HUBS, Incumbent, close
+from shardplan.solve.exact import Incumbent, close
 from shardplan.solve.fit import fit
 from shardplan.solve.follow import flatten, follow
 from shardplan.solve.graph import Contradiction, Graph, build
 from shardplan.solve.highs import Program
 from shardplan.solve.memory import Profiles, drop_moments
-from shardplan.solve.presolve import ROUNDS, presolve
+from shardplan.solve.presolve import presolve
 from shardplan.solve.prices import priced
 from shardplan.solve.problem import Bytes, Costs, Problem
 from shardplan.solve.tables import Tables
 
-STRIDE = 1 / 1024
-"""The first step above what one moment needs; the next ones double."""
 Verdict = Literal["fits", "too much", "unknown"]
 
 
@@ -41,7 +40,7 @@ def least_limit(problem: Problem, budget: Budget) -> int | None:
         graph = build(replace(free, limit=everything), Tables())
         whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
         graph.settle()
-        if len(hubs(graph)) > HUBS:
+        if len(hubs(graph)) > CUTSET_NODES:
             return _Large(free, budget).least(int(graph.base.max(initial=0)), everything)
         low = _of_one_moment(graph, budget)
         return low if low is None else _Small(_thinned(graph, low), whole, budget).least(low, everything)
@@ -79,7 +78,7 @@ def _thinned(graph: Graph, low: int) -> Graph:
     thin = graph.copy()
     drop_moments(thin, low)
     thin.settle()
-    for _ in range(ROUNDS):
+    for _ in range(PRESOLVE_ROUNDS):
         changed = follow(thin)
         thin.settle()
         eliminate(thin)
@@ -103,7 +102,7 @@ class _Small:
 
     def least(self, low: int, most: int) -> int | None:
         """The least limit from `low` on: in steps that double, then halve."""
-        limit, stride = low, max(int(low * STRIDE), 1)
+        limit, stride = low, max(int(low * LIMIT_STRIDE), 1)
         high: int | None = None
         while high is None or low < high:
             if self.budget.expired():
@@ -142,7 +141,7 @@ class _Small:
             choices = np.zeros(0, dtype=np.int64)
             if core.nodes:
                 profiles = Profiles(core.uses, core.offsets, trial.tables.arrays, trial.base)
-                answer = Program(Dual(core), self.budget, np.inf, profiles, limit, effort=LARGE_EFFORT).solve()
+                answer = Program(Dual(core), self.budget, np.inf, profiles, limit, effort=PROOF_WORK).solve()
                 if answer.choices is None:
                     return "too much" if answer.verdict == "infeasible" else "unknown", 0
                 choices = answer.choices

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardplan.solve.averages import SOLVES, by_averages
+from shardplan.solve.averages import by_averages
 from shardplan.solve.budget import Budget, Phase, Progress
+from shardplan.solve.constants import AVERAGES_SOLVES, CANDIDATES, SHORTFALL_SECONDS, SUMS_BROADEST
 from shardplan.solve.core import core_of
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.exact import Incumbent, close, prove
@@ -20,13 +21,6 @@ from shardplan.solve.shortfall import least_limit
 from shardplan.solve.surplus import Spread, breadth, spread
 from shardplan.solve.tables import Tables
 from shardplan.solve.validate import validate
-
-SHORTFALL_SECONDS = 15.0
-"""For the proof of how much memory is missing."""
-BROADEST = 5e7
-"""Entries of tables that sums over nodes may add."""
-CANDIDATES = 24
-"""Different assignments that a solution with maxima has at most."""
 
 
 def solve(
@@ -72,7 +66,7 @@ def search(
     start: Multipliers = (),
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
-    if presolve and problem.maxima and breadth(problem) > BROADEST:
+    if presolve and problem.maxima and breadth(problem) > SUMS_BROADEST:
         return _broad(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start)
     with Budget(time_limit, work_limit) as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
@@ -116,7 +110,7 @@ def _broad(
 
         def plain(averaged: Problem) -> Solution:
             left = None if time_limit is None else max(0.0, budget.seconds_left) / 2
-            work = None if work_limit is None else work_limit / SOLVES
+            work = None if work_limit is None else work_limit / AVERAGES_SOLVES
             found = search(
                 averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None, unproven=unproven
             )  # fmt: skip

@@ -12,10 +12,10 @@ import random
 
 import numpy as np
 
+from shardplan.solve.constants import TREE_LARGEST, TREE_SMALLEST
 from shardplan.solve.problem import Costs
 from shardplan.solve.search import Assignment, Space
 
-SMALLEST, LARGEST = 3, 1500
 Branch = tuple[int, int, int, int]
 """(position, parent, edge to it, which end of that edge the position is); the root has parent -1."""
 
@@ -100,4 +100,4 @@ def _tree_cost(space: Space, tree: list[Branch], own: dict[int, Costs], labels: 
 
 def random_size(rng: random.Random) -> int:
     """Log-uniform between the smallest and the largest tree."""
-    return round(math.exp(rng.uniform(math.log(SMALLEST), math.log(LARGEST))))
+    return round(math.exp(rng.uniform(math.log(TREE_SMALLEST), math.log(TREE_LARGEST))))

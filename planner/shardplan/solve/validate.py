@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.solve.constants import REPORTED_FAULTS
 from shardplan.solve.problem import Costs, LinearSum, Problem
-
-REPORTED = 20
 
 
 def validate(problem: Problem) -> None:
     """Raise `ShardplanError` with what is wrong with a problem: shapes, unknown nodes, numbers that are no costs."""
-    found = [item for _, item in zip(range(REPORTED), _faults(problem), strict=False)]
+    found = [item for _, item in zip(range(REPORTED_FAULTS), _faults(problem), strict=False)]
     if found:
         raise ShardplanError(*found)
 

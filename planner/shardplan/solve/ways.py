@@ -9,24 +9,21 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.solve.constants import CUTSET_BRANCHES, CUTSET_COMBINATIONS
 from shardplan.solve.decode import condition, hubs
 from shardplan.solve.eliminate import eliminate
-from shardplan.solve.exact import COMBINATIONS, Incumbent, combinations
+from shardplan.solve.exact import Incumbent, combinations
 from shardplan.solve.graph import Graph, Take
 from shardplan.solve.lagrange import Relaxation
 from shardplan.solve.marginals import Marginals
 from shardplan.solve.prune import prune
 from shardplan.solve.tables import open_rows
 
-WAYS = 6
-"""So many ways to fix the hubs are followed one by one."""
-
-
 Way = tuple[float, dict[int, tuple[int, ...]]]
 """A bound, and the choices to keep for some nodes."""
 
 
-def ways_to_fix(relaxation: Relaxation, best: Incumbent, most: int = WAYS) -> list[Way]:
+def ways_to_fix(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_BRANCHES) -> list[Way]:
     """Choices to keep for the nodes that elimination leaves; together the ways hold everything better than the
     incumbent.
 
@@ -46,7 +43,7 @@ def ways_to_fix(relaxation: Relaxation, best: Incumbent, most: int = WAYS) -> li
         if isinstance(step, Take) and step.node in left:
             left[step.node] = tuple(left[step.node][row] for row in step.rows)
     fixed = hubs(trial)
-    if combinations(trial) > COMBINATIONS:
+    if combinations(trial) > CUTSET_COMBINATIONS:
         return [(bound, left)]
     ways: list[Way] = []
     for labels in product(*(range(trial.sizes[node]) for node in fixed)):
