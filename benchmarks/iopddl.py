@@ -31,7 +31,7 @@ def one(path: Path, limit: float, seed: int, *, cpu: bool) -> None:
     if cpu:
         time.monotonic = time.process_time
     started = time.monotonic()
-    from shardplan.solve.contest import run_solve_problem  # after the clock is chosen
+    from shardplan.extras.contest.files import run_solve_problem  # after the clock is chosen
 
     solved = run_solve_problem(path, time_limit=limit, seed=seed)
     solution = solved.solution

@@ -105,11 +105,11 @@ def measure(path: Path, seconds: float) -> None:
     """Read and solve in this process; print one line of JSON."""
     clock = time.process_time
     time.monotonic = clock
-    from shardplan.solve.contest import run_solve_problem
-    from shardplan.solve.graph import build
-    from shardplan.solve.iopddl import read_problem
-    from shardplan.solve.presolve import presolve
-    from shardplan.solve.tables import Tables
+    from shardplan.extras.contest.files import run_solve_problem
+    from shardplan.extras.contest.iopddl import read_problem
+    from shardplan.solve.reduce.graph import build
+    from shardplan.solve.reduce.presolve import presolve
+    from shardplan.solve.reduce.tables import Tables
 
     before, started = peak_bytes(), clock()
     problem = read_problem(path)

@@ -20,28 +20,27 @@ from shardplan.solve import (
     Progress,
     Solution,
     Usage,
-    balance,
     evaluate,
-    fit,
-    fronts,
+    small,
     solve,
     solver,
 )
-from shardplan.solve.averages import _value
+from shardplan.solve.bound.averages import _value
+from shardplan.solve.bound.dual import Dual
+from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
+from shardplan.solve.bound.marginals import Marginals
 from shardplan.solve.budget import Budget
-from shardplan.solve.core import core_of
-from shardplan.solve.dual import Dual
-from shardplan.solve.eliminate import eliminate
-from shardplan.solve.fronts import View
-from shardplan.solve.graph import Contradiction, Gone, Graph, build
-from shardplan.solve.highs import quiet_highs
-from shardplan.solve.lagrange import DeadEnd, Relaxation
-from shardplan.solve.marginals import Marginals
-from shardplan.solve.memory import Profiles, tighten
-from shardplan.solve.minplus import min_plus
-from shardplan.solve.prune import prune
-from shardplan.solve.surplus import between, spread
-from shardplan.solve.tables import NONE, Tables
+from shardplan.solve.highs.program import quiet_highs
+from shardplan.solve.prove import pareto, parts
+from shardplan.solve.prove.pareto import View
+from shardplan.solve.reduce.core import core_of
+from shardplan.solve.reduce.eliminate import eliminate
+from shardplan.solve.reduce.fixing import prune
+from shardplan.solve.reduce.graph import Contradiction, Gone, Graph, build
+from shardplan.solve.reduce.memory import Profiles, tighten
+from shardplan.solve.reduce.minplus import min_plus
+from shardplan.solve.reduce.sums import between, spread
+from shardplan.solve.reduce.tables import NONE, Tables
 
 laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -208,7 +207,7 @@ def test_plain_problems_at_multipliers_bound_what_is_too_broad(seed: int, memory
     problem = problem_of_maxima(seed, memory)
     best = optimum(problem)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solver, "BROADEST", -1.0)
+        patch.setattr(solver, "SUMS_BROADEST", -1.0)
         solution = solve(problem)
     assert solution.bound <= best <= solution.cost
     if best < math.inf:
@@ -296,13 +295,13 @@ def test_what_is_found_under_a_tighter_limit_keeps_the_limit_and_costs_what_it_s
 ) -> None:
     """All that is found here is: `solve` itself compares its cost with `evaluate`."""
     problem = between(*both)
-    fitted = fit._fit
+    fitted = small._fit
 
     def nothing_at_the_limit(graph: Graph, limit: int, *rest: object) -> bool:
         return limit == problem.limit or fitted(graph, limit, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit, "_fit", nothing_at_the_limit)
+        patch.setattr(small, "_fit", nothing_at_the_limit)
         solution = solve(problem)
     if solution.choices is not None:
         assert evaluate(problem, solution.choices).feasible
@@ -330,8 +329,8 @@ def test_parts_find_the_least_larger_sum_with_fronts_and_without(seed: int, spli
     """With `split`, there is no mixture to start from, and parts are split to the end."""
     with pytest.MonkeyPatch.context() as patch:
         if split:
-            patch.setattr(fit, "_fuse", lambda *_: None)
-            patch.setattr(balance, "SMALL", -1)
+            patch.setattr(small, "_fuse", lambda *_: None)
+            patch.setattr(parts, "PARETO_PAIRS", -1)
         check(between(*two_dense_sums(seed)))
 
 
@@ -358,15 +357,15 @@ def test_fronts_find_the_least_larger_sum_and_say_where_they_had_no_room(
     view = View(price * graph.scale, point.bound, Marginals(reduced, dual, math.inf), order)
     with pytest.MonkeyPatch.context() as patch:
         if narrow:
-            patch.setattr(fronts, "MOST", 8)
-            patch.setattr(fronts, "COARSE", 8)
+            patch.setattr(pareto, "PARETO_WAYS", 8)
+            patch.setattr(pareto, "PARETO_COARSE", 8)
         try:
-            found = fronts.cheapest(graph, 0, [view], target) if not reduced.alive else None
-        except fronts.TooManyError:
+            found = pareto.cheapest(graph, 0, [view], target) if not reduced.alive else None
+        except pareto.TooManyError:
             assert narrow
             return
     if found is not None:
-        choices = wide.lowered(graph.restore(found.labels))
+        choices = wide.invert(graph.invert(found.labels))
         assert evaluate(problem, choices).cost == found.cost / graph.scale >= best
         assert narrow or found.exact
         assert not found.exact or found.cost / graph.scale == best
@@ -387,10 +386,10 @@ def test_nodes_for_pairs_change_no_sum(both: tuple[Problem, Problem]) -> None:
     problem = between(*both)
     wide = spread(problem)
     for choices in assignments(problem):
-        priced, lifted = evaluate(problem, choices), wide.lifted(choices)
+        priced, lifted = evaluate(problem, choices), wide.apply(choices)
         if priced.cost == math.inf:
             continue
-        assert wide.lowered(lifted) == choices
+        assert wide.invert(lifted) == choices
         surplus = sum(int(row[lifted[node]]) for node, _, row in wide.amounts)
         found = evaluate(wide.problem, lifted)
         assert (found.cost + max(0, surplus), found.peak_bytes) == (priced.cost, priced.peak_bytes)
@@ -433,7 +432,7 @@ def test_elimination_keeps_the_optimum_and_restores_full_assignments(problem: Pr
     cheapest = math.inf
     for labels in itertools.product(*(range(size) for size in core.sizes)):
         cost = core.cost(np.array(labels, dtype=np.int64)) / graph.scale
-        choices = graph.restore(dict(zip(core.nodes, labels, strict=True)))
+        choices = graph.invert(dict(zip(core.nodes, labels, strict=True)))
         if math.isfinite(cost):
             assert evaluate(problem, choices).cost == cost
         cheapest = min(cheapest, cost)
@@ -460,7 +459,7 @@ def test_tightening_keeps_exactly_what_fits(problem: Problem) -> None:
     for labels in itertools.product(*(range(size) for size in core.sizes)):
         choices = np.array(labels, dtype=np.int64)
         fits = relaxation.profiles.of(choices).max(initial=0) <= problem.limit
-        priced = evaluate(problem, graph.restore(dict(zip(core.nodes, labels, strict=True))))
+        priced = evaluate(problem, graph.invert(dict(zip(core.nodes, labels, strict=True))))
         assert priced.feasible == (fits and math.isfinite(core.cost(choices)))
         cheapest = min(cheapest, priced.cost if priced.feasible else math.inf)
     assert cheapest == best

@@ -23,8 +23,8 @@ from shardplan.planning.remat_scope import ONCE, scope
 from shardplan.rules import model_rules
 from shardplan.solve import evaluate, solve
 from shardplan.solve.budget import Budget
+from shardplan.solve.reduce.sums import between
 from shardplan.solve.shortfall import least_limit
-from shardplan.solve.surplus import between
 
 CHAIN = """
 chain (float[2048,64] x) => (float[2048,8] y)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from shardplan.errors import ShardplanError
-from shardplan.solve import evaluate, iopddl
-from shardplan.solve.contest import run_evaluate_problem, run_solve_problem
-from shardplan.solve.iopddl import read_problem
-from shardplan.solve.solution_file import solution_document
+from shardplan.extras.contest import iopddl
+from shardplan.extras.contest.files import run_evaluate_problem, run_solve_problem
+from shardplan.extras.contest.iopddl import read_problem
+from shardplan.extras.contest.solution_file import solution_document
+from shardplan.solve import evaluate
 
 EXAMPLE = Path(__file__).parent / "example.json"
 

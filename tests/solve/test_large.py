@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_problems import optimum, random_problem
 
-from shardplan.solve import Edge, Problem, Progress, Usage, evaluate, fit, solve
-from shardplan.solve.core import core_of
-from shardplan.solve.exact import Incumbent
-from shardplan.solve.graph import Contradiction, build
-from shardplan.solve.memory import Profiles
-from shardplan.solve.multipliers import Multipliers
-from shardplan.solve.place import place
-from shardplan.solve.presolve import presolve
-from shardplan.solve.search import Assignment, Space, polish
-from shardplan.solve.tables import Tables
-from shardplan.solve.tree import grow, improve, random_size
+from shardplan.solve import Edge, Problem, Progress, Usage, evaluate, small, solve
+from shardplan.solve.bound.subgradient import Multipliers
+from shardplan.solve.incumbent import Incumbent
+from shardplan.solve.reduce.core import core_of
+from shardplan.solve.reduce.graph import Contradiction, build
+from shardplan.solve.reduce.memory import Profiles
+from shardplan.solve.reduce.presolve import presolve
+from shardplan.solve.reduce.tables import Tables
+from shardplan.solve.search.assignment import Assignment, Space, polish
+from shardplan.solve.search.rounding import place
+from shardplan.solve.search.tree import grow, improve, random_size
 
 laws = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -45,12 +45,12 @@ def test_presolve_keeps_the_optimum_and_restores_what_fits(seed: int, nodes: int
     for labels in itertools.product(*map(range, core.sizes.tolist())):
         choices = np.array(labels, dtype=np.int64)
         cost = core.cost(choices) / graph.scale
-        restored = graph.restore(dict(zip(core.nodes, labels, strict=True)))
+        restored = graph.invert(dict(zip(core.nodes, labels, strict=True)))
         if math.isfinite(cost) and profiles.of(choices).max(initial=0) <= problem.limit:
             priced = evaluate(problem, restored)
             assert priced.feasible
             assert priced.cost == cost
-            assert graph.labels(restored, core.nodes) == list(labels)
+            assert graph.apply(restored, core.nodes) == list(labels)
             cheapest = min(cheapest, cost)
     assert cheapest == best
 
@@ -61,7 +61,7 @@ def test_large_engine_finds_the_optimum_of_small_problems(seed: int, nodes: int)
     problem = random_problem(seed, nodes)
     best = optimum(problem)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit, "HUBS", -1)  # every core counts as large
+        patch.setattr(small, "CUTSET_NODES", -1)  # every core counts as large
         solution = solve(problem, work_limit=3000, seed=seed)
     assert solution.bound <= best <= solution.cost
     if solution.choices is not None:
@@ -71,7 +71,7 @@ def test_large_engine_finds_the_optimum_of_small_problems(seed: int, nodes: int)
 
 
 def test_cores_without_edges_do_not_shrink_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "HUBS", -1)
+    monkeypatch.setattr(small, "CUTSET_NODES", -1)
     problem = random_problem(595749, 8)  # its core soon has no edges, and a gap
     solution = solve(problem, work_limit=3000, seed=595749)
     assert (solution.outcome, solution.cost) == ("optimal", optimum(problem))

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from random_problems import optimum, random_problem
 
 from shardplan.solve import evaluate
-from shardplan.solve.core import core_of
-from shardplan.solve.graph import Contradiction, build
-from shardplan.solve.presolve import presolve
-from shardplan.solve.prune import prune, surviving
-from shardplan.solve.scene import Scene
-from shardplan.solve.search import completed, polish
-from shardplan.solve.tables import Tables
+from shardplan.solve.reduce.core import core_of
+from shardplan.solve.reduce.fixing import prune, surviving
+from shardplan.solve.reduce.graph import Contradiction, build
+from shardplan.solve.reduce.presolve import presolve
+from shardplan.solve.reduce.tables import Tables
+from shardplan.solve.search.assignment import completed, polish
+from shardplan.solve.search.scene import Scene
 
 laws = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -72,8 +72,8 @@ def test_pruning_keeps_everything_up_to_the_ceiling(seed: int, nodes: int, above
     left = scene.pruned(target)
     assert left.const <= ceiling
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardplan.solve.scene.SHRINKS", math.inf)
-        patch.setattr("shardplan.solve.scene.SHRUNK", math.inf)
+        patch.setattr("shardplan.solve.search.scene.SCENE_SHRINKS", math.inf)
+        patch.setattr("shardplan.solve.search.scene.SCENE_SHRUNK", math.inf)
         smaller = scene.smaller(ceiling)
     assert smaller is not None
     for _ in range(12):
@@ -95,13 +95,13 @@ def test_assignments_follow_into_smaller_cores() -> None:
     presolve(graph, problem.limit)
     scene = Scene(graph, problem.limit)
     rng = np.random.default_rng(0)
-    assert -1 in graph.labels(tuple(int(rng.integers(size)) for size in before.sizes), scene.core.nodes)
+    assert -1 in graph.apply(tuple(int(rng.integers(size)) for size in before.sizes), scene.core.nodes)
     found = completed(scene.space, [-1] * len(scene.core.nodes))
     assert found is not None
     polish(found)
-    whole = graph.restore(dict(zip(scene.core.nodes, found.labels, strict=True)))
+    whole = graph.invert(dict(zip(scene.core.nodes, found.labels, strict=True)))
     assert evaluate(problem, whole).cost == found.cost() / graph.scale
-    partial = graph.labels(whole, scene.core.nodes)
+    partial = graph.apply(whole, scene.core.nodes)
     assert partial == found.labels
     partial[::2] = [-1] * len(partial[::2])
     again = completed(scene.space, partial)

@@ -1,4 +1,4 @@
-"""The least limit under which anything fits: found to the byte, or a bound of it when patience ends."""
+"""The least limit under which anything fits: found to the byte, or a bound of it when the budget ends."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_memory_that_comes_in_pieces_is_tried_in_pieces(monkeypatch: pytest.Monk
 def test_where_a_proof_takes_too_long_the_answer_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = trade_offs(3)
     least = enumerated(problem)
-    monkeypatch.setattr(shortfall, "LARGE_EFFORT", 0.0)
+    monkeypatch.setattr(shortfall, "PROOF_WORK", 0.0)
     bound = least_limit(problem, Budget())
     assert bound is not None
     assert least is not None

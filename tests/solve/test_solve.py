@@ -11,9 +11,9 @@ import pytest
 
 from shardplan.errors import ShardplanError
 from shardplan.solve import Edge, Problem, Usage, evaluate, solve
-from shardplan.solve.eliminate import eliminate
-from shardplan.solve.graph import build
-from shardplan.solve.tables import Tables
+from shardplan.solve.reduce.eliminate import eliminate
+from shardplan.solve.reduce.graph import build
+from shardplan.solve.reduce.tables import Tables
 
 
 def blocks(layers: int, chain: int = 20, choices: int = 12, hubs: int = 0, seed: int = 0) -> Problem:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from shardplan.planning.reduction import Posed, Reduction
-from shardplan.solve.surplus import between, breadth
+from shardplan.solve.reduce.sums import between, breadth
 
 BOTH = (1.0, 0.0)
 """The weights of f1 at which the problem of each sum alone is built."""

@@ -8,23 +8,24 @@ from typing import Literal
 
 import numpy as np
 
+from shardplan.solve.bound.decoding import hubs
+from shardplan.solve.bound.dual import Dual
+from shardplan.solve.bound.multipliers import priced
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import CUTSET_NODES, LIMIT_STRIDE, PRESOLVE_ROUNDS, PROOF_WORK
-from shardplan.solve.core import core_of
-from shardplan.solve.decode import hubs
-from shardplan.solve.dominate import dominate
-from shardplan.solve.dual import Dual
-from shardplan.solve.eliminate import eliminate
-from shardplan.solve.exact import Incumbent, close
-from shardplan.solve.fit import fit
-from shardplan.solve.follow import flatten, follow
-from shardplan.solve.graph import Contradiction, Graph, build
-from shardplan.solve.highs import Program
-from shardplan.solve.memory import Profiles, drop_moments
-from shardplan.solve.presolve import presolve
-from shardplan.solve.prices import priced
+from shardplan.solve.highs.program import Program
+from shardplan.solve.incumbent import Incumbent
 from shardplan.solve.problem import Bytes, Costs, Problem
-from shardplan.solve.tables import Tables
+from shardplan.solve.prove.exact import close
+from shardplan.solve.reduce.core import core_of
+from shardplan.solve.reduce.dominate import dominate
+from shardplan.solve.reduce.eliminate import eliminate
+from shardplan.solve.reduce.follow import flatten, follow
+from shardplan.solve.reduce.graph import Contradiction, Graph, build
+from shardplan.solve.reduce.memory import Profiles, drop_moments
+from shardplan.solve.reduce.presolve import presolve
+from shardplan.solve.reduce.tables import Tables
+from shardplan.solve.small import fit
 
 Verdict = Literal["fits", "too much", "unknown"]
 
@@ -147,7 +148,7 @@ class _Small:
                 choices = answer.choices
         except Contradiction:
             return "too much", 0
-        found = trial.restore(dict(zip(core.nodes, choices.tolist(), strict=True)))
+        found = trial.invert(dict(zip(core.nodes, choices.tolist(), strict=True)))
         return "fits", int(self.whole.of(np.array(found)).max(initial=0))
 
 

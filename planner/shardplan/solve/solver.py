@@ -6,20 +6,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardplan.solve.averages import by_averages
+from shardplan.solve.bound.averages import by_averages
 from shardplan.solve.budget import Budget, Phase, Progress
 from shardplan.solve.constants import AVERAGES_SOLVES, CANDIDATES, SHORTFALL_SECONDS, SUMS_BROADEST
-from shardplan.solve.core import core_of
 from shardplan.solve.evaluate import evaluate
-from shardplan.solve.exact import Incumbent, close, prove
-from shardplan.solve.fit import fit
-from shardplan.solve.graph import Contradiction, Graph, build
-from shardplan.solve.memory import tighten
-from shardplan.solve.pool import Pool
+from shardplan.solve.incumbent import Incumbent, Pool
 from shardplan.solve.problem import Multipliers, Outcome, Problem, Solution
+from shardplan.solve.prove.exact import close, prove
+from shardplan.solve.reduce.core import core_of
+from shardplan.solve.reduce.graph import Contradiction, Graph, build
+from shardplan.solve.reduce.memory import tighten
+from shardplan.solve.reduce.sums import Spread, breadth, spread
+from shardplan.solve.reduce.tables import Tables
 from shardplan.solve.shortfall import least_limit
-from shardplan.solve.surplus import Spread, breadth, spread
-from shardplan.solve.tables import Tables
+from shardplan.solve.small import fit
 from shardplan.solve.validate import validate
 
 
@@ -141,7 +141,7 @@ def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> 
 def _solution(problem: Problem, wide: Spread, best: Incumbent, budget: Budget, shortfall: int) -> Solution:
     outcome: Outcome
     cost, bound = best.cost / best.scale, best.bound / best.scale
-    choices = None if best.choices is None else wide.lowered(best.choices)
+    choices = None if best.choices is None else wide.invert(best.choices)
     if choices is not None:
         priced = evaluate(problem, choices)
         if priced.cost != cost or not priced.feasible:
@@ -172,7 +172,7 @@ def _candidates(problem: Problem, wide: Spread, best: Incumbent) -> tuple[tuple[
     """The cheapest different assignments met that fit."""
     found: dict[tuple[int, ...], None] = {}
     for choices in [] if best.pool is None else best.pool.ranked():
-        lowered = wide.lowered(choices)
+        lowered = wide.invert(choices)
         if lowered not in found and evaluate(problem, lowered).feasible:
             found[lowered] = None
         if len(found) == CANDIDATES:

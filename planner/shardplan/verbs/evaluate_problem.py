@@ -21,8 +21,8 @@ def evaluate_problem(session: Session, /, instance: Path, solution: Path) -> int
     It shares no code with the search. Exits with 0 when the solution is feasible, with 1 when it is not, or when the
     file says that it costs something else.
     """
-    from shardplan.render.problems import show_claim
-    from shardplan.solve.contest import run_evaluate_problem
+    from shardplan.extras.contest.files import run_evaluate_problem
+    from shardplan.extras.contest.text import show_claim
 
     claim = run_evaluate_problem(instance, solution)
     found = claim.evaluation

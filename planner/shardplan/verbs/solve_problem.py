@@ -22,7 +22,7 @@ from shardplan.verbs.session import (
 )
 
 if TYPE_CHECKING:
-    from shardplan.solve.contest import Solved
+    from shardplan.extras.contest.files import Solved
 
 STANDARD_OUTPUT = "-"
 
@@ -49,8 +49,8 @@ def solve_problem(session: Session, /, **given: Any) -> int:
 
     Without a limit it stops when the optimum is proven, or when more work would bring little.
     """
-    from shardplan.render.problems import show_solved
-    from shardplan.solve.solution_file import check_solution_file, solution_text, write_solution
+    from shardplan.extras.contest.solution_file import check_solution_file, solution_text, write_solution
+    from shardplan.extras.contest.text import show_solved
 
     instance, output = given["instance"], given["output"]
     if session.as_json and output == STANDARD_OUTPUT:
@@ -72,8 +72,8 @@ def solve_problem(session: Session, /, **given: Any) -> int:
 
 
 def _solved(session: Session, given: dict[str, Any]) -> Solved:
+    from shardplan.extras.contest.files import run_solve_problem
     from shardplan.render.progress import ProgressLine
-    from shardplan.solve.contest import run_solve_problem
 
     with ProgressLine(sys.stderr, enabled=not session.quiet, amount=count) as progress:
         return run_solve_problem(
@@ -107,7 +107,7 @@ def _judge(session: Session, solved: Solved) -> int:
 
 
 def _document(solved: Solved, output: str | None) -> dict[str, object]:
-    from shardplan.solve.solution_file import solution_document
+    from shardplan.extras.contest.solution_file import solution_document
 
     found, gap = solved.evaluation, solved.solution.gap
     return {

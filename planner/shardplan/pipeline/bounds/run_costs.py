@@ -21,11 +21,11 @@ from shardplan.graph.build import CostGraph
 from shardplan.layout.layout import Layout
 from shardplan.pipeline.bounds.units import AddedCosts, UnitProblem, unit_problems
 from shardplan.pipeline.cut_points import Chain, needed_for
-from shardplan.solve.eliminate import eliminate
-from shardplan.solve.graph import Contradiction, Graph, Take, build
-from shardplan.solve.minplus import min_plus
 from shardplan.solve.problem import Costs, Problem, Usage
-from shardplan.solve.tables import NONE, Tables
+from shardplan.solve.reduce.eliminate import eliminate
+from shardplan.solve.reduce.graph import Contradiction, Graph, Take, build
+from shardplan.solve.reduce.minplus import min_plus
+from shardplan.solve.reduce.tables import NONE, Tables
 
 _LARGEST_TABLE = 1 << 24
 _NOTHING = -1

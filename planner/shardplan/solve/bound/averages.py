@@ -1,0 +1,191 @@
+"""Maxima by plain problems: at every list of multipliers the averages are ordinary costs, and that problem is solved.
+
+    L(w) = min over x that fits of  cost(x) + sum_gk w_gk s_gk(x)    <=  optimum,    w_gk >= 0,  sum_k w_gk <= 1
+
+L is concave, every assignment met is a plane above it, and the next multipliers are the best point under all planes,
+halfway from the best ones known until that point comes to rest. This is the way of problems whose pairs are too many to
+become nodes (`hinge`, `surplus`); what is between the best bound and the best assignment is not closed any further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import highspy
+import numpy as np
+
+from shardplan.solve.constants import AVERAGES_GAP, AVERAGES_SOLVES, MASTER_PULL, MASTER_STEADY, MULTIPLIER_DIGITS
+from shardplan.solve.evaluate import evaluate
+from shardplan.solve.highs.program import quiet_highs
+from shardplan.solve.problem import Costs, LinearSum, Multipliers, Problem, Solution
+
+Solve = Callable[[Problem], Solution]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plane:
+    """An assignment: its cost without maxima, and its sums."""
+
+    choices: tuple[int, ...]
+    cost: float
+    sums: tuple[float, ...]
+
+
+def by_averages(problem: Problem, solve: Solve, start: Multipliers = (), stop: Callable[[], bool] = bool) -> Solution:
+    """The best assignment met and the best bound. `solve` solves a problem without maxima, `stop` says when to end.
+
+    The time that it takes and what is missing where nothing fits are those of the plain problems.
+    """
+    search = _Search(problem, start)
+    weights = search.first()
+    seconds, reproducible = 0.0, True
+    for _ in range(AVERAGES_SOLVES):
+        plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS))
+        seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
+        if plain.choices is None and not search.planes:
+            return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, multipliers=search.grouped(weights))
+        search.learn(weights, plain)
+        if plain.outcome == "interrupted" or stop() or search.settled():
+            break
+        goal = search.goal()
+        if goal == weights:
+            break
+        weights = goal
+    return search.answer(plain.outcome == "interrupted", seconds, reproducible)
+
+
+def averaged(problem: Problem, weights: Sequence[int], digits: int) -> Problem:
+    """The problem whose costs are 2 ** digits times the costs, plus `weights` times the sums; equal tables stay the
+    same objects."""
+    made: dict[tuple[int, ...], Costs] = {}
+    sums = [one for maximum in problem.maxima for one in maximum.sums]
+
+    def mixed(cost: Costs, others: Sequence[Costs]) -> Costs:
+        key = (id(cost), *map(id, others))
+        if key not in made:
+            parts = (weight * other for weight, other in zip(weights, others, strict=True) if weight)
+            made[key] = sum(parts, cost * 2.0**digits)
+        return made[key]
+
+    return replace(
+        problem,
+        costs=tuple(mixed(cost, [one.costs[v] for one in sums]) for v, cost in enumerate(problem.costs)),
+        edges=tuple(
+            replace(edge, table=mixed(edge.table, [one.tables[e] for one in sums]))
+            for e, edge in enumerate(problem.edges)
+        ),
+        maxima=(),
+    )
+
+
+class _Search:
+    """Planes and bounds so far. Multipliers are integers here, in units of 2 ** -DIGITS."""
+
+    def __init__(self, problem: Problem, start: Multipliers) -> None:
+        self.problem, self.start = problem, start
+        self.planes: dict[tuple[int, ...], _Plane] = {}
+        self.bound = -np.inf
+        self.best: tuple[int, ...] = ()
+        self.ceiling = np.inf
+        self._rest: tuple[float, ...] = ()
+
+    def first(self) -> tuple[int, ...]:
+        """Multipliers to begin with."""
+        sizes = [len(maximum.sums) for maximum in self.problem.maxima]
+        equal = [[1.0 / (2 * size)] * size for size in sizes]
+        given = [list(group) for group in self.start] if self.start else equal
+        return self._whole([weight for group in given for weight in group])
+
+    def grouped(self, weights: Sequence[int]) -> Multipliers:
+        """Integers as multipliers, by maximum."""
+        left = iter(weights)
+        return tuple(tuple(next(left) / 2**MULTIPLIER_DIGITS for _ in maximum.sums) for maximum in self.problem.maxima)
+
+    def learn(self, weights: tuple[int, ...], plain: Solution) -> None:
+        """Take a plain problem's bound, and its assignment as a plane."""
+        bound = plain.bound / 2**MULTIPLIER_DIGITS
+        if bound > self.bound:
+            self.bound, self.best = bound, weights
+        if plain.choices is not None and plain.choices not in self.planes:
+            free = replace(self.problem, limit=None, maxima=())
+            sums = [one for maximum in self.problem.maxima for one in maximum.sums]
+            values = tuple(_value(self.problem, one, plain.choices) for one in sums)
+            self.planes[plain.choices] = _Plane(plain.choices, float(evaluate(free, plain.choices).cost), values)
+
+    def cost(self, plane: _Plane) -> float:
+        """What an assignment costs, maxima and all."""
+        left = iter(plane.sums)
+        return plane.cost + sum(max([0.0, *(next(left) for _ in maximum.sums)]) for maximum in self.problem.maxima)
+
+    def settled(self) -> bool:
+        """Whether no multipliers promise much more."""
+        best = min(map(self.cost, self.planes.values()))
+        return min(best, self.ceiling) - self.bound <= AVERAGES_GAP * abs(best)
+
+    def goal(self) -> tuple[int, ...]:
+        """The multipliers to try next."""
+        point = self._master()
+        calm = len(self._rest) == len(point) and all(
+            abs(a - b) <= MASTER_STEADY for a, b in zip(point, self._rest, strict=True)
+        )
+        self._rest = point
+        if calm:
+            return self._whole(point)
+        known = [weight / 2**MULTIPLIER_DIGITS for weight in self.best] or point
+        return self._whole([MASTER_PULL * a + (1.0 - MASTER_PULL) * b for a, b in zip(point, known, strict=True)])
+
+    def _whole(self, weights: Sequence[float]) -> tuple[int, ...]:
+        """Multipliers as integers, those of a maximum at most one in all."""
+        whole: list[int] = []
+        left = iter(weights)
+        for maximum in self.problem.maxima:
+            room = 2**MULTIPLIER_DIGITS
+            for _ in maximum.sums:
+                whole.append(max(0, min(room, round(next(left) * 2**MULTIPLIER_DIGITS))))
+                room -= whole[-1]
+        return tuple(whole)
+
+    def _master(self) -> tuple[float, ...]:
+        """Max z subject to z <= cost_k + sum_i w_i s_ki over the simplices of w; z becomes the ceiling on L."""
+        planes = list(self.planes.values())
+        unit = max(1.0, *(abs(plane.cost) for plane in planes), *(abs(s) for plane in planes for s in plane.sums))
+        highs, none = quiet_highs(), (np.zeros(0, np.int32), np.zeros(0))
+        highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
+        first = 1
+        for maximum in self.problem.maxima:
+            columns = np.arange(first, first + len(maximum.sums), dtype=np.int32)
+            for _ in columns:
+                highs.addCol(0.0, 0.0, 1.0, 0, *none)
+            highs.addRow(-highspy.kHighsInf, 1.0, len(columns), columns, np.ones(len(columns)))
+            first += len(columns)
+        for plane in planes:
+            row = np.concatenate([[1.0], -np.array(plane.sums) / unit])
+            highs.addRow(-highspy.kHighsInf, plane.cost / unit, first, np.arange(first, dtype=np.int32), row)
+        highs.run()
+        found = highs.getSolution().col_value
+        self.ceiling = float(found[0]) * unit
+        return tuple(map(float, found[1:]))
+
+    def answer(self, interrupted: bool, seconds: float, reproducible: bool) -> Solution:
+        """The cheapest assignment met, the best bound, and all others."""
+        ranked = sorted(self.planes.values(), key=self.cost)
+        cost = self.cost(ranked[0])
+        bound = min(float(np.ceil(self.bound)), cost) if np.isfinite(self.bound) else self.bound
+        return Solution(
+            outcome="interrupted" if interrupted else "optimal" if bound >= cost else "feasible",
+            choices=ranked[0].choices,
+            cost=cost,
+            bound=bound,
+            reproducible=reproducible,
+            seconds=seconds,
+            multipliers=self.grouped(self.best or self.first()),
+            candidates=tuple(plane.choices for plane in ranked),
+        )
+
+
+def _value(problem: Problem, one: LinearSum, choices: Sequence[int]) -> float:
+    """A sum at an assignment."""
+    own = sum(float(row[choice]) for row, choice in zip(one.costs, choices, strict=True))
+    pairs = zip(problem.edges, one.tables, strict=True)
+    return own + sum(float(table[choices[edge.u], choices[edge.v]]) for edge, table in pairs)

@@ -1,0 +1,83 @@
+"""From a dual to assignments: label by label, and by fixing a few hubs and minimising out all the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardplan.solve.bound.dual import Dual
+from shardplan.solve.reduce.core import Core, Indices
+from shardplan.solve.reduce.eliminate import eliminate
+from shardplan.solve.reduce.graph import Contradiction, Graph
+
+
+def greedy(dual: Dual, *, backward: bool = False) -> Indices | None:
+    """Labels in sweep order: each the best for its fixed neighbours, open neighbours priced by their messages.
+
+    `None` at a dead end: a position whose every label is forbidden by a neighbour.
+    """
+    core = dual.core
+    choices = np.full(len(core.nodes), -1, dtype=np.int64)
+    order = range(len(core.nodes) - 1, -1, -1) if backward else range(len(core.nodes))
+    for position in order:
+        score = core.costs[core.offsets[position] : core.offsets[position + 1]].copy()
+        for other, edge, end in core.around[position]:
+            fixed = choices[other]
+            score += dual.message(edge, end) if fixed < 0 else core.row(edge, 1 - end, int(fixed))
+        choices[position] = best = int(np.argmin(score))
+        if not np.isfinite(score[best]):
+            return None
+    return choices
+
+
+def hubs(graph: Graph) -> list[int]:
+    """Few nodes without which elimination removes all the rest: the node of most neighbours, again and again."""
+    rows = {node: set(graph.neighbours[node]) for node in graph.alive}
+    chosen: list[int] = []
+    while True:
+        _shrink(rows)
+        if not rows:
+            return sorted(chosen)
+        hub = max(rows, key=lambda node: (len(rows[node]), -graph.sizes[node], -node))
+        chosen.append(hub)
+        for other in rows.pop(hub):
+            rows[other].discard(hub)
+
+
+def _shrink(rows: dict[int, set[int]]) -> None:
+    """Remove nodes with at most two neighbours, joining the two."""
+    ready = [node for node in rows if len(rows[node]) <= 2]
+    while ready:
+        node = ready.pop()
+        if node not in rows or len(rows[node]) > 2:
+            continue
+        around = rows.pop(node)
+        for other in around:
+            rows[other].discard(node)
+            rows[other] |= around - {other}
+        ready += [other for other in around if len(rows[other]) <= 2]
+
+
+def condition(graph: Graph, fixed: dict[int, int]) -> tuple[float, tuple[int, ...]] | None:
+    """Best assignment of the graph's nodes with some of them fixed, if elimination can remove the rest; `None` if
+    none is allowed.
+
+    Returns cost and a choice for every node alive in `graph`, in the order of `graph.alive`.
+    """
+    trial = graph.copy()
+    trial.trail = []
+    for node in trial.alive:
+        trial.uses[node] = ()
+    try:
+        for node, choice in fixed.items():
+            trial.keep(node, (choice,))
+        eliminate(trial)
+    except Contradiction:
+        return None
+    assert not trial.alive, "the fixed nodes must leave nothing that elimination cannot remove"
+    choices = trial.invert({})
+    return trial.const, tuple(choices[node] for node in graph.alive)
+
+
+def value(core: Core, choices: Indices | None) -> float:
+    """Cost of choices; infinite without."""
+    return np.inf if choices is None else core.cost(choices)

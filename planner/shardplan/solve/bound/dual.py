@@ -1,0 +1,239 @@
+"""A lower bound by moving costs between nodes and edges ("reparametrisation") until no single node can raise it.
+
+    theta_v(i) = c_v(i) + sum of messages into v,   r_e(i, j) = M_e(i, j) - m_first(i) - m_second(j)
+    bound      = const + sum_v min theta_v + sum_e min r_e        for every choice of the messages m
+
+A sweep visits the nodes in order: each takes from its edges to earlier nodes all that they can spare, and shares what
+it has above its minimum among its edges to later nodes (Kolmogorov's TRW-S; research on min-sum diffusion). Nodes of
+a level are no neighbours, so a level is a few array operations. Shares are rounded down to integers: with integer
+costs every number here is an integer below 2**53, and the bound is exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from shardplan.solve.constants import SWEEP_CHUNK
+from shardplan.solve.problem import Costs
+from shardplan.solve.reduce.core import Core, Indices
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Edges of one shape that arrive at one level: `stack[i, j, n]`, i at the far end, j at the arriving; with one n
+    for all edges where they share a table."""
+
+    stack: Costs
+    far: Indices  # (ki, n) places in the messages
+    near: Indices  # (kj, n) places in the messages
+    labels: Indices  # (kj, n) places in theta
+    ends: Indices  # (n,) positions at the far end
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One step of a sweep: batches that arrive, and the messages through which its nodes hand on."""
+
+    batches: tuple[_Batch, ...]
+    nodes: Indices
+    labels: Indices
+    starts: Indices
+    owner: Indices
+    share: Costs
+    given: Costs
+    out: Indices
+    out_labels: Indices
+
+
+class Dual:
+    """Messages of a core, and the bound they prove. Start: all messages zero, or those given."""
+
+    def __init__(self, core: Core, levels: Indices | None = None, partner: Dual | None = None) -> None:
+        """Sweeps visit `levels`, by default the core's. With a `partner`, messages and theta are its own and change
+        together."""
+        self.core = core
+        sizes = core.sizes
+        self.ends = np.stack([core.first, core.second])
+        widths = sizes[self.ends].T.ravel()
+        self.places = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)  # of message (e, end): places[2e + end]
+        self.messages: Costs = np.zeros(int(self.places[-1])) if partner is None else partner.messages
+        self.theta: Costs = core.costs.copy() if partner is None else partner.theta
+        self._stacks: dict[tuple[int, ...], Costs] = {}
+        self._forward, self._backward = self._plan(core.levels if levels is None else levels)
+
+    def _plan(self, levels: Indices) -> tuple[list[_Level], list[_Level]]:
+        """The steps of a sweep, forward and back."""
+        count = int(levels.max(initial=-1)) + 1
+        high = (levels[self.core.second] > levels[self.core.first]).astype(np.int64)  # which end is visited later
+        every = np.arange(len(high))
+        nodes = _split_by(levels, count)
+        last = _split_by(levels[self.ends[high, every]], count)
+        first = _split_by(levels[self.ends[1 - high, every]], count)
+        forward = [self._level(nodes[n], last[n], first[n], high) for n in range(count)]
+        backward = [self._level(nodes[n], first[n], last[n], 1 - high) for n in range(count - 1, -1, -1)]
+        return forward, backward
+
+    def _level(self, nodes: Indices, arriving: Indices, leaving: Indices, near_end: Indices) -> _Level:
+        """A step: `near_end[e]` is the end of an edge that is visited later."""
+        core = self.core
+        labels = _spans(core.offsets[nodes], core.sizes[nodes])
+        starts = np.cumsum([0, *core.sizes[nodes]])[:-1].astype(np.int64)
+        owner = np.repeat(np.arange(len(nodes)), core.sizes[nodes])
+        left = self.ends[1 - near_end[leaving], leaving]
+        earlier = _count(nodes, self.ends[near_end[arriving], arriving])
+        later = _count(nodes, left)
+        out = _spans(self.places[2 * leaving + 1 - near_end[leaving]], core.sizes[left])
+        return _Level(
+            batches=tuple(self._batches(arriving, near_end)),
+            nodes=nodes,
+            labels=labels,
+            starts=starts,
+            owner=owner,
+            share=np.maximum(np.maximum(earlier, later), 1).astype(np.float64)[owner],
+            given=later.astype(np.float64)[owner],
+            out=out,
+            out_labels=_spans(starts[np.searchsorted(nodes, left)], core.sizes[left]),
+        )
+
+    def _batches(self, edges: Indices, near_end: Indices) -> list[_Batch]:
+        """Edges of one shape together. Those that share a table need no copies of it: their stack has depth 1."""
+        core = self.core
+        groups: dict[tuple[int, int, int, int], list[int]] = {}
+        shared = Counter((id(core.tables[edge]), int(near_end[edge])) for edge in edges.tolist())
+        tall_of = core.sizes[self.ends[near_end[edges], edges]].tolist()
+        wide_of = core.sizes[self.ends[1 - near_end[edges], edges]].tolist()
+        for edge, wide, tall in zip(edges.tolist(), wide_of, tall_of, strict=True):
+            key = (id(core.tables[edge]), int(near_end[edge]))
+            table = key if shared[key] > 1 else (0, 0)
+            groups.setdefault((wide, tall, *table), []).append(edge)
+        batches = []
+        for (wide, tall, alone, _), members in groups.items():
+            step = max(1, SWEEP_CHUNK // (wide * tall))
+            for start in range(0, len(members), step):
+                chunk = np.array(members[start : start + step])
+                rows, columns = np.arange(wide)[:, None], np.arange(tall)[:, None]
+                batches.append(
+                    _Batch(
+                        stack=self._stack([(int(near_end[e]), core.tables[e]) for e in chunk[: 1 if alone else None]]),
+                        far=self.places[2 * chunk + 1 - near_end[chunk]] + rows,
+                        near=self.places[2 * chunk + near_end[chunk]] + columns,
+                        labels=core.offsets[self.ends[near_end[chunk], chunk]] + columns,
+                        ends=self.ends[1 - near_end[chunk], chunk],
+                    )
+                )
+        return batches
+
+    def _stack(self, tables: list[tuple[int, Costs]]) -> Costs:
+        """Tables with the far end's labels as rows, side by side; repeated layers meet the same ones again."""
+        key = tuple(part for near_end, table in tables for part in (near_end, id(table)))
+        if key not in self._stacks:
+            sides = [table if near_end else table.T for near_end, table in tables]
+            large = len(sides) == 1 and sides[0].size > SWEEP_CHUNK
+            self._stacks[key] = sides[0][:, :, None] if large else np.ascontiguousarray(np.stack(sides, axis=-1))
+        return self._stacks[key]
+
+    @cached_property
+    def _receivers(self) -> Indices:
+        """The place in theta of every message."""
+        ends = self.ends.T.ravel()
+        return _spans(self.core.offsets[ends], self.core.sizes[ends])
+
+    def start_from(self, other: Dual) -> None:
+        """Take over the messages of a dual of the same nodes, labels and edges, whose costs may be others."""
+        mine, theirs = self.core, other.core
+        if mine.nodes == theirs.nodes and all(
+            np.array_equal(a, b)
+            for a, b in (
+                (mine.offsets, theirs.offsets),
+                (mine.first, theirs.first),
+                (mine.second, theirs.second),
+            )
+        ):
+            self.messages[:] = other.messages
+            self.theta[:] = mine.costs + np.bincount(self._receivers, weights=self.messages, minlength=len(self.theta))
+
+    def push(self, before: Costs, share: float) -> None:
+        """Move all messages on by a share of what they changed since `before`: sweeps approach their end in ever
+        smaller steps of much the same direction. Any messages prove a bound, once a sweep has followed."""
+        more = np.floor(share * (self.messages - before))
+        self.messages += more
+        self.theta += np.bincount(self._receivers, weights=more, minlength=len(self.theta))
+
+    def sweep(self) -> float:
+        """One pass forward and one back; the bound afterwards."""
+        for level in self._forward:
+            self._visit(level)
+        for level in self._backward:
+            self._visit(level)
+        return self.bound()
+
+    def _visit(self, level: _Level) -> None:
+        theta, messages = self.theta, self.messages
+        for batch in level.batches:
+            fresh = (batch.stack - messages[batch.far][:, None, :]).min(axis=0)
+            np.add.at(theta, batch.labels, fresh - messages[batch.near])
+            messages[batch.near] = fresh
+        mine = theta[level.labels]
+        above = mine - np.minimum.reduceat(mine, level.starts)[level.owner]
+        share = np.floor(above / level.share)
+        messages[level.out] -= share[level.out_labels]
+        theta[level.labels] = mine - share * level.given
+
+    def decode(self, *, backward: bool = False) -> Indices:
+        """A label per position, level by level: the best for the neighbours that have one, others priced by messages.
+
+        Forbidden pairs may be taken where there is no way out.
+        """
+        core = self.core
+        score = self.theta.copy()
+        labels = np.zeros(len(core.nodes), dtype=np.int64)
+        for level in self._backward if backward else self._forward:
+            for batch in level.batches:
+                depth = np.arange(len(batch.ends)) if batch.stack.shape[2] > 1 else 0
+                rows = batch.stack[labels[batch.ends], :, depth].T
+                np.add.at(score, batch.labels, rows - self.messages[batch.near])
+            mine = score[level.labels]
+            hits = np.flatnonzero(mine == np.minimum.reduceat(mine, level.starts)[level.owner])
+            labels[level.nodes] = hits[np.searchsorted(hits, level.starts)] - level.starts
+        return labels
+
+    def bound(self) -> float:
+        """Valid right after a sweep, when every edge's least entry is zero."""
+        return self.core.const + float(self.least().sum())
+
+    def least(self) -> Costs:
+        """Least theta of every position."""
+        if not len(self.core.nodes):
+            return np.zeros(0)
+        return np.asarray(np.minimum.reduceat(self.theta, self.core.offsets[:-1]))
+
+    def message(self, edge: int, end: int) -> Costs:
+        """Message of an edge into its end: 0 the first, 1 the second."""
+        return self.messages[self.places[2 * edge + end] : self.places[2 * edge + end + 1]]
+
+    def slack(self, edge: int) -> Costs:
+        """r_e: what a pair of labels costs above the messages."""
+        return np.asarray(self.core.tables[edge] - self.message(edge, 0)[:, None] - self.message(edge, 1)[None, :])
+
+
+def _split_by(keys: Indices, count: int) -> list[Indices]:
+    """Places of every key 0 .. count - 1."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(keys, minlength=count))[:-1]) if count else []
+
+
+def _count(nodes: Indices, members: Indices) -> Indices:
+    """How often each of the sorted `nodes` is among the members."""
+    return np.bincount(np.searchsorted(nodes, members), minlength=len(nodes))
+
+
+def _spans(starts: Indices, lengths: Indices) -> Indices:
+    """Concatenation of `start .. start + length - 1`."""
+    if not len(starts):
+        return np.zeros(0, dtype=np.int64)
+    ends = np.cumsum(lengths)
+    return np.asarray(np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths), dtype=np.int64)

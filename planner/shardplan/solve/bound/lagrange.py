@@ -1,0 +1,265 @@
+"""Memory by prices: bytes at a moment cost something, and each price list gives a lower bound and an assignment.
+
+    L(price) = min over x of  cost(x) + sum_t price_t * (usage_t(x) - limit)      <=  optimum,  for every price >= 0
+
+L is concave, and every assignment seen is a plane above it: the next prices are the best point under all planes seen
+(cutting planes), pulled towards the best prices so far. Priced amounts are rounded down, so that costs stay integers
+and equal layers stay equal; the bound remains valid and loses less than a unit per usage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from shardplan.solve.bound.decoding import condition, greedy, hubs
+from shardplan.solve.bound.dual import Dual
+from shardplan.solve.bound.multipliers import Prices, priced, rounded
+from shardplan.solve.budget import Budget
+from shardplan.solve.constants import (
+    CUTSET_NODES,
+    CUTSET_TRIES,
+    FRESH_MOMENTS,
+    MASTER_PULL,
+    MASTER_STEADY,
+    PRICED_MOMENTS,
+    SETTLE_SWEEPS,
+)
+from shardplan.solve.highs.program import quiet_highs
+from shardplan.solve.problem import Bytes
+from shardplan.solve.reduce.core import Core, Indices, core_of
+from shardplan.solve.reduce.eliminate import eliminate
+from shardplan.solve.reduce.graph import Graph
+from shardplan.solve.reduce.memory import Profiles, flat, paid_above, peaks, reduce
+
+
+class DeadEnd(Exception):  # noqa: N818 - of a heuristic, not an error
+    """Greedy decoding met forbidden pairs on every road."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one price list gave: a bound, labels of the core, their cost, and their bytes above the limit per moment."""
+
+    prices: Prices
+    bound: float
+    choices: Indices
+    cost: float
+    excess: Bytes
+
+
+class Relaxation:
+    """L of a graph that no longer has moments or choices that cannot matter."""
+
+    def __init__(self, graph: Graph, limit: int, budget: Budget, whole: Profiles) -> None:
+        self.graph = graph
+        self.whole = whole
+        self.limit = limit
+        self.budget = budget
+        self.core = core_of(graph)
+        self.profiles = Profiles(self.core.uses, self.core.offsets, graph.tables.arrays, graph.base)
+        self.room = limit - graph.base
+        self.hinges = graph.hinges
+        self.soft = graph.soft
+        self.points: list[Point] = []
+        self.moments: list[int] = flat(self.hinges)
+        self.best: tuple[Point, Graph | None, Dual | None] | None = None
+        self._dual: Dual | None = None
+        self._last: Point | None = None
+        self._goal: Prices = {}
+
+    @property
+    def known(self) -> Point:
+        """The point of the best bound."""
+        assert self.best is not None
+        return self.best[0]
+
+    @property
+    def reduction(self) -> tuple[Graph, Dual | None]:
+        """What elimination left at the best point, with its trail, and the dual of that."""
+        assert self.best is not None
+        if self.best[1] is None:  # the point was known from elsewhere
+            prices, self.best = self.known.prices, None
+            self.at(prices)
+        assert self.best is not None
+        assert self.best[1] is not None
+        return self.best[1], self.best[2]
+
+    def held(self, prices: Prices) -> float:
+        """What the prices ask for the room there is."""
+        return sum(price * float(self.room[moment]) for moment, price in prices.items())
+
+    def restricted(self, labels: dict[int, tuple[int, ...]]) -> tuple[Relaxation, Prices]:
+        """The relaxation with fewer labels, or itself if these are all there are; and the best prices in its
+        numbers."""
+        graph = self.graph.copy()
+        fewer = [node for node, rows in labels.items() if len(rows) < graph.sizes[node]]
+        if not fewer:
+            return self, self.known.prices
+        for node in fewer:
+            graph.keep(node, labels[node])
+        reduce(graph, self.limit)
+        place = {int(moment): index for index, moment in enumerate(graph.moments)}
+        numbers = {moment: place.get(int(self.graph.moments[moment])) for moment in self.moments}
+        prices = {n: self.known.prices[m] for m, n in numbers.items() if n is not None and m in self.known.prices}
+        twin = Relaxation(graph, self.limit, self.budget, self.whole)
+        twin.moments += [n for n in numbers.values() if n is not None and n not in twin.moments]
+        return twin, prices
+
+    def value(self, point: Point) -> float:
+        """What a point's labels cost at the best prices."""
+        return point.cost + sum(price * float(point.excess[moment]) for moment, price in self.known.prices.items())
+
+    def fits(self, point: Point) -> tuple[bool, float]:
+        """Whether a point's labels fit in memory, and what maxima cost."""
+        excess = point.excess.copy()
+        above = self.graph.scale * float(paid_above(excess, self.hinges))
+        return bool(excess.max(initial=0) <= 0), above
+
+    def know(self, choices: tuple[int, ...], bound: float, prices: Prices | None = None) -> None:
+        """Use an assignment of the whole problem as a plane; with `prices`, also as the point that `at` would give."""
+        labels = self.graph.apply(choices, self.core.nodes)
+        if min(labels, default=0) < 0:
+            return
+        found = np.array(labels, dtype=np.int64)
+        point = Point(prices or {}, bound, found, self.core.cost(found), self.profiles.of(found) - self.limit)
+        self.points.append(point)
+        if prices is not None:
+            self.best, self._last = (point, None, None), point
+
+    def at(self, prices: Prices) -> Point:
+        """L at a price list. Keeps the best point, and how its bound came about."""
+        point, reduced, dual = self.look(prices)
+        self.points.append(point)
+        self._last = point
+        if self.best is None or point.bound > self.known.bound:
+            self.best = point, reduced, dual
+        return point
+
+    def look(self, prices: Prices) -> tuple[Point, Graph, Dual | None]:
+        """L at a price list, and how it comes about: what elimination left, with its trail, and the dual of that."""
+        reduced = priced(self.graph, prices)
+        for node in reduced.alive:
+            reduced.uses[node] = ()
+        eliminate(reduced)
+        dual, around = _settle(reduced, self.budget, self._dual)
+        self._dual = dual or self._dual
+        found = reduced.invert(around)
+        choices = np.array([found[node] for node in self.core.nodes], dtype=np.int64)
+        bound = (reduced.const if dual is None else dual.bound()) - self.held(prices)
+        point = Point(prices, bound, choices, self.core.cost(choices), self.profiles.of(choices) - self.limit)
+        return point, reduced, dual
+
+    def propose(self) -> tuple[float, Prices]:
+        """A ceiling on L under all planes seen, and the prices to try next."""
+        assert self._last is not None
+        for moment in peaks(self._last.excess.astype(np.float64), FRESH_MOMENTS, 1):
+            if moment not in self.moments and len(self.moments) < PRICED_MOMENTS:
+                self.moments.append(moment)
+        ceiling, prices = self._master()
+        before, self._goal = self._goal, prices
+        if len(self.moments) > 1 and not self._steady(before):
+            held = self.known.prices
+            keys = sorted(prices.keys() | held.keys())
+            prices = {k: MASTER_PULL * prices.get(k, 0.0) + (1 - MASTER_PULL) * held.get(k, 0.0) for k in keys}
+        return ceiling, self.capped(rounded(prices))
+
+    def _steady(self, before: Prices) -> bool:
+        """Whether there are sums alone, and the best point under all planes is much where it was: then it is tried as
+        it is, as halfway points would only approach it."""
+        sums, room = flat(self.hinges), MASTER_STEADY * self.graph.scale
+        return self.moments == sums and all(abs(before.get(m, 0.0) - self._goal.get(m, 0.0)) <= room for m in sums)
+
+    def capped(self, prices: Prices) -> Prices:
+        """Prices of which those of a maximum's sums add up to one at most, whatever rounding made of them."""
+        for group in self.hinges:
+            over = sum(prices.get(moment, 0.0) for moment in group) - self.graph.scale
+            dearest = max(group, key=lambda moment: prices.get(moment, 0.0))
+            if over > 0:
+                prices[dearest] -= over
+        return prices
+
+    def _master(self) -> tuple[float, Prices]:
+        """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far, that
+        of an only sum at most midway between that and one, those of all sums of a maximum at most one."""
+        money, space = max(min(abs(point.cost) for point in self.points), 1.0), float(max(self.limit, 1))
+        soft = set(flat(self.hinges))
+        asked = [price for point in self.points for moment, price in point.prices.items() if moment not in soft]
+        largest = max([4.0, *(2 * price * space / money for price in asked)])
+        scale = self.graph.scale
+        units = np.array([money / scale if moment in soft else space for moment in self.moments])
+        highs = quiet_highs()
+        none, count = (np.zeros(0, np.int32), np.zeros(0)), len(self.moments)
+        highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
+        for moment in self.moments:
+            tried = [point.prices[moment] / scale for point in self.points if moment in point.prices]
+            midway = 1.0 if len(soft) > 1 else (1.0 + max(tried, default=0.0)) / 2
+            highs.addCol(0.0, 0.0, midway if moment in soft else largest, 0, *none)
+        for group in self.hinges:
+            if len(group) > 1:
+                columns = np.array([1 + self.moments.index(moment) for moment in group], dtype=np.int32)
+                highs.addRow(-highspy.kHighsInf, 1.0, len(columns), columns, np.ones(len(columns)))
+        index = np.arange(count + 1, dtype=np.int32)
+        for point in self.points:
+            slopes = point.excess[self.moments].astype(np.float64) / units
+            row = np.concatenate([[1.0], -slopes])
+            highs.addRow(-highspy.kHighsInf, point.cost / money, count + 1, index, row)
+        highs.run()
+        values = np.array(highs.getSolution().col_value)
+        found = zip(self.moments, values[1:], units, strict=True)
+        prices = {m: float(value) * money / float(unit) for m, value, unit in found if value > 0}
+        return float(values[0]) * money, prices
+
+
+def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dual | None, dict[int, int]]:
+    """What elimination left: bound it by sweeps, from where those at other prices ended, and choose labels for it."""
+    if not reduced.alive:
+        return None, {}
+    core = core_of(reduced)
+    dual = Dual(core)
+    if last_dual is not None:
+        dual.start_from(last_dual)
+    last = -np.inf
+    for _ in range(SETTLE_SWEEPS):
+        bound = dual.sweep()
+        budget.spend(2 * core.pairs)
+        idle = bound - last <= 1e-6 * abs(bound)
+        last = bound
+        if idle or budget.expired():
+            break
+    candidates: list[tuple[float, dict[int, int]]] = []
+    fixed = hubs(reduced)
+    for backward in (False, True):
+        choices = greedy(dual, backward=backward)
+        if choices is None or any(cost <= last for cost, _ in candidates):
+            continue
+        labels = dict(zip(core.nodes, choices.tolist(), strict=True))
+        candidates.append((core.cost(choices), labels))
+        if len(fixed) <= CUTSET_NODES and candidates[-1][0] > last:
+            found = condition(reduced, {hub: labels[hub] for hub in fixed})
+            if found is not None:
+                candidates.append((found[0], dict(zip(reduced.alive, found[1], strict=True))))
+    candidates = candidates or _by_hubs(reduced, core, dual, fixed)
+    if not candidates:
+        raise DeadEnd
+    return dual, min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def _by_hubs(reduced: Graph, core: Core, dual: Dual, fixed: list[int]) -> list[tuple[float, dict[int, int]]]:
+    """Where greedy decoding met forbidden pairs on every road: the hubs at the labels that the messages like best, one
+    of them at a time at another, until elimination finds labels for the rest."""
+    if len(fixed) > CUTSET_NODES:
+        return []
+    place = {node: position for position, node in enumerate(core.nodes)}
+    liked = {hub: np.argsort(dual.theta[core.offsets[place[hub]] : core.offsets[place[hub] + 1]]) for hub in fixed}
+    best = {hub: int(order[0]) for hub, order in liked.items()}
+    others = (
+        best | {hub: int(order[n])} for n in range(1, CUTSET_TRIES) for hub, order in liked.items() if n < len(order)
+    )
+    for labels in (best, *others):
+        found = condition(reduced, labels)
+        if found is not None:
+            return [(found[0], dict(zip(reduced.alive, found[1], strict=True)))]
+    return []

@@ -1,0 +1,1 @@
+"""HiGHS: the integer program of a core, and calls that do not listen."""

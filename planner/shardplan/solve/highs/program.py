@@ -1,0 +1,358 @@
+"""The rest as an integer linear program, solved by HiGHS.
+
+Binary x for each label; continuous y >= 0 for each finite pair of an edge, whose row and column sums equal the x of
+its ends: integral x make y integral, and the LP is as tight as a pairwise LP can be. Pairs that cost infinity are not
+created. Memory rows are added when a solution breaks them. Costs are those above the dual's bound, so that no digits
+are lost on what is settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.solve.bound.dual import Dual
+from shardplan.solve.budget import Budget
+from shardplan.solve.constants import (
+    MIP_CALL,
+    PROGRAM_HUNG,
+    PROGRAM_LP_ROUNDS,
+    PROGRAM_ROWS,
+    PROGRAM_SPAN,
+    PROGRAM_TOLERANCE,
+    SIMPLEX_CALL,
+)
+from shardplan.solve.highs.deadline import AbandonedError, patiently
+from shardplan.solve.problem import Costs
+from shardplan.solve.reduce.core import Core, Indices
+from shardplan.solve.reduce.graph import Groups
+from shardplan.solve.reduce.memory import Profiles, flat, peaks
+
+Verdict = Literal["optimal", "infeasible", "limit"]
+
+
+_Status: Any = highspy.HighsModelStatus
+_VERDICTS: dict[Any, Verdict] = {
+    _Status.kOptimal: "optimal",
+    _Status.kModelEmpty: "optimal",
+    _Status.kInfeasible: "infeasible",
+    _Status.kUnboundedOrInfeasible: "infeasible",  # costs and variables are bounded below
+    _Status.kTimeLimit: "limit",
+    _Status.kIterationLimit: "limit",
+    _Status.kSolutionLimit: "limit",
+    _Status.kInterrupt: "limit",
+    _Status.kHighsInterrupt: "limit",
+    _Status.kMemoryLimit: "limit",
+}
+
+
+class HighsError(RuntimeError):
+    """HiGHS refused a model or lost its way: our bug or its."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`bound` holds for all assignments of the core that fit; `choices` (a label per position) fits, or is `None`.
+    `above`: what maxima add to what they cost themselves."""
+
+    verdict: Verdict
+    choices: Indices | None
+    bound: float
+    above: float = 0.0
+
+
+@dataclass(slots=True)
+class Program:
+    """The integer program of a core above a dual's bound.
+
+    `profiles` and `limit` bring memory; `prices` are multipliers per moment that are part of the dual's costs. A priced
+    moment has a slack column, which gives back what the price took where memory is left over. The moments `hinges`
+    stand for sums: what is above the limit at the worst of a group costs `over`. `effort` in units of work and `gap` as
+    a share of the range (target less bound) end the search early, and so does a gap of `small_gap` after `enough`.
+    """
+
+    dual: Dual
+    budget: Budget
+    target: float
+    profiles: Profiles | None = None
+    limit: int = 0
+    prices: dict[int, float] = field(default_factory=dict)
+    effort: float = np.inf
+    gap: float = 0.0
+    enough: float = np.inf
+    seconds: float = np.inf
+    small_gap: float = 0.0
+    hinges: Groups = ()
+    over: float = 0.0
+    highs: Any = None
+    scale: float = 1.0
+    columns: int = 0
+    work: float = 0.0
+    allowed: float = np.inf
+    reached: float = -np.inf
+    abandoned: bool = False
+    moments: set[int] = field(default_factory=set)
+    epigraphs: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def floor(self) -> float:
+        """What a solution costs apart from the program's objective."""
+        return self.dual.bound() - sum(price * self._row(moment)[2] for moment, price in self.prices.items())
+
+    def solve(self) -> Answer:
+        """LP with lazy memory rows, then the integer program with lazy memory rows. Where HiGHS loses its way, nothing
+        is proven but what the dual proves."""
+        if self.floor > self.target:
+            return Answer("optimal", None, self.floor)
+        try:
+            patiently(self._create, self.budget)
+            return self._solved()
+        except (AbandonedError, HighsError):
+            return Answer("limit", None, self.floor)
+
+    def _solved(self) -> Answer:
+        verdict, values = self._relax()
+        if verdict == "infeasible":
+            return Answer("infeasible", None, np.inf)
+        bound = self.floor + (self._objective(values) if verdict == "optimal" else 0.0)
+        if verdict != "optimal" or bound > self.target:
+            return Answer(verdict, None, bound)
+        labels = np.arange(len(self.dual.core.costs), dtype=np.int32)
+        self.highs.changeColsIntegrality(len(labels), labels, np.ones(len(labels), dtype=np.uint8))
+        return self._integral(bound)
+
+    def _integral(self, bound: float) -> Answer:
+        """The integer program, with the memory rows that its answers break added until none is."""
+        core = self.dual.core
+        while True:
+            self.highs.clearSolver()  # it would try to round its relaxation, by a program of its own without an end
+            verdict, values = self._run()
+            if verdict == "infeasible":
+                return Answer("infeasible", None, np.inf)
+            if not self.abandoned:
+                self._reach(float(self.highs.getInfo().mip_dual_bound))
+            bound = max(bound, self.reached)
+            if values is None:
+                return Answer("limit", None, bound)
+            choices = _largest(core, values)
+            if not self._add_rows(choices):
+                cost, above = self._cost(choices)
+                proven = verdict == "optimal" and cost - bound <= PROGRAM_TOLERANCE * abs(cost)
+                return Answer(verdict, choices, cost if proven else bound, above)
+            if verdict == "limit":
+                return Answer("limit", None, bound)
+
+    def _relax(self) -> tuple[Verdict, Costs | None]:
+        for _ in range(PROGRAM_LP_ROUNDS):
+            verdict, values = self._run()
+            if verdict != "optimal" or values is None or not self._add_moments(values):
+                break
+        return verdict, values
+
+    def _objective(self, values: Costs | None) -> float:
+        return 0.0 if values is None else float(self.highs.getInfo().objective_function_value) / self.scale
+
+    def _cost(self, choices: Indices) -> tuple[float, float]:
+        """What labels cost, prices not included, and the part of it that maxima are."""
+        core = self.dual.core
+        if self.profiles is None:
+            return core.cost(choices), 0.0
+        used = self.profiles.of(choices)
+        paid = sum(price * float(used[m] - self.profiles.base[m]) for m, price in self.prices.items())
+        above = self.over * self.profiles.excess(choices, self.limit, self.hinges)[1]
+        return core.cost(choices) - paid + above, above
+
+    def _create(self) -> None:
+        core, dual = self.dual.core, self.dual
+        slacks = [dual.slack(edge) for edge in range(len(core.tables))]
+        excess = dual.theta - np.repeat(dual.least(), core.sizes)
+        room = max(self.target - self.floor, 1.0)
+        self.scale = PROGRAM_SPAN / room if np.isfinite(room) else _spread(excess, slacks)
+        self.highs = quiet_highs()
+        self.highs.setOptionValue("mip_abs_gap", max(self.gap * PROGRAM_SPAN, 1e-6))
+        self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL, self._settled))
+        self.highs.cbSimplexInterrupt.subscribe(lambda event: self._watch(event, SIMPLEX_CALL, lambda _: False))
+        closed = excess > room  # what costs so much alone is part of nothing that meets the target
+        slacks = [np.where(slack > room, np.inf, slack * self.scale) for slack in slacks]
+        _pass(self.highs, core, np.where(closed, 0.0, excess * self.scale), closed, slacks)
+        self.columns = self.highs.getNumCol()
+        for moment in sorted({*self.prices, *flat(self.hinges)}):
+            self._add_row(moment)
+
+    def _run(self) -> tuple[Verdict, Costs | None]:
+        highs = self.highs
+        left = self.budget.seconds_left
+        if np.isfinite(left):  # without a time limit, no clock decides anything
+            left = max(min(left, self.seconds), 0.01)
+            highs.setOptionValue("time_limit", highs.getRunTime() + left)
+        before, self.allowed = self.work, self.work + self.budget.work_left
+        try:
+            ended = patiently(highs.run, self.budget, PROGRAM_HUNG * left + PROGRAM_HUNG)
+        except AbandonedError:
+            self.abandoned = True
+            return "limit", None
+        if ended == highspy.HighsStatus.kError:
+            raise HighsError(f"HiGHS failed: {highs.modelStatusToString(highs.getModelStatus())}")
+        info = highs.getInfo()
+        self.budget.spend(1e6 * (self.work - before))
+        status = highs.getModelStatus()
+        if status not in _VERDICTS:
+            raise HighsError(f"HiGHS stopped with {highs.modelStatusToString(status)}")
+        found = info.primal_solution_status == highspy.kSolutionStatusFeasible
+        return _VERDICTS[status], np.array(highs.getSolution().col_value) if found else None
+
+    def _watch(self, event: Any, weight: float, settled: Callable[[Any], bool]) -> None:
+        self.work += weight * self.columns
+        spent = self.work > min(self.effort, self.allowed)
+        if self.budget.interrupted or spent or settled(event.data_out):
+            event.interrupt()
+
+    def _settled(self, state: Any) -> bool:
+        """Whether nothing can cost as little as the target any more, or the rest is not worth the work."""
+        bound = self._reach(float(state.mip_dual_bound))  # an interrupted run forgets it
+        found = self.floor + float(state.mip_primal_bound) / self.scale
+        return bound > self.target or (self.work > self.enough and min(found, self.target) - bound <= self.small_gap)
+
+    def _reach(self, objective: float) -> float:
+        """The bound that a dual objective of HiGHS is; the best so far is kept."""
+        bound = self.floor + objective / self.scale
+        self.reached = max(self.reached, bound) if np.isfinite(bound) else self.reached
+        return bound
+
+    def _add_moments(self, values: Costs) -> bool:
+        """Add rows that a fractional point breaks; whether there were any."""
+        if self.profiles is None:
+            return False
+        used = self.profiles.of_weights(values[: len(self.dual.core.costs)])
+        excess = used / self.limit - 1 - 1e-7 if self.limit else used
+        fresh = [m for m in peaks(excess, PROGRAM_ROWS, 1) if m not in self.moments]
+        for moment in fresh:
+            self._add_row(moment)
+        return bool(fresh)
+
+    def _add_rows(self, choices: Indices) -> bool:
+        """Forbid what whole choices break; whether they broke anything."""
+        if self.profiles is None:
+            return False
+        excess, _ = self.profiles.excess(choices, self.limit, self.hinges)
+        broken = peaks(excess.astype(np.float64), PROGRAM_ROWS, 1)
+        for moment in broken:
+            if moment in self.moments:  # broken by less than the program's tolerance
+                self._forbid(moment, choices)
+            else:
+                self._add_row(moment)
+        return bool(broken)
+
+    def _add_row(self, moment: int) -> None:
+        """Usage at a moment, in units of what is free there: at most 1.
+
+        At the moment of a sum k of maximum g: s_k(x) <= e_g, where e_g >= 0 costs one. A price p of a moment is in the
+        costs of x already: what it took of the room that is left is given back by a slack column at that price, and
+        what it took of e_g is deducted from the price of that.
+        """
+        self.moments.add(moment)
+        labels, amounts, room = self._row(moment)
+        group = next((group for group in self.hinges if moment in group), ())
+        unit = max(PROGRAM_SPAN / (self.scale * self.over) if group else room, 1.0)
+        price = self.prices.get(moment, 0.0)
+        if price:  # usage + slack = room
+            labels, amounts = self._with_column(price * unit, labels, np.append(amounts, unit))
+        if group:  # usage + slack - what is above = room
+            asked = sum(self.prices.get(other, 0.0) for other in group)
+            known = self.epigraphs.get(group[0])
+            if known is None:
+                labels, amounts = self._with_column((self.over - asked) * unit, labels, np.append(amounts, -unit))
+                self.epigraphs[group[0]] = int(labels[-1])
+            else:
+                labels, amounts = np.append(labels, known), np.append(amounts, -unit)
+        lower = room / unit if price else -highspy.kHighsInf
+        self.highs.addRow(lower, room / unit, len(labels), labels.astype(np.int32), amounts / unit)
+
+    def _with_column(self, cost: float, labels: Indices, amounts: Costs) -> tuple[Indices, Costs]:
+        """A row whose last amount is that of a new column."""
+        column = self.highs.getNumCol()
+        self.highs.addCol(cost * self.scale, 0.0, highspy.kHighsInf, 0, np.zeros(0, np.int32), np.zeros(0))
+        return np.append(labels, column), amounts
+
+    def _row(self, moment: int) -> tuple[Indices, Costs, float]:
+        """Labels that use memory at a moment, how much, and the room for them in whole steps of their common
+        divisor."""
+        assert self.profiles is not None
+        labels, amounts = self.profiles.row(moment)
+        if any(moment in group for group in self.hinges):
+            return labels, amounts, float(self.limit - int(self.profiles.base[moment]))
+        step = max(int(np.gcd.reduce(amounts.astype(np.int64))), 1) if len(amounts) else 1
+        return labels, amounts, float((self.limit - int(self.profiles.base[moment])) // step * step)
+
+    def _forbid(self, moment: int, choices: Indices) -> None:
+        """At least one of the chosen labels that use memory at a moment must change."""
+        assert self.profiles is not None
+        labels, amounts = self.profiles.row(moment)
+        chosen = self.dual.core.offsets[:-1] + choices
+        cover = labels[(amounts > 0) & np.isin(labels, chosen)].astype(np.int32)
+        self.highs.addRow(-highspy.kHighsInf, len(cover) - 1.0, len(cover), cover, np.ones(len(cover)))
+
+
+def quiet_highs() -> Any:
+    """A solver with the options that make runs equal: one thread, a fixed seed, no gap."""
+    highs = highspy.Highs()
+    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-6}
+    for name, value in options.items():
+        if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
+            raise HighsError(f"HiGHS does not take {name}={value}")
+    return highs
+
+
+def _spread(excess: Costs, slacks: list[Costs]) -> float:
+    largest = max([float(excess.max(initial=0.0)), *(float(s[np.isfinite(s)].max(initial=0.0)) for s in slacks)])
+    return PROGRAM_SPAN / max(largest, 1.0)
+
+
+def _pass(highs: Any, core: Core, costs: Costs, closed: NDArray[np.bool_], tables: list[Costs]) -> None:
+    """Columns x, then y. Rows: one per node (its x add up to 1), then one per label of either end of each edge (y
+    less x is 0)."""
+    nodes, labels = len(core.nodes), len(core.costs)
+    ends = core.sizes[core.first] + core.sizes[core.second]
+    tops = nodes + np.concatenate([[0], np.cumsum(ends)]).astype(np.int64)
+    x_rows: list[Indices] = [np.repeat(np.arange(nodes), core.sizes)]
+    x_columns: list[Indices] = [np.arange(labels)]
+    y_rows: list[Indices] = []
+    y_costs: list[Costs] = []
+    for edge, table in enumerate(tables):
+        a, b, top = int(core.first[edge]), int(core.second[edge]), int(tops[edge])
+        x_columns += [np.arange(core.offsets[a], core.offsets[a + 1]), np.arange(core.offsets[b], core.offsets[b + 1])]
+        x_rows.append(np.arange(top, top + sum(table.shape)))
+        i, j = np.nonzero(np.isfinite(table))
+        y_rows.append(np.stack([top + i, top + len(table) + j], axis=1).ravel())
+        y_costs.append(table[i, j])
+    rows, columns = np.concatenate(x_rows), np.concatenate(x_columns)
+    order = np.lexsort((rows, columns))
+    pairs = sum(map(len, y_costs))
+    starts = np.concatenate(
+        [[0], np.cumsum(np.bincount(columns, minlength=labels)), len(rows) + 2 * np.arange(1, pairs + 1)]
+    )
+    right = np.concatenate([np.ones(nodes), np.zeros(int(tops[-1]) - nodes)])
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = labels + pairs, len(right)
+    lp.col_cost_ = np.concatenate([costs, *y_costs])
+    lp.col_lower_ = np.zeros(labels + pairs)
+    lp.col_upper_ = np.concatenate([np.where(closed, 0.0, 1.0), np.full(pairs, highspy.kHighsInf)])
+    lp.row_lower_ = lp.row_upper_ = right
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.start_ = starts.astype(np.int32)
+    lp.a_matrix_.index_ = np.concatenate([rows[order], *y_rows]).astype(np.int32)
+    lp.a_matrix_.value_ = np.concatenate([np.where(rows[order] < nodes, 1.0, -1.0), np.ones(2 * pairs)])
+    if highs.passModel(lp) == highspy.HighsStatus.kError:
+        raise HighsError("HiGHS refused the program")
+
+
+def _largest(core: Core, values: Costs) -> Indices:
+    """The label of greatest weight at every position."""
+    return np.array(
+        [np.argmax(values[a:b]) for a, b in zip(core.offsets, core.offsets[1:], strict=False)], dtype=np.int64
+    )

@@ -1,0 +1,1 @@
+"""Proofs on small cores: cutsets, parts, Pareto-front elimination, and integer programs on what bounds leave."""

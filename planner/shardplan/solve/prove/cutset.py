@@ -1,0 +1,75 @@
+"""What prices leave to decide: ways to fix the nodes that elimination leaves, and what no good assignment takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.solve.bound.decoding import condition, hubs
+from shardplan.solve.bound.lagrange import Relaxation
+from shardplan.solve.bound.marginals import Marginals
+from shardplan.solve.constants import CUTSET_BRANCHES, CUTSET_COMBINATIONS
+from shardplan.solve.incumbent import Incumbent
+from shardplan.solve.prove.exact import combinations
+from shardplan.solve.reduce.eliminate import eliminate
+from shardplan.solve.reduce.fixing import prune
+from shardplan.solve.reduce.graph import Graph, Take
+from shardplan.solve.reduce.tables import open_rows
+
+Way = tuple[float, dict[int, tuple[int, ...]]]
+"""A bound, and the choices to keep for some nodes."""
+
+
+def ways_to_fix(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_BRANCHES) -> list[Way]:
+    """Choices to keep for the nodes that elimination leaves; together the ways hold everything better than the
+    incumbent.
+
+    One way per surviving assignment of the hubs when these are at most so many, else a single way with the choices that
+    survive.
+    """
+    reduced, dual = relaxation.reduction
+    bound = relaxation.known.bound
+    if dual is None:
+        return [(bound, {})]
+    held = relaxation.held(relaxation.known.prices)
+    trial = reduced.copy()
+    prune(trial, dual, best.target + held)
+    eliminate(trial)
+    left = {node: tuple(range(relaxation.graph.sizes[node])) for node in dual.core.nodes}
+    for step in trial.trail:
+        if isinstance(step, Take) and step.node in left:
+            left[step.node] = tuple(left[step.node][row] for row in step.rows)
+    fixed = hubs(trial)
+    if combinations(trial) > CUTSET_COMBINATIONS:
+        return [(bound, left)]
+    ways: list[Way] = []
+    for labels in product(*(range(trial.sizes[node]) for node in fixed)):
+        found = condition(trial, dict(zip(fixed, labels, strict=True)))
+        if found is not None and found[0] - held <= best.target:
+            kept = {node: (left[node][label],) for node, label in zip(fixed, labels, strict=True)}
+            ways.append((max(bound, found[0] - held), left | kept))
+    if len(ways) <= most:
+        return ways
+    return [(bound, left | {node: tuple(sorted({way[node][0] for _, way in ways})) for node in fixed})]
+
+
+def forbid(
+    graph: Graph, views: Sequence[tuple[Marginals, float]], kept: Mapping[int, NDArray[np.bool_]] = MappingProxyType({})
+) -> None:
+    """Take from a graph the choices and pairs that exceed the room in any of the views of it, and the choices of nodes
+    that are not `kept`. Raises `Contradiction` where that leaves nothing."""
+    tables = graph.tables
+    for u in graph.alive:
+        for v in [v for v in graph.neighbours[u] if u < v]:
+            closed = [view.pair[u][v] > room for view, room in views if v in view.pair.get(u, {})]
+            table = tables.arrays[graph.neighbours[u][v]]
+            if closed and (np.any(closed, axis=0) & np.isfinite(table)).any():
+                graph.replace_edge(u, v, np.where(np.any(closed, axis=0), np.inf, table))
+    for node in graph.alive:
+        fits = np.all([view.node[node] <= room for view, room in views], axis=0) & kept.get(node, True)
+        if not fits.all():
+            graph.keep(node, open_rows(fits))

@@ -1,0 +1,277 @@
+"""The larger of two sums where memory is roomy: parts of the graph, the most promising first, until one is proven best.
+
+A price of the surplus gives a bound, but at the best price two assignments that have little in common are often
+equally good, and what lies between them pays for every seam. So a part is split at the node whose labels tell these two
+apart best, each half finds a price of its own, and what exceeds the incumbent at one of three prices is forbidden.
+That soon leaves so little that elimination can keep every pair of cost and surplus of use (`fronts.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.solve.bound.ascent import ascend
+from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
+from shardplan.solve.bound.marginals import Marginals
+from shardplan.solve.constants import (
+    CUTSET_COMBINATIONS,
+    PARETO_PAIRS,
+    PART_ASIDE,
+    PART_CEILINGS,
+    PART_NODE_ENTRIES,
+    PART_PAIR_ENTRIES,
+    PART_PRICING,
+    PART_PROGRAM_WORK,
+    PART_REDUCED_PAIRS,
+    PART_WORK,
+    PARTS_WORK,
+    SPLIT_LEAST,
+)
+from shardplan.solve.incumbent import Incumbent
+from shardplan.solve.prove.cutset import forbid, ways_to_fix
+from shardplan.solve.prove.exact import close
+from shardplan.solve.prove.integer import Pressure, integer
+from shardplan.solve.prove.pareto import TooManyError, View, cheapest
+from shardplan.solve.reduce.graph import Contradiction, Gone, Graph
+from shardplan.solve.reduce.memory import reduce
+from shardplan.solve.reduce.presolve import presolve
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Part:
+    """What costs less than the incumbent is in one of the parts; `price`: of the surplus, to start from."""
+
+    bound: float
+    number: int
+    graph: Graph = field(compare=False)
+    price: float = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The labels of `node` that go to one half, and the bounds of that and of the other."""
+
+    node: int
+    ours: NDArray[np.bool_]
+    bounds: tuple[float, float]
+
+
+def balance(relaxation: Relaxation, best: Incumbent, enough: float, most: float = PARTS_WORK) -> None:
+    """Prove the incumbent or better it, for a graph with no moment but that of the surplus, whose prices are known.
+
+    Ends early with the budget, and where some gap is good `enough` after so much work at `most`.
+    """
+    budget = relaxation.budget
+    free = budget.free and enough > 0
+    if free and _work(relaxation.graph) > 1e6 * PART_WORK:
+        return
+    search = _Search(relaxation, best)
+    end = budget.work + (most if free else budget.efforts()[0])
+    while search.parts and search.parts[0].bound <= best.target and not budget.expired():
+        best.prove(min(search.parts[0].bound, search.left))
+        if budget.work > end:
+            break
+        search.step(heappop(search.parts))
+    best.prove(min(search.left, search.parts[0].bound if search.parts else np.inf, best.cost))
+
+
+def _work(graph: Graph) -> float:
+    """Entries that a part takes to look at."""
+    return PART_NODE_ENTRIES * len(graph.alive) + PART_PAIR_ENTRIES * graph.pairs
+
+
+class _Search:
+    """The parts that are left. `left`: the least bound of those that were given up."""
+
+    def __init__(self, relaxation: Relaxation, best: Incumbent) -> None:
+        self.whole, self.best = relaxation, best
+        self.left = np.inf
+        self.parts: list[_Part] = []
+        self.number = 0
+        assert relaxation.soft is not None
+        for bound, labels in ways_to_fix(relaxation, best, CUTSET_COMBINATIONS):
+            try:
+                part, _ = relaxation.restricted(labels)
+                self._add(bound, part.graph, relaxation.known.prices.get(relaxation.soft, 0.0))
+            except Contradiction:
+                continue
+
+    def _add(self, bound: float, graph: Graph, price: float) -> None:
+        self.number += 1
+        heappush(self.parts, _Part(bound, self.number, graph, price))
+
+    def step(self, part: _Part) -> None:
+        """Solve a part, or replace it by two halves."""
+        self.whole.budget.spend(PART_PRICING * _work(part.graph))
+        try:
+            self._step(part)
+        except Contradiction:
+            return
+        except DeadEnd:  # nothing could be read off the messages at one of the prices
+            self._given_up(part.bound)
+
+    def _step(self, part: _Part) -> None:
+        best = self.best
+        soft = part.graph.soft
+        if soft is None:
+            return self._closed(part.graph, part.bound)
+        relaxation = self._relaxation(part.graph)
+        trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
+        ascend(relaxation, trial, {soft: part.price} if part.price else {})
+        best.take(trial)
+        if relaxation.best is None:
+            return self._whole(part.graph, part.bound, part.price)
+        point = relaxation.known
+        bound = max(part.bound, point.bound)
+        if bound > best.target:
+            return None
+        price = point.prices.get(soft, 0.0)
+        self.whole.budget.spend((1.0 - PART_PRICING) * _work(part.graph))
+        views = self._views(relaxation, price, best.target - point.bound)
+        less = part.graph
+        for share in PART_CEILINGS:
+            ceiling = float(np.floor((point.bound + share * (best.target - point.bound)) / best.scale)) * best.scale
+            if ceiling > bound:
+                less, proven = self._below(part.graph, views, ceiling, price)
+                bound = max(bound, proven)
+                if proven <= ceiling or bound > best.target:
+                    break
+        if bound > best.target:
+            return None
+        split = _split(part.graph, views, best.target - point.bound)
+        if split is None:
+            return self._whole(less, bound, price) if less.pairs <= PART_REDUCED_PAIRS else self._given_up(bound)
+        for kept, half in zip((split.ours, ~split.ours), split.bounds, strict=True):
+            self._halve(part.graph, views, {split.node: kept}, max(bound, half), price)
+        return None
+
+    def _below(self, graph: Graph, views: list[View], ceiling: float, price: float) -> tuple[Graph, float]:
+        """What is left of a graph up to a ceiling, a cost, and what is proven of all of it: at most the next cost."""
+        less = graph.copy()
+        try:
+            forbid(less, [(view.known, ceiling - view.bound) for view in views])
+            reduce(less, self.whole.limit)
+            if less.soft is not None and less.pairs <= PART_REDUCED_PAIRS:
+                presolve(less, self.whole.limit)
+            if less.soft is None:
+                trial = Incumbent(self.best.scale)
+                close(less.copy(), trial, self.whole.budget)
+                self.best.take(trial)
+                return less, min(trial.bound, ceiling + self.best.scale)
+            return less, self._fronts(less, ceiling, price) if less.pairs <= PARETO_PAIRS else -np.inf
+        except Contradiction:
+            return less, ceiling + self.best.scale
+
+    def _halve(
+        self, graph: Graph, views: list[View], kept: dict[int, NDArray[np.bool_]], bound: float, price: float
+    ) -> None:
+        """Add the part in which a node has the labels `kept`."""
+        if bound > self.best.target:
+            return
+        half = graph.copy()
+        try:
+            forbid(half, [(view.known, self.best.target - view.bound) for view in views], kept)
+            reduce(half, self.whole.limit)
+        except Contradiction:
+            return
+        self._add(bound, half, price)
+
+    def _relaxation(self, graph: Graph) -> Relaxation:
+        return Relaxation(graph, self.whole.limit, self.whole.budget, self.whole.whole)
+
+    def _views(self, relaxation: Relaxation, price: float, gap: float) -> list[View]:
+        """The graph at the best price, and at one on either side, at which the best assignment of the other side is
+        a share of the gap above the bound."""
+        soft = relaxation.soft
+        assert soft is not None
+        views = []
+        for at in (price, *_aside(relaxation, price, PART_ASIDE * gap)):
+            point, reduced, dual = relaxation.look({soft: at} if at else {})
+            if point.bound > self.best.target:
+                raise Contradiction
+            order = () if reduced.alive else tuple(step.node for step in reduced.trail if isinstance(step, Gone))
+            known = Marginals(reduced, dual, self.best.target - point.bound)
+            views.append(View(at, point.bound, known, order))
+        return views
+
+    def _fronts(self, graph: Graph, ceiling: float, price: float) -> float:
+        """What is proven of the cost of a small graph, at most the one after the ceiling; its best assignment is
+        offered. Raises `Contradiction` where nothing costs so little."""
+        relaxation = self._relaxation(graph)
+        soft = graph.soft
+        assert soft is not None
+        point = relaxation.at({soft: price} if price else {})
+        if point.bound > ceiling:
+            raise Contradiction
+        views = self._views(relaxation, price, ceiling - point.bound)
+        if not views[0].order:
+            return -np.inf
+        try:
+            found = cheapest(graph, self.whole.limit, views, ceiling)
+        except TooManyError:
+            return -np.inf
+        self.best.offer(found.cost, lambda: graph.invert(found.labels))
+        return min(found.cost, ceiling + self.best.scale) if found.exact else -np.inf
+
+    def _closed(self, graph: Graph, bound: float) -> None:
+        """A part without surplus."""
+        trial = Incumbent(self.best.scale, cost=self.best.cost, choices=self.best.choices)
+        close(graph, trial, self.whole.budget)
+        self._end(trial, bound)
+
+    def _whole(self, graph: Graph, bound: float, price: float) -> None:
+        """A part that cannot be split, or of which nothing is known, as an integer program."""
+        soft, limit, budget, whole = graph.soft, self.whole.limit, self.whole.budget, self.whole.whole
+        prices = {soft: price} if soft is not None and price else {}
+        trial = Incumbent(self.best.scale, cost=self.best.cost, choices=self.best.choices)
+        pressure = Pressure(graph.moments, limit, budget, whole, (), prices, graph.hinges)
+        integer(graph, pressure, trial, trial.cost, (PART_PROGRAM_WORK, 0.0, np.inf))
+        self._end(trial, bound)
+
+    def _given_up(self, bound: float) -> None:
+        self.left = min(self.left, bound)
+
+    def _end(self, trial: Incumbent, bound: float) -> None:
+        self.best.take(trial)
+        if not trial.closed:
+            self._given_up(max(bound, trial.bound))
+
+
+def _aside(relaxation: Relaxation, price: float, above: float) -> Iterator[float]:
+    """Prices on either side of the best; where no assignment is known that loses there, as far as on the other."""
+    soft = relaxation.soft
+    assert soft is not None
+    points = sorted(relaxation.points, key=relaxation.value)
+    slopes = [float(point.excess[soft]) for point in points]
+    up, down = (next((slope for slope in slopes if sign * slope > 0), 0.0) for sign in (1.0, -1.0))
+    if not up and not down:
+        return
+    for at in (max(price - above / (up or -down), 0.0), min(price - above / (down or -up), relaxation.graph.scale)):
+        if float(np.round(at)) != price:
+            yield float(np.round(at))
+
+
+def _split(graph: Graph, views: list[View], room: float) -> _Split | None:
+    """The node whose labels are told apart best by the prices on either side of the best: those that are dear at the
+    lower one, and the others."""
+    if len(views) < 3:
+        return None
+    _, low, high = views
+    found: tuple[float, _Split] | None = None
+    for node in graph.alive:
+        dear, cheap = low.known.node[node], high.known.node[node]
+        fits = np.all([np.isfinite(view.known.node[node]) for view in views], axis=0)
+        ours = low.bound + dear > high.bound + cheap
+        one, other = fits & ours, fits & ~ours
+        if not one.any() or not other.any():
+            continue
+        rises = float(dear[one].min()), float(cheap[other].min())
+        score = (rises[0] + SPLIT_LEAST * room) * (rises[1] + SPLIT_LEAST * room)
+        if found is None or score > found[0]:
+            found = score, _Split(node, ours, (low.bound + rises[0], high.bound + rises[1]))
+    return None if found is None else found[1]

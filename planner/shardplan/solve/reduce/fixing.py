@@ -1,0 +1,69 @@
+"""Removal of choices and pairs that no assignment at or below a target can take, by reduced cost.
+
+With a label fixed, every other node and edge still costs at least its least entry. So the bound grows by the label's
+own excess and by the least excess of its row in every edge around it; with a pair fixed, by the pair's and its labels'
+excess.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardplan.solve.bound.dual import Dual
+from shardplan.solve.problem import Costs
+from shardplan.solve.reduce.graph import Contradiction, Graph
+from shardplan.solve.reduce.tables import open_rows
+
+
+def prune(graph: Graph, dual: Dual, target: float, *, adopt: bool = True) -> None:
+    """Forbid in `graph`, of which `dual.core` was taken, choices and pairs that cost more than `target`.
+
+    With `adopt`, the graph takes over the dual's messages: its costs become theta and its tables r, so that the next
+    dual
+    starts from this bound. Raises `Contradiction` when nothing is left: then no assignment costs `target` or less.
+    """
+    core = dual.core
+    room = target - dual.bound()
+    if room < 0:
+        raise Contradiction
+    excess = dual.theta - np.repeat(dual.least(), core.sizes)
+    total = label_excess(dual)
+    for position, node in enumerate(core.nodes if adopt else ()):
+        graph.replace_costs(node, dual.theta[core.offsets[position] : core.offsets[position + 1]])
+    for edge in range(len(core.tables)):
+        a, b = int(core.first[edge]), int(core.second[edge])
+        rows, columns = (excess[core.offsets[p] : core.offsets[p + 1]] for p in (a, b))
+        slack = dual.slack(edge)
+        closed = slack + rows[:, None] + columns[None, :] > room
+        if adopt or (closed & np.isfinite(slack)).any():
+            kept = slack if adopt else core.tables[edge]
+            graph.replace_edge(core.nodes[a], core.nodes[b], np.where(closed, np.inf, kept))
+    for position, node in enumerate(core.nodes):
+        fits = total[core.offsets[position] : core.offsets[position + 1]] <= room
+        if not fits.all():
+            graph.keep(node, open_rows(fits))
+
+
+def surviving(dual: Dual, target: float) -> int:
+    """How many pairs `prune` would leave."""
+    room = target - dual.bound()
+    core = dual.core
+    excess = dual.theta - np.repeat(dual.least(), core.sizes)
+    left = 0
+    for edge in range(len(core.tables)):
+        a, b = int(core.first[edge]), int(core.second[edge])
+        rows, columns = (excess[core.offsets[p] : core.offsets[p + 1]] for p in (a, b))
+        left += int((dual.slack(edge) + rows[:, None] + columns[None, :] <= room).sum())
+    return left
+
+
+def label_excess(dual: Dual) -> Costs:
+    """What every label costs above the bound at least."""
+    core = dual.core
+    total = np.asarray(dual.theta - np.repeat(dual.least(), core.sizes))
+    for edge in range(len(core.tables)):
+        slack = dual.slack(edge)
+        a, b = int(core.first[edge]), int(core.second[edge])
+        total[core.offsets[a] : core.offsets[a + 1]] += slack.min(axis=1)
+        total[core.offsets[b] : core.offsets[b + 1]] += slack.min(axis=0)
+    return total

@@ -1,0 +1,188 @@
+"""Cost tables by number: equal tables have one number, and an operation on numbers is computed once.
+
+Models repeat: 80 identical layers bring 80 times the same tables. Here a table is interned by object, then by
+content, and every operation is looked up by the numbers of its operands, so that the work grows with the *distinct*
+tables and not with the graph.
+
+Matrices come in pairs: `m ^ 1` is the transpose of `m`. Vectors are tables too, and are their own transpose. A matrix
+is kept in a normal form: what depends on its row or its column alone is taken out as two vectors, and the constants
+as a number, so that separable tables vanish and equal parts of different tables meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.solve.problem import Costs
+from shardplan.solve.reduce.minplus import min_plus
+
+NONE = -1
+"""The number of a table that is zero everywhere."""
+
+T = TypeVar("T")
+
+
+class Split(NamedTuple):
+    """`const + row[i] + column[j] + rest[i, j]`; a part is `NONE` where it is zero everywhere."""
+
+    const: float
+    row: int
+    column: int
+    rest: int
+
+
+class Tables:
+    """The store of all tables of one solve. Numbers are handed out in order of arrival, so runs are equal."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Costs] = []
+        self._by_object: dict[int, tuple[Any, int]] = {}
+        self._by_content: dict[tuple[tuple[int, ...], bytes], int] = {}
+        self._memo: dict[Any, Any] = {}
+
+    def intern(self, array: Costs) -> int:
+        """The number of an array that its owner will not change."""
+        seen = self._by_object.get(id(array))
+        if seen is not None:
+            return seen[1]
+        number = self.add(np.ascontiguousarray(array, dtype=np.float64))
+        self._by_object[id(array)] = (array, number)  # holds the array, so that its id stays its own
+        return number
+
+    def add(self, array: Costs) -> int:
+        """The number of an array made here: found by content, or new."""
+        key = (array.shape, blake2b(array.tobytes(), digest_size=16).digest())
+        number = self._by_content.get(key)
+        if number is None:
+            number = len(self.arrays)
+            self.arrays += [array, array.T]
+            self._by_content[key] = number
+        return number
+
+    def known(self, key: Any) -> Any:
+        """What `memo` holds, or `None`."""
+        return self._memo.get(key)
+
+    def memo(self, key: Any, compute: Callable[[], T]) -> T:
+        """What `compute` gave the first time `key` was asked."""
+        value: T | None = self._memo.get(key)
+        if value is None:
+            value = self._memo[key] = compute()
+        return value
+
+    def vector(self, array: Costs) -> tuple[float, int]:
+        """(smallest entry, number of the rest). Entries may be infinite; all infinite gives (inf, NONE)."""
+        least = float(array.min())
+        if not np.isfinite(least):
+            return least, NONE
+        rest = array - least if least else array
+        return least, self.add(rest) if rest.any() else NONE
+
+    def normal(self, vector: int) -> tuple[float, int]:
+        """Normal form of a vector: (least entry, number of the rest)."""
+        return self.memo(("normal", vector), lambda: self.vector(self.arrays[vector]))
+
+    def scaled(self, table: int, factor: float) -> int:
+        """`factor` times a table."""
+        if factor == 1.0:
+            return table
+        return self.memo(("scaled", table, factor), lambda: self.add(self.arrays[table] * factor))
+
+    def at_price(self, amounts: int, price: float) -> tuple[float, int]:
+        """Vector `price * amounts`, rounded down, in normal form."""
+        key = ("price", amounts, price)
+        return self.memo(key, lambda: self.vector(np.floor(self.arrays[amounts] * price)))
+
+    def split(self, matrix: int) -> Split:
+        """Normal form of a matrix."""
+        flip = matrix & 1
+        return _seen(self.memo(("split", matrix ^ flip), lambda: self._split(self.arrays[matrix ^ flip])), flip)
+
+    def _split(self, array: Costs) -> Split:
+        row = array.min(axis=1)
+        closed = ~np.isfinite(row)  # a choice with no partner: the vector forbids it, the matrix need not
+        rest = array - np.where(closed, 0.0, row)[:, None]
+        rest[closed] = 0.0
+        least = rest[~closed].min(axis=0) if closed.any() and not closed.all() else rest.min(axis=0)
+        shut = ~np.isfinite(least)
+        rest -= np.where(shut, 0.0, least)
+        rest[:, shut] = 0.0
+        rest[closed] = 0.0
+        row_const, row_number = self.vector(row)
+        column_const, column_number = self.vector(least)
+        return Split(row_const + column_const, row_number, column_number, self.add(rest) if rest.any() else NONE)
+
+    def sum_vectors(self, left: int, right: int) -> tuple[float, int]:
+        """Vector `left + right`, its least entry taken out."""
+        if NONE in (left, right):
+            return 0.0, max(left, right)
+        key = ("sum", min(left, right), max(left, right))
+        return self.memo(key, lambda: self.vector(self.arrays[left] + self.arrays[right]))
+
+    def sum_matrices(self, left: int, right: int) -> Split:
+        """Matrix `left + right` in normal form."""
+        flip = min(left, right) & 1  # the sum of two transposes is the transpose of the sum
+        low, high = sorted((left ^ flip, right ^ flip))
+        return _seen(self.memo(("sum", low, high), lambda: self._split(self.arrays[low] + self.arrays[high])), flip)
+
+    def project(self, costs: int, matrix: int) -> tuple[float, int]:
+        """Vector `min over k of costs[k] + matrix[k, j]`: what a leaf leaves on its neighbour."""
+        return self.memo(("project", costs, matrix), lambda: self.vector(self._priced(costs, matrix).min(axis=0)))
+
+    def join(self, left: int, costs: int, right: int) -> Split:
+        """Matrix `min over k of left[i, k] + costs[k] + right[k, j]`: what a node between two leaves behind."""
+        flip = (right ^ 1) < left
+        if flip:
+            left, right = right ^ 1, left ^ 1
+        return _seen(self.memo(("join", left, costs, right), lambda: self._join(left, costs, right)), int(flip))
+
+    def _join(self, left: int, costs: int, right: int) -> Split:
+        return self._split(min_plus(self._priced(costs, left ^ 1).T, self.arrays[right]))
+
+    def _priced(self, costs: int, matrix: int) -> Costs:
+        return self.arrays[matrix] if costs == NONE else self.arrays[matrix] + self.arrays[costs][:, None]
+
+    def take(self, table: int, rows: tuple[int, ...]) -> int:
+        """The rows of a matrix, or the entries of a vector, in the given order; not in normal form."""
+        if table == NONE:
+            return NONE
+        return self.memo(("take", table, rows), lambda: self._take(table, rows))
+
+    def _take(self, table: int, rows: tuple[int, ...]) -> int:
+        array = self.arrays[table]
+        flip = array.ndim == 2 and table & 1
+        chosen = array[np.array(rows)]
+        return self.add(np.ascontiguousarray(chosen.T)) ^ 1 if flip else self.add(chosen)
+
+    def image(self, matrix: int) -> tuple[int, ...]:
+        """The one finite column of every row, if every row has exactly one; else nothing."""
+        return self.memo(("image", matrix), lambda: _image(self.arrays[matrix]))
+
+    def diagonal(self, matrix: int) -> tuple[float, int]:
+        """The diagonal as a vector in normal form."""
+        return self.memo(("diagonal", matrix & ~1), lambda: self.vector(np.diagonal(self.arrays[matrix]).copy()))
+
+    def has_infinity(self, table: int) -> bool:
+        """Whether any entry is infinite."""
+        return table != NONE and self.memo(("infinite", table & ~1), lambda: bool(np.isinf(self.arrays[table]).any()))
+
+
+def _seen(split: Split, flip: int) -> Split:
+    """A normal form, or that of the transpose."""
+    const, row, column, rest = split
+    return Split(const, column, row, rest if rest == NONE else rest ^ 1) if flip else split
+
+
+def _image(array: Costs) -> tuple[int, ...]:
+    finite = np.isfinite(array)
+    return tuple(finite.argmax(axis=1).tolist()) if (finite.sum(axis=1) == 1).all() else ()
+
+
+def open_rows(mask: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Positions of the true entries."""
+    return tuple(int(i) for i in np.flatnonzero(mask))

@@ -1,0 +1,1 @@
+"""Assignments: primal rounding, crossover, trees and fusion on large cores."""

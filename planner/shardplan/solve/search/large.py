@@ -1,0 +1,287 @@
+"""Large cores: a bound by multipliers, assignments by placing, trees and mixing, and a proof when what is left is
+small."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from shardplan.solve.budget import Budget
+from shardplan.solve.constants import (
+    CLIMB_FLAT,
+    CLIMB_PRICE_WEIGHTS,
+    CLIMB_SHARE,
+    CLIMB_TREES,
+    CROSSOVER_EFFORT,
+    CROSSOVER_WORST,
+    KICK_HEAT,
+    KICK_TREES,
+    LARGE_BOUND_SHARE,
+    LARGE_BOUND_WORK,
+    LARGE_CEILINGS,
+    LARGE_CLOSED,
+    LARGE_CLOSED_SMALL,
+    LARGE_PROOF_ROUNDS,
+    LARGE_PROOF_SHARE,
+    LARGE_PROVABLE_PAIRS,
+    LARGE_RAISES,
+    LARGE_SHAKE,
+    LARGE_STALL,
+    LARGE_TRIED_PAIRS,
+    LARGE_WORK,
+    NEAR_EFFORT,
+    NEAR_PAIRS,
+    NEAR_WIDER,
+    PROGRAM_TOLERANCE,
+    ROUNDING_EVERY,
+    ROUNDING_FIRST,
+    ROUNDING_SWEEPS,
+)
+from shardplan.solve.incumbent import Incumbent, offer
+from shardplan.solve.prove.integer import Effort, Pressure, integer
+from shardplan.solve.reduce.fixing import surviving
+from shardplan.solve.reduce.graph import Contradiction, Graph
+from shardplan.solve.reduce.memory import Profiles
+from shardplan.solve.search.assignment import Assignment, completed, polish
+from shardplan.solve.search.rounding import place
+from shardplan.solve.search.scene import Scene
+from shardplan.solve.search.tree import grow, improve, random_size
+
+
+def search_large(graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int) -> None:
+    """Improve assignment and bound of a presolved graph until one meets the other or the budget ends."""
+    search = _Search(graph, limit, best, budget, whole, seed)
+    try:
+        search.raise_bound()
+        while not (best.closed or budget.expired() or search.spent()):
+            search.round()
+            if np.isfinite(best.cost) and search.gap <= PROGRAM_TOLERANCE * abs(
+                best.cost
+            ):  # as close as HiGHS can tell
+                best.prove(best.cost)
+    except Contradiction:
+        best.prove(best.cost)
+
+
+class _Search:
+    """A scene, and the assignment that is being improved in it."""
+
+    def __init__(self, graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int) -> None:
+        self.scene = Scene(graph, limit)
+        self.limit, self.best, self.budget, self.whole = limit, best, budget, whole
+        self.rng = random.Random(seed)  # noqa: S311 - a search, not a secret
+        self.noise = np.random.default_rng(seed)
+        self.current: Assignment | None = None
+        self.rounds = 0
+        self.width = NEAR_PAIRS
+        self.tried, self.patience = np.inf, 0
+        self.began = budget.work
+
+    def spent(self) -> bool:
+        """Whether the work of a search without limits is done."""
+        free = self.budget.time_limit is None and self.budget.work_limit is None
+        return free and self.budget.work - self.began > LARGE_WORK
+
+    @property
+    def gap(self) -> float:
+        """Cost less bound; infinite without an assignment."""
+        return self.best.cost - self.best.bound
+
+    def raise_bound(self) -> None:
+        """Sweeps and price steps, with assignments placed on the way."""
+        budget, duals = self.budget, self.scene.duals
+        bounds = [-np.inf]
+        end = budget.part(LARGE_BOUND_SHARE, LARGE_BOUND_WORK)
+        while not (budget.expired() or budget.past(end)):
+            self._raise_once()
+            bounds.append(duals.best.bound)
+            if len(bounds) % ROUNDING_EVERY == (0 if self.current is not None else ROUNDING_FIRST):
+                self._place()
+            if self.best.closed or self._slow(bounds):
+                break
+        duals.back()
+        self._place()
+
+    def _slow(self, bounds: list[float]) -> bool:
+        """Whether other ways promise more than raising the bound further, given the bounds so far."""
+        if not np.isfinite(self.gap):
+            return False
+        small = self.scene.core.pairs <= LARGE_PROVABLE_PAIRS
+        sweeps, share = (ROUNDING_EVERY, LARGE_CLOSED_SMALL) if small else (LARGE_STALL, LARGE_CLOSED)
+        return len(bounds) > sweeps and bounds[-1] - bounds[-sweeps] <= share * self.gap
+
+    def _raise_once(self) -> None:
+        core = self.scene.core
+        self.best.prove(self.scene.duals.improve())
+        self.budget.spend(3 * core.pairs + 20 * len(core.costs))
+
+    def _place(self) -> Assignment | None:
+        """An assignment read off the messages, after sweeps in the order in which it is read; these are undone, as
+        they would take the bound off its way."""
+        scene = self.scene
+        messages, theta = scene.wave.messages.copy(), scene.wave.theta.copy()
+        for _ in range(ROUNDING_SWEEPS):
+            scene.wave.sweep()
+        self.best.prove(scene.duals.bound())
+        self.budget.spend(200 * len(scene.core.costs) + 6 * scene.core.pairs)
+        found = place(scene.space, scene.duals, self.rng)
+        scene.wave.messages[:], scene.wave.theta[:] = messages, theta
+        if found is not None:
+            polish(found, rounds=1)
+            self._offer(found)
+        return found
+
+    def _offer(self, found: Assignment) -> None:
+        offer(self.scene.graph, self.scene.core, found.choices(), self.best)
+        if self.current is None or found.cost() < self.current.cost():
+            self.current = found.copy()
+
+    def climb(self, assignment: Assignment, heat: float = 0.0, trees: int = 10**9) -> None:
+        """Tree moves while they pay; with heat, a number of moves of which bad ones may stay."""
+        scene, budget = self.scene, self.budget
+        paid = scene.paid
+        cost = mark = assignment.cost()
+        end = budget.part(CLIMB_SHARE, np.inf)
+        for count in range(1, trees + 1):
+            tree = grow(scene.space, self.rng, random_size(self.rng))
+            slack = -heat * cost * np.log(max(self.rng.random(), 1e-9)) if heat else 0.0
+            cost += improve(assignment, tree, self.rng.choice(CLIMB_PRICE_WEIGHTS), paid, slack)
+            budget.spend(2000 * len(tree))
+            if budget.expired() or budget.past(end):
+                return
+            if not heat and count % CLIMB_TREES == 0:
+                if mark - cost <= CLIMB_FLAT * abs(cost):
+                    return
+                mark = cost
+
+    def round(self) -> None:
+        """One way to come closer: a smaller core, a proof, labels that the bound likes, trees, or a mixture."""
+        self.shrink()
+        if self.best.closed or self.budget.expired():
+            return
+        self.prove()
+        if self.best.closed or self.budget.expired():
+            return
+        self.rounds += 1
+        if self.current is None:
+            self._raised()
+        elif self.rounds == 2:
+            self.climb(self.current)
+            self._offer(self.current)
+        elif self.rounds % 4 == 1:
+            self._near(self.current)
+        else:
+            self._mixed(self.current)
+
+    def _mixed(self, current: Assignment) -> None:
+        """Make another good assignment by other prices or by heat, and mix the two."""
+        other = (self._raised, self._raised, self._shaken, self._kicked)[self.rounds % 4]()
+        if other is None or other.cost() > CROSSOVER_WORST * current.cost() or self.budget.expired():
+            return
+        self.climb(other)
+        self._offer(other)
+        if self.current is not None:
+            pairs = zip(self.current.labels, other.labels, strict=True)
+            self._restricted([tuple(sorted({a, b})) for a, b in pairs], CROSSOVER_EFFORT)
+
+    def _raised(self) -> Assignment | None:
+        """An assignment from a bound that was raised some more."""
+        self.scene.duals.back()
+        for _ in range(LARGE_RAISES):
+            self._raise_once()
+            if self.budget.expired():
+                return None
+        return self._place()
+
+    def _kicked(self) -> Assignment | None:
+        """The current assignment after moves of which bad ones may stay."""
+        if self.current is None:
+            return None
+        other = self.current.copy()
+        heat = float(np.exp(self.rng.uniform(*np.log(KICK_HEAT))))
+        self.climb(other, heat, self.rng.randint(*KICK_TREES))
+        return other
+
+    def _shaken(self) -> Assignment | None:
+        """An assignment from other prices."""
+        duals = self.scene.duals
+        duals.back()
+        duals.set_prices(duals.prices * np.exp(self.noise.normal(0.0, LARGE_SHAKE, len(duals.prices))))
+        for _ in range(6):
+            duals.dual.sweep()
+        self.budget.spend(12 * self.scene.core.pairs)
+        return self._place()
+
+    def _near(self, assignment: Assignment) -> None:
+        """The best assignment of labels that the bound finds least objectionable, as many as a program can take."""
+        labels = self.scene.likeliest(assignment.choices(), self.width)
+        before, spent = self.best.cost, self.budget.work
+        self._restricted(labels, NEAR_EFFORT)
+        if self.best.cost >= before and self.budget.work - spent < NEAR_EFFORT[0] / 2:
+            self.width *= NEAR_WIDER
+
+    def _restricted(self, labels: list[tuple[int, ...]], effort: Effort) -> None:
+        """The best assignment of some of the labels of every position, as far as `effort` goes."""
+        trial = self.scene.graph.copy()
+        before = self.best.cost
+        try:
+            for node, kept in zip(self.scene.core.nodes, labels, strict=True):
+                if len(kept) < trial.sizes[node]:
+                    trial.keep(node, kept)
+            integer(trial, self._pressure(), self.best, None, effort)
+        except Contradiction:
+            return
+        if self.best.cost < before:
+            self._adopt()
+
+    def _adopt(self) -> None:
+        """Go on from the incumbent; labels that reductions took away give way to those that made them superfluous."""
+        assert self.best.choices is not None
+        labels = self.scene.graph.apply(self.best.choices, self.scene.core.nodes)
+        found = completed(self.scene.space, labels)
+        if found is not None:
+            polish(found)
+            self._offer(found)
+
+    def _pressure(self) -> Pressure:
+        scene = self.scene
+        moments = tuple(np.flatnonzero(scene.duals.active).tolist())
+        return Pressure(scene.graph.moments, self.limit, self.budget, self.whole, moments, scene.prices)
+
+    def shrink(self) -> None:
+        """Move to the core of what may still be as good as the incumbent, where that is much smaller, and raise the
+        bound there."""
+        while np.isfinite(self.gap) and not (self.best.closed or self.budget.expired()):
+            smaller = self.scene.smaller(self.best.cost)
+            self.budget.spend(10 * self.scene.core.pairs)
+            if smaller is None:
+                return
+            self.scene, self.current = smaller, None
+            if not smaller.core.nodes:
+                offer(smaller.graph, smaller.core, np.zeros(0, dtype=np.int64), self.best)
+                raise Contradiction  # what is left is known, and nothing else is better
+            self._adopt()
+            self.raise_bound()
+
+    def prove(self) -> None:
+        """Forbid what costs more than targets that grow up to the incumbent, and let HiGHS decide what is left if it
+        is little."""
+        scene, best = self.scene, self.best
+        self.patience -= 1
+        if not np.isfinite(self.gap) or (self.gap > self.tried / 2 and self.patience > 0):
+            return  # not much has changed since the last attempt
+        held = scene.settle()
+        for share in LARGE_CEILINGS:
+            ceiling = best.bound + share * self.gap
+            if best.closed or self.budget.expired() or surviving(scene.duals.dual, ceiling + held) > LARGE_TRIED_PAIRS:
+                return
+            try:
+                trial = scene.pruned(ceiling + held)
+                if trial.pairs > LARGE_PROVABLE_PAIRS:
+                    return
+                self.tried, self.patience = self.gap, LARGE_PROOF_ROUNDS
+                integer(trial, self._pressure(), best, ceiling, self.budget.effort(LARGE_PROOF_SHARE))
+            except Contradiction:
+                best.prove(ceiling)
+            self._adopt()

@@ -1,0 +1,101 @@
+"""A large core with all that a search on it needs, and the smaller one that is left when an answer is known."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from shardplan.solve.bound.dual import Dual
+from shardplan.solve.bound.multipliers import Prices
+from shardplan.solve.bound.subgradient import Multipliers
+from shardplan.solve.constants import SCENE_BISECTIONS, SCENE_SHRINKS, SCENE_SHRUNK
+from shardplan.solve.problem import Costs
+from shardplan.solve.reduce.core import Core, Indices, core_of, depths
+from shardplan.solve.reduce.fixing import label_excess, prune, surviving
+from shardplan.solve.reduce.graph import Graph
+from shardplan.solve.reduce.memory import Profiles
+from shardplan.solve.reduce.presolve import presolve
+from shardplan.solve.search.assignment import Space
+
+
+class Scene:
+    """A presolved graph, its core, its multipliers, and a second dual that sweeps in the graph's order."""
+
+    def __init__(self, graph: Graph, limit: int) -> None:
+        self.graph = graph
+        self.limit = limit
+        self.core: Core = core_of(graph)
+        profiles = Profiles(self.core.uses, self.core.offsets, graph.tables.arrays, graph.base)
+        self.duals = Multipliers(self.core, profiles, limit)
+        rows = [[other for other, _, _ in row] for row in self.core.around]
+        self.wave = Dual(self.core, depths(rows), self.duals.dual)
+        self.space = Space(self.core, profiles, limit)
+
+    @property
+    def paid(self) -> list[Costs]:
+        """What every label pays for memory at present, per position."""
+        return [self.duals.paid[a:b] for a, b in pairwise(self.core.offsets.tolist())]
+
+    @property
+    def prices(self) -> Prices:
+        """The best prices, by moment."""
+        best = self.duals.best.prices
+        return {int(moment): float(best[moment]) for moment in np.flatnonzero(best)}
+
+    def settle(self) -> float:
+        """Go back to the best state, ready for pruning; what its prices ask for the room there is."""
+        self.duals.back()
+        self.duals.dual.sweep()
+        return self.duals.dual.bound() - self.duals.bound()
+
+    def smaller(self, ceiling: float) -> Scene | None:
+        """The scene without what costs more than `ceiling`, if that is much; all that costs less is still there.
+
+        Raises `Contradiction` when nothing is.
+        """
+        target = ceiling + self.settle()
+        if surviving(self.duals.dual, target) >= SCENE_SHRINKS * self.core.pairs:
+            return None
+        graph = self.pruned(target)
+        if graph.pairs >= SCENE_SHRUNK * self.core.pairs:
+            return None
+        scene = Scene(graph, self.limit)
+        scene._inherit(self)
+        return scene
+
+    def pruned(self, target: float) -> Graph:
+        """The graph without what costs more than `target` in the dual's costs, reduced. Valid right after `settle`."""
+        graph = self.graph.copy()
+        prune(graph, self.duals.dual, target, adopt=False)
+        presolve(graph, self.limit)
+        return graph
+
+    def _inherit(self, other: Scene) -> None:
+        """Take over the prices of a scene with more moments."""
+        place = {int(number): index for index, number in enumerate(self.graph.moments)}
+        prices = np.zeros(len(self.duals.prices))
+        for moment, price in other.prices.items():
+            index = place.get(int(other.graph.moments[moment]))
+            if index is not None:
+                prices[index] = price
+        self.duals.set_prices(prices)
+        self.duals.active |= prices > 0
+        self.duals.length = other.duals.length
+
+    def likeliest(self, choices: Indices, width: float) -> list[tuple[int, ...]]:
+        """Labels that the bound finds least objectionable, those of an assignment among them, as many as make `width`
+        pairs."""
+        self.settle()
+        excess = label_excess(self.duals.dual)
+        offsets = self.core.offsets
+        excess[offsets[:-1] + choices] = 0.0
+        owner = np.repeat(np.arange(len(self.core.nodes)), self.core.sizes)
+        low, high = 0.0, float(excess[np.isfinite(excess)].max())
+        for _ in range(SCENE_BISECTIONS):
+            middle = (low + high) / 2
+            counts = np.bincount(owner[excess <= middle], minlength=len(self.core.nodes))
+            many = float((counts[self.core.first] * counts[self.core.second] - 1).sum()) > width
+            low, high = (low, middle) if many else (middle, high)
+        fits = excess <= low
+        return [tuple(np.flatnonzero(fits[a:b]).tolist()) for a, b in pairwise(offsets.tolist())]

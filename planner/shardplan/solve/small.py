@@ -1,0 +1,390 @@
+"""Small cores under a memory limit: prices for bytes, pruning at the best prices, and HiGHS for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from itertools import permutations
+
+import numpy as np
+
+from shardplan.solve.bound.ascent import ascend
+from shardplan.solve.bound.decoding import hubs
+from shardplan.solve.bound.lagrange import DeadEnd, Point, Relaxation
+from shardplan.solve.bound.marginals import Marginals
+from shardplan.solve.bound.multipliers import Prices, rounded
+from shardplan.solve.budget import Budget
+from shardplan.solve.constants import (
+    BRANCH_SHRINKS,
+    CROSSOVERS,
+    CUTSET_NODES,
+    EXACT_PROVABLE_PAIRS,
+    FIRST_MULTIPLIER,
+    FUSION_GAP,
+    FUSION_OF_SUMS,
+    MAXIMA_PROOF,
+    MAXIMA_PROVABLE_PAIRS,
+    NEAR_POINTS,
+    ONE_MAXIMUM_WORK,
+    PROOF_CEILINGS,
+    ROOMY_FACTOR,
+    TIGHTER_GAP,
+    TIGHTER_LIMITS,
+)
+from shardplan.solve.incumbent import Incumbent, offer
+from shardplan.solve.problem import Multipliers, Solution
+from shardplan.solve.prove.cutset import forbid, ways_to_fix
+from shardplan.solve.prove.exact import close
+from shardplan.solve.prove.integer import Effort, Pressure, integer
+from shardplan.solve.prove.one_maximum import one_by_one
+from shardplan.solve.prove.parts import balance
+from shardplan.solve.reduce.graph import Contradiction, Graph
+from shardplan.solve.reduce.memory import Profiles, flat, keep_moments, reduce
+from shardplan.solve.reduce.presolve import presolve
+from shardplan.solve.reduce.tables import open_rows
+from shardplan.solve.search.crossover import crossed, crossed_bytes, crossings
+from shardplan.solve.search.large import search_large
+
+
+def fit(
+    graph: Graph,
+    limit: int,
+    best: Incumbent,
+    budget: Budget,
+    gap: float = 0.0,
+    seed: int = 0,
+    roomy: Solution | None = None,
+    unproven: float = 0.0,
+    start: Multipliers = (),
+) -> None:
+    """Solve a graph as it was built, with memory or maxima, to optimality or a relative `gap`, unless the budget
+    ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
+    it no further, and beyond which a mixture of what they gave is the last word; `start`: multipliers of the sums to
+    begin with."""
+    again = graph.copy()
+    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start)
+    for share in TIGHTER_LIMITS:
+        if not again.hinges or not short or best.within(max(gap, unproven, TIGHTER_GAP)) or budget.expired():
+            return
+        less, tight, trial = again.copy(), int(share * limit), Incumbent(best.scale, pool=best.pool)
+        less.base_steps[min(flat(again.hinges))] -= (
+            limit - tight
+        )  # sums, the last moments, count from zero all the same
+        _fit(less, tight, trial, budget, gap, seed, None, unproven, start)
+        best.take(trial)
+
+
+def _fit(
+    graph: Graph,
+    limit: int,
+    best: Incumbent,
+    budget: Budget,
+    gap: float,
+    seed: int,
+    roomy: Solution | None,
+    unproven: float,
+    start: Multipliers,
+) -> bool:
+    """`fit` at one limit; whether that stands in the way of something better."""
+    whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
+    balanced = None
+    try:
+        if graph.hinges:
+            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven), start)
+            if best.choices is not None or best.closed or budget.expired():
+                return False
+        reduce(graph, limit)
+        if len(hubs(graph)) > CUTSET_NODES and not graph.hinges:
+            presolve(graph, limit)
+            search_large(graph, limit, best, budget, whole, seed)
+            return False
+        relaxation = Relaxation(graph, limit, budget, whole)
+        if not relaxation.hinges:
+            _free(relaxation, best, roomy)
+        if best.closed:
+            return False
+        if balanced is not None:
+            relaxation.know(balanced, -np.inf)
+        _sound(relaxation, best, gap, start)
+        if not best.within(gap):
+            _cross(relaxation, best)
+        with contextlib.suppress(DeadEnd):
+            _settle(relaxation, best, gap, unproven)
+    except Contradiction:
+        best.prove(best.cost)
+    return not best.closed
+
+
+def _roomy(
+    graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float, start: Multipliers
+) -> tuple[int, ...] | None:
+    """The best balance without regard to memory: a bound, something to mix with, and where it keeps the limit all the
+    same, the answer."""
+    trial = Incumbent(best.scale, pool=best.pool)
+    sums = np.array(flat(graph.hinges))
+    free, hard = graph.copy(), ~np.isin(np.arange(len(graph.moments)), sums)
+
+    def fits(choices: tuple[int, ...] | None, times: float = 1.0) -> bool:
+        return choices is not None and bool((whole.of(np.array(choices))[hard] <= times * limit).all())
+
+    keep_moments(free, sums)
+    try:
+        reduce(free, limit)
+        if not free.hinges:
+            close(free, trial, budget)
+        else:
+            _balance(Relaxation(free, limit, budget, whole), trial, enough, fits, start)
+    except Contradiction:
+        trial.prove(trial.cost)
+    best.multipliers = trial.multipliers
+    best.prove(trial.bound)
+    if fits(trial.choices):
+        best.take(trial)
+    return trial.choices
+
+
+def _balance(
+    relaxation: Relaxation,
+    best: Incumbent,
+    enough: float,
+    fits: Callable[[tuple[int, ...] | None, float], bool],
+    start: Multipliers,
+) -> None:
+    """A graph with nothing but maxima: prices, a mixture and a proof, as long as what they give is of use."""
+    with contextlib.suppress(DeadEnd):
+        point = relaxation.at(first_prices(relaxation, start))
+        labels = dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True))
+        if not fits(relaxation.graph.invert(labels), ROOMY_FACTOR):
+            best.prove(point.bound)
+            return
+    _sound(relaxation, best, 0.0, start)
+    _cross(relaxation, best)
+    if np.isfinite(best.cost) and not fits(best.choices, ROOMY_FACTOR):
+        return
+    if not best.within(FUSION_GAP):
+        _fuse(relaxation, best)
+    if relaxation.best is None or not np.isfinite(best.cost):
+        _finish(relaxation, best, enough)
+    elif fits(best.choices, ROOMY_FACTOR):
+        with contextlib.suppress(DeadEnd):
+            if relaxation.soft is not None:
+                balance(relaxation, best, enough)
+            else:
+                one_by_one(relaxation, best, enough, _proven)
+                _finish(relaxation, best, enough, MAXIMA_PROOF if enough and relaxation.budget.free else None)
+
+
+def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
+    """The bound of a graph with one maximum, and the assignments met on the way."""
+    try:
+        reduce(relaxation.graph, relaxation.limit)
+        twin = Relaxation(relaxation.graph, relaxation.limit, relaxation.budget, relaxation.whole)
+        if not twin.hinges:
+            close(twin.graph, best, twin.budget)
+            return
+        ascend(twin, best, {twin.soft: price} if twin.soft is not None and price else {})
+        _cross(twin, best)
+        if twin.best is not None and twin.soft is not None and np.isfinite(best.cost):
+            balance(twin, best, FUSION_GAP, ONE_MAXIMUM_WORK)
+    except Contradiction:
+        best.prove(best.cost)
+    except DeadEnd:
+        return
+
+
+def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float) -> None:
+    """What is left when prices close the gap no further."""
+    if best.within(max(gap, unproven)) or relaxation.budget.expired():
+        return
+    small = bool(relaxation.hinges) and relaxation.core.pairs <= EXACT_PROVABLE_PAIRS
+    if unproven and np.isfinite(best.cost) and not small:
+        _fuse(relaxation, best)
+    elif relaxation.hinges or relaxation.best is None:
+        _finish(relaxation, best, gap)
+    else:
+        _branch(relaxation, best, gap)
+
+
+def _pressure(relaxation: Relaxation) -> Pressure:
+    """Where memory is short, as pricing found."""
+    prices = relaxation.known.prices if relaxation.best is not None else {}
+    moments = tuple(relaxation.moments)
+    numbers, hinges = relaxation.graph.moments, relaxation.hinges
+    return Pressure(numbers, relaxation.limit, relaxation.budget, relaxation.whole, moments, prices, hinges)
+
+
+def first_prices(relaxation: Relaxation, start: Multipliers) -> Prices:
+    """Prices of the sums to begin with: those of `start`, by number of maximum and sum, where it has any."""
+    numbers, scale = relaxation.graph.moments, relaxation.graph.scale
+    given = dict(zip(flat(relaxation.graph.groups), [price for group in start for price in group], strict=False))
+    prices = {}
+    for group in relaxation.hinges:
+        for moment in group:
+            price = given.get(int(numbers[moment]), FIRST_MULTIPLIER / len(group))
+            if price > 0:
+                prices[moment] = price * scale
+    return relaxation.capped(rounded(prices))
+
+
+def _sound(relaxation: Relaxation, best: Incumbent, gap: float, start: Multipliers) -> None:
+    """Look for good prices, from where something is known of them."""
+    if not relaxation.hinges:
+        frugal(relaxation.graph, best)
+        if best.choices is not None:
+            relaxation.know(best.choices, -np.inf)
+    ascend(relaxation, best, first_prices(relaxation, start), gap)
+    if relaxation.hinges and relaxation.best is not None:
+        prices, numbers = relaxation.known.prices, relaxation.graph.moments
+        sums = flat(relaxation.hinges)
+        best.multipliers = {int(numbers[moment]): prices.get(moment, 0.0) / best.scale for moment in sums}
+
+
+def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> None:
+    """The optimum without a limit: a bound, and the optimum with it if it fits."""
+    trial = Incumbent(best.scale)
+    if roomy is not None and roomy.choices is not None and _survives(relaxation, roomy, best.scale):
+        trial.choices, trial.cost, trial.bound = roomy.choices, best.scale * roomy.cost, best.scale * roomy.bound
+    else:
+        free = relaxation.graph.copy()
+        for node in free.alive:
+            free.uses[node] = ()
+        close(free, trial, relaxation.budget)
+    best.prove(trial.bound)
+    if trial.choices is not None and _pressure(relaxation).excess(trial.choices)[0].max(initial=0) <= 0:
+        best.take(trial)
+    elif trial.choices is not None and trial.closed:
+        relaxation.know(trial.choices, trial.bound, {})
+
+
+def _survives(relaxation: Relaxation, roomy: Solution, scale: float) -> bool:
+    """Whether all of an assignment is still in the graph, of which choices that cannot fit are gone."""
+    assert roomy.choices is not None
+    labels = relaxation.graph.apply(roomy.choices, relaxation.core.nodes)
+    if min(labels, default=0) < 0:
+        return False
+    return relaxation.core.cost(np.array(labels, dtype=np.int64)) == scale * roomy.cost
+
+
+def frugal(graph: Graph, best: Incumbent) -> None:
+    """The cheapest assignment in which every node uses its least memory at all moments, where there is one."""
+    arrays = graph.tables.arrays
+    least = graph.copy()
+    try:
+        for node in list(least.alive):
+            if least.uses[node]:
+                thrifty = np.all([arrays[use.amount] == 0 for use in least.uses[node]], axis=0)
+                least.keep(node, open_rows(thrifty))
+        trial = Incumbent(best.scale)
+        close(least, trial, Budget(work_limit=200))
+    except Contradiction:
+        return
+    if trial.choices is not None:
+        best.take(trial)
+
+
+def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
+    """Fix the hubs in every way that can still be better: without them elimination is complete and bounds are exact."""
+    ways = ways_to_fix(relaxation, best)
+    bounds = []
+    for _, labels in ways:
+        trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
+        try:
+            part, prices = relaxation.restricted(labels)
+            if part is not relaxation:
+                ascend(part, trial, prices, enough)
+                _cross(part, trial)
+            if trial.within(enough):
+                pass
+            elif (
+                part.best is None
+                or part.core.pairs >= BRANCH_SHRINKS * relaxation.core.pairs
+                or part.reduction[1] is None
+            ):
+                _finish(part, trial, enough)
+            else:
+                _branch(part, trial, enough)
+        except Contradiction:
+            trial.prove(trial.cost)
+        best.take(trial)
+        bounds.append(trial.bound)
+    best.prove(min(bounds, default=best.cost))
+
+
+def _cross(relaxation: Relaxation, best: Incumbent) -> None:
+    """The best crossings of assignments near the best prices."""
+    core, profiles, limit = relaxation.core, relaxation.profiles, relaxation.limit
+    for head, tail in permutations(_near(relaxation), 2):
+        costs = crossings(core, head.choices, tail.choices)
+        over = {
+            moment: crossed_bytes(core, *profiles.row(moment), head.choices, tail.choices) - relaxation.room[moment]
+            for moment in relaxation.moments
+        }
+        for group in relaxation.hinges:
+            costs += best.scale * np.maximum(0.0, np.max([over.pop(moment) for moment in group], axis=0))
+        for above in over.values():
+            costs[above > 0] = np.inf
+        for at in np.argsort(costs, kind="stable")[:CROSSOVERS].tolist():
+            if costs[at] >= best.cost:
+                break
+            choices = crossed(core, head.choices, tail.choices, at)
+            excess, above = profiles.excess(choices, limit, relaxation.hinges)
+            if excess.max(initial=0) <= 0:
+                offer(relaxation.graph, core, choices, best, best.scale * above)
+                break
+
+
+def _near(relaxation: Relaxation) -> list[Point]:
+    """A few different assignments of the points with the best bounds."""
+    near: list[Point] = []
+    if relaxation.best is None:
+        return near
+    for point in sorted(relaxation.points, key=relaxation.value):
+        if len(near) < NEAR_POINTS and not any(np.array_equal(point.choices, other.choices) for other in near):
+            near.append(point)
+    return near
+
+
+def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
+    """The best mixture of the assignments near the best prices, where there are any."""
+    near = _near(relaxation)
+    if not near:
+        return
+    trial = relaxation.graph.copy()
+    for position, node in enumerate(relaxation.core.nodes):
+        seen = sorted({int(point.choices[position]) for point in near})
+        if len(seen) < trial.sizes[node]:
+            trial.keep(node, tuple(seen))
+    try:
+        integer(trial, _pressure(relaxation), best, None, FUSION_OF_SUMS if relaxation.hinges else None)
+    except Contradiction:
+        return
+
+
+def _finish(relaxation: Relaxation, best: Incumbent, enough: float, effort: Effort | None = None) -> None:
+    """Forbid what the best prices exclude, and let HiGHS prove the rest until the gap is small enough. Where there are
+    no prices, as nothing could be read off the messages, it gets everything."""
+    graph = relaxation.graph
+    if relaxation.best is None:
+        integer(graph.copy(), _pressure(relaxation), best, np.inf)
+        return
+    best.prove(relaxation.known.bound)
+    if not best.within(FUSION_GAP) and effort is None:
+        _fuse(relaxation, best)
+    if not np.isfinite(best.cost):
+        integer(graph.copy(), _pressure(relaxation), best, np.inf)
+    for share in PROOF_CEILINGS:
+        if best.within(enough) or relaxation.budget.expired() or not np.isfinite(best.cost):
+            return
+        bound, cost = best.bound, best.cost
+        ceiling = best.step_up(bound + share * (cost - bound))
+        trial = graph.copy()
+        try:
+            room = ceiling - relaxation.known.bound
+            forbid(trial, [(Marginals(*relaxation.reduction, room), room)])
+            if effort is not None and trial.pairs > MAXIMA_PROVABLE_PAIRS:
+                return
+            integer(trial, _pressure(relaxation), best, ceiling, effort)
+        except Contradiction:
+            best.prove(ceiling)
+        if best.bound - bound < (ceiling - bound) / 2 and best.cost == cost:
+            return  # it got stuck; a proof for more would take even longer
