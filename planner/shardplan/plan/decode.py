@@ -5,15 +5,14 @@ Reading is the inverse of `encode.dumps`; tensors come back section by section (
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from shardplan.errors import ShardplanError, error
 from shardplan.layout.mesh import Mesh
-from shardplan.plan.fields import DETAILS, MAJOR, MESH, PLAN, SUMMARY
+from shardplan.plan.fields import DETAILS, MESH, PLAN, SUMMARY
 from shardplan.plan.kinds import Context, ListOf, RecordError
+from shardplan.plan.parse import parsed
 from shardplan.plan.record import Field, compare_derived, read_field
 from shardplan.plan.types import Plan
 
@@ -24,51 +23,12 @@ def loads(text: str, path: str = "plan") -> Plan:
     Raises `ShardplanError`: `not-a-plan` (no JSON object with a format version), `unsupported-format` (another major
     version), `damaged-plan` (syntax, missing or wrong entries), each with the line where it can be known.
     """
-    document = _document(text, path)
-    _check_version(document, path)
+    document = parsed(text, path)
     try:
         return read_document(document)
     except _DamagedError as problem:
         place = {"file": path, "line": _line(text, problem.section, problem.row)}
         raise ShardplanError(error("damaged-plan", str(problem), hint="solve again", **place)) from None
-
-
-def _document(text: str, path: str) -> dict[str, object]:
-    try:
-        document = json.loads(text)
-    except RecursionError:
-        summary = "this is not a plan of shardplan: it is nested too deeply"
-        raise ShardplanError(error("not-a-plan", summary, file=path)) from None
-    except json.JSONDecodeError as problem:
-        _refuse_syntax(text, path, problem)
-    if not isinstance(document, dict) or not isinstance(document.get("format_version"), str) or "model" not in document:
-        raise ShardplanError(error("not-a-plan", "this is JSON, but not a plan of shardplan", file=path))
-    return document
-
-
-def _refuse_syntax(text: str, path: str, problem: json.JSONDecodeError) -> NoReturn:
-    conflict = re.search(r"^<{7} ", text, re.MULTILINE)
-    if conflict:
-        line = text.count("\n", 0, conflict.start()) + 1
-        summary, hint = "the plan contains git's conflict markers", "solve again instead of merging by hand"
-        raise ShardplanError(error("damaged-plan", summary, file=path, line=line, hint=hint)) from None
-    if '"format_version"' not in text[:200]:
-        raise ShardplanError(
-            error("not-a-plan", "this is not a plan of shardplan: it is not JSON", file=path)
-        ) from None
-    summary = f"the plan is not valid JSON: {problem.msg}"
-    hint = "was it cut off or edited? solve again"
-    raise ShardplanError(
-        error("damaged-plan", summary, file=path, line=problem.lineno, column=problem.colno, hint=hint)
-    ) from None
-
-
-def _check_version(document: dict[str, object], path: str) -> None:
-    version = str(document["format_version"])
-    if version.partition(".")[0] != str(MAJOR):
-        summary = f"this plan has format version {version}; this shardplan reads {MAJOR}.x"
-        hint = "solve again with this version, or install the version that wrote the plan"
-        raise ShardplanError(error("unsupported-format", summary, file=path, hint=hint))
 
 
 class _DamagedError(RecordError):
@@ -90,7 +50,7 @@ def read_document(document: Mapping[str, Any]) -> Plan:
     try:
         plan: Plan = PLAN.make(found)
     except (RecordError, ValueError) as problem:
-        raise _DamagedError("blocks", None, str(problem)) from None
+        raise _DamagedError("plan", None, str(problem)) from None
     for key, record, value in (("mesh", MESH, plan), ("summary", SUMMARY, plan.summary), ("details", DETAILS, plan)):
         try:
             compare_derived(record, value, document[key], on)

@@ -34,6 +34,7 @@ from shardplan.plan.kinds import (
     Share,
     Text,
     WholePlan,
+    shown,
 )
 from shardplan.plan.orientation import checkpoint_tensor, dim_segments, dim_shards, graph_tensor
 from shardplan.plan.record import REQUIRED, Checked, Field, Nested, Record, rows
@@ -53,6 +54,7 @@ from shardplan.plan.types import (
 
 T = TypeVar("T")
 MAJOR: Final = 1
+MOST_DEVICES: Final = 2**24
 TEXTS, COUNTS = ListOf(Text()), ListOf(Integer())
 
 
@@ -133,6 +135,8 @@ def _hosts(plan: Plan) -> int | None:
 
 def _mesh(found: Mapping[str, Any]) -> dict[str, Any]:
     mesh = Mesh(tuple(Axis(axis.name, axis.size) for axis in found["axes"]))
+    if mesh.size > MOST_DEVICES:
+        raise RecordError(f"a mesh of {mesh.size:,} devices; at most {MOST_DEVICES:,} can be planned for")
     return {"mesh": mesh, "links": tuple(axis.link for axis in found["axes"])}
 
 
@@ -256,6 +260,17 @@ TENSOR = Record("tensor", (
 
 # ---- operators and moves ---------------------------------------------------------------------------------------------
 
+
+def _as_many_as(names: str) -> Callable[[tuple[object, ...], Mapping[str, Any], Context], str]:
+    """Checks that there is one entry for each of those `names`."""
+
+    def check(entries: tuple[object, ...], found: Mapping[str, Any], _: Context) -> str:
+        wanted = len(found[names])
+        return f"expected {wanted}, one for each of '{names}'" if len(entries) != wanted else ""
+
+    return check
+
+
 OPERATOR = Record("operator", (
     Field("name", Text()),
     Field("op", Text(), "", "op_type"),
@@ -264,9 +279,11 @@ OPERATOR = Record("operator", (
     Field("split", PerAxis(), "Mesh axis -> the factor it splits; `-` nothing, `~` nothing with partial gradients, "
           "`+0` partial sums of operand 0 pass through.", diff="{}"),
     Field("inputs", TEXTS, "Names of the operands; empty where an optional one is absent."),
-    Field("reads", ListOf(Optional(LayoutText())), "Layout in which each operand is read."),
+    Field("reads", ListOf(Optional(LayoutText())), "Layout in which each operand is read.",
+          check=_as_many_as("inputs")),
     Field("outputs", TEXTS),
-    Field("makes", ListOf(Optional(LayoutText())), "Layout in which each result is made."),
+    Field("makes", ListOf(Optional(LayoutText())), "Layout in which each result is made.",
+          check=_as_many_as("outputs")),
     Field("compute_ns", Integer()),
     Field("backward_ns", Integer(), "Part of compute_ns after the forward pass; absent when 0.", default=0),
     Field("inner_ns", Integer(), "Collectives inside the operator; absent when 0.", default=0),
@@ -402,19 +419,31 @@ def _of_roles(*roles: str) -> Callable[[Plan], list[TensorDecision]]:
 def _plan(found: Mapping[str, Any]) -> Plan:
     details, mesh = dict(found["details"]), found["mesh"]
     warnings = details.pop("warnings")
+    tensors = (*found["parameters"], *found["inputs"], *found["outputs"], *found["tensors"])
+    _told_once(tensors, "tensor")
+    _told_once(found["operators"], "operator")
     return Plan(
         model=found["model"],
         cluster=found["cluster"],
         mesh=mesh["mesh"],
         axis_links=mesh["links"],
         summary=Summary(**found["summary"], **details),
-        tensors=(*found["parameters"], *found["inputs"], *found["outputs"], *found["tensors"]),
+        tensors=tensors,
         operators=found["operators"],
         moves=found["moves"],
         warnings=warnings,
         blocks=_blocks(found["blocks"], len(found["operators"])),
         pipeline=found["pipeline"],
     )
+
+
+def _told_once(decisions: Sequence[TensorDecision | OperatorDecision], what: str) -> None:
+    """Raises `RecordError` where two rows are about the same tensor or operator."""
+    names = set()
+    for decision in decisions:
+        if decision.name in names:
+            raise RecordError(f"two rows are about the {what} {shown(decision.name)}")
+        names.add(decision.name)
 
 
 def _itself(plan: Plan) -> Plan:

@@ -18,6 +18,8 @@ from shardplan.whole_files import write_whole
 
 __all__ = ["check_output", "dumps", "loads", "read_plan", "write_other", "write_plan", "write_text"]
 
+MOST_BYTES = 2**28
+"""Of a plan file: a hundred times those of a plan for 70 billion parameters."""
 _HEAD = re.compile(r'\A\s*\{\s*"format_version"\s*:\s*"(?P<version>(?P<major>\d+)[\d.]*)"\s*,\s*"(?P<next>\w+)"')
 
 
@@ -32,7 +34,10 @@ _OTHERS = {
 def read_plan(path: str | Path) -> Plan:
     """The plan in the file at `path`. Raises `ShardplanError` (`unreadable-plan`, or as `loads`)."""
     try:
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ShardplanError(error("not-a-plan", "this is larger than any plan", file=str(path)))
         if str(path).endswith(".onnx"):
             hint = "shardplan solve makes a plan of it"
             raise ShardplanError(error("not-a-plan", "this is a model, not a plan", hint=hint, file=str(path)))
