@@ -39,6 +39,23 @@ def test_text(shardplan, plans, monkeypatch):
     assert run.out == (Path(__file__).parent / "golden" / "diff.txt").read_text(encoding="utf-8")
 
 
+EVIL = "\x1b[31m\n::error file=a,line=1::pwned\r\u202e|`<img src=x onerror=alert(1)>"
+TOLD = r"\x1b[31m\n::error file=a,line=1::pwned\r\u202e"
+
+
+@pytest.mark.parametrize("form", ["markdown", "github"])
+def test_names_and_constraints_start_no_line_and_leave_no_cell(form, shardplan, plans):
+    plan = read_plan("new.plan.json")
+    tensors = (replace(plan.tensors[0], checkpoint=f"a.{EVIL}.weight", name="evil"), *plan.tensors[1:])
+    write_plan(replace(plan, tensors=tensors, model={**plan.model, "constraints": [f"x: {EVIL}"]}), "new.plan.json")
+    out = shardplan("diff", "old.plan.json", "new.plan.json", "--format", form).out
+    assert not [line for line in out.splitlines() if line.startswith("::error")]
+    assert {one for one in out if not one.isprintable()} == {"\n"}
+    escaped = {"markdown": TOLD + r"\|'&lt;img src=x onerror=alert(1)>", "github": TOLD + EVIL[EVIL.index("|") :]}[form]
+    assert f"constraint added: x: {escaped}" in out
+    assert ("| `a." + escaped + ".weight` |" in out) == (form == "markdown")
+
+
 def test_markdown(shardplan, plans):
     run = shardplan("diff", "old.plan.json", "new.plan.json", "--format", "markdown")
     assert run.code == 1

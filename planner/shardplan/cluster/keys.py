@@ -36,6 +36,7 @@ class Key:
     """One key. `default`: a plain value, `REQUIRED`, or `OMITTED` for one that may be absent when resolved too.
     `resolve`: (what is written or the default, all that is written beside it, the level's surroundings) -> the resolved
     value; `said`: its default in the documentation. `attribute`: of the value type (`""`: the key; None: none).
+    `later`: profiles in older plans lack it, and mean by that what the value type has as default.
 
     In a level: `beside`: the key or the topology without which it has no effect; `no_cards`: it has none beside network
     cards; `needed`: the topology that requires it.
@@ -48,6 +49,7 @@ class Key:
     attribute: str | None = ""
     resolve: Callable[[Any, Plain, Around], Any] | None = None
     said: str = ""
+    later: bool = False
     beside: str = ""
     no_cards: bool = False
     needed: str = ""
@@ -182,7 +184,8 @@ GEMM: Final = Keys((
     Key("m0", Number(), "see `e`", 64.0),
     Key("n0", Number(), "see `e`", 64.0),
     Key("k0", Number(), "see `e`", 128.0),
-    Key("sustained", _SHARE, "of that, what a training step of hours keeps of a short measurement", 1.0),
+    Key("sustained", _SHARE, "of that, what a training step of hours keeps of a short measurement", 1.0,
+        later=True),
 ))  # fmt: skip
 
 DEVICE: Final = Keys((
@@ -253,7 +256,7 @@ PROFILE: Final = Keys((
     Key("device", DEVICE),
     Key("levels", Table(LEVEL.section), "kinds of link by name, innermost first"),
     Key("overlap", OVERLAP),
-    Key("coalesce", COALESCE),
+    Key("coalesce", COALESCE, later=True),
     Key("curves", Sequence(CURVE.section), "measured times that replace the formula: `{collective, group: {nodes, "
         "per_node}, points: [[size, time], …]}`", [], said="none"),
 ))  # fmt: skip

@@ -8,6 +8,7 @@ import math
 import re
 
 from shardplan.cluster.build import Profile, profile_from_resolved
+from shardplan.cluster.damage import check_resolved
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
 from shardplan.layout.mesh import Axis, Mesh
@@ -48,6 +49,7 @@ def make_cluster(profile: Profile, mesh_text: str | None = None) -> Cluster:
 def cluster_from_resolved(resolved: dict[str, object]) -> Cluster:
     """The cluster whose `Cluster.resolved` this is, for instance the copy inside a plan; its mesh is that one, axes of
     size 1 included."""
+    check_resolved(resolved)
     profile = profile_from_resolved(resolved)
     return _cluster(profile, [(axis.level, axis.size) for axis in profile.axes])
 
