@@ -17,7 +17,7 @@ def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """The mesh of `plan` over `devices`, which are taken in the order given; the last axis varies fastest.
 
     By default all devices there are, ordered by process and then by number, so that neighbours on the last axis are in
-    one host. Axes are `Auto`: XLA fills in what is not pinned.
+    one host. Axes are `Auto`: XLA fills in what is not constrained.
 
     Raises `ShardplanError`: `wrong-device-count` when there are more or fewer devices than the plan is for,
     `pipeline-plan` for a plan of stages, of which each has a mesh of its own.

@@ -31,15 +31,15 @@ from shardplan.runtime.names import parameters_by_name
 
 
 def constrain(plan: Plan, mesh: Mesh, name: str, x: jax.Array, *, reader: str = "") -> jax.Array:
-    """`x`, pinned to the layouts that the plan gives the value `name`: as it is made, kept, and read.
+    """`x`, constrained to the layouts that the plan gives the value `name`: as it is made, kept, and read.
 
     `name`: a value of the graph, the path of a module (`model.layers.0.mlp`, for what it returns), or a parameter,
     whose dims are those of the checkpoint. With a `*` in place of the layer number it stands for that value of all
     layers, which must be laid out alike: the body of a scan. `reader`: an operator or a module whose way of reading the
     value is meant, where readers differ; the value that `constrain` without a reader returned is then given.
 
-    Partial sums are pinned where the plan sums them, as the whole value that then is cut (an all-reduce and a slice:
-    what compilers make a reduce-scatter of); those that operators hand on as they are are left to XLA. `x` may have its
+    Partial sums are constrained where the plan sums them, as the whole value that then is cut (all-reduce and slice,
+    which compilers make a reduce-scatter); those that operators hand on as they are are left to XLA. `x` may have its
     dims in a finer division (a fused q, k, v as [..., 3, heads * width]); other sizes than planned are taken if the
     dims divide.
 
@@ -47,11 +47,11 @@ def constrain(plan: Plan, mesh: Mesh, name: str, x: jax.Array, *, reader: str = 
     `wrong-rank`, `segmented-dim`, `indivisible-dim`.
     """
     check_mesh(plan, mesh)
-    return _pinned(plan, mesh, name, x, reader=reader)
+    return _constrained(plan, mesh, name, x, reader=reader)
 
 
 def constrain_tree(plan: Plan, mesh: Mesh, tree: Any, *, names: Names | None = None) -> Any:
-    """`tree`, a pytree of parameters, with every leaf pinned as `constrain` does: as it is kept, and as it is read.
+    """`tree`, a pytree of parameters, with every leaf constrained as `constrain` does: as it is kept, and as read.
 
     Where the plan stores a weight in pieces and gathers it for use (ZeRO-3), this is the gather; call it where the
     weights are used: in the body of a scan with the weights of one layer, so that one layer at a time is whole.
@@ -61,19 +61,19 @@ def constrain_tree(plan: Plan, mesh: Mesh, tree: Any, *, names: Names | None = N
     check_mesh(plan, mesh)
     known = parameters_by_name(plan)
 
-    def pinned(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+    def constrained(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
         targets, _ = targets_of(path_name(path), names, known)
         if spelled(targets[0])[0] not in known:
             return x
         target = named_as(path_name(path), names)
         name, perm = spelled(target)
         assert name is not None
-        return _pinned(plan, mesh, name, x, perm=perm, part=target if isinstance(target, Part) else None)
+        return _constrained(plan, mesh, name, x, perm=perm, part=target if isinstance(target, Part) else None)
 
-    return jax.tree_util.tree_map_with_path(pinned, tree)
+    return jax.tree_util.tree_map_with_path(constrained, tree)
 
 
-def _pinned(
+def _constrained(
     plan: Plan,
     mesh: Mesh,
     name: str,
@@ -83,7 +83,7 @@ def _pinned(
     perm: tuple[int, ...] = (),
     part: Part | None = None,
 ) -> jax.Array:
-    """`x`, whose dim i is the plan's dim perm[i] (or a part of it), pinned to the layouts of `name` one after the
+    """`x`, whose dim i is the plan's dim perm[i] (or a part of it), constrained to the layouts of `name` one after the
     other."""
     layouts, shape = _layouts(plan, name, reader)
     if part is not None:
@@ -103,7 +103,7 @@ def _pinned(
 
 
 def _specs(layouts: Sequence[Layout], mesh: PlanMesh, divided: Division, name: str) -> list[PartitionSpec]:
-    """What to pin one after the other: the layouts, and what lies between two that differ in several axes.
+    """What to constrain one after the other: the layouts, and what lies between two that differ in several axes.
 
     An all-to-all in which axes go to different dims is none that XLA knows: it gathers the whole value. It gets there
     by one all-to-all for each dim that axes leave and each that they go to.
@@ -135,7 +135,7 @@ def _goes(before: Placement, after: Placement) -> bool:
 
 
 def _layouts(plan: Plan, name: str, reader: str) -> tuple[tuple[Layout, ...], tuple[int, ...]]:
-    """The layouts to pin one after the other, and the planned shape, in checkpoint dims for a parameter."""
+    """The layouts to constrain one after the other, and the planned shape, in checkpoint dims for a parameter."""
     values = values_of(plan)
     found: dict[tuple[Layout, ...], list[TensorDecision]] = {}
     for decision, layer in values.find(name):
