@@ -8,6 +8,7 @@ law has a deadline: a machine that is busy breaks none.
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -18,6 +19,11 @@ os.environ["SHARDPLAN_STRICT"] = "1"
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 settings.register_profile("fresh", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("fixed")
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+"""Tests start some hundred processes, and each would compile the package again where the environment forbids to keep
+what was compiled."""
 
 TOGETHER = ("tests/torch/", "tests/jax/")
 """Folders whose tests run in one worker of pytest-xdist: they load a framework and share processes. They go first."""
