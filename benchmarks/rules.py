@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "planner"), str(ROOT / "tests" / "support")]
 
 from node_cases import NodeCase, collect, grown  # noqa: E402
-from node_kernels import PROBLEMS  # noqa: E402
+from node_reference import PROBLEMS  # noqa: E402
 from rule_mesh import execute, strategies  # noqa: E402
 
 from shardplan.errors import ShardplanError  # noqa: E402

@@ -30,7 +30,7 @@ from shardplan.program.machine.verify import verify_plan
 from shardplan.program.operators import lookups, losses, registry
 from shardplan.program.operators.losses import _log_softmax as log_softmax
 from shardplan.program.operators.recurrent import _Layer
-from shardplan.program.operators.windows import _Ends
+from shardplan.program.operators.windows import _Halo
 from shardplan.program.reference.experts import experts
 from shardplan.rules import model_rules
 
@@ -148,18 +148,18 @@ def test_a_wrong_offset_into_a_table_is_found(models, monkeypatch):
     assert report.mismatch.error > 0.1
 
 
-def test_a_wrong_border_is_found(models, monkeypatch):
+def test_a_wrong_halo_is_found(models, monkeypatch):
     model = models["conv"]
     alone, plan, rule = plan_and_rule(model, 0, "y0")
     assert run_alone(alone, plan, rule).verified
-    extended = _Ends.extended
+    extended = _Halo.extended
 
-    def stale(ends, data, dim, axes, rows, size):
+    def stale(halo, data, dim, axes, rows, size):
         """Rows as they should be, each one place too far."""
-        made, count = extended(ends, data, dim, axes, rows, size), size + max(rows[0], 0) + rows[1]
-        return ends.graph.take(made, [count - 1, *range(count - 1)], dim)
+        made, count = extended(halo, data, dim, axes, rows, size), size + max(rows[0], 0) + rows[1]
+        return halo.graph.take(made, [count - 1, *range(count - 1)], dim)
 
-    monkeypatch.setattr(_Ends, "extended", stale)
+    monkeypatch.setattr(_Halo, "extended", stale)
     assert run_alone(alone, plan, rule).mismatch is not None
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from node_cases import NodeCase, collect, grown
-from node_kernels import evaluate, widen
+from node_reference import evaluate, widen
 from rule_mesh import execute, strategies
 
 from shardplan.layout.mesh import Mesh

@@ -16,7 +16,7 @@ from functools import cached_property
 from types import ModuleType
 
 import numpy as np
-from node_kernels import PROBLEMS, evaluate
+from node_reference import PROBLEMS, evaluate
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from node_cases import NodeCase
-from node_kernels import widen
+from node_reference import widen
 
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal

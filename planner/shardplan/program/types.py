@@ -86,7 +86,7 @@ class Site:
 
     @property
     def communicates(self) -> tuple[int, ...]:
-        """Axes whose option needs more than the plain operator on shards: statistics, borders, index offsets."""
+        """Axes whose option needs more than the plain operator on shards: statistics, halos, index offsets."""
         return tuple(axis for axis, option in enumerate(self.options) if option and (option.inner or option.ordered))
 
     def axes(self, *factors: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Convolution and pooling over a space that is split: every device gets the rows around its part from its neighbours.
+"""Halo exchange: convolution and pooling over a space that is split, where devices get the rows around their part.
 
 One space dim after the other, so corners come along. It is the same on all devices: those at the ends, whose neighbours
 are not there, get rows of what the operator would pad with, so that nothing is left to pad along a dim that is split.
@@ -25,14 +25,14 @@ def windows(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes:
     data, held = reads[0], list(site.local_operand(0))
     counts = site.kind == "AveragePool" and not local.attributes.get("count_include_pad", 0)
     there = graph.constant(np.ones((1, 1, *held[2:])), graph.dtype(makes[0])) if counts else ""
-    ends = _Ends(graph, site, reads)
+    halo = _Halo(graph, site, reads)
     for place in range(space):
         axes = space_axes(site, place + 2)
         if axes:
             rows = (pads[place], reach[place] - strides[place] - pads[place])
-            data = ends.extended(data, place + 2, axes, rows, held[place + 2])
+            data = halo.extended(data, place + 2, axes, rows, held[place + 2])
             if counts:
-                there = ends.extended_mask(there, place + 2, axes, rows, held)
+                there = halo.extended_mask(there, place + 2, axes, rows, held)
             held[place + 2] += max(rows[0], 0) + rows[1]
             pads[place] = pads[place + space] = 0
     attributes = {**local.attributes, "pads": tuple(pads)}
@@ -47,7 +47,7 @@ def windows(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes:
     graph.op("Div", total, share, to=makes[0])
 
 
-class _Ends:
+class _Halo:
     """Rows before and behind a device's part; at the ends of a dim, rows of `fill`."""
 
     def __init__(self, graph: Graph, site: Site, reads: Sequence[str]) -> None:
