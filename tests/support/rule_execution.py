@@ -25,6 +25,9 @@ from shardplan.program.reference.evaluate import evaluate, widen
 from shardplan.program.types import Site
 from shardplan.rules.types import Option
 
+LESS = frozenset({"ArgMax", "ArgMin", "SoftmaxCrossEntropyLoss"})
+"""Operators that move less inside than their rule prices: integers do not double, sums of targets are single numbers.
+As do halos, of which devices at the ends get one only."""
 TWICE = {"ReduceLogSumExp": 2}
 """Operators that communicate more often than their rule prices: of a sum of exponentials the maximum comes first."""
 
@@ -81,7 +84,7 @@ def site_of(case: Case, option: Option, mesh: Mesh) -> Site:
 
 def prove(case: Case, option: Option, ways: int = 2, tolerance: float = 1e-4) -> None:
     """`AssertionError` unless the option, carried out by `ways` devices, gives the results of the whole operator, and
-    they move inside of it no more than the rule prices."""
+    they move inside of it what the rule prices."""
     assert option.size % ways == 0
     mesh = Mesh.of(x=ways)
     site = site_of(case, option, mesh)
@@ -100,11 +103,12 @@ def prove(case: Case, option: Option, ways: int = 2, tolerance: float = 1e-4) ->
     moved: Counter[str] = Counter()
     results = run_operator(site, localise(site), devices, moved, run)
     assert len(results) == ways
-    for kind, found in moved.items():
-        priced = sum(c.payload_bytes * c.count for c in option.inner if c.kind == kind and c.phase == "forward")
+    forward = [collective for collective in option.inner if collective.phase == "forward"]
+    for kind in {*moved, *(collective.kind for collective in forward)}:
+        found, priced = moved[kind], sum(c.payload_bytes * c.count for c in forward if c.kind == kind)
         share = {"all_reduce": 2 * (ways - 1), "all_gather": ways - 1, "permute": ways}[kind]
-        issued = TWICE.get(case.kind, 1)
-        assert found <= 2 * issued * share * priced, "in double precision"
+        most = 2 * TWICE.get(case.kind, 1) * share * priced  # devices compute in double precision
+        assert found <= most if kind == "permute" or case.kind in LESS else found == most
     for position, expected in enumerate(case.whole):
         placement = option.results[position]
         dim = placement.dim if placement.kind == "S" else 0
