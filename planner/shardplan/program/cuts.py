@@ -1,8 +1,8 @@
-"""Where the pieces of a local tensor lie, how it is cut into them and joined from them.
+"""Local tensors cut into the equal pieces that a collective exchanges, and joined from them, as nodes.
 
-A collective exchanges equal pieces. `Cut` says how the dims of a local tensor fall into them: by plain shards into
-contiguous parts, by segmented shards into a part of each segment. `spread` moves them
-to one leading dim; a collective then works on that dim only, whatever the layouts are, and `join` puts them back.
+`Cut` says how the dims of a local tensor fall into pieces: by plain shards into contiguous parts, by segmented shards
+into a part of each segment. `spread` moves them to one leading dim; a collective then works on that dim only, whatever
+the layouts are, and `join` puts them back.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What an operator must be told differently on a device that holds only shards: one small function per kind of
-operator.
+"""Attributes and shape operands of operators on shards, from those on whole tensors: one function per kind.
 
 Most operators run on their shards as they are. Those listed in `LOCALISERS` carry sizes in constant operands or
 attributes (the target of a `Reshape`, the bounds of a `Slice`, the number of heads), which are those of the whole

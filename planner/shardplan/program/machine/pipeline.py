@@ -1,7 +1,7 @@
-"""Runs a pipeline: stage after stage on simulated devices, each from what the stage before handed on.
+"""Runs a pipeline: stage after stage on simulated devices, each from what the stage before sent.
 
 A stage's devices compute from the value that the devices of the stage before have made, put together and laid out anew.
-Every value of a stage is compared with that part of the model run whole, the value handed on among them; so the last
+Every value of a stage is compared with that part of the model run whole, the value sent among them; so the last
 one is right when all are.
 """
 
@@ -55,18 +55,18 @@ def stage_of(model: Model, plan: Plan, file: str, name: str) -> tuple[Plan, str,
 
 
 class _Stage(Machine):
-    """A machine that keeps what its devices make of one value: `sent`, put together."""
+    """A machine that keeps what its devices make of the value called `sends`: `sent`, put together."""
 
     def __init__(
-        self, program: Program, values: Mapping[str, Array], rtol: float, microbatches: int, handed: str
+        self, program: Program, values: Mapping[str, Array], rtol: float, microbatches: int, sends: str
     ) -> None:
         super().__init__(program, values, rtol, microbatches)
-        self.handed = handed
+        self.sends = sends
         self.sent: Array | None = None
 
     def _check(self, instruction: Transfer | Compute, value: Value, locals_: list[Array]) -> None:
         super()._check(instruction, value, locals_)
-        if value.tensor == self.handed and self.report.mismatch is None:
+        if value.tensor == self.sends and self.report.mismatch is None:
             self.sent = collectives.unshard(locals_, value.layout, self.mesh, rtol=self.rtol, atol=self.rtol)
 
 
@@ -83,16 +83,16 @@ def verify_pipeline(
     values = random_values(model, seed, None, given)
     micro = cast("int", plan.model.get("microbatches", 1))
     total = Report(plan.mesh.size, rtol)
-    handed = {transfer.sender: transfer.tensor for transfer in plan.pipeline.handed}
+    sends = {transfer.sender: transfer.tensor for transfer in plan.pipeline.handed}
     for number, program in enumerate(programs):
         made = {name for operator in program.model.operators for name in operator.outputs}
         own = {name: values[name] for name in program.model.tensors if name not in made}
-        machine = _Stage(program, own, rtol, micro, handed.get(number, ""))
+        machine = _Stage(program, own, rtol, micro, sends.get(number, ""))
         _add(total, machine.run())
         if total.mismatch is not None:
             break
         if machine.sent is not None:
-            values[machine.handed] = machine.sent
+            values[machine.sends] = machine.sent
     return total
 
 

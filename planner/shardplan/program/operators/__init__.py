@@ -1,1 +1,1 @@
-"""Operators on shards: the steps that one device runs in place of each."""
+"""Operators on shards: the nodes that one device runs in place of each."""
