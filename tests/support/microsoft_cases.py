@@ -168,6 +168,27 @@ def fused_matmul(a, b, **flags):
     return [a @ b]
 
 
+def simplified_norm(x, scale):
+    inverse = 1 / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5)
+    return [x * inverse * scale, inverse]
+
+
+def fused_conv(x, w, b, *, activation, **attributes):
+    assert activation == "Relu"
+    (made,) = Case("Conv", (x, w, b), attributes | {"pads": list(attributes["pads"])}).run()
+    return [np.maximum(made, 0)]
+
+
+def group_norm(x, gamma, beta, skip=None, bias=None, *, groups, activation=0, channels_last=1):
+    total = x + (0 if skip is None else skip if skip.ndim == 4 else skip[:, None, None]) + (0 if bias is None else bias)
+    data = total if channels_last else np.moveaxis(total, 1, -1)
+    grouped = data.reshape(data.shape[0], -1, groups, data.shape[-1] // groups)
+    mean, variance = grouped.mean(axis=(1, 3), keepdims=True), grouped.var(axis=(1, 3), keepdims=True)
+    made = ((grouped - mean) / np.sqrt(variance + 1e-5)).reshape(data.shape) * gamma + beta
+    made = made / (1 + np.exp(-made)) if activation else made
+    return [made if channels_last else np.moveaxis(made, -1, 1), total]
+
+
 def quantized_rows(data, ids, scales, *, block_size, **_):
     values = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1).astype(np.float32) - 8
     return [(values * np.repeat(scales, block_size, axis=-1))[ids]]
@@ -273,6 +294,38 @@ CASES = {
             oracle=quantized_rows,
         ),
         "v q i0 i1",
+    ),
+    "SimplifiedLayerNormalization": (
+        Case(MS + "SimplifiedLayerNormalization", (f(2, 6, 8), f(8)), outputs=2, oracle=simplified_norm),
+        "x0 x1 k",
+    ),
+    "FusedConv": (
+        Case(
+            MS + "FusedConv", (f(4, 6, 8), f(12, 6, 3), f(12)), {"pads": (1, 1), "activation": "Relu"},
+            oracle=fused_conv,
+        ),
+        "n o y",
+    ),
+    "GroupNorm": (
+        Case(
+            MS + "GroupNorm", (f(2, 4, 6, 12), f(12), f(12)), {"groups": 4, "activation": 1},
+            oracle=lambda *given, **settings: group_norm(*given, **settings)[:1],
+        ),
+        "n g c x y",
+    ),
+    "GroupNorm, channels first": (
+        Case(
+            MS + "GroupNorm", (f(2, 12, 4, 6), f(12), f(12)), {"groups": 4, "channels_last": 0},
+            oracle=lambda *given, **settings: group_norm(*given, **settings)[:1],
+        ),
+        "n g c x y",
+    ),
+    "SkipGroupNorm": (
+        Case(
+            MS + "SkipGroupNorm", (f(2, 4, 6, 12), f(12), f(12), f(2, 12), f(12)), {"groups": 4}, outputs=2,
+            oracle=group_norm,
+        ),
+        "n g c x y",
     ),
     "BiasAdd": (Case(MS + "BiasAdd", (f(2, 4, 6), f(6), f(2, 4, 6)), oracle=lambda x, b, s: [x + b + s]), "x0 x1 x2"),
 }  # fmt: skip

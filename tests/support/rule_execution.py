@@ -123,9 +123,10 @@ def smaller(case: Case, option: Option, ways: int) -> Case:
     local = localise(site_of(case, option, Mesh.of(x=ways)))
     held = zip(case.operands, option.operands, strict=True)
     operands = [None if array is None else shard(array, placement, ways, 0) for array, placement in held]
-    for place, array in local.operands.items():
-        operands[place] = array
-    return replace(case, operands=tuple(operands), attributes=local.attributes)
+    for place, array in sorted(local.operands.items()):
+        operands[place:] = [array, *operands[place + 1 :]]
+    constants = tuple(sorted({*case.constants, *local.operands}))
+    return replace(case, operands=tuple(operands), attributes=local.attributes, constants=constants)
 
 
 def outline(option: Option) -> list[tuple[str, int]]:

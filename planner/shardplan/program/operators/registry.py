@@ -119,6 +119,7 @@ OPERATORS: Mapping[str, Describe] = {
     **STATISTICS,
     "Attention": attention,
     **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), windows),
+    "com.microsoft.FusedConv": windows,
     **dict.fromkeys(("LSTM", "RNN", "GRU"), recurrent),
     **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), likelihood),
 }

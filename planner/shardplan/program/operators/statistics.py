@@ -131,14 +131,14 @@ def _affine(graph: Graph, data: str, operands: Sequence[str], wide: str, to: str
 
 
 def layer_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
-    """`LayerNormalization`, `RMSNormalization`."""
+    """`LayerNormalization`, `RMSNormalization`, `SimplifiedLayerNormalization`."""
     data, wide = widened(graph, reads[0])
-    rank = len(site.operand(0))
+    rank, centre = len(site.operand(0)), site.kind == "LayerNormalization"
     dims = range(axis_of(site, rank, -1), rank)
-    found = _moments(graph, site, data, dims, wide, centre=site.kind == "LayerNormalization")
+    found = _moments(graph, site, data, dims, wide, centre=centre)
     inverse = _inverse(graph, found.square, _epsilon(local, 1e-5), wide)
     _affine(graph, graph.op("Mul", found.data, inverse), reads[1:3], wide, makes[0])
-    _also(graph, [found.mean, inverse], makes[1:], wide)
+    _also(graph, [found.mean, inverse] if centre else [inverse], makes[1:], wide)
 
 
 def _also(graph: Graph, values: Sequence[str], makes: Sequence[str], wide: str) -> None:
@@ -184,6 +184,30 @@ def _per_channel(graph: Graph, site: Site, value: str, channels: int) -> str:
         return value
     repeated = graph.op("Expand", graph.reshape(value, [count, 1]), graph.constant([count, channels // count]))
     return graph.reshape(repeated, [channels])
+
+
+def group_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
+    """`GroupNorm`, `SkipGroupNorm` of ONNX Runtime: channels last unless said, of the sum with the residual and a bias
+    per channel, which is a result as well; with the activation SiLU if asked."""
+    held, dtype = site.local_operand(0), graph.dtype(makes[0])
+    is_last, groups = bool(local.attributes.get("channels_last", 1)), integer(local.attributes, "groups")
+    channels = [1, 1, held[3]] if is_last else [held[1], 1, 1]
+    total = reads[0]
+    for residual in filter(None, reads[3:]):
+        is_whole = len(graph.described[residual].shape) == len(held)
+        batch = [held[0]] if len(graph.described[residual].shape) == 2 else []
+        total = graph.op("Add", total, residual if is_whole else graph.reshape(residual, [*batch, *channels]))
+    wide = working_type(dtype)
+    shape = [held[0], held[1] * held[2], groups, held[3] // groups] if is_last else [held[0], groups, -1]
+    grouped = graph.reshape(in_type(graph, total, graph.dtype(reads[0]), wide), shape)
+    found = _moments(graph, site, grouped, [1, 3] if is_last else [2], wide)
+    made = graph.op("Mul", found.data, _inverse(graph, found.square, _epsilon(local, 1e-5), wide))
+    scale, shift = (in_type(graph, graph.reshape(name, channels), graph.dtype(name), wide) for name in reads[1:3])
+    made = graph.op("Add", graph.op("Mul", graph.reshape(made, held), scale), shift)
+    if local.attributes.get("activation", 0):
+        made = graph.op("Mul", made, graph.op("Sigmoid", made))
+    finish(graph, made, makes[0], wide)
+    _also(graph, [total], makes[1:], dtype)
 
 
 def batch_norm(graph: Graph, site: Site, local: Local, reads: Sequence[str], makes: Sequence[str]) -> None:
@@ -287,8 +311,12 @@ STATISTICS: Mapping[str, Describe] = {
     "Hardmax": hardmax,
     "LayerNormalization": layer_norm,
     "RMSNormalization": layer_norm,
+    "SimplifiedLayerNormalization": layer_norm,
+    "com.microsoft.SimplifiedLayerNormalization": layer_norm,
     "com.microsoft.SkipLayerNormalization": skip_norm,
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_norm,
+    "com.microsoft.GroupNorm": group_norm,
+    "com.microsoft.SkipGroupNorm": group_norm,
     "InstanceNormalization": channel_norm,
     "GroupNormalization": channel_norm,
     "BatchNormalization": batch_norm,
