@@ -6,7 +6,7 @@ those that need no file: names, numbers, combinations. `shardplan.study.instance
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,8 +36,6 @@ AUTO = "auto"
 MODES = ("training", "inference")
 OPTIMIZERS = ("adam-mixed", "adam-fp32", "sgd", "none")
 REMATS = ("none", "selective", "full", "auto")
-Given = "str | Path | Mapping[str, object] | Plan | Constraint"
-"""A source of constraints: a YAML file or a plan by its name, the same as a mapping or a `Plan`, or one as read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +309,3 @@ def request_of(
         raise ShardplanError(*(fault for found in faults.values() for fault in found))
     return Request(**{name: value for name, value in values.items() if name not in faults}), faults
 
-
-def unasked(names: Collection[str]) -> dict[str, Any]:
-    """The defaults of these fields."""
-    return {name: FIELDS[name].default for name in names}

@@ -48,15 +48,15 @@ def planned(runs, first, last, waiting, limit):
         return None
 
 
-def is_below(floor, summary):
-    """Whether a floor is none to a plan: moves are rounded to nanoseconds, and ties are broken by picoseconds."""
-    return summary is None or floor <= (summary.step_ns * (1 + 1e-6) + 2) * PICOSECONDS_PER_NS
+def is_below(bound, summary):
+    """Whether a bound is none to a plan: moves are rounded to nanoseconds, and ties are broken by picoseconds."""
+    return summary is None or bound <= (summary.step_ns * (1 + 1e-6) + 2) * PICOSECONDS_PER_NS
 
 
 @pytest.mark.parametrize("remat", TIGHT)
 @pytest.mark.parametrize("name", ["layers", "resnet50"])
 def test_nothing_is_counted_that_a_part_does_not_hold(remat, name):
-    """One device has no choice but what to recompute, so a stage that may hold what it holds has no floor above it."""
+    """One device has no choice but what to recompute, so a stage that may hold what it holds has no bound above it."""
     model = described(MODEL) if name == "layers" else read_model(MODELS / "resnet50.onnx")
     runs = run_costs(model, "1x1", remat)
     count = len(runs.chain)
@@ -65,44 +65,44 @@ def test_nothing_is_counted_that_a_part_does_not_hold(remat, name):
     ):
         found = planned(runs, first, last, waiting, 1 << 60)
         assert is_below(runs.least(first, last), found)
-        floors = CostBounds(runs, found.memory.total)
-        floors.raise_for(first, last, waiting, runs.least(first, last))
-        assert floors.table(waiting) is None or is_below(floors.table(waiting)[first, last], found)
+        bounds = CostBounds(runs, found.memory.total)
+        bounds.raise_for(first, last, waiting, runs.least(first, last))
+        assert bounds.table(waiting) is None or is_below(bounds.table(waiting)[first, last], found)
 
 
 def test_no_plan_that_fits_takes_less(parts):
     """Whether or not the run has the ends of the model."""
     for first, last in ((0, 2), (1, 3), (2, 5)):
         limit = int(TIGHT[parts.built.options.remat] * planned(parts, first, last, 4, 1 << 60).memory.total)
-        floors = CostBounds(parts, limit)
-        floors.raise_for(first, last, 4, parts.least(first, last))
-        if (table := floors.table(4)) is not None:
+        bounds = CostBounds(parts, limit)
+        bounds.raise_for(first, last, 4, parts.least(first, last))
+        if (table := bounds.table(4)) is not None:
             assert is_below(table[first, last], planned(parts, first, last, 4, limit))
 
 
 def test_memory_makes_a_difference(parts):
-    """What layers hand on is held under every flag, so floors rise where it is nearly all that there is."""
+    """What layers hand on is held under every flag, so bounds rise where it is nearly all that there is."""
     roomy = planned(parts, 1, 4, 4, 1 << 60)
     limit = int(TIGHT[parts.built.options.remat] * roomy.memory.total)
-    floors = CostBounds(parts, limit)
-    assert floors.raise_for(1, 4, 4, parts.least(1, 4))
-    assert floors.table(4)[1, 4] > parts.least(1, 4)
-    assert is_below(floors.table(4)[1, 4], planned(parts, 1, 4, 4, limit))
+    bounds = CostBounds(parts, limit)
+    assert bounds.raise_for(1, 4, 4, parts.least(1, 4))
+    assert bounds.table(4)[1, 4] > parts.least(1, 4)
+    assert is_below(bounds.table(4)[1, 4], planned(parts, 1, 4, 4, limit))
 
 
 def test_a_floor_for_one_run_is_one_for_all_and_for_more_in_flight(parts):
     limit = int(TIGHT[parts.built.options.remat] * planned(parts, 0, 3, 2, 1 << 60).memory.total)
-    floors = CostBounds(parts, limit)
-    assert floors.raise_for(0, 3, 2, parts.least(0, 3))
-    assert floors.table(1) is None
+    bounds = CostBounds(parts, limit)
+    assert bounds.raise_for(0, 3, 2, parts.least(0, 3))
+    assert bounds.table(1) is None
     for first, last in itertools.combinations(range(4), 2):
-        assert is_below(floors.table(3)[first, last], planned(parts, first, last, 3, limit))
+        assert is_below(bounds.table(3)[first, last], planned(parts, first, last, 3, limit))
 
 
 def test_what_cannot_fit_is_far_above_all_that_can(parts):
-    floors = CostBounds(parts, 1 << 10)
-    floors.raise_for(0, 3, 2, parts.least(0, 3))
-    assert floors.table(2)[0, 3] > 20 * parts.least(0, 3)
+    bounds = CostBounds(parts, 1 << 10)
+    bounds.raise_for(0, 3, 2, parts.least(0, 3))
+    assert bounds.table(2)[0, 3] > 20 * parts.least(0, 3)
 
 
 def test_least_costs_of_all_runs_at_once_are_those_of_each(parts):

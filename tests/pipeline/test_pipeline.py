@@ -78,7 +78,7 @@ def all_cuts(stager: PipelineSolver):
                 if sum(parts[mesh].size for mesh in meshes) != stager.cluster.mesh.size:
                     continue
                 walls = [
-                    range(len(stager.prices.runs[meshes[side]].layouts[cut - 1]))
+                    range(len(stager.stage_costs.runs[meshes[side]].layouts[cut - 1]))
                     for place, cut in enumerate(inner)
                     for side in (place, place + 1)
                 ]
@@ -319,7 +319,7 @@ def test_the_timeline_ends_with_tied_weights(tied):
 
 
 def with_all_tied_layouts(stager, cuts):
-    weight, graphs = "shared", [runs.built for runs in stager.prices.runs]
+    weight, graphs = "shared", [runs.built for runs in stager.stage_costs.runs]
     if len(cuts) == 1:
         return [cuts]
     first, last = (range(len(graphs[cut.submesh].kept[weight])) for cut in (cuts[0], cuts[-1]))
@@ -349,8 +349,10 @@ def test_how_tied_weights_are_kept_is_chosen_with_the_cut(tmp_path):
 
 def test_what_is_least_for_tied_weights_is_no_more_than_they_cost(tied, cluster):
     model, plan = tied
-    prices = PipelineSolver(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2).prices
-    least_ns = least_tied_ns(prices.transfers, prices.chain, prices.parts, [runs.built for runs in prices.runs])
+    stage_costs = PipelineSolver(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2).stage_costs
+    least_ns = least_tied_ns(
+        stage_costs.transfers, stage_costs.chain, stage_costs.parts, [runs.built for runs in stage_costs.runs]
+    )
     assert 0 < least_ns <= plan.pipeline.transfers[-1].time_ns
 
 

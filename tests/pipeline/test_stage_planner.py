@@ -27,7 +27,7 @@ def stager(remat="none", model=MODEL, **options):
 def cuts_of_two_layers(stager):
     """Units 1 .. 8 are the layers; in four stages, each on the part with two devices."""
     part = next(number for number, part in enumerate(stager.parts) if part.size == 2)
-    return stager.prices.with_best_layouts([Cut(low, low + 2, part, 0, 0) for low in (1, 3, 5, 7)])
+    return stager.stage_costs.with_best_layouts([Cut(low, low + 2, part, 0, 0) for low in (1, 3, 5, 7)])
 
 
 def parts_of(plan):
@@ -51,7 +51,7 @@ def test_equal_stages_are_planned_once_and_alike(remat, monkeypatch):
 
     monkeypatch.setattr(StagePlanner, "_plan", counted)
     cuts = cuts_of_two_layers(found)[1:]
-    assert len({found.prices.kind_of(cut) for cut in cuts[:2]}) == 1
+    assert len({found.stage_costs.kind_of(cut) for cut in cuts[:2]}) == 1
     plans = [found.planner.plan(cut, 2, place) for place, cut in enumerate(cuts[:2])]
     assert len(solved) == 1
     for place, (cut, plan) in enumerate(zip(cuts, plans, strict=False)):
@@ -73,7 +73,7 @@ def test_stages_are_planned_each_for_itself_where_layers_are_named():
 def test_what_cannot_be_worth_it_is_not_planned():
     found = stager()
     cuts = cuts_of_two_layers(found)
-    least_ns = found.prices.step_ns([found.prices.bound_ns(cut, 1) for cut in cuts])
+    least_ns = found.stage_costs.step_ns([found.stage_costs.bound_ns(cut, 1) for cut in cuts])
     assert found.planner.plans(cuts, worth_ns=0.9 * least_ns) is None
     assert not found.planner._planned
     assert found.planner.plans(cuts) is not None
@@ -82,10 +82,10 @@ def test_what_cannot_be_worth_it_is_not_planned():
 def test_guesses_from_what_was_seen_raise_no_bound():
     """Runs that are no shorter and hold no less are taken to be strained as much; others, and the bound, are not."""
     found = stager(model=LARGER)
-    before = found.prices.search(None)
+    before = found.stage_costs.search(None)
     for cut in before.cuts:
-        found.prices.see(cut, 1, 3.0 * found.prices.least_ns(cut))
-    guessed, after = found.prices.search(None, strained=True), found.prices.search(None)
+        found.stage_costs.see(cut, 1, 3.0 * found.stage_costs.least_ns(cut))
+    guessed, after = found.stage_costs.search(None, strained=True), found.stage_costs.search(None)
     assert guessed.cost > before.cost
     assert (after.cost, after.bound) == (before.cost, before.bound)
 
@@ -93,10 +93,10 @@ def test_guesses_from_what_was_seen_raise_no_bound():
 def test_what_can_never_fit_is_refused_at_once(monkeypatch):
     """Bounds that know of memory are then many times what they are without."""
     found = stager(model=LARGER)
-    first = found.prices.search(None)
+    first = found.stage_costs.search(None)
     searches = iter([first, replace(first, bound=3 * first.bound), replace(first, bound=40 * first.bound)])
-    monkeypatch.setattr(found.prices, "search", lambda *_, **__: next(searches))
-    monkeypatch.setattr(found.prices, "raise_bound", lambda *_: True)
+    monkeypatch.setattr(found.stage_costs, "search", lambda *_, **__: next(searches))
+    monkeypatch.setattr(found.stage_costs, "raise_bound", lambda *_: True)
     with pytest.raises(InfeasibleError) as problem:
         found.solve()
     assert str(problem.value).splitlines() == [

@@ -9,7 +9,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.graph.options import PlanOptions
 from shardplan.models.named import described
 from shardplan.pipeline.bounds.run_costs import RunCosts
-from shardplan.pipeline.bounds.tied_layouts import StageOption
+from shardplan.pipeline.bounds.tied_layouts import StageSite
 from shardplan.pipeline.bounds.weighted import WeightedBounds
 from shardplan.pipeline.cut_points import chain_of, chain_part, part_of
 from shardplan.planning import Planner
@@ -73,4 +73,4 @@ def test_a_part_of_a_chain_is_the_chain_of_a_part():
 @pytest.mark.parametrize(("ends", "allowed"), [(-1, {(0, 3), (1, 2)}), (0, {(0, 1), (0, 2)}), (1, {(1, 3), (2, 3)})])
 def test_which_stages_may_be_which(ends, allowed):
     runs = set(itertools.combinations(range(4), 2))
-    assert {run for run in runs if StageOption(0, ends).allows(*run, 3)} == allowed
+    assert {run for run in runs if StageSite(0, ends).allows(*run, 3)} == allowed

@@ -17,7 +17,11 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.planning import plan_model
+from shardplan.request import Request
+from shardplan.study import meshes
+from shardplan.study.instance import read
 from shardplan.study.meshes import best_of, logical_meshes, ordered_factorisations, try_meshes
+from shardplan.study.solve import solve
 
 PROFILE = load_profile("generic")
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
@@ -38,11 +42,11 @@ def test_factorisations_of_eight():
 
 def test_the_meshes_of_4x8_keep_their_links():
     profile = load_profile("h100-dgx")
-    meshes = logical_meshes(profile, "4x8")
-    assert len(meshes) == len(set(meshes)) == 8
-    assert meshes[0] == "machine=4,gpu=8"
-    assert meshes[-1] == "machine0=2,machine1=2,gpu0=2,gpu1=2,gpu2=2"
-    for text in meshes:
+    names = logical_meshes(profile, "4x8")
+    assert len(names) == len(set(names)) == 8
+    assert names[0] == "machine=4,gpu=8"
+    assert names[-1] == "machine0=2,machine1=2,gpu0=2,gpu1=2,gpu2=2"
+    for text in names:
         cluster = make_cluster(profile, text)
         across = [a.size for a, level in zip(cluster.mesh.axes, cluster.axis_levels, strict=True) if level == 1]
         assert (math.prod(across), cluster.mesh.size) == (4, 32)
@@ -86,6 +90,27 @@ def test_constraints_that_name_an_axis_leave_the_meshes_that_have_it(model):
     trials = try_meshes(model, PROFILE, options, logical_meshes(PROFILE, "2x4"))
     assert [trial.plan is None for trial in trials] == [True, False]
     assert "no axis" in trials[0].reason
+
+
+def test_an_interrupt_keeps_the_best_plan_of_the_meshes_that_are_done(model, monkeypatch):
+    whole, calls = meshes._try, []
+
+    def stopped(*asked):
+        calls.append(asked)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return whole(*asked)
+
+    monkeypatch.setattr(meshes, "_try", stopped)
+    instance = read(Request(model, "auto", cluster="generic", devices="4x4"))
+    found = solve(instance)
+    assert found.plan.summary.outcome == "interrupted"
+    assert [trial.plan is None for trial in found.trials].count(False) == 2
+    reasons = sorted(trial.reason for trial in found.trials if trial.plan is None)
+    assert reasons == ["interrupted", "not solved: more than 3 axes"]
+    calls[:] = [None, None]
+    with pytest.raises(KeyboardInterrupt):
+        solve(instance)
 
 
 def test_devices_are_given_whole():

@@ -67,7 +67,7 @@ UNEVEN = End(Layout.of(R, S(1, (12, 12, 24))), Mesh.of(machine=2, gpu=2), 0)
 def test_nobody_sends_or_gets_more_than_was_priced(source, target, element_bytes):
     """Small values are sent, large ones sent in pieces and gathered."""
     parts = (part(CLUSTER, end.mesh.shape) for end in (source, target))
-    send, *rest = Transfers(CLUSTER).handover(*parts, target.layout, 48 * 48 * element_bytes).steps
+    send, *rest = Transfers(CLUSTER).send_receive(*parts, target.layout, 48 * 48 * element_bytes).steps
     wire, gather = first_end(target, (send, *rest), SHAPE)
     assert (gather is None) == (not rest)
     loads = {}

@@ -133,9 +133,9 @@ def _ending_so(choices: Choices, ending: frozenset[int], values: Costs, best: Fo
         low, high, least = waiting.pop()
         if high < low:
             continue
-        floor = least + slow * float(values[low])
-        if floor >= best.cost * (1.0 - tolerance):
-            bound = min(bound, floor)
+        lower = least + slow * float(values[low])
+        if lower >= best.cost * (1.0 - tolerance):
+            bound = min(bound, lower)
             continue
         middle = high if not least else (low + high) // 2
         trial = _limited(choices, ending, float(values[middle]), best.cost - slow * float(values[low]))

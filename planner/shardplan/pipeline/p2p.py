@@ -46,7 +46,7 @@ class Transfers:
         self._inside: dict[tuple[int, ...], CollectiveModel] = {}
         self._known: dict[tuple[object, ...], SendReceive] = {}
 
-    def handover(self, sender: Submesh, receiver: Submesh, target: Layout, size_bytes: int) -> SendReceive:
+    def send_receive(self, sender: Submesh, receiver: Submesh, target: Layout, size_bytes: int) -> SendReceive:
         """To bring a value of `size_bytes` (of one microbatch) into the layout `target` on `receiver`.
 
         `target` holds no partial values; nor does what the sender holds, so every part of it is somewhere.

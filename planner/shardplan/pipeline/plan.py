@@ -93,7 +93,7 @@ def _plan(asked: _Asked, found: PipelineResult) -> Plan:
 
 
 def _transfers(asked: _Asked, found: PipelineResult) -> tuple[Transfer, ...]:
-    prices = Transfers(asked.cluster)
+    transfers = Transfers(asked.cluster)
     made = []
     for sender, ((source, target), (value, gradient)) in enumerate(zip(found.borders, found.sizes, strict=True)):
         here, there = found.parts[sender], found.parts[sender + 1]
@@ -104,10 +104,10 @@ def _transfers(asked: _Asked, found: PipelineResult) -> tuple[Transfer, ...]:
                 receiver=sender + 1,
                 source=source,
                 target=target,
-                forward=prices.handover(here, there, target, value).steps,
-                backward=prices.handover(there, here, source, gradient).steps if gradient else (),
+                forward=transfers.send_receive(here, there, target, value).steps,
+                backward=transfers.send_receive(there, here, source, gradient).steps if gradient else (),
                 count=asked.options.microbatches,
-                hidden=prices.hidden,
+                hidden=transfers.hidden,
             )
         )
     return (*made, *found.tied)

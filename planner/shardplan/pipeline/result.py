@@ -63,9 +63,9 @@ def assemble_result(
     ):
         back, forth = transfers.least_ns(theirs, mine, gradient), transfers.least_ns(mine, theirs, value)
         least_ns += (1.0 - transfers.hidden) * options.microbatches * (forth + (back if gradient else 0))
-        ways = [transfers.handover(mine, theirs, target, value)]
+        ways = [transfers.send_receive(mine, theirs, target, value)]
         if gradient:
-            ways.append(transfers.handover(theirs, mine, source, gradient))
+            ways.append(transfers.send_receive(theirs, mine, source, gradient))
         handed_ns += sum(exposed_ns(way, transfers.hidden, options.microbatches) for way in ways)
     tied = tied_transfers(transfers, chain, [cut.first for cut in cuts[1:]], parts, plans, training=options.training)
     least_ns += sum(

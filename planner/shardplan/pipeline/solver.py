@@ -53,7 +53,7 @@ class PipelineSolver:
     sizes: frozenset[int] | None = None
     chain: Chain = field(init=False)
     parts: tuple[Submesh, ...] = field(init=False)
-    prices: StageCosts = field(init=False)
+    stage_costs: StageCosts = field(init=False)
     planner: StagePlanner = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,10 +64,10 @@ class PipelineSolver:
             raise ShardplanError(error("too-many-stages", summary, hint=f"at most --stages {len(self.chain)}"))
         parts = submeshes(self.cluster)
         self.parts = tuple(part for part in parts if self.sizes is None or part.size in self.sizes)
-        self.prices = StageCosts(
+        self.stage_costs = StageCosts(
             self.model, self.chain, self.cluster, self.parts, self.options, self.schedule, exact=self._small
         )
-        self.planner = StagePlanner(self.prices, self.cluster, self.options, self.schedule.pieces)
+        self.planner = StagePlanner(self.stage_costs, self.cluster, self.options, self.schedule.pieces)
 
     def solve(self) -> PipelineResult:
         """The pipeline with the shortest step found.
@@ -89,7 +89,7 @@ class PipelineSolver:
         best: PipelineResult | None = None
         bound = 0.0
         for _ in range(_MOST_ROUNDS):
-            found = self.prices.search(self.stages, worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
+            found = self.stage_costs.search(self.stages, worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
             bound = self._bound(found, bound)
             if found.cuts is None:
                 break
@@ -111,14 +111,14 @@ class PipelineSolver:
         bound, roomy = 0.0, math.inf
         tried = set()
         for _ in range(_MOST_ROUNDS):
-            found = self.prices.search(self.stages)
+            found = self.stage_costs.search(self.stages)
             roomy = min(roomy, found.bound)
             if found.cuts is None or (best is None and found.bound > _HOPELESS * roomy):
                 break
             bound = self._bound(found, bound)
             if best is not None and bound >= best.step_ns * (1.0 - _TOLERANCE):
                 return best, bound
-            if self._floored(found.cuts):
+            if self._raised(found.cuts):
                 continue
             if _places(found.cuts) in tried:
                 break
@@ -130,17 +130,17 @@ class PipelineSolver:
         return best if best is None else self._explored(best, tried), bound
 
     def _bound(self, found: Found, bound: float) -> float:
-        return max(bound, found.bound / PS_PER_NS) if self.prices.proven else bound
+        return max(bound, found.bound / PS_PER_NS) if self.stage_costs.proven else bound
 
-    def _floored(self, cuts: Sequence[Cut]) -> bool:
+    def _raised(self, cuts: Sequence[Cut]) -> bool:
         """Whether memory makes a stage dearer than it was known to be."""
         waiting = [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))]
-        return True in [self.prices.raise_bound(cut, held) for cut, held in zip(cuts, waiting, strict=True)]
+        return True in [self.stage_costs.raise_bound(cut, held) for cut, held in zip(cuts, waiting, strict=True)]
 
     def _explored(self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]]) -> PipelineResult:
         """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
         for _ in range(_EXPLORED):
-            found = self.prices.search(self.stages, strained=True)
+            found = self.stage_costs.search(self.stages, strained=True)
             if found.cuts is None or _places(found.cuts) in tried:
                 break
             if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
@@ -159,11 +159,11 @@ class PipelineSolver:
             pieces = stages * self.schedule.pieces
             if rest or stages < 2 or (self.stages or stages) != stages or pieces > len(self.chain):
                 continue
-            runs = self.prices.runs[number]
+            runs = self.stage_costs.runs[number]
             bounds.append(self._interleaved_bound(number, stages))
             edges = balanced([float(runs.of(u, u + 1).min()) for u in range(len(self.chain))], pieces)
             cuts = [Cut(low, high, number, 0, 0) for low, high in itertools.pairwise(edges)]
-            if all(self.prices.can_hold(cut, 0) for cut in cuts) and (staged := self._planned(cuts)) is not None:
+            if all(self.stage_costs.can_hold(cut, 0) for cut in cuts) and (staged := self._planned(cuts)) is not None:
                 best = _better(best, staged)
         if not bounds:
             summary = (
@@ -177,15 +177,15 @@ class PipelineSolver:
     def _interleaved_bound(self, part: int, stages: int) -> float:
         """Nanoseconds of the least step of so many stages on one kind of part: all are as busy as the mean, and of what
         they hand on and of tied weights it is the least."""
-        busy_ns = self.prices.least_ns(Cut(0, len(self.chain), part, 0, 0)) / stages
-        handed = [float(self.prices.handed_ps(part, part, border).min()) for border in range(len(self.chain) - 1)]
+        busy_ns = self.stage_costs.least_ns(Cut(0, len(self.chain), part, 0, 0)) / stages
+        handed = [float(self.stage_costs.handed_ps(part, part, border).min()) for border in range(len(self.chain) - 1)]
         sent_ns = sum(sorted(handed)[: stages * self.schedule.pieces - 1]) / PS_PER_NS
         step_ns = self.schedule.step([busy_ns] * stages, self.options.microbatches)
-        return step_ns + sent_ns + self.prices.apart_ns(part)
+        return step_ns + sent_ns + self.stage_costs.apart_ns(part)
 
     def _or_whole(self, best: PipelineResult) -> PipelineResult:
         """The better of `best` and one stage: of what tied weights cost the search knows the least only."""
-        found = self.prices.search(1)
+        found = self.stage_costs.search(1)
         if found.cuts is None or found.bound >= best.step_ns * PS_PER_NS:
             return best
         whole = self._planned(found.cuts)
@@ -201,14 +201,14 @@ class PipelineSolver:
             waiting = self.planner.in_flight(place, len(cuts))
             least = plan if waiting == 1 else self.planner.plan(cut, 1, place)
             assert least is not None
-            learnt |= self.prices.learn(cut, least.summary.step_ns, CLOSE)
+            learnt |= self.stage_costs.learn(cut, least.summary.step_ns, CLOSE)
         return self._sharpened(cuts, plans) or learnt
 
     def _sharpened(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
         """Whether what stages send was brought into their bounds, because they cost more than these."""
         waiting = [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))]
         seen = zip(cuts, waiting, plans, strict=True)
-        return True in [self.prices.sharpen(cut, held, plan.summary.step_ns) for cut, held, plan in seen]
+        return True in [self.stage_costs.sharpen(cut, held, plan.summary.step_ns) for cut, held, plan in seen]
 
     @property
     def _small(self) -> bool:
@@ -217,12 +217,12 @@ class PipelineSolver:
     def _planned(self, cuts: Sequence[Cut], worth_ns: float = math.inf) -> PipelineResult | None:
         """The pipeline of a cut, with the best layouts at its borders; None where a stage does not fit, or where a step
         takes longer than `worth_ns`."""
-        chosen = tuple(cuts) if self._small and self.schedule.pieces == 1 else self.prices.with_best_layouts(cuts)
+        chosen = tuple(cuts) if self._small and self.schedule.pieces == 1 else self.stage_costs.with_best_layouts(cuts)
         plans = self.planner.plans(chosen, worth_ns)
         return None if plans is None else self._staged(chosen, plans)
 
     def _staged(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> PipelineResult:
-        layout_of, sizes_of = self.prices.layout_of, self.prices.sizes_of
+        layout_of, sizes_of = self.stage_costs.layout_of, self.stage_costs.sizes_of
         borders = [
             (
                 layout_of(mine.submesh, theirs.first - 1, mine.leaves),
@@ -238,7 +238,7 @@ class PipelineSolver:
             [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))],
             borders,
             [sizes_of(cut.first - 1) for cut in cuts[1:]],
-            self.prices.transfers,
+            self.stage_costs.transfers,
             self.options,
             self.schedule,
         )

@@ -15,7 +15,7 @@ from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.pipeline.bounds.cost import CostBounds
 from shardplan.pipeline.bounds.run_costs import RunCosts
-from shardplan.pipeline.bounds.tied_layouts import StageOption, TiedLayouts
+from shardplan.pipeline.bounds.tied_layouts import StageSite, TiedLayouts
 from shardplan.pipeline.bounds.weighted import WeightedBounds
 from shardplan.pipeline.cut_points import Chain
 from shardplan.pipeline.cut_search import Choices, Counts, Cut, Found, search
@@ -23,7 +23,7 @@ from shardplan.pipeline.p2p import Transfers, exposed_ns
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.stage_inputs import limit_bytes, weight_bytes
 from shardplan.pipeline.submeshes import Submesh
-from shardplan.pipeline.tied_weights import held_at_both_ends, least_tied_ns, tied_ns
+from shardplan.pipeline.tied_weights import least_tied_ns, tied_at_both_ends, tied_ns
 from shardplan.planning import Planner
 from shardplan.solve.problem import Costs
 from shardplan.units import PS_PER_NS
@@ -66,11 +66,11 @@ class StageCosts:
     _behind: list[Counts] = field(init=False)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
     _seen: list[_Seen] = field(init=False, default_factory=list)
-    _floors: dict[int, CostBounds] = field(init=False, default_factory=dict)
-    _tables: dict[StageOption, Costs] = field(init=False, default_factory=dict)
+    _memory_bounds: dict[int, CostBounds] = field(init=False, default_factory=dict)
+    _tables: dict[StageSite, Costs] = field(init=False, default_factory=dict)
     _handing: list[list[Costs]] = field(init=False)
     _handovers: dict[tuple[object, ...], Costs] = field(init=False, default_factory=dict)
-    _ends: TiedLayouts | None = field(init=False, default=None)
+    _tied: TiedLayouts | None = field(init=False, default=None)
     _apart: Costs = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,14 +80,14 @@ class StageCosts:
         self._behind = [self._fitting(part, count) for part in self.parts]
         graphs = [runs.built for runs in self.runs]
         if self.exact:
-            self._ends = TiedLayouts(self.transfers, self.parts, self.runs, self._least_costs)
+            self._tied = TiedLayouts(self.transfers, self.parts, self.runs, self._least_costs)
         each = range(len(self.parts))
         self._handing = [[self._handed(sender, receiver) for receiver in each] for sender in each]
-        if self._ends is None:
+        if self._tied is None:
             least_ns = least_tied_ns(self.transfers, self.chain, self.parts, graphs)
             self._apart = np.full((len(self.parts), len(self.parts)), PS_PER_NS * least_ns)
         else:
-            self._apart = PS_PER_NS * self._ends.apart_ns()
+            self._apart = PS_PER_NS * self._tied.apart_ns()
 
     def search(self, stages: int | None, *, strained: bool = False, worth_ns: float = math.inf) -> Found:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
@@ -96,12 +96,12 @@ class StageCosts:
         `strained`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
         and had no more in flight.
         """
-        costs, ways = self._now(), self._ways
+        costs, sites = self._now(), self._sites
         choices = Choices(
             costs=costs,
-            sizes=[self.parts[way.part].size for way in ways],
-            handing=[[self._handing[sender.part][receiver.part] for receiver in ways] for sender in ways],
-            most_behind=[self._behind[way.part] for way in ways],
+            sizes=[self.parts[site.part].size for site in sites],
+            handing=[[self._handing[sender.part][receiver.part] for receiver in sites] for sender in sites],
+            most_behind=[self._behind[site.part] for site in sites],
             devices=self.cluster.mesh.size,
             share=self.share,
             stages=stages,
@@ -111,22 +111,22 @@ class StageCosts:
         found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PS_PER_NS)
         if found.cuts is None:
             return found
-        return replace(found, cuts=tuple(self._meant(cut, ways[cut.submesh]) for cut in found.cuts))
+        return replace(found, cuts=tuple(self._meant(cut, sites[cut.submesh]) for cut in found.cuts))
 
-    def _meant(self, cut: Cut, way: StageOption) -> Cut:
-        return replace(cut, submesh=way.part, tied=way.tied)
+    def _meant(self, cut: Cut, site: StageSite) -> Cut:
+        return replace(cut, submesh=site.part, tied=site.tied)
 
     @property
-    def _ways(self) -> Sequence[StageOption]:
-        return self._ends.ways if self._ends else [StageOption(part) for part in range(len(self.parts))]
+    def _sites(self) -> Sequence[StageSite]:
+        return self._tied.sites if self._tied else [StageSite(part) for part in range(len(self.parts))]
 
     def _least(self, cut: Cut) -> Costs:
-        return self._ends.of(cut) if self._ends else self.runs[cut.submesh].of(cut.first, cut.last)
+        return self._tied.of(cut) if self._tied else self.runs[cut.submesh].of(cut.first, cut.last)
 
     def apart_ns(self, part: int) -> float:
         """The least that tied weights cost when the first and the last stage run on this part."""
         graphs, parts = [self.runs[part].built], [self.parts[part]]
-        names = held_at_both_ends(self.chain, graphs)
+        names = tied_at_both_ends(self.chain, graphs)
         return sum(float(tied_ns(self.transfers, parts, graphs, name)[0][0].min()) for name in names)
 
     @property
@@ -154,8 +154,8 @@ class StageCosts:
     def bound_ns(self, cut: Cut, in_flight: int) -> float:
         """The least that a stage costs with so many microbatches in flight, between borders as the cut has them."""
         cost = float(self._least(cut)[cut.enters, cut.leaves])
-        floors = self._floors[cut.submesh].table(in_flight) if cut.submesh in self._floors else None
-        return max(cost, 0.0 if floors is None else float(floors[cut.first, cut.last])) / PS_PER_NS
+        bounds = self._memory_bounds[cut.submesh].table(in_flight) if cut.submesh in self._memory_bounds else None
+        return max(cost, 0.0 if bounds is None else float(bounds[cut.first, cut.last])) / PS_PER_NS
 
     def can_hold(self, cut: Cut, behind: int) -> bool:
         """Whether weights let a stage run with so many stages behind it, as far as is known."""
@@ -174,11 +174,11 @@ class StageCosts:
         micro, hidden = self.options.microbatches, self.transfers.hidden
         mine, theirs = self.parts[sender], self.parts[receiver]
         there = [
-            exposed_ns(self.transfers.handover(mine, theirs, layout, value), hidden, micro)
+            exposed_ns(self.transfers.send_receive(mine, theirs, layout, value), hidden, micro)
             for layout in self.runs[receiver].layouts[border]
         ]
         back = [
-            exposed_ns(self.transfers.handover(theirs, mine, layout, gradient), hidden, micro) if gradient else 0.0
+            exposed_ns(self.transfers.send_receive(theirs, mine, layout, gradient), hidden, micro) if gradient else 0.0
             for layout in self.runs[sender].layouts[border]
         ]
         table: Costs = PS_PER_NS * (np.array(back)[:, None] + np.array(there)[None, :])
@@ -205,25 +205,25 @@ class StageCosts:
 
     def tied_layout(self, cut: Cut) -> Mapping[str, Layout]:
         """How a stage keeps the weight that the first and the last hold, if that is said."""
-        return self._ends.layout(cut) if self._ends else {}
+        return self._tied.layout(cut) if self._tied else {}
 
     def with_best_layouts(self, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
         """The same stages with the layouts at their borders for which the sum of stages and transfers is least."""
         tables = [self.share * self.runs[cut.submesh].of(cut.first, cut.last) for cut in cuts]
         slowest = max(range(len(cuts)), key=lambda place: float(tables[place].min()))
         tables[slowest] = tables[slowest] / self.share
-        least, ways = np.zeros(1), []
+        least, pointers = np.zeros(1), []
         for place, (cut, table) in enumerate(zip(cuts, tables, strict=True)):
             if place:
                 handed = least[:, None] + self.handed_ps(cuts[place - 1].submesh, cut.submesh, cut.first - 1)
-                ways.append(handed.argmin(axis=0))
+                pointers.append(handed.argmin(axis=0))
                 least = handed.min(axis=0)
             total = least[:, None] + table
-            ways.append(total.argmin(axis=0))
+            pointers.append(total.argmin(axis=0))
             least = total.min(axis=0)
         chosen = [0]
-        for way in reversed(ways):
-            chosen.append(int(way[chosen[-1]]))
+        for pointer in reversed(pointers):
+            chosen.append(int(pointer[chosen[-1]]))
         ends = chosen[::-1]
         return tuple(replace(cut, enters=ends[2 * place], leaves=ends[2 * place + 1]) for place, cut in enumerate(cuts))
 
@@ -244,11 +244,13 @@ class StageCosts:
             self._seen.append(seen)
 
     def raise_bound(self, cut: Cut, in_flight: int) -> bool:
-        """Bring memory into the bound of a run (`shardplan.pipeline.bounds.cost`); whether that made it dearer."""
+        """Bring memory into the bound of a run (`shardplan.pipeline.bounds.cost`); whether that made it costlier."""
         runs = self.runs[cut.submesh].first
-        if cut.submesh not in self._floors:
-            self._floors[cut.submesh] = CostBounds(runs, limit_bytes(self.options, self.cluster))
-        return self._floors[cut.submesh].raise_for(cut.first, cut.last, in_flight, runs.least(cut.first, cut.last))
+        if cut.submesh not in self._memory_bounds:
+            self._memory_bounds[cut.submesh] = CostBounds(runs, limit_bytes(self.options, self.cluster))
+        return self._memory_bounds[cut.submesh].raise_for(
+            cut.first, cut.last, in_flight, runs.least(cut.first, cut.last)
+        )
 
     def sharpen(self, cut: Cut, in_flight: int, cost_ns: float) -> bool:
         """Where a stage costs more than it is known to at least, bring what is sent into the bounds
@@ -257,9 +259,9 @@ class StageCosts:
         if runs.is_sharp or cost_ns <= self.bound_ns(cut, in_flight) * (1.0 + _STRAINED):
             return False
         runs.sharpen()
-        if self._ends:
-            self._ends.sharpen(cut.submesh)
-        self._tables = {way: table for way, table in self._tables.items() if way.part != cut.submesh}
+        if self._tied:
+            self._tied.sharpen(cut.submesh)
+        self._tables = {site: table for site, table in self._tables.items() if site.part != cut.submesh}
         return True
 
     def refuse(self, cut: Cut, behind: int, *, one_waits: bool, never: bool) -> None:
@@ -298,15 +300,15 @@ class StageCosts:
         found = {}
         for submesh, cost in enumerate(costs):
             here = [one for one in seen if one.submesh == submesh]
-            floors = self._floors.get(submesh)
+            bounds = self._memory_bounds.get(submesh)
             for behind in range(min(len(self.chain), self.cluster.mesh.size)):
                 waiting = self.in_flight(behind, behind + 1)
-                table = floors.table(waiting) if floors else None
+                table = bounds.table(waiting) if bounds else None
                 known = [one for one in here if one.waiting <= waiting]
                 key = (submesh, id(table), len(known))
                 if key not in raised:
-                    dearer = cost if table is None else np.maximum(cost, table[:, :, None, None])
-                    raised[key] = np.maximum(dearer, _strained(cost, known)) if known else dearer
+                    costlier = cost if table is None else np.maximum(cost, table[:, :, None, None])
+                    raised[key] = np.maximum(costlier, _strained(cost, known)) if known else costlier
                 if raised[key] is not cost:
                     found[behind, submesh] = raised[key]
         return found
@@ -318,30 +320,30 @@ class StageCosts:
 
     def _now(self) -> list[Costs]:
         """The tables, and what planning has told."""
-        ways = self._ways
-        tables = [self._table(way) for way in ways]
+        sites = self._sites
+        tables = [self._table(site) for site in sites]
         for cut, cost_ps in self._known.items():
-            number = self._ends.number(cut) if self._ends else cut.submesh
-            if tables[number] is self._tables[ways[number]]:
+            number = self._tied.number(cut) if self._tied else cut.submesh
+            if tables[number] is self._tables[sites[number]]:
                 tables[number] = tables[number].copy()
             tables[number][cut.first, cut.last, cut.enters, cut.leaves] = cost_ps
         return tables
 
-    def _table(self, way: StageOption) -> Costs:
-        if way not in self._tables:
-            self._tables[way] = self._leasts(way)
-        return self._tables[way]
+    def _table(self, site: StageSite) -> Costs:
+        if site not in self._tables:
+            self._tables[site] = self._leasts(site)
+        return self._tables[site]
 
-    def _leasts(self, way: StageOption) -> Costs:
+    def _leasts(self, site: StageSite) -> Costs:
         """Costs of all runs that may be so; where the search is not exact, of the best layouts at both ends."""
         units, layouts = len(self.chain), self._layouts
         if not self.exact:
-            return self.runs[way.part].leasts()[:, :, None, None]
-        tied = self._ends is not None and self._ends.weight
+            return self.runs[site.part].leasts()[:, :, None, None]
+        tied = self._tied is not None and self._tied.weight
         table = np.full((units + 1, units + 1, layouts, layouts), np.inf)
         for first, last in itertools.combinations(range(units + 1), 2):
-            if not tied or way.allows(first, last, units):
-                cost = self._least(Cut(first, last, way.part, 0, 0, way.tied))
+            if not tied or site.allows(first, last, units):
+                cost = self._least(Cut(first, last, site.part, 0, 0, site.tied))
                 table[first, last, : cost.shape[0], : cost.shape[1]] = cost
         return table
 

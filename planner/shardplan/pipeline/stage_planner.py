@@ -25,9 +25,9 @@ from shardplan.planning import Planner
 
 @dataclass
 class StagePlanner:
-    """Plans stages of `prices.chain`; every one once."""
+    """Plans stages of `stage_costs.chain`; every one once."""
 
-    prices: StageCosts
+    stage_costs: StageCosts
     cluster: Cluster
     options: PlanOptions
     pieces: int
@@ -38,17 +38,17 @@ class StagePlanner:
         """A plan of every stage; `None` when one does not fit, which is then left out of the search, or when the step
         is sure to be longer than `worth_ns`."""
         plans: list[Plan] = []
-        steps_ns = [self.prices.bound_ns(cut, self.in_flight(place, len(cuts))) for place, cut in enumerate(cuts)]
+        steps_ns = [self.stage_costs.bound_ns(cut, self.in_flight(place, len(cuts))) for place, cut in enumerate(cuts)]
         for place, cut in enumerate(cuts):
-            if self.prices.step_ns(steps_ns) > worth_ns:
+            if self.stage_costs.step_ns(steps_ns) > worth_ns:
                 return None
             waiting = self.in_flight(place, len(cuts))
             plan = self.plan(cut, waiting, place)
             if plan is None:
-                never = self._plan(cut, waiting, self.prices.model.name, free=True) is None
-                self.prices.refuse(cut, len(cuts) - 1 - place, one_waits=waiting == 1, never=never)
+                never = self._plan(cut, waiting, self.stage_costs.model.name, free=True) is None
+                self.stage_costs.refuse(cut, len(cuts) - 1 - place, one_waits=waiting == 1, never=never)
                 return None
-            self.prices.see(cut, waiting, plan.summary.step_ns)
+            self.stage_costs.see(cut, waiting, plan.summary.step_ns)
             steps_ns[place] = plan.summary.step_ns
             plans.append(plan)
         return tuple(plans)
@@ -56,23 +56,23 @@ class StagePlanner:
     def in_flight(self, place: int, count: int) -> int:
         """Microbatches that stage `place` of `count` holds; pieces of one stage count one by one."""
         stages = count // self.pieces
-        return self.prices.in_flight(stages - 1 - place % stages, stages)
+        return self.stage_costs.in_flight(stages - 1 - place % stages, stages)
 
     def plan(self, cut: Cut, in_flight: int, place: int) -> Plan | None:
         """The plan of a stage with so many microbatches in flight; None where none fits."""
         key = (cut, in_flight)
         if key not in self._planned:
-            name = f"{self.prices.model.name}.stage{place}"
-            kind = (*self.prices.kind_of(cut), in_flight)
+            name = f"{self.stage_costs.model.name}.stage{place}"
+            kind = (*self.stage_costs.kind_of(cut), in_flight)
             plan = self._like(*self._alike[kind], cut, in_flight, name) if kind in self._alike else None
             if plan is None and (plan := self._plan(cut, in_flight, name)) is not None and not self.options.constraints:
-                self._alike[kind] = part_of(self.prices.chain, cut.first, cut.last, name), plan
+                self._alike[kind] = part_of(self.stage_costs.chain, cut.first, cut.last, name), plan
             self._planned[key] = plan
         return self._planned[key]
 
     def _like(self, model: Model, plan: Plan, cut: Cut, in_flight: int, name: str) -> Plan | None:
         """`plan`, of `model`, for a stage of equal units; None where that takes another time."""
-        own = part_of(self.prices.chain, cut.first, cut.last, name)
+        own = part_of(self.stage_costs.chain, cut.first, cut.last, name)
         called = _called(own, model)
         if called is None:
             return None
@@ -104,7 +104,7 @@ class StagePlanner:
     ) -> Plan | None:
         """The plan of a stage, its borders as the cut has them or `free`, or all of its values `like` these; None where
         none fits."""
-        chain, cluster = self.prices.chain, self.prices.parts[cut.submesh].cluster
+        chain, cluster = self.stage_costs.chain, self.stage_costs.parts[cut.submesh].cluster
         model = part_of(chain, cut.first, cut.last, name)
         options = replace(
             self.options,
@@ -113,11 +113,11 @@ class StagePlanner:
             memory_limit_bytes=limit_bytes(self.options, self.cluster) // self.pieces,
         )
         planner = Planner(model, cluster, options, reasons=False)
-        ends: dict[str, Layout] = dict(self.prices.tied_layout(cut))
+        ends: dict[str, Layout] = dict(self.stage_costs.tied_layout(cut))
         if cut.first:
-            ends[chain.borders[cut.first - 1]] = self.prices.layout_of(cut.submesh, cut.first - 1, cut.enters)
+            ends[chain.borders[cut.first - 1]] = self.stage_costs.layout_of(cut.submesh, cut.first - 1, cut.enters)
         if cut.last < len(chain):
-            ends[chain.borders[cut.last - 1]] = self.prices.layout_of(cut.submesh, cut.last - 1, cut.leaves)
+            ends[chain.borders[cut.last - 1]] = self.stage_costs.layout_of(cut.submesh, cut.last - 1, cut.leaves)
         try:
             if like is not None:
                 return planner.plan(lambda built: all_kept_so(built, like))

@@ -19,7 +19,7 @@ from shardplan.plan.types import Plan, Transfer
 
 
 def tied_transfers(
-    prices: Transfers,
+    transfers: Transfers,
     chain: Chain,
     starts: Sequence[int],
     parts: Sequence[Submesh],
@@ -37,8 +37,8 @@ def tied_transfers(
             if name in layouts[first] and name in layouts[other]:
                 source, target = layouts[first][name].layout, layouts[other][name].layout
                 size_bytes = chain.model.tensor(name).size_bytes
-                there = prices.handover(parts[first], parts[other], target, size_bytes).steps
-                back = prices.handover(parts[other], parts[first], source, size_bytes).steps
+                there = transfers.send_receive(parts[first], parts[other], target, size_bytes).steps
+                back = transfers.send_receive(parts[other], parts[first], source, size_bytes).steps
                 found.append(Transfer(name, first, other, source, target, there, back, 1, 0.0))
     return tuple(found)
 
@@ -48,7 +48,7 @@ def waited_ns(transfers: Sequence[Transfer]) -> float:
     return sum((1.0 - transfer.hidden) * transfer.time_ns for transfer in transfers)
 
 
-def held_at_both_ends(chain: Chain, graphs: Sequence[CostGraph]) -> dict[str, tuple[int, ...]]:
+def tied_at_both_ends(chain: Chain, graphs: Sequence[CostGraph]) -> dict[str, tuple[int, ...]]:
     """Trained weights that the first and the last unit hold, and so two stages wherever a pipeline is cut, with the
     units that hold them. `graphs`: the whole model on every part."""
     last = len(chain) - 1
@@ -60,7 +60,7 @@ def held_at_both_ends(chain: Chain, graphs: Sequence[CostGraph]) -> dict[str, tu
 
 
 def tied_ns(
-    prices: Transfers, parts: Sequence[Submesh], graphs: Sequence[CostGraph], name: str
+    transfers: Transfers, parts: Sequence[Submesh], graphs: Sequence[CostGraph], name: str
 ) -> list[list[NDArray[np.float64]]]:
     """What keeping a weight equal costs in a step, by the parts of the first and of the last stage: nanoseconds, shape
     (its layouts in the first, in the last)."""
@@ -69,19 +69,19 @@ def tied_ns(
     size_bytes = graphs[0].model.tensor(name).size_bytes
 
     def handed(sender: int, receiver: int) -> NDArray[np.float64]:
-        ways = (prices.handover(parts[sender], parts[receiver], layout, size_bytes) for layout in layouts[receiver])
-        return np.array([float(way.time_ns) for way in ways])
+        moves = (transfers.send_receive(parts[sender], parts[receiver], layout, size_bytes) for layout in layouts[receiver])
+        return np.array([float(move.time_ns) for move in moves])
 
     each = range(len(parts))
     return [[handed(last, first)[:, None] + handed(first, last)[None, :] for last in each] for first in each]
 
 
-def least_tied_ns(prices: Transfers, chain: Chain, parts: Sequence[Submesh], graphs: Sequence[CostGraph]) -> float:
+def least_tied_ns(transfers: Transfers, chain: Chain, parts: Sequence[Submesh], graphs: Sequence[CostGraph]) -> float:
     """The least that tied weights cost in a step of any pipeline of several stages."""
-    devices, each = prices.cluster.mesh.size, range(len(parts))
+    devices, each = transfers.cluster.mesh.size, range(len(parts))
     pairs = [(a, b) for a in each for b in each if parts[a].size + parts[b].size <= devices]
     total = 0.0
-    for name in held_at_both_ends(chain, graphs):
-        tables = tied_ns(prices, parts, graphs, name)
+    for name in tied_at_both_ends(chain, graphs):
+        tables = tied_ns(transfers, parts, graphs, name)
         total += min((float(tables[a][b].min()) for a, b in pairs), default=0.0)
     return total

@@ -22,18 +22,18 @@ from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.solve.problem import Costs
 
 _FIRST = 0.05
-"""Of the cost of a run over the bytes of a device: the first price that is tried."""
+"""Of the cost of a run over the bytes of a device: the first multiplier that is tried."""
 _NEARLY_FREE = 1e-6
 _STEPS = (3.0, 3.0**0.5)
-"""Factors between the prices that are tried, the coarse one first."""
+"""Factors between the multipliers that are tried, the coarse one first."""
 _WORTH = 1e-3
 _CEILING = 64.0
-"""A floor of so many times what a run costs without regard to memory is as good as a proof that it does not fit."""
+"""A bound of so many times what a run costs without regard to memory is as good as a proof that it does not fit."""
 
 
 @dataclass
 class CostBounds:
-    """CostBounds of all runs of units of `runs`, on devices that may hold `limit_bytes`."""
+    """Cost lower bounds of all runs of units of `runs`, on devices that may hold `limit_bytes`."""
 
     runs: RunCosts
     limit_bytes: int
@@ -46,7 +46,7 @@ class CostBounds:
         self._held = memory_bound(self.runs.built, self.runs.chain)
 
     def table(self, waiting: int) -> Costs | None:
-        """The floors known so far with so many microbatches in flight, or fewer: what holds less costs no more.
+        """The bounds known so far with so many microbatches in flight, or fewer: what holds less costs no more.
 
         Shape (first unit, last), picoseconds.
         """
@@ -54,7 +54,7 @@ class CostBounds:
         return np.maximum.reduce(known) if known else None
 
     def raise_for(self, first: int, last: int, waiting: int, cost: float) -> bool:
-        """Look for the price with the greatest floor of units `first` .. `last` - 1, which cost at least `cost`.
+        """Look for the multiplier with the greatest bound of units `first` .. `last` - 1, which cost at least `cost`.
 
         Whether one was found that is above what was known.
         """
@@ -62,39 +62,39 @@ class CostBounds:
             return False
         before = self.table(waiting)
         least = cost if before is None else max(cost, float(before[first, last]))
-        price, best = self._dearest(first, last, waiting, cost)
-        self._best[waiting] = price
+        multiplier, best = self._best_multiplier(first, last, waiting, cost)
+        self._best[waiting] = multiplier
         if best <= least * (1.0 + _WORTH):
             return False
-        floors = np.where(np.isfinite(table := self._at(waiting, price).leasts()), table, -np.inf)
-        floors -= price * self.limit_bytes
+        bounds = np.where(np.isfinite(table := self._at(waiting, multiplier).leasts()), table, -np.inf)
+        bounds -= multiplier * self.limit_bytes
         known = self._tables.get(waiting)
-        self._tables[waiting] = floors if known is None else np.maximum(known, floors)
+        self._tables[waiting] = bounds if known is None else np.maximum(known, bounds)
         return True
 
     def _binds(self, first: int, last: int, waiting: int, cost: float) -> bool:
-        """Whether memory makes a run dearer at all: floors are concave in the price, and begin at `cost`."""
+        """Whether memory makes a run costlier at all: bounds are concave in the multiplier, and begin at `cost`."""
         low = _NEARLY_FREE * cost / self.limit_bytes
         return self._at(waiting, low).least(first, last) - low * self.limit_bytes > cost
 
-    def _dearest(self, first: int, last: int, waiting: int, cost: float) -> tuple[float, float]:
-        """The best price that was found, and the floor of a run at that price."""
+    def _best_multiplier(self, first: int, last: int, waiting: int, cost: float) -> tuple[float, float]:
+        """The best multiplier that was found, and the bound of a run at that multiplier."""
 
-        def floor(price: float) -> float:
-            return self._at(waiting, price).least(first, last) - price * self.limit_bytes
+        def bound(multiplier: float) -> float:
+            return self._at(waiting, multiplier).least(first, last) - multiplier * self.limit_bytes
 
         nearest = min(self._best, key=lambda other: (abs(other - waiting), other), default=None)
-        price = _FIRST * cost / self.limit_bytes if nearest is None else self._best[nearest]
-        best = floor(price)
+        multiplier = _FIRST * cost / self.limit_bytes if nearest is None else self._best[nearest]
+        best = bound(multiplier)
         for step in _STEPS:
             for factor in (step, 1.0 / step):
-                while best < _CEILING * cost and (found := floor(price * factor)) > best:
-                    best, price = found, price * factor
-        return price, best
+                while best < _CEILING * cost and (found := bound(multiplier * factor)) > best:
+                    best, multiplier = found, multiplier * factor
+        return multiplier, best
 
-    def _at(self, waiting: int, price: float) -> RunCosts:
-        """Costs of all runs when a byte has this price."""
-        key = (waiting, price)
+    def _at(self, waiting: int, multiplier: float) -> RunCosts:
+        """Costs of all runs when a byte has this multiplier."""
+        key = (waiting, multiplier)
         if key not in self._priced:
-            self._priced[key] = self.runs.charged(self._held.charges(waiting, price))
+            self._priced[key] = self.runs.charged(self._held.charges(waiting, multiplier))
         return self._priced[key]

@@ -40,10 +40,10 @@ class MemoryBound:
     saved: dict[Node, Costs]
     fed: dict[Node, Costs]
 
-    def charges(self, waiting: int, price: float) -> AddedCosts:
-        """What is charged when a byte has this price and so many microbatches are in flight."""
-        state, saved = _scaled(self.state, price), _scaled(self.saved, price * waiting)
-        return AddedCosts({**state, **saved}, _scaled(self.fed, price * waiting))
+    def charges(self, waiting: int, multiplier: float) -> AddedCosts:
+        """What is charged when a byte has this multiplier and so many microbatches are in flight."""
+        state, saved = _scaled(self.state, multiplier), _scaled(self.saved, multiplier * waiting)
+        return AddedCosts({**state, **saved}, _scaled(self.fed, multiplier * waiting))
 
 
 def _scaled(held: dict[Node, Costs], factor: float) -> dict[Node, Costs]:

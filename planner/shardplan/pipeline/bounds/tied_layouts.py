@@ -19,14 +19,14 @@ from shardplan.pipeline.cut_points import Chain, chain_part
 from shardplan.pipeline.cut_search import Cut
 from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.submeshes import Submesh
-from shardplan.pipeline.tied_weights import held_at_both_ends, tied_ns
+from shardplan.pipeline.tied_weights import tied_at_both_ends, tied_ns
 from shardplan.solve.problem import Costs
 
 
 @dataclass(frozen=True, slots=True)
-class StageOption:
-    """A part of the cluster, for the first stage (`ends` = 0), the last (1), or for those between and the only one
-    (-1); at the ends with the weight in layout number `tied`."""
+class StageSite:
+    """A submesh (`part`) as an option of a stage: the first one (`ends` = 0), the last (1), or any between and the only
+    one (-1); at the ends with the tied weight in layout number `tied`."""
 
     part: int
     ends: int = -1
@@ -40,33 +40,33 @@ class StageOption:
 
 @dataclass
 class TiedLayouts:
-    """The ways on parts of a cluster, on which the whole model costs `runs`. `least_costs`: of a chain on one part.
-    `weight`: the largest that just the first and the last unit hold, "" where none is."""
+    """The sites of stages on the submeshes `parts`, on which the whole model costs `runs`. `least_costs`: bounds of a
+    chain on one submesh. `weight`: the largest that just the first and the last unit hold, "" where none is."""
 
     transfers: Transfers
     parts: Sequence[Submesh]
     runs: Sequence[WeightedBounds]
     least_costs: Callable[[Chain, Submesh], WeightedBounds]
     weight: str = field(init=False)
-    ways: tuple[StageOption, ...] = field(init=False)
+    sites: tuple[StageSite, ...] = field(init=False)
     _others: tuple[str, ...] = field(init=False)
     _sides: dict[tuple[int, bool], WeightedBounds] = field(init=False, default_factory=dict)
     _tied: dict[tuple[int, bool, int], WeightedBounds] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        held = held_at_both_ends(self._chain, self._graphs)
+        held = tied_at_both_ends(self._chain, self._graphs)
         alone = [name for name, units in held.items() if len(units) == 2]
         tensor = self._chain.model.tensor
         self.weight = max(alone, key=lambda name: (tensor(name).size_bytes, name), default="")
         self._others = tuple(name for name in held if name != self.weight)
-        between = [StageOption(part) for part in range(len(self.parts))]
+        between = [StageSite(part) for part in range(len(self.parts))]
         at_ends = [
-            StageOption(part, end, choice)
+            StageSite(part, end, choice)
             for end in (0, 1)
             for part, built in enumerate(self._graphs)
             for choice in range(len(built.kept[self.weight]) if self.weight else 0)
         ]
-        self.ways = (*between, *at_ends)
+        self.sites = (*between, *at_ends)
 
     @property
     def _chain(self) -> Chain:
@@ -115,22 +115,22 @@ class TiedLayouts:
         return {self.weight: self.runs[cut.submesh].built.kept[self.weight].layout(cut.tied)}
 
     def number(self, cut: Cut) -> int:
-        """The place in `ways` of what a stage is."""
+        """The place in `sites` of what a stage is."""
         return (
-            cut.submesh if cut.tied < 0 else self.ways.index(StageOption(cut.submesh, 1 if cut.first else 0, cut.tied))
+            cut.submesh if cut.tied < 0 else self.sites.index(StageSite(cut.submesh, 1 if cut.first else 0, cut.tied))
         )
 
     def apart_ns(self) -> Costs:
-        """What tied weights cost by the ways of the first and of the last stage; of all but `weight` the least."""
+        """What tied weights cost by the sites of the first and of the last stage; of all but `weight` the least."""
         parts = range(len(self.parts))
         least = np.zeros((len(parts), len(parts)))
         for name in self._others:
             tables = tied_ns(self.transfers, self.parts, self._graphs, name)
             least += np.array([[tables[a][b].min() for b in parts] for a in parts])
         tables = tied_ns(self.transfers, self.parts, self._graphs, self.weight) if self.weight else []
-        total = np.zeros((len(self.ways), len(self.ways)))
-        for one, first in enumerate(self.ways):
-            for other, last in enumerate(self.ways):
+        total = np.zeros((len(self.sites), len(self.sites)))
+        for one, first in enumerate(self.sites):
+            for other, last in enumerate(self.sites):
                 if first.ends == 0 and last.ends == 1:
                     kept = float(tables[first.part][last.part][first.tied, last.tied])
                     total[one, other] = least[first.part, last.part] + kept
