@@ -39,6 +39,13 @@ def test_a_plan_satisfies_it_and_has_no_key_that_it_does_not_describe():
     Draft202012Validator(strict(SCHEMA)).validate(document())
 
 
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "plans").glob("*.json")), ids=lambda path: path.stem
+)
+def test_so_do_the_plans_of_the_repository(path):
+    Draft202012Validator(strict(SCHEMA)).validate(json.loads(path.read_text(encoding="utf-8")))
+
+
 def test_it_asks_for_every_section():
     for section in document():
         without = document()

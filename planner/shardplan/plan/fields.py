@@ -6,19 +6,14 @@ which the file has them. After a change run `python -m shardplan.plan.schema`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeVar, get_args
+from typing import Final, get_args
 
-from shardplan.layout.collective import Collective, CollectiveKind
-from shardplan.layout.layout import Layout
-from shardplan.layout.mesh import Axis, Mesh
+from shardplan.layout.collective import CollectiveKind
 from shardplan.plan.kinds import (
     AxisNames,
     Carried,
     Choice,
-    Context,
     Either,
     Flag,
     Integer,
@@ -30,36 +25,43 @@ from shardplan.plan.kinds import (
     Number,
     Optional,
     PerAxis,
-    RecordError,
     Share,
     Text,
     WholePlan,
-    shown,
 )
 from shardplan.plan.orientation import checkpoint_tensor, dim_segments, dim_shards, graph_tensor
+from shardplan.plan.parts import (
+    BlockCopy,
+    PlacedAxis,
+    are_stages,
+    as_many_as,
+    block_copies,
+    collective_step,
+    devices_per_host,
+    hosts,
+    in_rank,
+    itself,
+    laid_mesh,
+    made,
+    permutes,
+    placed_axes,
+    tensors_of,
+    whole_plan,
+)
 from shardplan.plan.record import REQUIRED, Checked, Field, Nested, Record, rows
 from shardplan.plan.types import (
-    CollectiveStep,
     Memory,
     Move,
     OperatorDecision,
     Phase,
     Pipeline,
-    Plan,
     Stage,
-    Summary,
     TensorDecision,
     Transfer,
 )
 
-T = TypeVar("T")
 MAJOR: Final = 1
-MOST_DEVICES: Final = 2**24
 TEXTS, COUNTS = ListOf(Text()), ListOf(Integer())
-
-
-def _made(kind: Callable[..., T], **fixed: object) -> Callable[[dict[str, Any]], T]:
-    return lambda found: kind(**fixed, **found)
 
 
 # ---- what was asked, and of what -------------------------------------------------------------------------------------
@@ -106,53 +108,19 @@ CLUSTER = Record("cluster", (
 # ---- the mesh --------------------------------------------------------------------------------------------------------
 
 
-class PlacedAxis(NamedTuple):
-    """A mesh axis and the name of its link."""
-
-    name: str
-    size: int
-    link: str
-
-
-def _axes(plan: Plan) -> Iterator[PlacedAxis]:
-    return (PlacedAxis(axis.name, axis.size, link) for axis, link in zip(plan.mesh.axes, plan.axis_links, strict=True))
-
-
-def _devices_per_host(plan: Plan) -> int | None:
-    """Devices of the mesh on one machine; None where the innermost link is not that of a machine."""
-    profile = plan.cluster.get("profile")
-    levels = profile.get("levels") if isinstance(profile, Mapping) else None
-    innermost = levels[0] if isinstance(levels, Sequence) and levels else None
-    if not isinstance(innermost, Mapping) or innermost.get("topology") == "torus":
-        return None
-    return math.prod(axis.size for axis in _axes(plan) if axis.link == innermost.get("name"))
-
-
-def _hosts(plan: Plan) -> int | None:
-    inside = _devices_per_host(plan)
-    return plan.mesh.size // inside if inside else None
-
-
-def _mesh(found: Mapping[str, Any]) -> dict[str, Any]:
-    mesh = Mesh(tuple(Axis(axis.name, axis.size) for axis in found["axes"]))
-    if mesh.size > MOST_DEVICES:
-        raise RecordError(f"a mesh of {mesh.size:,} devices; at most {MOST_DEVICES:,} can be planned for")
-    return {"mesh": mesh, "links": tuple(axis.link for axis in found["axes"])}
-
-
 AXIS = Record("axis", (
     Field("name", Text()),
     Field("size", Integer(1)),
     Field("link", Text(), "Level of the profile that joins the devices along this axis."),
-), make=_made(PlacedAxis), shared=False)  # fmt: skip
+), make=made(PlacedAxis), shared=False)  # fmt: skip
 
 MESH = Record("mesh", (
-    Field("axes", rows(AXIS, least=1), get=_axes),
+    Field("axes", rows(AXIS, least=1), get=placed_axes),
     Field("devices", Integer(1), get=attrgetter("mesh.size"), derived=True),
     Field("hosts", Integer(1), "Machines, where the innermost link is that of a machine; ranks fill one after the "
-          "other.", get=_hosts, default=None, derived=True),
-    Field("devices_per_host", Integer(1), get=_devices_per_host, default=None, derived=True),
-), make=_mesh, shared=False, part=True)  # fmt: skip
+          "other.", get=hosts, default=None, derived=True),
+    Field("devices_per_host", Integer(1), get=devices_per_host, default=None, derived=True),
+), make=laid_mesh, shared=False, part=True)  # fmt: skip
 
 
 # ---- times and memory ------------------------------------------------------------------------------------------------
@@ -163,7 +131,7 @@ MEMORY = Record("memory", (
     Field("optimizer", Integer(), diff="optimizer"),
     Field("activations", Integer(), diff="activations"),
     Field("temporaries", Integer(), diff="temporaries"),
-), make=_made(Memory), shared=False)  # fmt: skip
+), make=made(Memory), shared=False)  # fmt: skip
 
 SUMMARY = Record("summary", (
     Field("outcome", Choice(("optimal", "feasible", "interrupted"))),
@@ -203,20 +171,9 @@ DETAILS = Record("details", (
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def _in_rank(layout: Layout, found: Mapping[str, Any], _: Context) -> str:
-    rank = len(found["shape"])
-    beyond = [str(one) for one in layout.placements if one.is_shard and one.dim >= rank]
-    return f"but {beyond[0]} is not a dim of a tensor of rank {rank}" if beyond else ""
-
-
-def _permutes(perm: tuple[int, ...], found: Mapping[str, Any], _: Context) -> str:
-    rank = len(found["shape"])
-    return f"expected a permutation of the {rank} dims" if perm and sorted(perm) != list(range(rank)) else ""
-
-
 SHAPE = Field("shape", COUNTS, "Sizes of the dims.")
 DTYPE = Field("dtype", Text(), "ONNX's name in lower case: float, bfloat16, int64 ...")
-LAYOUT = Field("layout", LayoutText(), "In which each device keeps the tensor.", check=_in_rank, diff="{}")
+LAYOUT = Field("layout", LayoutText(), "In which each device keeps the tensor.", check=in_rank, diff="{}")
 DIMS = (
     Field("dims", ListOf(AxisNames()), "Per dim, the mesh axes that shard it, major first; the same as `layout` says.",
           get=lambda tensor: dim_shards(tensor.layout, len(tensor.shape)), derived=True),
@@ -225,7 +182,7 @@ DIMS = (
 )  # fmt: skip
 STORED = (
     Field("served", LayoutText(), "In which readers find it, where that differs from `layout`: moved once for all "
-          "readers.", like="layout", check=_in_rank, diff="served {}"),
+          "readers.", like="layout", check=in_rank, diff="served {}"),
     Field("bytes_per_device", Integer(), "Of the kept layout."),
     Field("saved", Flag(), "Kept from forward for backward; absent means false.", default=False),
     Field("recomputed", Flag(), "Not kept but made again for backward, under `remat` `auto`; absent means false.",
@@ -237,38 +194,28 @@ PARAMETER = Record("parameter", (
     Field("tensor", Text(), "In the planned graph.", "name"),
     Field("onnx", Text(), "Initializer in the ONNX file."),
     Field("perm", COUNTS, "The graph's tensor is the checkpoint's transposed by this; empty: as it is.",
-          check=_permutes, late=True),
+          check=permutes, late=True),
     Field("aliases", TEXTS, "Other names of the same data."),
     Field("trainable", Flag()),
     SHAPE, DTYPE, LAYOUT, *DIMS, *STORED,
     Field("optimizer", LayoutText(), "Layout of its optimizer state, where that is sharded apart from it.",
-          default=None, check=_in_rank, diff="optimizer {}"),
+          default=None, check=in_rank, diff="optimizer {}"),
 ), make=lambda found: graph_tensor(TensorDecision(role="parameter", **found)), view=checkpoint_tensor,
     about="One parameter, dims as the checkpoint stores them.")  # fmt: skip
 
 _BOUNDARY = (Field("name", Text()), SHAPE, DTYPE, LAYOUT, *DIMS, *STORED)
 _BOUNDARY_IS = "An input or output of the model."
-INPUT = Record("boundary", _BOUNDARY, make=_made(TensorDecision, role="input"), about=_BOUNDARY_IS)
-OUTPUT = Record("boundary", _BOUNDARY, make=_made(TensorDecision, role="output"), about=_BOUNDARY_IS)
+INPUT = Record("boundary", _BOUNDARY, make=made(TensorDecision, role="input"), about=_BOUNDARY_IS)
+OUTPUT = Record("boundary", _BOUNDARY, make=made(TensorDecision, role="output"), about=_BOUNDARY_IS)
 
 TENSOR = Record("tensor", (
     Field("name", Text()),
     Field("role", Choice(("activation", "constant")), "Absent for activations.", default="activation"),
     SHAPE, DTYPE, LAYOUT, *STORED,
-), make=_made(TensorDecision), about="A value inside the graph.")  # fmt: skip
+), make=made(TensorDecision), about="A value inside the graph.")  # fmt: skip
 
 
 # ---- operators and moves ---------------------------------------------------------------------------------------------
-
-
-def _as_many_as(names: str) -> Callable[[tuple[object, ...], Mapping[str, Any], Context], str]:
-    """Checks that there is one entry for each of those `names`."""
-
-    def check(entries: tuple[object, ...], found: Mapping[str, Any], _: Context) -> str:
-        wanted = len(found[names])
-        return f"expected {wanted}, one for each of '{names}'" if len(entries) != wanted else ""
-
-    return check
 
 
 OPERATOR = Record("operator", (
@@ -280,21 +227,16 @@ OPERATOR = Record("operator", (
           "`+0` partial sums of operand 0 pass through.", diff="{}"),
     Field("inputs", TEXTS, "Names of the operands; empty where an optional one is absent."),
     Field("reads", ListOf(Optional(LayoutText())), "Layout in which each operand is read.",
-          check=_as_many_as("inputs")),
+          check=as_many_as("inputs")),
     Field("outputs", TEXTS),
     Field("makes", ListOf(Optional(LayoutText())), "Layout in which each result is made.",
-          check=_as_many_as("outputs")),
+          check=as_many_as("outputs")),
     Field("compute_ns", Integer()),
     Field("backward_ns", Integer(), "Part of compute_ns after the forward pass; absent when 0.", default=0),
     Field("inner_ns", Integer(), "Collectives inside the operator; absent when 0.", default=0),
     Field("again", Text(), "Name of the operator right before whose backward this one runs a second time; absent where "
           "it runs once, and unless `remat` is `auto`.", default="", since=2, diff="run again"),
-), make=_made(OperatorDecision))  # fmt: skip
-
-
-def _step(found: Mapping[str, Any]) -> CollectiveStep:
-    collective = Collective(found["kind"], found["axes"], found["share"])
-    return CollectiveStep(collective, found["payload_bytes"], found["time_ns"])
+), make=made(OperatorDecision))  # fmt: skip
 
 
 COLLECTIVE = Record("collective", (
@@ -305,7 +247,7 @@ COLLECTIVE = Record("collective", (
     Field("bytes", Integer(), "Payload of one device, once: the gathered output of an all_gather, the input of the "
           "reductions, the send buffer of an all_to_all, what one device sends in a permute.", "payload_bytes"),
     Field("time_ns", Integer(), "Once."),
-), make=_step)  # fmt: skip
+), make=collective_step)  # fmt: skip
 
 MOVE = Record("move", (
     Field("tensor", Text()),
@@ -321,48 +263,10 @@ MOVE = Record("move", (
     Field("bucket", Integer(), "Moves with one number are sent together, and their times are shares of that; absent "
           "where it is sent by itself.", default=None, since=3),
     Field("time_ns", Integer(), "Of all its collectives, `count` times, hidden or not.", derived=True),
-), make=_made(Move))  # fmt: skip
+), make=made(Move))  # fmt: skip
 
 
 # ---- blocks and stages -----------------------------------------------------------------------------------------------
-
-Blocks = tuple[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]], ...]
-
-
-class BlockCopy(NamedTuple):
-    """One copy of a repeated block: its operators as half-open runs of positions, in corresponding order."""
-
-    block: int
-    name: str
-    operators: Sequence[Sequence[int]]
-
-
-def _copies(plan: Plan) -> Iterator[BlockCopy]:
-    for number, (names, copies) in enumerate(plan.blocks):
-        for name, copy in zip(names, copies, strict=True):
-            yield BlockCopy(number, name, _runs(copy))
-
-
-def _runs(indices: Sequence[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and runs[-1][1] == index:
-            runs[-1][1] = index + 1
-        else:
-            runs.append([index, index + 1])
-    return runs
-
-
-def _blocks(copies: Sequence[BlockCopy], operators: int) -> Blocks:
-    """The copies grouped by block. Raises `RecordError` for positions at which there is no operator."""
-    groups: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
-    for copy in copies:
-        beyond = [list(run) for run in copy.operators if not run[0] <= run[1] <= operators]
-        if beyond:
-            raise RecordError(f"'{copy.name}' has operators {beyond[0]}, and there are {operators}")
-        held = tuple(index for start, stop in copy.operators for index in range(start, stop))
-        groups.setdefault(copy.block, []).append((copy.name, held))
-    return tuple((tuple(name for name, _ in group), tuple(held for _, held in group)) for group in groups.values())
 
 
 BLOCK = Record("block", (
@@ -370,20 +274,13 @@ BLOCK = Record("block", (
     Field("name", Text()),
     Field("operators", ListOf(ListOf(Integer(), length=2)), "Runs [first, last + 1) of positions in `operators`, in "
           "corresponding order."),
-), make=_made(BlockCopy))  # fmt: skip
-
-
-def _are_stages(receiver: int, found: Mapping[str, Any], on: Context) -> str:
-    sender, count = found["sender"], len(on.stages)
-    if max(sender, receiver) >= count:
-        raise RecordError(f"a transfer from stage {sender} to {receiver}, and there are {count} stages")
-    return ""
+), make=made(BlockCopy))  # fmt: skip
 
 
 TRANSFER = Record("transfer", (
     Field("tensor", Text()),
     Field("sender", Integer()),
-    Field("receiver", Integer(), check=_are_stages),
+    Field("receiver", Integer(), check=are_stages),
     Field("from", LayoutText(), "", "source", stage="sender"),
     Field("to", LayoutText(), "", "target", stage="receiver"),
     Field("forward", rows(COLLECTIVE), stage="receiver"),
@@ -391,7 +288,7 @@ TRANSFER = Record("transfer", (
     Field("count", Integer(1)),
     Field("hidden", Number(maximum=1)),
     Field("time_ns", Integer(), derived=True),
-), make=_made(Transfer))  # fmt: skip
+), make=made(Transfer))  # fmt: skip
 
 STAGE = Record("stage", (
     Field("name", Text()),
@@ -399,71 +296,33 @@ STAGE = Record("stage", (
     Field("units", TEXTS, "Blocks of the model that it runs."),
     Field("in_flight", Integer(1), "Microbatches whose activations it holds at once."),
     Field("plan", WholePlan()),
-), make=_made(Stage), shared=False, named=True)  # fmt: skip
+), make=made(Stage), shared=False, named=True)  # fmt: skip
 
 PIPELINE = Record("pipeline", (
     Field("schedule", Text(), "1f1b, gpipe or interleaved:V."),
     Field("bubble", Number(maximum=1), "Share of the step that the slowest stage waits."),
     Field("transfers", rows(TRANSFER), late=True),
     Field("stages", rows(STAGE, least=1)),
-), make=_made(Pipeline), shared=False)  # fmt: skip
+), make=made(Pipeline), shared=False)  # fmt: skip
 
 
 # ---- the whole -------------------------------------------------------------------------------------------------------
-
-
-def _of_roles(*roles: str) -> Callable[[Plan], list[TensorDecision]]:
-    return lambda plan: [tensor for tensor in plan.tensors if tensor.role in roles]
-
-
-def _plan(found: Mapping[str, Any]) -> Plan:
-    details, mesh = dict(found["details"]), found["mesh"]
-    warnings = details.pop("warnings")
-    tensors = (*found["parameters"], *found["inputs"], *found["outputs"], *found["tensors"])
-    _told_once(tensors, "tensor")
-    _told_once(found["operators"], "operator")
-    return Plan(
-        model=found["model"],
-        cluster=found["cluster"],
-        mesh=mesh["mesh"],
-        axis_links=mesh["links"],
-        summary=Summary(**found["summary"], **details),
-        tensors=tensors,
-        operators=found["operators"],
-        moves=found["moves"],
-        warnings=warnings,
-        blocks=_blocks(found["blocks"], len(found["operators"])),
-        pipeline=found["pipeline"],
-    )
-
-
-def _told_once(decisions: Sequence[TensorDecision | OperatorDecision], what: str) -> None:
-    """Raises `RecordError` where two rows are about the same tensor or operator."""
-    names = set()
-    for decision in decisions:
-        if decision.name in names:
-            raise RecordError(f"two rows are about the {what} {shown(decision.name)}")
-        names.add(decision.name)
-
-
-def _itself(plan: Plan) -> Plan:
-    return plan
 
 
 PLAN = Record("plan", (
     Field("format_version", Text(rf"^{MAJOR}\.\d+$"), get=lambda _: f"{MAJOR}.0"),
     Field("model", Checked(MODEL), "Which model, and what was asked for."),
     Field("cluster", Checked(CLUSTER), "The whole resolved profile: a plan can be priced again without the YAML file."),
-    Field("mesh", Nested(MESH), "Axes, outermost first, with their links.", get=_itself),
+    Field("mesh", Nested(MESH), "Axes, outermost first, with their links.", get=itself),
     Field("summary", Nested(SUMMARY), "Predicted times, memory of one device by category, outcome, bound, gap."),
-    Field("details", Nested(DETAILS), "What few readers need of the summary, and warnings.", get=_itself),
-    Field("parameters", rows(PARAMETER), "Dims as the checkpoint stores them.", get=_of_roles("parameter")),
-    Field("inputs", rows(INPUT), "Of the model.", get=_of_roles("input")),
-    Field("outputs", rows(OUTPUT), "Of the model.", get=_of_roles("output")),
-    Field("tensors", rows(TENSOR), "Every value in between.", get=_of_roles("activation", "constant")),
+    Field("details", Nested(DETAILS), "What few readers need of the summary, and warnings.", get=itself),
+    Field("parameters", rows(PARAMETER), "Dims as the checkpoint stores them.", get=tensors_of("parameter")),
+    Field("inputs", rows(INPUT), "Of the model.", get=tensors_of("input")),
+    Field("outputs", rows(OUTPUT), "Of the model.", get=tensors_of("output")),
+    Field("tensors", rows(TENSOR), "Every value in between.", get=tensors_of("activation", "constant")),
     Field("operators", rows(OPERATOR), "What each mesh axis splits, and the layouts of operands and results."),
     Field("moves", rows(MOVE), "Every change of layout, with its collectives."),
-    Field("blocks", rows(BLOCK), "Which operators are copies of each other (decoder layers).", get=_copies),
+    Field("blocks", rows(BLOCK), "Which operators are copies of each other (decoder layers).", get=block_copies),
     Field("pipeline", Nested(PIPELINE), "Only in a plan with stages; the decisions are then in the plans of the "
           "stages, and the sections above are empty.", default=None, since=1),
-), make=_plan, shared=False)  # fmt: skip
+), make=whole_plan, shared=False)  # fmt: skip
