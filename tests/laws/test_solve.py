@@ -39,7 +39,7 @@ from shardplan.solve.reduce.fixing import prune
 from shardplan.solve.reduce.graph import Contradiction, Gone, Graph, build
 from shardplan.solve.reduce.memory import Profiles, tighten
 from shardplan.solve.reduce.minplus import min_plus
-from shardplan.solve.reduce.sums import between, spread
+from shardplan.solve.reduce.sums import between, sums_to_nodes
 from shardplan.solve.reduce.tables import NONE, Tables
 
 laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -308,7 +308,7 @@ def test_what_is_found_under_a_tighter_limit_keeps_the_limit_and_costs_what_it_s
 
 
 def two_dense_sums(seed: int) -> tuple[Problem, Problem]:
-    """Chains with two more edges, whose sums have little in common: the best price of the surplus leaves a gap."""
+    """Chains with two more edges, whose sums have little in common: the best price of the sum leaves a gap."""
     random = np.random.default_rng(seed)
     sizes = random.integers(2, 4, int(random.integers(4, 7))).tolist()
 
@@ -326,7 +326,7 @@ def two_dense_sums(seed: int) -> tuple[Problem, Problem]:
 @laws
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_parts_find_the_least_larger_sum_with_fronts_and_without(seed: int, split: bool) -> None:
-    """With `split`, there is no mixture to start from, and parts are split to the end."""
+    """With `split`, there is no fusion to start from, and parts are split to the end."""
     with pytest.MonkeyPatch.context() as patch:
         if split:
             patch.setattr(small, "_fuse", lambda *_: None)
@@ -340,7 +340,7 @@ def test_fronts_find_the_least_larger_sum_and_say_where_they_had_no_room(
     both: tuple[Problem, Problem], price: float, above: int, narrow: bool
 ) -> None:
     problem = between(*both)
-    best, wide = optimum(problem), spread(problem)
+    best, wide = optimum(problem), sums_to_nodes(problem)
     try:
         graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
         graph.settle()
@@ -384,7 +384,7 @@ def test_more_memory_never_makes_the_larger_sum_larger(both: tuple[Problem, Prob
 def test_nodes_for_pairs_change_no_sum(both: tuple[Problem, Problem]) -> None:
     """Every assignment has one counterpart in the problem whose surplus is on nodes: of its cost, surplus, memory."""
     problem = between(*both)
-    wide = spread(problem)
+    wide = sums_to_nodes(problem)
     for choices in assignments(problem):
         priced, lifted = evaluate(problem, choices), wide.apply(choices)
         if priced.cost == math.inf:

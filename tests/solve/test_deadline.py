@@ -13,26 +13,26 @@ from random_problems import random_problem
 
 from shardplan.solve import solve
 from shardplan.solve.budget import Budget
-from shardplan.solve.highs.deadline import AbandonedError, patiently
+from shardplan.solve.highs.deadline import AbandonedError, within_deadline
 
 
 def test_results_and_failures_come_back() -> None:
-    assert patiently(lambda: 7, Budget()) == 7
+    assert within_deadline(lambda: 7, Budget()) == 7
     with pytest.raises(ZeroDivisionError):
-        patiently(lambda: 1 // 0, Budget())
+        within_deadline(lambda: 1 // 0, Budget())
 
 
 def test_calls_that_outlast_the_budget_are_left_to_themselves() -> None:
     budget = Budget(time_limit=0.1)
     started = time.monotonic()
     with pytest.raises(AbandonedError):
-        patiently(lambda: time.sleep(3), budget)
+        within_deadline(lambda: time.sleep(3), budget)
     assert time.monotonic() - started < 2.5
 
 
 def test_calls_that_end_soon_after_are_heard() -> None:
     budget = Budget(time_limit=0.1)
-    assert patiently(lambda: time.sleep(0.3) or "done", budget) == "done"
+    assert within_deadline(lambda: time.sleep(0.3) or "done", budget) == "done"
 
 
 def test_ctrl_c_is_heard_while_the_whole_program_is_presolved() -> None:
@@ -68,7 +68,7 @@ def work():
 
 deadline.GRACE_SECONDS = 0.0
 try:
-    deadline.patiently(work, Budget(time_limit=0.2))
+    deadline.within_deadline(work, Budget(time_limit=0.2))
 except deadline.AbandonedError:
     %s
 """
@@ -95,5 +95,5 @@ def test_the_command_line_leaves_without_waiting() -> None:
 def test_calls_may_have_a_limit_of_their_own() -> None:
     started = time.monotonic()
     with pytest.raises(AbandonedError):
-        patiently(lambda: time.sleep(3), Budget(), seconds=0.1)
+        within_deadline(lambda: time.sleep(3), Budget(), seconds=0.1)
     assert time.monotonic() - started < 2.5

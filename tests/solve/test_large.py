@@ -21,7 +21,7 @@ from shardplan.solve.reduce.memory import Profiles
 from shardplan.solve.reduce.presolve import presolve
 from shardplan.solve.reduce.tables import Tables
 from shardplan.solve.search.assignment import Assignment, Space, polish
-from shardplan.solve.search.rounding import place
+from shardplan.solve.search.rounding import round_primal
 from shardplan.solve.search.tree import grow, improve, random_size
 
 laws = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -92,7 +92,7 @@ def test_assignments_stay_feasible_and_moves_never_cost_more() -> None:
     rng = random.Random(0)
     for _ in range(20):
         duals.improve()
-    found = place(space, duals, rng)
+    found = round_primal(space, duals, rng)
     assert found is not None
     assert found.feasible()
     costs = [found.cost()]

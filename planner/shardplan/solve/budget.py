@@ -1,4 +1,4 @@
-"""Limits of a solve: seconds, work, and a person's patience."""
+"""Limits of a solve: seconds, work, and Ctrl-C."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from shardplan.solve.bound.decoding import hubs
+from shardplan.solve.bound.decoding import cutset
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.bound.multipliers import priced
 from shardplan.solve.budget import Budget
@@ -41,7 +41,7 @@ def least_limit(problem: Problem, budget: Budget) -> int | None:
         graph = build(replace(free, limit=everything), Tables())
         whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
         graph.settle()
-        if len(hubs(graph)) > CUTSET_NODES:
+        if len(cutset(graph)) > CUTSET_NODES:
             return _Large(free, budget).least(int(graph.base.max(initial=0)), everything)
         low = _of_one_moment(graph, budget)
         return low if low is None else _Small(_thinned(graph, low), whole, budget).least(low, everything)

@@ -9,7 +9,7 @@ from itertools import permutations
 import numpy as np
 
 from shardplan.solve.bound.ascent import ascend
-from shardplan.solve.bound.decoding import hubs
+from shardplan.solve.bound.decoding import cutset
 from shardplan.solve.bound.lagrange import DeadEnd, Point, Relaxation
 from shardplan.solve.bound.marginals import Marginals
 from shardplan.solve.bound.multipliers import Prices, rounded
@@ -33,16 +33,16 @@ from shardplan.solve.constants import (
 )
 from shardplan.solve.incumbent import Incumbent, offer
 from shardplan.solve.problem import Multipliers, Solution
-from shardplan.solve.prove.cutset import forbid, ways_to_fix
+from shardplan.solve.prove.cutset import cutset_branches, forbid
 from shardplan.solve.prove.exact import close
 from shardplan.solve.prove.integer import Effort, Pressure, integer
 from shardplan.solve.prove.one_maximum import one_by_one
-from shardplan.solve.prove.parts import balance
+from shardplan.solve.prove.parts import prove_by_parts
 from shardplan.solve.reduce.graph import Contradiction, Graph
 from shardplan.solve.reduce.memory import Profiles, flat, keep_moments, reduce
 from shardplan.solve.reduce.presolve import presolve
 from shardplan.solve.reduce.tables import open_rows
-from shardplan.solve.search.crossover import crossed, crossed_bytes, crossings
+from shardplan.solve.search.crossover import crossover, crossover_bytes, crossover_costs
 from shardplan.solve.search.large import search_large
 
 
@@ -59,7 +59,7 @@ def fit(
 ) -> None:
     """Solve a graph as it was built, with memory or maxima, to optimality or a relative `gap`, unless the budget
     ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
-    it no further, and beyond which a mixture of what they gave is the last word; `start`: multipliers of the sums to
+    it no further, and beyond which a fusion of what they gave is the last word; `start`: multipliers of the sums to
     begin with."""
     again = graph.copy()
     short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start)
@@ -94,7 +94,7 @@ def _fit(
             if best.choices is not None or best.closed or budget.expired():
                 return False
         reduce(graph, limit)
-        if len(hubs(graph)) > CUTSET_NODES and not graph.hinges:
+        if len(cutset(graph)) > CUTSET_NODES and not graph.hinges:
             presolve(graph, limit)
             search_large(graph, limit, best, budget, whole, seed)
             return False
@@ -105,9 +105,9 @@ def _fit(
             return False
         if balanced is not None:
             relaxation.know(balanced, -np.inf)
-        _sound(relaxation, best, gap, start)
+        _raise(relaxation, best, gap, start)
         if not best.within(gap):
-            _cross(relaxation, best)
+            _crossover(relaxation, best)
         with contextlib.suppress(DeadEnd):
             _settle(relaxation, best, gap, unproven)
     except Contradiction:
@@ -133,7 +133,7 @@ def _roomy(
         if not free.hinges:
             close(free, trial, budget)
         else:
-            _balance(Relaxation(free, limit, budget, whole), trial, enough, fits, start)
+            _prove_maxima(Relaxation(free, limit, budget, whole), trial, enough, fits, start)
     except Contradiction:
         trial.prove(trial.cost)
     best.multipliers = trial.multipliers
@@ -143,22 +143,22 @@ def _roomy(
     return trial.choices
 
 
-def _balance(
+def _prove_maxima(
     relaxation: Relaxation,
     best: Incumbent,
     enough: float,
     fits: Callable[[tuple[int, ...] | None, float], bool],
     start: Multipliers,
 ) -> None:
-    """A graph with nothing but maxima: prices, a mixture and a proof, as long as what they give is of use."""
+    """A graph with nothing but maxima: prices, a fusion and a proof, as long as what they give is of use."""
     with contextlib.suppress(DeadEnd):
         point = relaxation.at(first_prices(relaxation, start))
         labels = dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True))
         if not fits(relaxation.graph.invert(labels), ROOMY_FACTOR):
             best.prove(point.bound)
             return
-    _sound(relaxation, best, 0.0, start)
-    _cross(relaxation, best)
+    _raise(relaxation, best, 0.0, start)
+    _crossover(relaxation, best)
     if np.isfinite(best.cost) and not fits(best.choices, ROOMY_FACTOR):
         return
     if not best.within(FUSION_GAP):
@@ -168,7 +168,7 @@ def _balance(
     elif fits(best.choices, ROOMY_FACTOR):
         with contextlib.suppress(DeadEnd):
             if relaxation.soft is not None:
-                balance(relaxation, best, enough)
+                prove_by_parts(relaxation, best, enough)
             else:
                 one_by_one(relaxation, best, enough, _proven)
                 _finish(relaxation, best, enough, MAXIMA_PROOF if enough and relaxation.budget.free else None)
@@ -183,9 +183,9 @@ def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
             close(twin.graph, best, twin.budget)
             return
         ascend(twin, best, {twin.soft: price} if twin.soft is not None and price else {})
-        _cross(twin, best)
+        _crossover(twin, best)
         if twin.best is not None and twin.soft is not None and np.isfinite(best.cost):
-            balance(twin, best, FUSION_GAP, ONE_MAXIMUM_WORK)
+            prove_by_parts(twin, best, FUSION_GAP, ONE_MAXIMUM_WORK)
     except Contradiction:
         best.prove(best.cost)
     except DeadEnd:
@@ -226,7 +226,7 @@ def first_prices(relaxation: Relaxation, start: Multipliers) -> Prices:
     return relaxation.capped(rounded(prices))
 
 
-def _sound(relaxation: Relaxation, best: Incumbent, gap: float, start: Multipliers) -> None:
+def _raise(relaxation: Relaxation, best: Incumbent, gap: float, start: Multipliers) -> None:
     """Look for good prices, from where something is known of them."""
     if not relaxation.hinges:
         frugal(relaxation.graph, best)
@@ -284,7 +284,7 @@ def frugal(graph: Graph, best: Incumbent) -> None:
 
 def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     """Fix the hubs in every way that can still be better: without them elimination is complete and bounds are exact."""
-    ways = ways_to_fix(relaxation, best)
+    ways = cutset_branches(relaxation, best)
     bounds = []
     for _, labels in ways:
         trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
@@ -292,7 +292,7 @@ def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
             part, prices = relaxation.restricted(labels)
             if part is not relaxation:
                 ascend(part, trial, prices, enough)
-                _cross(part, trial)
+                _crossover(part, trial)
             if trial.within(enough):
                 pass
             elif (
@@ -310,13 +310,13 @@ def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     best.prove(min(bounds, default=best.cost))
 
 
-def _cross(relaxation: Relaxation, best: Incumbent) -> None:
-    """The best crossings of assignments near the best prices."""
+def _crossover(relaxation: Relaxation, best: Incumbent) -> None:
+    """The best crossover_costs of assignments near the best prices."""
     core, profiles, limit = relaxation.core, relaxation.profiles, relaxation.limit
     for head, tail in permutations(_near(relaxation), 2):
-        costs = crossings(core, head.choices, tail.choices)
+        costs = crossover_costs(core, head.choices, tail.choices)
         over = {
-            moment: crossed_bytes(core, *profiles.row(moment), head.choices, tail.choices) - relaxation.room[moment]
+            moment: crossover_bytes(core, *profiles.row(moment), head.choices, tail.choices) - relaxation.room[moment]
             for moment in relaxation.moments
         }
         for group in relaxation.hinges:
@@ -326,7 +326,7 @@ def _cross(relaxation: Relaxation, best: Incumbent) -> None:
         for at in np.argsort(costs, kind="stable")[:CROSSOVERS].tolist():
             if costs[at] >= best.cost:
                 break
-            choices = crossed(core, head.choices, tail.choices, at)
+            choices = crossover(core, head.choices, tail.choices, at)
             excess, above = profiles.excess(choices, limit, relaxation.hinges)
             if excess.max(initial=0) <= 0:
                 offer(relaxation.graph, core, choices, best, best.scale * above)
@@ -345,7 +345,7 @@ def _near(relaxation: Relaxation) -> list[Point]:
 
 
 def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
-    """The best mixture of the assignments near the best prices, where there are any."""
+    """The best fusion of the assignments near the best prices, where there are any."""
     near = _near(relaxation)
     if not near:
         return

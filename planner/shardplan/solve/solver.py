@@ -16,7 +16,7 @@ from shardplan.solve.prove.exact import close, prove
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.graph import Contradiction, Graph, build
 from shardplan.solve.reduce.memory import tighten
-from shardplan.solve.reduce.sums import Spread, breadth, spread
+from shardplan.solve.reduce.sums import SumsOnNodes, breadth, sums_to_nodes
 from shardplan.solve.reduce.tables import Tables
 from shardplan.solve.shortfall import least_limit
 from shardplan.solve.small import fit
@@ -76,7 +76,7 @@ def search(
                 Progress(budget.seconds, best.cost / best.scale, best.bound / best.scale, phase[0])
             )
         try:
-            wide = spread(problem)
+            wide = sums_to_nodes(problem)
             graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
             best.scale = graph.scale
             phase[0] = "bound"
@@ -138,7 +138,7 @@ def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> 
     prove(graph, core_of(graph), best, budget, limit if not graph.groups else limit or 0)
 
 
-def _solution(problem: Problem, wide: Spread, best: Incumbent, budget: Budget, shortfall: int) -> Solution:
+def _solution(problem: Problem, wide: SumsOnNodes, best: Incumbent, budget: Budget, shortfall: int) -> Solution:
     outcome: Outcome
     cost, bound = best.cost / best.scale, best.bound / best.scale
     choices = None if best.choices is None else wide.invert(best.choices)
@@ -168,7 +168,7 @@ def _multipliers(problem: Problem, best: Incumbent) -> Multipliers:
     return tuple(tuple(best.multipliers.get(next(numbers), 0.0) for _ in maximum.sums) for maximum in problem.maxima)
 
 
-def _candidates(problem: Problem, wide: Spread, best: Incumbent) -> tuple[tuple[int, ...], ...]:
+def _candidates(problem: Problem, wide: SumsOnNodes, best: Incumbent) -> tuple[tuple[int, ...], ...]:
     """The cheapest different assignments met that fit."""
     found: dict[tuple[int, ...], None] = {}
     for choices in [] if best.pool is None else best.pool.ranked():

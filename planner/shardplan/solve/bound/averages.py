@@ -4,7 +4,7 @@
 
 L is concave, every assignment met is a plane above it, and the next multipliers are the best point under all planes,
 halfway from the best ones known until that point comes to rest. This is the way of problems whose pairs are too many to
-become nodes (`hinge`, `surplus`); what is between the best bound and the best assignment is not closed any further.
+become nodes (`sums.py`); what is between the best bound and the best assignment is not closed any further.
 """
 
 from __future__ import annotations

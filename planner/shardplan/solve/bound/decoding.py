@@ -29,7 +29,7 @@ def greedy(dual: Dual, *, backward: bool = False) -> Indices | None:
     return choices
 
 
-def hubs(graph: Graph) -> list[int]:
+def cutset(graph: Graph) -> list[int]:
     """Few nodes without which elimination removes all the rest: the node of most neighbours, again and again."""
     rows = {node: set(graph.neighbours[node]) for node in graph.alive}
     chosen: list[int] = []

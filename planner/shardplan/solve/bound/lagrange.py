@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from shardplan.solve.bound.decoding import condition, greedy, hubs
+from shardplan.solve.bound.decoding import condition, cutset, greedy
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.bound.multipliers import Prices, priced, rounded
 from shardplan.solve.budget import Budget
@@ -230,7 +230,7 @@ def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dua
         if idle or budget.expired():
             break
     candidates: list[tuple[float, dict[int, int]]] = []
-    fixed = hubs(reduced)
+    fixed = cutset(reduced)
     for backward in (False, True):
         choices = greedy(dual, backward=backward)
         if choices is None or any(cost <= last for cost, _ in candidates):

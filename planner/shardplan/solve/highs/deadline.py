@@ -25,7 +25,7 @@ class AbandonedError(Exception):
     """The call went on for too long after the budget had ended."""
 
 
-def patiently(call: Callable[[], Result], budget: Budget, seconds: float = float("inf")) -> Result:
+def within_deadline(call: Callable[[], Result], budget: Budget, seconds: float = float("inf")) -> Result:
     """What `call` returns or raises. Raises `AbandonedError` when it does not end soon after the budget, or after so
     many seconds."""
     results: list[Result] = []

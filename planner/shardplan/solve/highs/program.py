@@ -27,7 +27,7 @@ from shardplan.solve.constants import (
     PROGRAM_TOLERANCE,
     SIMPLEX_CALL,
 )
-from shardplan.solve.highs.deadline import AbandonedError, patiently
+from shardplan.solve.highs.deadline import AbandonedError, within_deadline
 from shardplan.solve.problem import Costs
 from shardplan.solve.reduce.core import Core, Indices
 from shardplan.solve.reduce.graph import Groups
@@ -110,7 +110,7 @@ class Program:
         if self.floor > self.target:
             return Answer("optimal", None, self.floor)
         try:
-            patiently(self._create, self.budget)
+            within_deadline(self._create, self.budget)
             return self._solved()
         except (AbandonedError, HighsError):
             return Answer("limit", None, self.floor)
@@ -192,7 +192,7 @@ class Program:
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
         before, self.allowed = self.work, self.work + self.budget.work_left
         try:
-            ended = patiently(highs.run, self.budget, PROGRAM_HUNG * left + PROGRAM_HUNG)
+            ended = within_deadline(highs.run, self.budget, PROGRAM_HUNG * left + PROGRAM_HUNG)
         except AbandonedError:
             self.abandoned = True
             return "limit", None

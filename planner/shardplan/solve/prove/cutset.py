@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.solve.bound.decoding import condition, hubs
+from shardplan.solve.bound.decoding import condition, cutset
 from shardplan.solve.bound.lagrange import Relaxation
 from shardplan.solve.bound.marginals import Marginals
 from shardplan.solve.constants import CUTSET_BRANCHES, CUTSET_COMBINATIONS
@@ -24,7 +24,7 @@ Way = tuple[float, dict[int, tuple[int, ...]]]
 """A bound, and the choices to keep for some nodes."""
 
 
-def ways_to_fix(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_BRANCHES) -> list[Way]:
+def cutset_branches(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_BRANCHES) -> list[Way]:
     """Choices to keep for the nodes that elimination leaves; together the ways hold everything better than the
     incumbent.
 
@@ -43,7 +43,7 @@ def ways_to_fix(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_BRAN
     for step in trial.trail:
         if isinstance(step, Take) and step.node in left:
             left[step.node] = tuple(left[step.node][row] for row in step.rows)
-    fixed = hubs(trial)
+    fixed = cutset(trial)
     if combinations(trial) > CUTSET_COMBINATIONS:
         return [(bound, left)]
     ways: list[Way] = []

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from shardplan.solve.bound.decoding import condition, greedy, hubs
+from shardplan.solve.bound.decoding import condition, cutset, greedy
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import (
@@ -51,7 +51,7 @@ def close(graph: Graph, best: Incumbent, budget: Budget) -> None:
             best.offer(graph.const, lambda: graph.invert({}))
             best.prove(graph.const)
         elif combinations(graph) <= CUTSET_COMBINATIONS:
-            enumerate_hubs(graph, best, budget)
+            enumerate_cutset(graph, best, budget)
         elif not budget.expired():
             prove(graph, core, best, budget)
     except Contradiction:
@@ -60,12 +60,12 @@ def close(graph: Graph, best: Incumbent, budget: Budget) -> None:
 
 def combinations(graph: Graph) -> int:
     """How many ways there are to fix the hubs, without which elimination removes everything."""
-    return math.prod(graph.sizes[node] for node in hubs(graph))
+    return math.prod(graph.sizes[node] for node in cutset(graph))
 
 
-def enumerate_hubs(graph: Graph, best: Incumbent, budget: Budget) -> None:
+def enumerate_cutset(graph: Graph, best: Incumbent, budget: Budget) -> None:
     """The optimum: the best of all ways to fix the hubs, everything else minimised out."""
-    fixed = hubs(graph)
+    fixed = cutset(graph)
     least = np.inf
     for labels in itertools.product(*(range(graph.sizes[node]) for node in fixed)):
         if budget.expired():
@@ -99,7 +99,7 @@ def raise_bound(graph: Graph, core: Core, best: Incumbent, budget: Budget) -> Du
 def decode(graph: Graph, core: Core, dual: Dual, best: Incumbent, *, refine: bool) -> None:
     """Offer the greedy assignments of both directions, and the best for their hubs."""
     position = {node: p for p, node in enumerate(core.nodes)}
-    fixed = hubs(graph) if refine else []
+    fixed = cutset(graph) if refine else []
     for backward in (False, True):
         choices = greedy(dual, backward=backward)
         if choices is None:

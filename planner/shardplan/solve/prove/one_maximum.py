@@ -5,7 +5,7 @@ For multipliers w_g of every maximum g but h,
     min over x of  cost(x) + sum over g, k of w_gk s_gk(x) + max(0, max_k s_hk(x))
 
 is a lower bound too, and greater than the Lagrangian one, whose maximum h is averaged as well. It is a problem of one
-maximum: where that has one sum, parts and Pareto fronts (`balance.py`) solve it. Often only one maximum has multipliers
+maximum: where that has one sum, parts and Pareto fronts (`parts.py`) solve it. Often only one maximum has multipliers
 that are neither 0 nor 1; then nothing is lost as long as the others keep their signs.
 """
 

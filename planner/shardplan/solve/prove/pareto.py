@@ -1,7 +1,7 @@
-"""Small graphs whose one moment is that of the surplus: elimination that keeps every pair of cost and surplus of use.
+"""Small graphs whose one moment is that of the sum: elimination that keeps every pair of cost and sum of use.
 
-Where elimination minimises a node out, here all ways to label it are kept that none beats in cost and surplus at once,
-for every pair of labels of its two neighbours. Prices of the surplus say what the rest of the graph costs at least:
+Where elimination minimises a node out, here all ways to label it are kept that none beats in cost and sum at once,
+for every pair of labels of its two neighbours. Prices of the sum say what the rest of the graph costs at least:
 what exceeds the target at any of the prices is dropped. Equal layers give equal sums, so that which of them changes
 does not multiply the ways, as it does the nodes of an integer program.
 """
@@ -27,7 +27,7 @@ class TooManyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A graph at one price of the surplus, times its scale: the bound, what labels and pairs cost above it, and the
+    """A graph at one price of the sum, times its scale: the bound, what labels and pairs cost above it, and the
     order in which elimination removes all nodes (empty where it does not)."""
 
     price: float
@@ -88,7 +88,7 @@ class _Front:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The least cost found, surplus included, and labels of all nodes; `exact`: no way was dropped for want of room."""
+    """The least cost found, maximum included, and labels of all nodes; `exact`: no way was dropped for want of room."""
 
     cost: float
     labels: dict[int, int]

@@ -1,9 +1,9 @@
 """The larger of two sums where memory is roomy: parts of the graph, the most promising first, until one is proven best.
 
-A price of the surplus gives a bound, but at the best price two assignments that have little in common are often
+A price of the sum gives a bound, but at the best price two assignments that have little in common are often
 equally good, and what lies between them pays for every seam. So a part is split at the node whose labels tell these two
 apart best, each half finds a price of its own, and what exceeds the incumbent at one of three prices is forbidden.
-That soon leaves so little that elimination can keep every pair of cost and surplus of use (`fronts.py`).
+That soon leaves so little that elimination can keep every pair of cost and sum of use (`pareto.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shardplan.solve.constants import (
     SPLIT_LEAST,
 )
 from shardplan.solve.incumbent import Incumbent
-from shardplan.solve.prove.cutset import forbid, ways_to_fix
+from shardplan.solve.prove.cutset import cutset_branches, forbid
 from shardplan.solve.prove.exact import close
 from shardplan.solve.prove.integer import Pressure, integer
 from shardplan.solve.prove.pareto import TooManyError, View, cheapest
@@ -44,7 +44,7 @@ from shardplan.solve.reduce.presolve import presolve
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Part:
-    """What costs less than the incumbent is in one of the parts; `price`: of the surplus, to start from."""
+    """What costs less than the incumbent is in one of the parts; `price`: of the sum, to start from."""
 
     bound: float
     number: int
@@ -61,8 +61,8 @@ class _Split:
     bounds: tuple[float, float]
 
 
-def balance(relaxation: Relaxation, best: Incumbent, enough: float, most: float = PARTS_WORK) -> None:
-    """Prove the incumbent or better it, for a graph with no moment but that of the surplus, whose prices are known.
+def prove_by_parts(relaxation: Relaxation, best: Incumbent, enough: float, most: float = PARTS_WORK) -> None:
+    """Prove the incumbent or better it, for a graph with no moment but that of the sum, whose prices are known.
 
     Ends early with the budget, and where some gap is good `enough` after so much work at `most`.
     """
@@ -94,7 +94,7 @@ class _Search:
         self.parts: list[_Part] = []
         self.number = 0
         assert relaxation.soft is not None
-        for bound, labels in ways_to_fix(relaxation, best, CUTSET_COMBINATIONS):
+        for bound, labels in cutset_branches(relaxation, best, CUTSET_COMBINATIONS):
             try:
                 part, _ = relaxation.restricted(labels)
                 self._add(bound, part.graph, relaxation.known.prices.get(relaxation.soft, 0.0))
@@ -219,7 +219,7 @@ class _Search:
         return min(found.cost, ceiling + self.best.scale) if found.exact else -np.inf
 
     def _closed(self, graph: Graph, bound: float) -> None:
-        """A part without surplus."""
+        """A part without a maximum."""
         trial = Incumbent(self.best.scale, cost=self.best.cost, choices=self.best.choices)
         close(graph, trial, self.whole.budget)
         self._end(trial, bound)

@@ -27,7 +27,7 @@ Amounts = list[tuple[int, int, Costs]]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SumsOnNodes:
     """`problem` has more nodes and no maxima; `amounts`: a node, a sum, and what the node's choices add to it;
     `groups`: the sums of every maximum. Node v has become node `places[v]`. `pairs`: a node that was added, its ends as
     they were numbered, its choice for every pair of theirs."""
@@ -52,11 +52,11 @@ class Spread:
         return tuple(choices[place] for place in self.places)
 
 
-def spread(problem: Problem) -> Spread:
+def sums_to_nodes(problem: Problem) -> SumsOnNodes:
     """A problem whose sums are sums over nodes. A node that is added comes right before the later one of its ends."""
     sums = [one for maximum in problem.maxima for one in maximum.sums]
     if not sums:
-        return Spread(problem, [], (), tuple(range(len(problem.costs))), ())
+        return SumsOnNodes(problem, [], (), tuple(range(len(problem.costs))), ())
     parts = _parts(problem, sums)
     later = [max(edge.u, edge.v) for edge, part in zip(problem.edges, parts, strict=True) if part is not None]
     added = np.bincount(np.array(later, dtype=np.int64), minlength=len(problem.costs))
@@ -82,7 +82,7 @@ def spread(problem: Problem) -> Spread:
         pairs.append((node, edge.u, edge.v, part.numbers))
     usages = tuple(replace(usage, node=int(places[usage.node])) for usage in problem.usages)
     wide = replace(problem, costs=tuple(costs), edges=tuple(edges), usages=usages, maxima=())
-    return Spread(wide, amounts, _numbered(problem), tuple(places.tolist()), tuple(pairs))
+    return SumsOnNodes(wide, amounts, _numbered(problem), tuple(places.tolist()), tuple(pairs))
 
 
 def _numbered(problem: Problem) -> Groups:
@@ -92,7 +92,7 @@ def _numbered(problem: Problem) -> Groups:
 
 
 def breadth(problem: Problem) -> int:
-    """Entries of the tables that `spread` adds, at most: a choice of its own for every pair that is allowed."""
+    """Entries of the tables that `sums_to_nodes` adds, at most: a choice of its own for every pair that is allowed."""
     known: dict[tuple[int, ...], int] = {}
     total = 0
     sums = [one for maximum in problem.maxima for one in maximum.sums]

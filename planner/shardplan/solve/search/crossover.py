@@ -13,7 +13,7 @@ from shardplan.solve.problem import Costs
 from shardplan.solve.reduce.core import Core, Indices
 
 
-def crossings(core: Core, head: Indices, tail: Indices) -> Costs:
+def crossover_costs(core: Core, head: Indices, tail: Indices) -> Costs:
     """Cost of every crossing: entry t has the labels `head` on the first t nodes of the graph's order, `tail` on the
     rest."""
     rank, count = ranks(core), len(core.nodes)
@@ -44,12 +44,12 @@ def ranks(core: Core) -> Indices:
     return rank
 
 
-def crossed(core: Core, head: Indices, tail: Indices, at: int) -> Indices:
+def crossover(core: Core, head: Indices, tail: Indices, at: int) -> Indices:
     """`head` on the first `at` nodes of the graph's order, `tail` on the rest."""
     return np.where(ranks(core) < at, head, tail)
 
 
-def crossed_bytes(core: Core, labels: Indices, amounts: Costs, head: Indices, tail: Indices) -> Costs:
+def crossover_bytes(core: Core, labels: Indices, amounts: Costs, head: Indices, tail: Indices) -> Costs:
     """Bytes of every crossing at one moment, whose row is `labels` and `amounts`, above the base."""
     row = np.zeros(len(core.costs))
     row[labels] = amounts

@@ -1,5 +1,4 @@
-"""Large cores: a bound by multipliers, assignments by placing, trees and mixing, and a proof when what is left is
-small."""
+"""Large cores: a bound by multipliers, primal rounding, trees and fusion, and a proof when what is left is small."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ from shardplan.solve.reduce.fixing import surviving
 from shardplan.solve.reduce.graph import Contradiction, Graph
 from shardplan.solve.reduce.memory import Profiles
 from shardplan.solve.search.assignment import Assignment, completed, polish
-from shardplan.solve.search.rounding import place
+from shardplan.solve.search.rounding import round_primal
 from shardplan.solve.search.scene import Scene
 from shardplan.solve.search.tree import grow, improve, random_size
 
@@ -75,7 +74,7 @@ class _Search:
         self.current: Assignment | None = None
         self.rounds = 0
         self.width = NEAR_PAIRS
-        self.tried, self.patience = np.inf, 0
+        self.tried, self.proof_rounds = np.inf, 0
         self.began = budget.work
 
     def spent(self) -> bool:
@@ -97,11 +96,11 @@ class _Search:
             self._raise_once()
             bounds.append(duals.best.bound)
             if len(bounds) % ROUNDING_EVERY == (0 if self.current is not None else ROUNDING_FIRST):
-                self._place()
+                self._round()
             if self.best.closed or self._slow(bounds):
                 break
         duals.back()
-        self._place()
+        self._round()
 
     def _slow(self, bounds: list[float]) -> bool:
         """Whether other ways promise more than raising the bound further, given the bounds so far."""
@@ -116,7 +115,7 @@ class _Search:
         self.best.prove(self.scene.duals.improve())
         self.budget.spend(3 * core.pairs + 20 * len(core.costs))
 
-    def _place(self) -> Assignment | None:
+    def _round(self) -> Assignment | None:
         """An assignment read off the messages, after sweeps in the order in which it is read; these are undone, as
         they would take the bound off its way."""
         scene = self.scene
@@ -125,7 +124,7 @@ class _Search:
             scene.wave.sweep()
         self.best.prove(scene.duals.bound())
         self.budget.spend(200 * len(scene.core.costs) + 6 * scene.core.pairs)
-        found = place(scene.space, scene.duals, self.rng)
+        found = round_primal(scene.space, scene.duals, self.rng)
         scene.wave.messages[:], scene.wave.theta[:] = messages, theta
         if found is not None:
             polish(found, rounds=1)
@@ -156,7 +155,7 @@ class _Search:
                 mark = cost
 
     def round(self) -> None:
-        """One way to come closer: a smaller core, a proof, labels that the bound likes, trees, or a mixture."""
+        """One way to come closer: a smaller core, a proof, labels that the bound likes, trees, or a fusion."""
         self.shrink()
         if self.best.closed or self.budget.expired():
             return
@@ -192,7 +191,7 @@ class _Search:
             self._raise_once()
             if self.budget.expired():
                 return None
-        return self._place()
+        return self._round()
 
     def _kicked(self) -> Assignment | None:
         """The current assignment after moves of which bad ones may stay."""
@@ -211,7 +210,7 @@ class _Search:
         for _ in range(6):
             duals.dual.sweep()
         self.budget.spend(12 * self.scene.core.pairs)
-        return self._place()
+        return self._round()
 
     def _near(self, assignment: Assignment) -> None:
         """The best assignment of labels that the bound finds least objectionable, as many as a program can take."""
@@ -268,8 +267,8 @@ class _Search:
         """Forbid what costs more than targets that grow up to the incumbent, and let HiGHS decide what is left if it
         is little."""
         scene, best = self.scene, self.best
-        self.patience -= 1
-        if not np.isfinite(self.gap) or (self.gap > self.tried / 2 and self.patience > 0):
+        self.proof_rounds -= 1
+        if not np.isfinite(self.gap) or (self.gap > self.tried / 2 and self.proof_rounds > 0):
             return  # not much has changed since the last attempt
         held = scene.settle()
         for share in LARGE_CEILINGS:
@@ -280,7 +279,7 @@ class _Search:
                 trial = scene.pruned(ceiling + held)
                 if trial.pairs > LARGE_PROVABLE_PAIRS:
                     return
-                self.tried, self.patience = self.gap, LARGE_PROOF_ROUNDS
+                self.tried, self.proof_rounds = self.gap, LARGE_PROOF_ROUNDS
                 integer(trial, self._pressure(), best, ceiling, self.budget.effort(LARGE_PROOF_SHARE))
             except Contradiction:
                 best.prove(ceiling)

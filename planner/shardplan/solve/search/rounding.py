@@ -12,7 +12,7 @@ from shardplan.solve.search.assignment import Assignment, Space
 from shardplan.solve.search.tree import grow, improve
 
 
-def place(space: Space, duals: Multipliers, rng: random.Random) -> Assignment | None:
+def round_primal(space: Space, duals: Multipliers, rng: random.Random) -> Assignment | None:
     """Labels in the graph's order, each the cheapest that fits; `None` at dead ends that cannot be
     mended.
 

@@ -1,0 +1,125 @@
+"""Sums of maxima as a caller sees them: known optima, multipliers, candidates, refusals, and steps that fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_problems import optimum, problem_of_maxima
+
+from shardplan.errors import ShardplanError
+from shardplan.solve import LinearSum, Maximum, Problem, Usage, evaluate, small, solve
+from shardplan.solve.bound.dual import Dual
+from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
+from shardplan.solve.bound.multipliers import priced
+from shardplan.solve.budget import Budget
+from shardplan.solve.highs.program import HighsError, Program
+from shardplan.solve.reduce.core import core_of
+from shardplan.solve.reduce.graph import Contradiction, build
+from shardplan.solve.reduce.memory import Profiles
+from shardplan.solve.reduce.sums import sums_to_nodes
+from shardplan.solve.reduce.tables import Tables
+
+
+def phases(count: int = 8) -> Problem:
+    """Nodes that compute 3 or send 2, in either of two phases; a phase takes the longer of compute and traffic."""
+    zeros, sends, computes = np.zeros(2), np.array([0.0, 2.0]), np.array([3.0, 0.0])
+    own = tuple(sends for _ in range(count))
+    groups = []
+    for phase in range(2):
+        mine = [node % 2 == phase for node in range(count)]
+        groups.append(Maximum((LinearSum(tuple(computes - sends if one else zeros for one in mine), ()),)))
+    return Problem(own, (), maxima=tuple(groups))
+
+
+def test_two_phases_balance_compute_and_traffic_each() -> None:
+    """Of 4 nodes in a phase, 2 compute and 2 send: max(6, 4) = 6; 1 and 3: max(3, 6) = 6."""
+    solution = solve(phases())
+    assert (solution.outcome, solution.cost) == ("optimal", 12.0)
+    assert solution.choices in solution.candidates
+    assert all(0.0 <= weight <= 1.0 for group in solution.multipliers for weight in group)
+
+
+def test_multipliers_to_start_from_change_no_optimum() -> None:
+    for start in (((0.0,), (0.0,)), ((1.0,), (0.25,))):
+        assert solve(phases(), start=start).cost == 12.0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_highs_has_one_epigraph_per_maximum_at_any_multipliers(seed: int) -> None:
+    problem = problem_of_maxima(seed, memory=False)
+    wide = sums_to_nodes(problem)
+    try:
+        graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
+        graph.settle()
+    except Contradiction:
+        return
+    rng = np.random.default_rng(seed)
+    prices = {}
+    for group in graph.hinges:
+        shares = np.floor(rng.dirichlet(np.ones(len(group) + 1)) * 64) / 64
+        prices |= {moment: share * graph.scale for moment, share in zip(group, shares.tolist(), strict=False) if share}
+    core = core_of(graph)
+    dual = Dual(core_of(priced(graph, prices)))
+    dual.sweep()
+    profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
+    program = Program(dual, Budget(), np.inf, profiles, 0, prices, hinges=graph.hinges, over=graph.scale)
+    answer = program.solve()
+    assert answer.choices is not None
+    assert core.cost(answer.choices) + answer.above == optimum(problem) * graph.scale
+
+
+@pytest.mark.parametrize("fault", [DeadEnd, HighsError])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_step_that_fails_only_weakens_the_bound(seed: int, fault: type[Exception], monkeypatch) -> None:
+    problem = problem_of_maxima(seed, memory=bool(seed % 2))
+    best = optimum(problem)
+
+    def fail(*_: object) -> None:
+        raise fault
+
+    if fault is DeadEnd:
+        look = Relaxation.look
+        left = [2]
+
+        def look_twice(self: Relaxation, prices: dict[int, float]):
+            left[0] -= 1
+            return look(self, prices) if left[0] >= 0 else fail()
+
+        monkeypatch.setattr(Relaxation, "look", look_twice)
+    else:
+        monkeypatch.setattr(Program, "_run", fail)
+    solution = solve(problem)
+    assert solution.bound <= best <= solution.cost or solution.choices is None
+    assert solution.choices is None or evaluate(problem, solution.choices).feasible
+
+
+def test_a_maximum_needs_sums_of_the_right_shape() -> None:
+    problem = Problem((np.zeros(2),), (), (Usage(0, 0, 1, np.zeros(2, np.int64)),), 0)
+    for maxima, summary in (
+        ((Maximum(()),), "maximum 0: has no sums"),
+        (
+            (Maximum((LinearSum((np.zeros(3),), ()),)),),
+            "maximum 0, sum 0: has not one number for every choice",
+        ),
+        ((Maximum((LinearSum((np.full(2, np.inf),), ()),)),), "maximum 0, sum 0: a number is not a finite integer"),
+    ):
+        with pytest.raises(ShardplanError) as caught:
+            solve(replace(problem, maxima=maxima))
+        assert caught.value.diagnostics[0].summary.startswith(summary)
+
+
+def test_parts_of_one_maximum_prove_most_of_two(monkeypatch) -> None:
+    """Without the integer program, one maximum at a time raises the bound above the Lagrangian one."""
+    monkeypatch.setattr(small, "_finish", lambda *_: None)
+    bounds = []
+    for alone in (False, True):
+        if not alone:
+            kept = small.one_by_one
+            monkeypatch.setattr(small, "one_by_one", lambda *_: None)
+        else:
+            monkeypatch.setattr(small, "one_by_one", kept)
+        bounds.append([solve(problem_of_maxima(seed, memory=False)).bound for seed in range(40)])
+    assert all(less <= more for less, more in zip(*bounds, strict=True))
+    assert sum(less < more for less, more in zip(*bounds, strict=True)) >= 1
