@@ -1,7 +1,7 @@
 """Cost graph + assignment -> plan: decisions, moves, times and memory.
 
 Everything is priced again from the lowered moves, with arithmetic of its own. Where that is not the solver's price, it
-is the plan's price that counts, and with `SHARDPLAN_STRICT` in the environment, as in tests, an error.
+is the plan's price that counts, and with `SHARDPLAN_CHECK_PRICES` in the environment, as in tests, an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOLERANCE = 1e-7
 """Relative; beside the roundings of single prices to nanoseconds."""
 
 
-STRICT = "SHARDPLAN_STRICT"
+STRICT = "SHARDPLAN_CHECK_PRICES"
 
 
 class PriceMismatchError(RuntimeError):
@@ -77,7 +77,7 @@ class Priced:
 def price(built: CostGraph, solution: Solution, penalties: Mapping[Node, Costs] | None = None) -> Priced:
     """Lower and price an assignment; `penalties`: picoseconds for choices that break soft constraints.
 
-    Where that gives another objective, the solution gets it; with `SHARDPLAN_STRICT` in the environment
+    Where that gives another objective, the solution gets it; with `SHARDPLAN_CHECK_PRICES` in the environment
     `PriceMismatchError` is raised.
     """
     assert solution.choices is not None
