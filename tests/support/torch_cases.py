@@ -40,7 +40,7 @@ def seen(losses: list[float], errors: list[float], model: nn.Module, comms: Any)
     record = model._shardplan.engine.record
     return Seen(
         max(losses), max(errors), comms.wire_bytes("forward"), dict(comms.actual), dict(comms.differences),
-        (dict(record.extra), dict(record.unknown)),
+        (dict(record.unplanned), dict(record.without_rule)),
     )  # fmt: skip
 
 
@@ -136,22 +136,22 @@ def round_trip(layouts: Any, shape: tuple[int, ...], mesh: Any) -> list[tuple[st
 
     from shardplan.layout.layout import Layout
     from shardplan.layout.lower import by_bytes, lower
-    from shardplan.torch.grid import Grid
+    from shardplan.torch.collectives.steps import run_steps
     from shardplan.torch.placements import to_layout, wrap
-    from shardplan.torch.steps import run_steps
+    from shardplan.torch.process_groups import ProcessGroups
 
     class Holder:
         pass
 
     plan: Any = Holder()
     plan.mesh = mesh
-    grid = Grid(plan, init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names))
+    groups = ProcessGroups(plan, init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.names))
     whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
     replicated = Layout.replicated(len(mesh))
     wrong = []
     for layout in layouts:
         steps = lower(mesh, replicated, layout, by_bytes(mesh))
-        made = wrap(run_steps(whole, replicated, steps, shape, grid), layout, shape, grid)
+        made = wrap(run_steps(whole, replicated, steps, shape, groups), layout, shape, groups)
         try:
             right = torch.equal(made.full_tensor(), whole)
         except RuntimeError:

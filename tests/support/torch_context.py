@@ -67,4 +67,4 @@ def attended(plan: Plan, mode: str) -> tuple[float, float, Any]:
     expected.square().sum().backward()
     others = dict(reference.named_parameters())
     errors = [(p.grad.full_tensor() - others[name].grad).abs().max() for name, p in model.named_parameters()]
-    return float((made - expected).abs().max()), float(max(errors)), dict(model._shardplan.engine.record.extra)
+    return float((made - expected).abs().max()), float(max(errors)), dict(model._shardplan.engine.record.unplanned)

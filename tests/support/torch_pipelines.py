@@ -18,9 +18,9 @@ from torch_cases import _loss, far, mesh_of, optimizer_of
 import shardplan.torch
 from shardplan.layout.collective import Collective
 from shardplan.plan.types import CollectiveStep, Plan
-from shardplan.torch.grid import Grid
-from shardplan.torch.handover import End, Handover
-from shardplan.torch.steps import part_of_whole
+from shardplan.torch.collectives.steps import shard_of_whole
+from shardplan.torch.pipelines.p2p import Endpoint, SendReceive
+from shardplan.torch.process_groups import ProcessGroups
 
 
 class Seen(NamedTuple):
@@ -149,28 +149,28 @@ def load(tiny: Tiny, plan: Plan, path: str) -> tuple[float, list[float]]:
     return max(wrong), [far(ours, other) for ours, other in zip(found, reference(ids).chunk(micro), strict=False)]
 
 
-def carried(cases: Any, shape: tuple[int, ...]) -> int:
-    """How many handovers from one end to another, some of them gathered, bring every process the part it wants."""
+def transferred(cases: Any, shape: tuple[int, ...]) -> int:
+    """How many transfers from one endpoint to another, some of them gathered, give every process its part."""
     whole = torch.arange(float(math.prod(shape))).view(shape)
-    parts = sorted({(end.first, end.mesh.shape) for case in cases for end in case[:2]})
+    parts = sorted({(end.first_rank, end.mesh.shape) for case in cases for end in case[:2]})
     meshes = {key: DeviceMesh("cpu", torch.arange(key[0], key[0] + math.prod(key[1])).view(key[1])) for key in parts}
-    return sum(_carried(source, target, gathered, whole, meshes) for source, target, gathered in cases)
+    return sum(_transferred(source, target, gathered, whole, meshes) for source, target, gathered in cases)
 
 
-def _carried(source: End, target: End, gathered: bool, whole: Any, meshes: Any) -> bool:
+def _transferred(source: Endpoint, target: Endpoint, gathered: bool, whole: Any, meshes: Any) -> bool:
     rank, shape = torch.distributed.get_rank(), tuple(whole.shape)
     grids = {
-        end: Grid(SimpleNamespace(mesh=end.mesh), meshes[end.first, end.mesh.shape], end.first)
+        end: ProcessGroups(SimpleNamespace(mesh=end.mesh), meshes[end.first_rank, end.mesh.shape], end.first_rank)
         for end in (source, target)
-        if 0 <= rank - end.first < end.mesh.size
+        if 0 <= rank - end.first_rank < end.mesh.size
     }
     if not grids:
         return True
     free = [axis for axis, p in enumerate(target.layout.placements) if not p.is_shard and target.mesh.shape[axis] > 1]
     gather = Collective("all_gather", tuple(free), Fraction(1))
     steps = (CollectiveStep(gather, 0, 0),) if gathered and free else ()
-    grid = grids.get(target) or grids[source]
-    handover = Handover(source, target, shape, whole.dtype, steps, grid)
-    got = handover.carry(part_of_whole(whole, source.layout, grids[source]) if source in grids else None)
-    wanted = part_of_whole(whole, target.layout, grids[target]) if target in grids else None
+    groups = grids.get(target) or grids[source]
+    transfer = SendReceive(source, target, shape, whole.dtype, steps, groups)
+    got = transfer.run(shard_of_whole(whole, source.layout, grids[source]) if source in grids else None)
+    wanted = shard_of_whole(whole, target.layout, grids[target]) if target in grids else None
     return (got is None) == (wanted is None) and (got is None or torch.equal(got, wanted))

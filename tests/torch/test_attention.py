@@ -17,8 +17,8 @@ from torch.nn.attention.bias import CausalBias
 from torch_context import GRAPH
 from torch_twins import FORMS
 
-from shardplan.torch import rules_attention
-from shardplan.torch.rules_attention import attend
+from shardplan.torch.rules import attention
+from shardplan.torch.rules.attention import attention_kernel
 
 TINY = tiny_gpt()
 EXACT = sorted(set(FORMS) - {"dropping"})
@@ -64,7 +64,7 @@ def test_what_is_left_is_scaled_and_parts_draw_their_own():
 
     def seen(part):
         torch.manual_seed(0)
-        return attend(query, torch.zeros(1, 1, 64, 8), value, None, None, 1.0, 0.25, part)
+        return attention_kernel(query, torch.zeros(1, 1, 64, 8), value, None, None, 1.0, 0.25, part)
 
     first = seen(0)
     assert torch.equal(first, seen(0))
@@ -85,8 +85,8 @@ def test_a_part_of_causal_queries_takes_no_mask(monkeypatch, first, keys, told, 
         calls.append((key.shape[-2], value.shape[-2], type(mask), is_causal))
         return kernel(query, key, value, mask, rate, is_causal, **options)
 
-    monkeypatch.setattr(rules_attention, "functional", SimpleNamespace(scaled_dot_product_attention=watched))
-    made = attend(query, key, value, None, first, 0.3, rate, 0)
+    monkeypatch.setattr(attention, "functional", SimpleNamespace(scaled_dot_product_attention=watched))
+    made = attention_kernel(query, key, value, None, first, 0.3, rate, 0)
     assert calls == [(first + 8, first + 8, told or type(None), told is None)]
     if rate:
         assert torch.isfinite(made).all()
@@ -105,7 +105,7 @@ def test_causal_queries_may_be_more_than_keys(first):
     query, key, value = (torch.randn(1, 2, length, 8) for length in (4, 6, 6))
     mask = torch.ones(4, 6, dtype=torch.bool).tril(first)
     expected = functional.scaled_dot_product_attention(query, key, value, mask, scale=0.3)
-    assert torch.allclose(attend(query, key, value, None, first, 0.3, 0.0, 0), expected, atol=1e-6)
+    assert torch.allclose(attention_kernel(query, key, value, None, first, 0.3, 0.0, 0), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["eager", "exported"])

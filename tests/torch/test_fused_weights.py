@@ -19,7 +19,7 @@ from shardplan.pipeline.manual.stages import read_stages
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.planning import PlanOptions, plan_model
-from shardplan.torch.fused import Parts, parts_of
+from shardplan.torch.parameters.fused import Parts, parts_of
 
 GATED = """
 gated (float[8,16] x) => (float[8,16] y)

@@ -1,16 +1,16 @@
-"""Plans in torch: the mesh, the model, its weights, its batches, and what it sends."""
+"""Plans in torch: the device mesh, the model under a plan, its checkpoint, its batches, and what it sends."""
 
 from __future__ import annotations
 
 from shardplan.torch.batches import inputs, part_of
-from shardplan.torch.count import count_comms
-from shardplan.torch.exported import parallelize_exported
-from shardplan.torch.grid import mesh
-from shardplan.torch.parallelize import parallelize
-from shardplan.torch.pipeline import pipeline
-from shardplan.torch.running import Pipeline
-from shardplan.torch.turns import microbatches
-from shardplan.torch.weights import load_
+from shardplan.torch.comm_counter import count_comms
+from shardplan.torch.eager.parallelize import parallelize
+from shardplan.torch.exported.parallelize import parallelize_exported
+from shardplan.torch.launch import mesh
+from shardplan.torch.microbatches import microbatches
+from shardplan.torch.parameters.loading import load_
+from shardplan.torch.pipelines.build import pipeline
+from shardplan.torch.pipelines.run import Pipeline
 
 __all__ = [
     "Pipeline",

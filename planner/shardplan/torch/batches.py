@@ -1,4 +1,4 @@
-"""Batches: what a data loader gives, as the plan keeps the model's inputs."""
+"""Batches as DTensors in the layouts of the plan's inputs, and the part that each rank has to read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.legal import local_shape
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.shards import Piece, shard_of
-from shardplan.torch.grid import Grid
+from shardplan.torch.collectives.steps import shard_of_whole
 from shardplan.torch.placements import wrap
-from shardplan.torch.steps import part_of_whole
+from shardplan.torch.process_groups import ProcessGroups
 
 
 def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: bool = False) -> dict[str, DTensor]:
@@ -27,7 +27,7 @@ def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: 
 
     Raises `ShardplanError`: `unknown-input`, `missing-input`, `wrong-shape`.
     """
-    grid = Grid(plan, mesh)
+    groups = ProcessGroups(plan, mesh)
     known = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "input"}
     faults = [
         error("unknown-input", f"the plan has no input '{name}'", hint=did_you_mean(name, known) or _listed(known))
@@ -36,11 +36,11 @@ def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: 
     ]
     faults += [error("missing-input", f"the batch has no '{name}'") for name in known if name not in batch]
     faults += [
-        fault for name in batch if name in known for fault in _check(known[name], batch[name], grid, local=local)
+        fault for name in batch if name in known for fault in _check(known[name], batch[name], groups, local=local)
     ]
     if faults:
         raise ShardplanError(*faults)
-    return {name: _distributed(known[name], tensor, grid, local=local) for name, tensor in batch.items()}
+    return {name: _distributed(known[name], tensor, groups, local=local) for name, tensor in batch.items()}
 
 
 def part_of(plan: Plan, name: str, rank: int) -> tuple[Piece, ...]:
@@ -52,8 +52,8 @@ def _listed(known: Mapping[str, TensorDecision]) -> str:
     return f"its inputs are {', '.join(sorted(known))}"
 
 
-def _check(decision: TensorDecision, tensor: Tensor, grid: Grid, *, local: bool) -> list[Diagnostic]:
-    wanted = local_shape(decision.layout.forward, grid.mesh, decision.shape) if local else decision.shape
+def _check(decision: TensorDecision, tensor: Tensor, groups: ProcessGroups, *, local: bool) -> list[Diagnostic]:
+    wanted = local_shape(decision.layout.forward, groups.mesh, decision.shape) if local else decision.shape
     if tuple(tensor.shape) == wanted:
         return []
     whose = "a process's part of " if local else ""
@@ -61,11 +61,11 @@ def _check(decision: TensorDecision, tensor: Tensor, grid: Grid, *, local: bool)
     return [error("wrong-shape", summary, hint="solve again for this batch, or pad it")]
 
 
-def _distributed(decision: TensorDecision, tensor: Tensor, grid: Grid, *, local: bool) -> DTensor:
+def _distributed(decision: TensorDecision, tensor: Tensor, groups: ProcessGroups, *, local: bool) -> DTensor:
     if isinstance(tensor, DTensor):
         return tensor
-    part: Any = tensor.to(grid.device)
+    part: Any = tensor.to(groups.device)
     layout = decision.layout.forward
     if not local:
-        part = part_of_whole(part, layout, grid)
-    return wrap(torch.as_tensor(part), layout, decision.shape, grid)
+        part = shard_of_whole(part, layout, groups)
+    return wrap(torch.as_tensor(part), layout, decision.shape, groups)

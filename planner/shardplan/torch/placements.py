@@ -1,4 +1,4 @@
-"""Layouts of a plan as DTensor placements and back, truthfully: `full_tensor()` of what is made here is right.
+"""Layouts of a plan as DTensor placements and back, such that `full_tensor()` gives the global tensor.
 
 An order of axes within a dim other than the mesh's, and shards of every segment of a fused dim, are torch's
 `_StridedShard`. Torch has no placement for segments of unequal sizes, or for segments that several axes shard.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -16,7 +17,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import P, R, S
 from shardplan.layout.placement import Placement as Planned
-from shardplan.torch.grid import Grid
+from shardplan.torch.process_groups import ProcessGroups
 
 
 def to_placements(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:
@@ -77,10 +78,39 @@ def to_layout(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int])
     return Layout.of(*found, order=order)
 
 
-def wrap(local: torch.Tensor, layout: Layout, shape: Sequence[int], grid: Grid) -> DTensor:
-    """The DTensor of whole `shape` of which this process holds `local`; differentiable as `DTensor.from_local` is."""
-    stride = torch.empty(tuple(shape), device="meta").stride()
-    placements = to_placements(layout, grid.mesh)
+def wrap(
+    local: torch.Tensor,
+    layout: Layout,
+    shape: Sequence[int],
+    groups: ProcessGroups,
+    *,
+    gradient: Layout | None = None,
+) -> DTensor:
+    """The DTensor of global `shape` of which this process holds `local`; differentiable as `DTensor.from_local` is.
+
+    `gradient`: the plain layout in which its gradient comes back, if not as torch has it.
+    """
+    placements = to_placements(layout, groups.mesh)
+    back = None if gradient is None else to_placements(gradient, groups.mesh)
+    return from_local(local, groups.device_mesh, placements, shape, grad_placements=back)
+
+
+def like(tensor: DTensor, local: torch.Tensor, shape: Sequence[int] | None = None) -> DTensor:
+    """A DTensor of `local` on the mesh and with the placements of `tensor`; of another global `shape` if given."""
+    return from_local(local, tensor.device_mesh, tensor.placements, tensor.shape if shape is None else shape)
+
+
+def from_local(
+    local: torch.Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    *,
+    grad_placements: Sequence[Placement] | None = None,
+) -> DTensor:
+    """`DTensor.from_local` of a contiguous tensor of global `shape`, without checks that communicate."""
+    whole = torch.empty(tuple(shape), device="meta")
     return DTensor.from_local(
-        local, grid.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
-    )
+        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride(),
+        grad_placements=grad_placements,
+    )  # fmt: skip

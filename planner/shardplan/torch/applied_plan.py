@@ -1,0 +1,158 @@
+"""A plan applied to a model: its process groups, its engine, and the model's parameters in the plan's layouts."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardplan.errors import ShardplanError, error
+from shardplan.plan.types import Plan
+from shardplan.runtime.names import Named, Rename
+from shardplan.torch.execution import LocalExecution
+from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
+from shardplan.torch.microbatch_plan import one_microbatch
+from shardplan.torch.parameters.distribution import distribute
+from shardplan.torch.parameters.naming import name_parameters
+from shardplan.torch.process_groups import ProcessGroups
+from shardplan.torch.propagation.engine import Engine
+
+_ATTRIBUTE = "_shardplan"
+
+
+class AppliedPlan:
+    """What `parallelize` leaves behind at `model._shardplan`. `received_dims`: as in `batch_dims`.
+
+    `named`: the parameters of the model that the plan has. Of the forward pass under way: `depth`, how often the model
+    is entered; `weights`; `planned`, planned tensors of parameters by the plan's names. `checked`: whether a forward
+    pass has been compared with the plan.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        groups: ProcessGroups,
+        *,
+        strict: bool,
+        received_dims: Mapping[str, int] | None = None,
+    ) -> None:
+        self.plan, self.groups, self.strict = plan, groups, strict
+        self.execution = LocalExecution(groups)
+        micro = one_microbatch(plan, received_dims)
+        self.buckets = Buckets.of(micro)
+        self.engine = Engine(self.buckets.without_bucketed_moves(micro), groups, self.execution)
+        self.inputs = [tensor for tensor in micro.tensors if tensor.role == "input"]
+        self.arguments = _argument_names(model)
+        self.named: dict[str, Named] = {}
+        self.depth = 0
+        self.weights: BucketedWeights | None = None
+        self.planned: dict[str, Any] = {}
+        self.checked = False
+        self._hooks: contextlib.ExitStack | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the plan has gradients; in one for inference nothing takes any."""
+        return self.plan.model["mode"] == "training"
+
+    def begin_forward(self) -> None:
+        """From here on autograd saves what the plan saves, and nothing is compiled."""
+        self._hooks = contextlib.ExitStack()
+        self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self.execution.pack, self.execution.unpack))
+        self._hooks.enter_context(torch.compiler.set_stance("force_eager"))  # blocks may have been compiled
+
+    def end_forward(self) -> None:
+        """The forward pass has ended."""
+        if self._hooks is not None:
+            self._hooks.close()
+        self._hooks = None
+        self.execution.end()
+
+
+def _argument_names(model: nn.Module) -> list[str]:
+    parameters = inspect.signature(model.forward).parameters.values()
+    return [p.name for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
+
+
+def prepare(
+    model: nn.Module, plan: Plan, mesh: DeviceMesh, *, rename: Rename | None, ignore: Iterable[str], strict: bool
+) -> AppliedPlan:
+    """Everything that can be refused before the model is touched. Raises `ShardplanError` as `parallelize`."""
+    refuse_parallel(model)
+    if plan.pipeline is not None:
+        summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages"
+        hint = "run it with shardplan.torch.pipeline(model, example_inputs, plan, mesh, loss=...)"
+        raise ShardplanError(error("pipeline-plan", summary, hint=hint))
+    applied = AppliedPlan(model, plan, ProcessGroups(plan, mesh), strict=strict)
+    applied.named = name_parameters(model, plan, rename=rename, ignore=ignore, strict=strict)
+    return applied
+
+
+def attach(model: nn.Module, applied: AppliedPlan) -> None:
+    """Make the parameters of `model` DTensors in the layouts in which the plan stores them, and remember the plan."""
+    distribute(model, applied.named, applied.groups)
+    remember(model, applied)
+
+
+def remember(model: nn.Module, applied: AppliedPlan) -> None:
+    """Let `applied_to(model)` find the plan."""
+    object.__setattr__(model, _ATTRIBUTE, applied)
+
+
+def applied_to(model: nn.Module) -> AppliedPlan:
+    """What `parallelize` left at `model`. Raises `ShardplanError` (`not-parallel`)."""
+    found = getattr(model, _ATTRIBUTE, None)
+    if found is None:
+        hint = "call shardplan.torch.parallelize(model, plan, mesh) first"
+        raise ShardplanError(error("not-parallel", "no plan has been applied to this model", hint=hint))
+    return found  # type: ignore[no-any-return]
+
+
+def is_parallel(model: nn.Module) -> bool:
+    """Whether a plan has been applied to this model."""
+    return hasattr(model, _ATTRIBUTE)
+
+
+def refuse_parallel(model: nn.Module) -> None:
+    """Raises `ShardplanError` (`already-parallel`) for a model that a plan has been applied to."""
+    if is_parallel(model):
+        hint = "apply a plan to a fresh model"
+        raise ShardplanError(error("already-parallel", "a plan has been applied to this model already", hint=hint))
+
+
+def run_graph_under(
+    graph: nn.Module,
+    applied: AppliedPlan,
+    arguments: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]],
+    results: Callable[[Any], Any],
+) -> None:
+    """Hooks of a graph that a plan has been written into: `arguments` gives the placeholders of its arguments,
+    `results` what its outputs stand for; autograd saves what the plan saves."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del module
+        given = arguments(args, kwargs)
+        applied.begin_forward()
+        return given, {}
+
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        del module, args
+        applied.end_forward()
+        return None if output is None else results(output)
+
+    run_eagerly(graph, enter, leave)
+    remember(graph, applied)
+
+
+def run_eagerly(model: nn.Module, enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
+    """Call `enter` before and `leave` after `model` runs, outside of `torch.compile`, which can trace neither
+    collectives nor planned tensors."""
+    model.forward = torch.compiler.disable(model.forward)
+    model.register_forward_pre_hook(torch.compiler.disable(enter), with_kwargs=True, prepend=True)
+    model.register_forward_hook(torch.compiler.disable(leave), always_call=True)

@@ -1,0 +1,72 @@
+"""Arguments and results of a model under a plan: batches in the layouts of the plan's inputs, results as DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.layout.layout import Layout
+from shardplan.plan.types import TensorDecision
+from shardplan.torch.applied_plan import AppliedPlan
+from shardplan.torch.microbatch_plan import microbatches_of
+from shardplan.torch.placements import to_layout, wrap
+from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.propagation.plan_graph import Key
+from shardplan.torch.propagation.values import Value
+
+
+def match_inputs(names: Sequence[str], inputs: Sequence[TensorDecision]) -> dict[str, TensorDecision]:
+    """Argument -> input of the plan: by name, the remaining ones in order.
+
+    Raises `ShardplanError` (`wrong-inputs`) where there are fewer inputs than arguments.
+    """
+    by_name = {tensor.name: tensor for tensor in inputs}
+    partner = {name: by_name[name] for name in names if name in by_name}
+    rest = [tensor for tensor in inputs if tensor not in partner.values()]
+    others = [name for name in names if name not in partner]
+    if len(others) > len(rest):
+        listed = ", ".join(by_name) or "none"
+        summary = f"the model is called with the tensors {', '.join(names)}; the plan's inputs are {listed}"
+        hint = did_you_mean(others[0], by_name) or "solve again for a model with these inputs"
+        raise ShardplanError(error("wrong-inputs", summary, hint=hint))
+    return partner | dict(zip(others, rest, strict=False))
+
+
+def input_value(applied: AppliedPlan, decision: TensorDecision, tensor: Tensor) -> Value:
+    """An argument, whole on every process or a DTensor, in the layout that the plan keeps the input in.
+
+    Raises `ShardplanError`: `wrong-shape`, `unknown-placement`.
+    """
+    engine, mesh = applied.engine, applied.groups.mesh
+    shape = tuple(tensor.shape)
+    if shape != decision.shape:
+        raise ShardplanError(_wrong_shape(decision, shape, microbatches_of(applied.plan)))
+    local, layout = tensor, Layout.replicated(len(mesh))
+    if isinstance(tensor, DTensor):
+        found = to_layout(tensor.placements, mesh, shape)
+        if found is None:
+            summary = f"input '{decision.name}' has placements {list(tensor.placements)}, which no plan can name"
+            hint = "make it with shardplan.torch.inputs(plan, mesh, batch)"
+            raise ShardplanError(error("unknown-placement", summary, hint=hint))
+        local, layout = tensor.to_local(), found
+    if local.device.type != "meta":
+        local = local.to(applied.groups.device)
+    key = Key(engine.graph.signatures.leaf("input", decision.name), shape)
+    return engine.result(local, layout, shape, key)
+
+
+def _wrong_shape(decision: TensorDecision, shape: tuple[int, ...], micro: int) -> Diagnostic:
+    whose = "the plan is for" if micro == 1 else f"each of the plan's {micro} microbatches has"
+    summary = f"input '{decision.name}' has shape {list(shape)}, {whose} {list(decision.shape)}"
+    hint = "solve again for this shape, or pad the batch to the plan's"
+    if micro > 1:
+        hint = "cut the batch of a step: for part in shardplan.torch.microbatches(model, batch)"
+    return error("wrong-shape", summary, hint=hint)
+
+
+def output_tensor(engine: Engine, local: Tensor, layout: Layout, shape: tuple[int, ...], *, grad: bool) -> DTensor:
+    """A local result as the DTensor that the program gets; its gradient comes back in the plan's layout of it."""
+    return wrap(local, layout, shape, engine.groups, gradient=layout.gradient if grad else None)

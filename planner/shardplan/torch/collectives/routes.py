@@ -1,0 +1,174 @@
+"""Routes of moves: the collectives that bring a tensor from one layout to another, and its gradient back.
+
+The collectives are those of the plan's move; a move that the plan does not have is lowered to the fewest bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import legal_for
+from shardplan.layout.lower import Step, by_bytes, lower
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.placement import P, S
+from shardplan.plan.types import Move, Plan, TensorDecision
+from shardplan.program.retrace import retrace
+from shardplan.torch.microbatch_plan import microbatches_of
+
+
+class TensorSteps(NamedTuple):
+    """The collectives of one direction of a move: of a tensor of global `shape` from the plain layout `source`."""
+
+    source: Layout
+    steps: tuple[Step, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """The collectives of one move, forward and backward.
+
+    `regather`: the moved value is not saved for backward but gathered again by these steps. `planned`: the plan has
+    this move. `accumulates`: the gradient is accumulated over microbatches and moved with the last one. `is_update`:
+    the value is an updated weight, gathered from the optimizer's shard once for all microbatches. `tensor`, `reader`:
+    of the plan's move, `""` where it has none.
+    """
+
+    source: Layout
+    target: Layout
+    shape: tuple[int, ...]
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    regather: tuple[Step, ...] | None
+    planned: bool
+    accumulates: bool = False
+    is_update: bool = False
+    tensor: str = ""
+    reader: str = ""
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything is sent in either direction."""
+        return any(not step.collective.is_free for step in (*self.forward, *self.backward))
+
+    @property
+    def is_identity(self) -> bool:
+        return not self.forward and not self.backward
+
+    @functools.cached_property
+    def forward_steps(self) -> TensorSteps:
+        """The collectives of the value."""
+        return TensorSteps(self.source.forward, self.forward, self.shape)
+
+    @functools.cached_property
+    def backward_steps(self) -> TensorSteps:
+        """The collectives of its gradient."""
+        return TensorSteps(self.target.gradient, self.backward, self.shape)
+
+    @functools.cached_property
+    def regather_steps(self) -> TensorSteps:
+        """The collectives that gather the value again."""
+        return TensorSteps(self.source.forward, self.regather or (), self.shape)
+
+
+class Router:
+    """Finds the routes of moves; each one is computed once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.mesh: Mesh = plan.mesh
+        self._micro = microbatches_of(plan)
+        self._moves: dict[tuple[str, str, str, bool, Layout, Layout], Move] = {}
+        for move in plan.moves:
+            key = (move.tensor, move.reader, move.phase, move.regather, move.source.forward, move.target.forward)
+            self._moves.setdefault(key, move)
+        self._routes: dict[tuple[object, ...], Route] = {}
+
+    def route(
+        self, source: Layout, target: Layout, shape: tuple[int, ...], tensor: str = "", reader: str = "",
+        *, has_gradient: bool = True,
+    ) -> Route:  # fmt: skip
+        """From `source` to `target`, for `reader` of `tensor` in the plan (`""`: to keep or serve it)."""
+        key = (source, target, shape, tensor, reader, has_gradient)
+        if key not in self._routes:
+            self._routes[key] = self._make(source, target, shape, tensor, reader, has_gradient=has_gradient)
+        return self._routes[key]
+
+    def _make(
+        self, source: Layout, target: Layout, shape: tuple[int, ...], tensor: str, reader: str, *, has_gradient: bool
+    ) -> Route:
+        forward, known = self._steps(source.forward, target.forward, shape, (tensor, reader, "forward", False))
+        backward: tuple[Step, ...] = ()
+        if has_gradient:
+            gradient = (tensor, reader, "backward", False)
+            backward, _ = self._steps(target.gradient, source.gradient, shape, gradient)
+        regather, repeated = self._steps(source.forward, target.forward, shape, (tensor, reader, "backward", True))
+        planned = bool(tensor) and (known or not forward)
+        accumulates = bool(backward) and self._accumulates(tensor, reader, target, source)
+        again = regather if repeated and forward else None
+        return Route(
+            source, target, shape, forward, backward, again, planned, accumulates, tensor=tensor, reader=reader
+        )
+
+    def update_route(self, source: Layout, target: Layout, shape: tuple[int, ...], decision: TensorDecision) -> Route:
+        """An updated weight from the optimizer's layout `source` to the kept layout `target`, and its gradient back.
+
+        `decision` has the same two layouts in the dims of the plan.
+        """
+        key = ("update", source, target, shape, decision.name)
+        if key not in self._routes:
+            self._routes[key] = self._update(source, target, shape, decision)
+        return self._routes[key]
+
+    def _update(self, source: Layout, target: Layout, shape: tuple[int, ...], decision: TensorDecision) -> Route:
+        assert decision.optimizer is not None
+        ends = decision.optimizer.forward, decision.layout.forward
+        gradients = decision.layout.gradient, decision.optimizer.gradient
+        forward, _ = self._retraced(source.forward, target.forward, shape, (decision.name, "", "update", False, *ends))
+        back = (decision.name, "", "backward", False, *gradients)
+        backward, _ = self._retraced(target.gradient, source.gradient, shape, back)
+        accumulates = bool(backward) and self._micro > 1
+        return Route(
+            source, target, shape, forward, backward, None, planned=True, accumulates=accumulates, is_update=True
+        )
+
+    def gradient_route(self, source: Layout, target: Layout, shape: tuple[int, ...], planned: Move) -> Route:
+        """A weight that stays where it is, and its gradient back as the plan's move `planned` says, from that of the
+        pair `target` to that of `source`."""
+        key = ("home", source, target, shape, planned.tensor)
+        if key not in self._routes:
+            of = (planned.tensor, planned.reader, "backward", False, planned.source.forward, planned.target.forward)
+            backward, _ = self._retraced(target.gradient, source.gradient, shape, of)
+            self._routes[key] = Route(
+                source, target, shape, (), backward, None, planned=True, accumulates=self._micro > 1
+            )
+        return self._routes[key]
+
+    def _accumulates(self, tensor: str, reader: str, start: Layout, goal: Layout) -> bool:
+        """Whether the plan moves this gradient, a weight's, once for all microbatches."""
+        found = self._moves.get((tensor, reader, "backward", False, start.gradient, goal.gradient))
+        return found is not None and found.count < self._micro
+
+    def _steps(
+        self, start: Layout, goal: Layout, shape: tuple[int, ...], of: tuple[str, str, str, bool]
+    ) -> tuple[tuple[Step, ...], bool]:
+        """The steps between two plain layouts, and whether they are those of the plan."""
+        return self._retraced(start, goal, shape, (*of, start, goal))
+
+    def _retraced(
+        self, start: Layout, goal: Layout, shape: tuple[int, ...], of: tuple[str, str, str, bool, Layout, Layout]
+    ) -> tuple[tuple[Step, ...], bool]:
+        """As the plan's move `of` takes them, which may be written in other dims."""
+        if start == goal:
+            return (), True
+        move = self._moves.get(of)
+        if move is not None:
+            collectives = tuple(step.collective for step in move.steps)
+            found = retrace(self.mesh, shape, start, goal, collectives, [S(dim) for dim in range(len(shape))])
+            if found is not None:
+                return found, True
+        legal = legal_for(self.mesh, shape)
+        way = () if any(p.kind == "P" for p in (*start.placements, *goal.placements)) else (P(),)
+        return lower(self.mesh, start, goal, by_bytes(self.mesh), shards=way, legal=legal), False

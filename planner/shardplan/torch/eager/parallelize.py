@@ -1,0 +1,125 @@
+"""Plans on modules: parameters become DTensors, the module's own forward pass runs on planned tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.names import Rename
+from shardplan.torch.applied_plan import AppliedPlan, attach, prepare, run_eagerly
+from shardplan.torch.arguments import input_value, match_inputs, output_tensor
+from shardplan.torch.eager.module_hooks import enter_module, leave_module
+from shardplan.torch.eager.planned_tensor import Planned, value_of
+from shardplan.torch.gradients.bucketing import BucketedWeights
+from shardplan.torch.parameters.distribution import local_weights, owner_of
+from shardplan.torch.propagation.conformance import check_conformance
+from shardplan.torch.propagation.engine import Record
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan,
+    mesh: DeviceMesh,
+    *,
+    rename: Rename | None = None,
+    ignore: Iterable[str] = (),
+    strict: bool = True,
+) -> nn.Module:
+    """Apply `plan` to `model` in place and return it. Parameters become DTensors; the model is called as before.
+
+    Parameters are expected with equal values on all processes (each keeps its part; nothing is sent), or on the meta
+    device, to be filled by `load_`. `rename`, `ignore`: as in `shardplan.runtime.names.match_names`. `strict`: refuse a
+    model or a first forward pass that is not the plan's; without it the result is still right, but more may be
+    sent than the plan says.
+
+    What the model returns are DTensors in the layouts of the plan's outputs.
+
+    Raises `ShardplanError` as `match_names` and `ProcessGroups`, and `no-placement`, `not-tied`, `already-parallel`.
+    """
+    applied = prepare(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
+    attach(model, applied)
+    _hook(model, applied)
+    return model
+
+
+def _hook(model: nn.Module, applied: AppliedPlan) -> None:
+    """Hooks: while a module runs, its parameters are planned tensors; `model` itself takes its arguments as planned
+    tensors and returns DTensors."""
+    owners: dict[nn.Module, list[tuple[str, str]]] = {}
+    for name in applied.named:
+        owner, attribute = owner_of(model, name)
+        owners.setdefault(owner, []).append((attribute, name))
+    for module, parameters in owners.items():
+        module.register_forward_pre_hook(enter_module(applied, parameters))
+        module.register_forward_hook(leave_module(parameters), always_call=True)
+    run_eagerly(model, _enter(applied), _leave(applied))
+
+
+def _enter(applied: AppliedPlan) -> Callable[..., Any]:
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        applied.depth += 1
+        if applied.depth > 1:
+            return None
+        applied.engine.record = Record()
+        shards = local_weights(module, applied.named, applied.groups, trains=applied.trains)
+        applied.weights = BucketedWeights(applied.engine, applied.buckets, shards)
+        applied.begin_forward()
+        return _planned_arguments(applied, args, kwargs)
+
+    return enter
+
+
+def _leave(applied: AppliedPlan) -> Callable[..., Any]:
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        del module, args
+        applied.depth -= 1
+        if applied.depth:
+            return None
+        applied.end_forward()
+        applied.planned.clear()
+        applied.weights = None
+        if output is None:
+            return None
+        found = _output(applied, output)
+        if applied.strict and not applied.checked:
+            applied.checked = True
+            check_conformance(applied.engine)
+        return found
+
+    return leave
+
+
+def _planned_arguments(applied: AppliedPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Tensors among the arguments as planned tensors, matched with the plan's inputs by `match_inputs`."""
+    names = [*applied.arguments[: len(args)], *kwargs]
+    values = [*args, *kwargs.values()]
+    tensors = [name for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)]
+    partner = match_inputs(tensors, applied.inputs)
+    made = [
+        _planned_input(applied, partner[name], value) if name in partner else value
+        for name, value in zip(names, values, strict=True)
+    ]
+    return tuple(made[: len(args)]), dict(zip(kwargs, made[len(args) :], strict=True))
+
+
+def _planned_input(applied: AppliedPlan, decision: TensorDecision, tensor: Tensor) -> Planned:
+    return Planned.of(input_value(applied, decision, tensor), applied.engine)
+
+
+def _output(applied: AppliedPlan, output: Any) -> Any:
+    """What the model returns, with DTensors in place of planned tensors."""
+    if isinstance(output, Planned):
+        value = applied.engine.kept(value_of(output))
+        return output_tensor(applied.engine, value.local, value.layout, value.shape, grad=value.grad)
+    if isinstance(output, dict):
+        made = {key: _output(applied, item) for key, item in output.items()}
+        return type(output)(**made) if type(output) is not dict else made
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        return type(output)(*(_output(applied, item) for item in output))
+    if isinstance(output, (tuple, list)):
+        return type(output)(_output(applied, item) for item in output)
+    return output

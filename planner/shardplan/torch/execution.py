@@ -1,0 +1,78 @@
+"""Immediate execution: moves run at once on the tensors of this process, for modules and for the nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from shardplan.torch.collectives.executor import MoveExecutor
+from shardplan.torch.collectives.routes import Route
+from shardplan.torch.gradients.accumulation import GradientAccumulator
+from shardplan.torch.gradients.bucketing import bucket_gradients, gather_updated
+from shardplan.torch.gradients.moves import Context, move
+from shardplan.torch.gradients.regather import Regathered
+from shardplan.torch.process_groups import ProcessGroups
+
+
+class LocalExecution:
+    """The `Backend` on tensors, and the hooks by which autograd saves the source of what is gathered again."""
+
+    def __init__(self, groups: ProcessGroups) -> None:
+        self.context = Context(MoveExecutor(groups), GradientAccumulator())
+        self._regathers: dict[int, tuple[StorageWeakRef, Regathered]] = {}
+
+    @property
+    def accumulator(self) -> GradientAccumulator:
+        return self.context.accumulator
+
+    def move(self, local: Tensor, route: Route, label: str) -> Tensor:
+        """The local tensor after a move; one that the plan gathers again in backward is not saved for it."""
+        del label
+        made = move(local, route, self.context)
+        if route.regather and torch.is_grad_enabled() and (made.requires_grad or not made.is_floating_point()):
+            steps, executor = route.regather_steps, self.context.executor
+            regather = Regathered(local.detach(), lambda source: executor.run([source], [steps])[0])
+            storage = StorageWeakRef(made.untyped_storage())
+            self._regathers[storage.cdata] = storage, regather
+        return made
+
+    def gather_updated(self, locals_: Sequence[Tensor], routes: Sequence[Route]) -> list[Tensor]:
+        """Updated weights, gathered from the shards of the optimizer as one bucket."""
+        return gather_updated(locals_, routes, self.context)
+
+    def bucket_gradients(
+        self, locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Weights (`updated` in their place, if given) whose gradients are sent as one bucket."""
+        return bucket_gradients(locals_, routes, updated, self.context)
+
+    def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:
+        """Dtype of a tensor, and whether it takes a gradient."""
+        return local.dtype, local.requires_grad
+
+    def end(self) -> None:
+        """The forward pass has ended: nothing more is saved."""
+        self._regathers.clear()
+
+    def pack(self, saved: Tensor) -> Any:
+        """What autograd saves in place of a tensor."""
+        if not self._regathers or type(saved) is not Tensor:
+            return saved
+        identity = saved.untyped_storage()._cdata  # noqa: SLF001 - there is no public identity of a storage
+        storage, regather = self._regathers.get(identity, (None, None))
+        if storage is None or regather is None or storage.expired():
+            return saved
+        regather.uses += 1
+        return regather, saved.size(), saved.stride(), saved.storage_offset()
+
+    @staticmethod
+    def unpack(packed: Any) -> Tensor:
+        """The tensor that autograd has saved as `packed`."""
+        if isinstance(packed, Tensor):
+            return packed
+        regather, size, stride, offset = packed
+        return regather.value().as_strided(size, stride, offset)

@@ -1,0 +1,104 @@
+"""Exported programs: a module as a graph by `torch.export`, its arguments, results and parameters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.utils import _pytree as pytree
+
+from shardplan.errors import ShardplanError, error
+
+
+def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """The model as a graph, by `torch.export`. Raises `ShardplanError` (`cannot-export`)."""
+    try:
+        with _with_fake_parameters(model, args, kwargs) as given:
+            return torch.export.export(model, *given, strict=False)
+    except Exception as problem:
+        text = str(problem).strip().splitlines()
+        summary = f"torch.export cannot write this model as a graph: {text[0] if text else type(problem).__name__}"
+        hint = "apply a plan without stages with parallelize: it needs no graph"
+        raise ShardplanError(error("cannot-export", summary, hint=hint)) from problem
+
+
+@contextlib.contextmanager
+def _with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """The arguments to export a model with. Within the context, a model on the meta device has fake parameters on the
+    device of its arguments."""
+    owned = [
+        (store, name, tensor)
+        for module in model.modules()
+        for store in (module._parameters, module._buffers)  # noqa: SLF001 - put back below
+        for name, tensor in store.items()
+        if tensor is not None
+    ]
+    if not any(tensor.is_meta for _, _, tensor in owned):
+        yield args, kwargs
+        return
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    given = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
+    device = next((leaf.device for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)), torch.device("cpu"))
+    looks = {id(tensor): _fake_like(tensor, mode, device) for _, _, tensor in owned}
+    try:
+        for store, name, tensor in owned:
+            store[name] = looks[id(tensor)]
+        yield given
+    finally:
+        for store, name, tensor in owned:
+            store[name] = tensor
+
+
+def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:
+    if not tensor.is_meta:
+        return mode.from_tensor(tensor)
+    with mode:
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+def parameter_tree(model: nn.Module, without: Container[str] = ()) -> nn.Module:
+    """A module with the parameters and buffers of `model` under their names, but those in `without`."""
+    root = nn.Module()
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        if name in without:
+            continue
+        path, _, attribute = name.rpartition(".")
+        owner = root
+        for part in path.split(".") if path else ():
+            if part not in owner._modules:  # noqa: SLF001 - a tree of empty modules
+                owner.add_module(part, nn.Module())
+            owner = owner.get_submodule(part)
+        if isinstance(tensor, nn.Parameter):
+            owner.register_parameter(attribute, tensor)
+        else:
+            owner.register_buffer(attribute, tensor)
+    return root
+
+
+def input_specs(program: ExportedProgram) -> dict[str, InputSpec]:
+    """What the placeholders of a program are, by name."""
+    return {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
+
+
+def is_tensor_argument(spec: InputSpec) -> bool:
+    """Whether a placeholder is a tensor that the program is called with."""
+    return spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
+
+
+def argument_names(program: ExportedProgram) -> list[str]:
+    """The tensors that a program is called with, in order."""
+    return [name for name, spec in input_specs(program).items() if is_tensor_argument(spec)]
+
+
+def user_outputs(program: ExportedProgram) -> list[Any]:
+    """What a program gives back, as nodes of its graph or constants."""
+    node = next(node for node in program.graph.nodes if node.op == "output")
+    kinds = program.graph_signature.output_specs
+    return [a for a, spec in zip(node.args[0], kinds, strict=True) if spec.kind.name == "USER_OUTPUT"]

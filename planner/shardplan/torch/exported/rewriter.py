@@ -1,0 +1,206 @@
+"""Rewriting of an exported graph to local tensors: every node by its sharding rule, with the moves of the plan."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.distributed.tensor import DTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec
+from torch.utils import _pytree as pytree
+
+from shardplan.layout.layout import Layout
+from shardplan.plan.types import TensorDecision
+from shardplan.runtime.names import Named
+from shardplan.torch.applied_plan import AppliedPlan
+from shardplan.torch.arguments import input_value, match_inputs, output_tensor
+from shardplan.torch.exported.program import argument_names, input_specs, user_outputs
+from shardplan.torch.exported.writer import Traced, Writer
+from shardplan.torch.gradients.bucketing import BucketedWeights
+from shardplan.torch.parameters.distribution import local_shard, parameter_value
+from shardplan.torch.parameters.fused import part_name, parts_of
+from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.propagation.values import Value
+from shardplan.torch.rules.dispatch import apply
+
+
+class LocalShard(nn.Module):  # type: ignore[misc]
+    """A node that takes the local shard of a DTensor."""
+
+    def __init__(self, applied: AppliedPlan) -> None:
+        super().__init__()
+        self.applied = applied
+
+    def forward(self, tensor: DTensor) -> Tensor:
+        """The local tensor."""
+        return local_shard(tensor, trains=self.applied.trains)
+
+
+class LocalInput(nn.Module):  # type: ignore[misc]
+    """A node that takes the local part of an argument."""
+
+    def __init__(self, applied: AppliedPlan, decision: TensorDecision) -> None:
+        super().__init__()
+        self.applied, self.decision = applied, decision
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """The local tensor, in the layout of the plan's input."""
+        return input_value(self.applied, self.decision, tensor).local
+
+
+class OutputTensor(nn.Module):  # type: ignore[misc]
+    """A node that makes a local result the DTensor that the program returns."""
+
+    def __init__(self, applied: AppliedPlan, layout: Layout, shape: tuple[int, ...], *, grad: bool) -> None:
+        super().__init__()
+        self.applied, self.layout, self.shape, self.grad = applied, layout, shape, grad
+
+    def forward(self, local: Tensor) -> DTensor:
+        """The DTensor."""
+        return output_tensor(self.applied.engine, local, self.layout, self.shape, grad=self.grad)
+
+
+class GraphRewriter:
+    """Runs the exported graph node by node on values whose local parts are nodes of the new graph."""
+
+    def __init__(self, program: ExportedProgram, applied: AppliedPlan, engine: Engine, writer: Writer) -> None:
+        self.program, self.applied, self.engine, self.writer = program, applied, engine, writer
+        self.values: dict[fx.Node, Any] = {}
+        self.shards = LocalShard(applied)
+
+    def run(self) -> list[fx.Node]:
+        """Write everything; the nodes of the outputs."""
+        specs = input_specs(self.program)
+        partner = self.partners(argument_names(self.program))
+        self.weights = self._weights(specs)
+        for node in self.program.graph.nodes:
+            if not self.wants(node):
+                continue
+            if node.op == "placeholder":
+                self.values[node] = self._placeholder(node, specs[node.name], partner)
+            elif node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op != "output":
+                self.values[node] = None
+        return [self.output(argument) for argument in self.results()]
+
+    def wants(self, node: fx.Node) -> bool:
+        """Whether a node is to be written."""
+        del node
+        return True
+
+    def partners(self, names: Sequence[str]) -> Mapping[str, TensorDecision]:
+        """The plan's inputs by the arguments of the program."""
+        return match_inputs(names, self.applied.inputs)
+
+    def results(self) -> Sequence[Any]:
+        """What the program gives back, as nodes of the exported graph or constants."""
+        return user_outputs(self.program)
+
+    def _placeholder(self, node: fx.Node, spec: InputSpec, partner: Mapping[str, TensorDecision]) -> Any:
+        if spec.kind == InputKind.USER_INPUT:
+            return self._argument(node, partner)
+        name, named = str(spec.target), self._named(spec)
+        if named is not None:
+            return self._parameter(named)
+        if spec.kind == InputKind.CONSTANT_TENSOR:
+            tensor = self.program.constants[name].to(self.applied.groups.device)
+            name = f"constant_{name.replace('.', '_')}"
+            self.writer.root.register_buffer(name, tensor, persistent=False)
+        else:
+            tensor = self._tensor(name)
+        meta = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+        return self.writer.attribute(name, meta)
+
+    def _tensor(self, name: str) -> Any:
+        path, _, attribute = name.rpartition(".")
+        return getattr(self.writer.root.get_submodule(path), attribute)
+
+    def _weights(self, specs: Mapping[str, InputSpec]) -> BucketedWeights:
+        """The parameters of the program with what this process holds of them."""
+        shards: dict[str, tuple[Named, Traced]] = {}
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder" and self.wants(node):
+                named = self._named(specs[node.name])
+                if named is not None and named.decision.name not in shards:
+                    shards[named.decision.name] = named, self.weight(str(specs[node.name].target), named)
+        return BucketedWeights(self.engine, self.applied.buckets, shards)
+
+    def _named(self, spec: InputSpec) -> Named | None:
+        kinds = {InputKind.PARAMETER, InputKind.BUFFER}
+        return self.applied.named.get(str(spec.target)) if spec.kind in kinds else None
+
+    def weight(self, name: str, named: Named) -> Traced:
+        """What this process holds of a parameter."""
+        parts = parts_of(named.layout, self.applied.groups.mesh)
+        if parts is None:
+            return self._local(name)
+        joined: Traced = parts.join([self._local(part_name(name, number)) for number in range(len(parts.sizes))])
+        return joined
+
+    def _local(self, name: str) -> Traced:
+        tensor = self._tensor(name)
+        local = tensor.to_local()
+        meta = torch.empty_like(local, device="meta").requires_grad_(tensor.requires_grad and self.applied.trains)
+        return self.writer.module("local_part", self.shards, self.writer.attribute(name, meta), meta)
+
+    def _parameter(self, named: Named) -> Value:
+        _, local = self.weights.shards[named.decision.name]
+        return parameter_value(self.engine, named, local, self.weights)
+
+    def _argument(self, node: fx.Node, partner: Mapping[str, TensorDecision]) -> Any:
+        example = node.meta.get("val")
+        if not isinstance(example, Tensor):
+            self.writer.placeholder(node.name, torch.empty(0, device="meta"))
+            return example
+        whole = torch.empty(example.shape, dtype=example.dtype, device="meta")
+        place = self.writer.placeholder(node.name, whole)
+        if node.name not in partner:
+            return self.engine.constant(place, example.shape)
+        decision = partner[node.name]
+        value = input_value(self.applied, decision, whole)
+        meta = value.local
+        part = self.writer.module(f"input_{node.name}", LocalInput(self.applied, decision), place, meta)
+        return Value(part, value.layout, value.shape, value.dtype, value.grad, value.key)
+
+    def _call(self, node: fx.Node) -> Any:
+        args, kwargs = self._given(node.args), self._given(node.kwargs)
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        leaves = pytree.tree_leaves((args, kwargs))
+        if any(isinstance(leaf, Value) for leaf in leaves):
+            if not node.users:
+                return None  # checks of metadata
+            return apply(self.engine, node.target, args, kwargs)
+        return self._constant(node, args, kwargs)
+
+    def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """What is computed from constants alone: the same on every process."""
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": self.applied.groups.device}
+        if any(isinstance(leaf, Traced) for leaf in pytree.tree_leaves((args, kwargs))):
+            return self.writer.call(node.target, args, kwargs)
+        example = node.meta.get("val")
+        if not isinstance(example, Tensor):
+            return node.target(*args, **kwargs)
+        made = self.writer.graph.call_function(node.target, tuple(args), kwargs)
+        return Traced.of(made, torch.empty(example.shape, dtype=example.dtype, device="meta"), self.writer)
+
+    def _given(self, argument: Any) -> Any:
+        return fx.map_arg(argument, lambda node: self.values[node])
+
+    def output(self, argument: Any) -> Any:
+        """The node of a result in the new graph."""
+        value = self.values[argument] if isinstance(argument, fx.Node) else argument
+        if isinstance(value, Traced):
+            return value.node
+        if not isinstance(value, Value):
+            return value
+        value = self.engine.kept(value)
+        module = OutputTensor(self.applied, value.layout, value.shape, grad=value.grad)
+        name = f"output_{len([m for m in self.writer.root._modules if m.startswith('output_')])}"  # noqa: SLF001
+        return self.writer.module(name, module, value.local, value.local.meta).node

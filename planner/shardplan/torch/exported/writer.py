@@ -1,0 +1,223 @@
+"""Tracing to FX: operations on traced tensors become nodes of a graph.
+
+A traced tensor is a node with the shape and dtype of a local tensor. The sharding rules run on traced tensors as on
+local ones; the operations that they call become the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from shardplan.layout.legal import local_shape
+from shardplan.torch.collectives.routes import Route
+from shardplan.torch.process_groups import ProcessGroups
+from shardplan.torch.propagation.engine import Backend
+
+
+class Traced(Tensor):  # type: ignore[misc]
+    """A node of the graph under construction. `meta`: a tensor of its shape and dtype on the meta device."""
+
+    node: fx.Node
+    meta: Tensor
+    writer: Writer
+
+    @staticmethod
+    def of(node: fx.Node, meta: Tensor, writer: Writer) -> Traced:
+        """A traced tensor at `node`."""
+        make = Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents no other way
+        made: Traced = make(Traced, meta.shape, dtype=meta.dtype, device=writer.device)
+        made.node, made.meta, made.writer = node, meta, writer
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+            if name == "requires_grad":
+                return args[0].meta.requires_grad
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
+                return func(*args, **kwargs)
+        writer = next(_traced((args, kwargs))).writer
+        return writer.call(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every function is taken at `__torch_function__`."""
+        raise RuntimeError(f"{func} met a traced tensor below torch's functions")
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"Traced({self.node.name}, shape={tuple(self.meta.shape)})"
+
+
+def _traced(argument: Any) -> Iterator[Traced]:
+    if isinstance(argument, Traced):
+        yield argument
+    elif isinstance(argument, (tuple, list)):
+        for item in argument:
+            yield from _traced(item)
+    elif isinstance(argument, dict):
+        yield from _traced(list(argument.values()))
+
+
+class PlannedMove(nn.Module):  # type: ignore[misc]
+    """A node that makes a move of the plan."""
+
+    def __init__(self, backend: Backend, route: Route, label: str) -> None:
+        super().__init__()
+        self.backend, self.route, self.label = backend, route, label
+
+    def forward(self, local: Tensor) -> Tensor:
+        """The local tensor after the move."""
+        return self.backend.move(local, self.route, self.label)
+
+    def extra_repr(self) -> str:
+        """What moves."""
+        kinds = ", ".join(step.collective.kind for step in self.route.forward) or "nothing"
+        back = ", ".join(step.collective.kind for step in self.route.backward) or "nothing"
+        return f"{self.label or 'value'}: forward {kinds}; backward {back}"
+
+
+class UpdateGather(nn.Module):  # type: ignore[misc]
+    """A node that gathers updated weights from the shards of the optimizer."""
+
+    def __init__(self, backend: Backend, routes: Sequence[Route]) -> None:
+        super().__init__()
+        self.backend, self.routes = backend, routes
+
+    def forward(self, *locals_: Tensor) -> tuple[Tensor, ...]:
+        """The weights in the layouts that the plan keeps."""
+        return tuple(self.backend.gather_updated(locals_, self.routes))
+
+
+class GradientBucket(nn.Module):  # type: ignore[misc]
+    """A node for weights whose gradients are sent as one bucket; given the weights, then what replaces them."""
+
+    def __init__(self, backend: Backend, routes: Sequence[Route]) -> None:
+        super().__init__()
+        self.backend, self.routes = backend, routes
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The weights, or what replaces them."""
+        count = len(self.routes)
+        return tuple(self.backend.bucket_gradients(tensors[:count], self.routes, tensors[count:]))
+
+
+class Writer:
+    """Builds a graph over the tensors of `root`. `backend`: executes moves when the graph runs."""
+
+    def __init__(self, root: nn.Module, backend: Backend, groups: ProcessGroups) -> None:
+        self.root, self.backend, self.device, self.mesh = root, backend, groups.device, groups.mesh
+        self.graph = fx.Graph()
+        self._moves = 0
+
+    def placeholder(self, name: str, meta: Tensor) -> Traced:
+        """An argument of the program."""
+        return Traced.of(self.graph.placeholder(name), meta, self)
+
+    def attribute(self, name: str, meta: Tensor) -> Traced:
+        """A tensor that the root module holds."""
+        return Traced.of(self.graph.get_attr(name), meta, self)
+
+    def module(self, name: str, module: nn.Module, local: Traced, meta: Tensor) -> Traced:
+        """The result of a module that is added to the root."""
+        self.root.add_module(name, module)
+        return Traced.of(self.graph.call_module(name, (local.node,)), meta, self)
+
+    def move(self, local: Traced, route: Route, label: str) -> Traced:
+        """A move as a module of its own."""
+        if route.is_identity:
+            return local
+        shape = local_shape(route.target.forward, self.mesh, route.shape)
+        meta = torch.empty(shape, dtype=local.meta.dtype, device="meta", requires_grad=local.meta.requires_grad)
+        self._moves += 1
+        return self.module(f"move_{self._moves}", PlannedMove(self.backend, route, label), local, meta)
+
+    def gather_updated(self, locals_: Sequence[Traced], routes: Sequence[Route]) -> list[Traced]:
+        """Updated weights, by a module of its own."""
+        return self._several(UpdateGather(self.backend, routes), locals_, routes, trains=False)
+
+    def bucket_gradients(
+        self, locals_: Sequence[Traced], routes: Sequence[Route], updates: Sequence[Traced]
+    ) -> list[Traced]:
+        """Weights whose gradients are sent as one bucket, by a module of its own."""
+        return self._several(GradientBucket(self.backend, routes), [*locals_, *updates], routes, trains=True)
+
+    def _several(
+        self, module: nn.Module, given: Sequence[Traced], routes: Sequence[Route], *, trains: bool
+    ) -> list[Traced]:
+        """The results of a module of weights, in the layouts to which `routes` lead."""
+        self._moves += 1
+        name = f"move_{self._moves}"
+        self.root.add_module(name, module)
+        node = self.graph.call_module(name, tuple(traced.node for traced in given))
+        shapes = [local_shape(route.target.forward, self.mesh, route.shape) for route in routes]
+        metas = [
+            torch.empty(shape, dtype=traced.meta.dtype, device="meta", requires_grad=trains)
+            for shape, traced in zip(shapes, given, strict=False)
+        ]
+        made: list[Traced] = self._results(node, metas)
+        return made
+
+    def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:
+        """Dtype of a tensor, and whether a gradient comes back to it."""
+        return local.dtype, bool(local.requires_grad)
+
+    def finish(self, outputs: Sequence[Any], name: str) -> fx.GraphModule:
+        """The graph with `outputs`, as a module called `name`."""
+        self.graph.output(list(outputs))
+        self.graph.lint()
+        return fx.GraphModule(self.root, self.graph, name)
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call of a function or method on traced tensors."""
+        args, kwargs = self._constants(args), self._constants(kwargs)
+        meta = func(*_map_traced(args, lambda traced: traced.meta), **_map_traced(kwargs, lambda traced: traced.meta))
+        nodes, named = _map_traced(args, lambda traced: traced.node), _map_traced(kwargs, lambda traced: traced.node)
+        name = getattr(func, "__name__", "")
+        if type(func).__name__ in {"method_descriptor", "wrapper_descriptor"} or getattr(Tensor, name, None) is func:
+            node = self.graph.call_method(name, tuple(nodes), named)
+        else:
+            node = self.graph.call_function(func, tuple(nodes), named)
+        return self._results(node, meta)
+
+    def _constants(self, argument: Any) -> Any:
+        """Concrete tensors become buffers of the root."""
+        if isinstance(argument, (tuple, list)) and not isinstance(argument, torch.Size):
+            return type(argument)(self._constants(item) for item in argument)
+        if isinstance(argument, dict):
+            return {key: self._constants(item) for key, item in argument.items()}
+        if isinstance(argument, Traced) or not isinstance(argument, Tensor):
+            return argument
+        name = f"constant_{len(list(self.root.buffers(recurse=False)))}"
+        self.root.register_buffer(name, argument.to(self.device), persistent=False)
+        return self.attribute(name, argument.to("meta"))
+
+    def _results(self, node: fx.Node, meta: Any) -> Any:
+        if isinstance(meta, Tensor):
+            return Traced.of(node, meta, self)
+        if isinstance(meta, (tuple, list)):
+            picked = [
+                self._results(self.graph.call_function(_pick, (node, place)), item) for place, item in enumerate(meta)
+            ]
+            return picked if isinstance(meta, list) else tuple(picked)
+        return meta
+
+
+def _pick(results: Any, place: int) -> Any:
+    """One of several results."""
+    return results[place]
+
+
+def _map_traced(argument: Any, act: Any) -> Any:
+    if isinstance(argument, Traced):
+        return act(argument)
+    if isinstance(argument, (tuple, list)) and not isinstance(argument, torch.Size):
+        return type(argument)(_map_traced(item, act) for item in argument)
+    if isinstance(argument, dict):
+        return {key: _map_traced(item, act) for key, item in argument.items()}
+    return argument

@@ -1,0 +1,1 @@
+"""Moves in autograd: backward collectives, gradient accumulation, gradient bucketing, re-gathering."""

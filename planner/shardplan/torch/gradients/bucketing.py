@@ -1,0 +1,202 @@
+"""Gradient bucketing: one collective for the gradients of several weights, as the plan's buckets say.
+
+A weight is read from the shard of its process: with ZeRO-1 first gathered from the shard that the optimizer updates to
+the layout that the plan keeps, then moved as its reader takes it. Where the plan moves the gradients of several weights
+in one bucket, one autograd function stands for all of them. Forward it returns the weights; its backward runs when the
+gradients of all weights are there, and sends them in one collective. Readers see weights with partial gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardplan.layout.layout import Layout
+from shardplan.plan.buckets import buckets_of
+from shardplan.plan.types import Move, Plan, TensorDecision
+from shardplan.runtime.names import Named
+from shardplan.torch.collectives.routes import Route
+from shardplan.torch.gradients.moves import Context
+from shardplan.torch.parameters.orientation import in_module_dims
+from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.propagation.values import Value
+
+Bucket = tuple[str, ...]
+"""Weights by the plan's names."""
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The buckets of a plan, by weight. `to_optimizer`: of the gradient's move to the optimizer's shard; `updates`: of
+    the updated weight's move from there; `from_reader`: of the gradient's move `moves` from the reader, to whom the
+    weight is then given in the dual pair `read_layouts`."""
+
+    to_optimizer: Mapping[str, Bucket] = field(default_factory=dict)
+    updates: Mapping[str, Bucket] = field(default_factory=dict)
+    from_reader: Mapping[str, Bucket] = field(default_factory=dict)
+    read_layouts: Mapping[str, Layout] = field(default_factory=dict)
+    moves: Mapping[str, Move] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan) -> Buckets:
+        """The buckets of `plan`."""
+        decisions = {tensor.name: tensor for tensor in plan.tensors}
+        read_layouts = _read_layouts(plan, decisions)
+        to_optimizer, updates, from_reader, moves = {}, {}, {}, {}
+        for bucket in buckets_of(plan.moves).values():
+            names = tuple(move.tensor for move in bucket)
+            for move in bucket:
+                if move.phase == "update":
+                    updates[move.tensor] = names
+                elif _goes_to_optimizer(move, decisions[move.tensor]):
+                    to_optimizer[move.tensor] = names
+                elif read_layouts[move.tensor, move.reader].gradient == move.source:
+                    from_reader[move.tensor], moves[move.tensor] = names, move
+        read = {name: read_layouts[name, move.reader] for name, move in moves.items()}
+        return cls(to_optimizer, updates, from_reader, read, moves)
+
+    def without_bucketed_moves(self, plan: Plan) -> Plan:
+        """The plan as operations see it: the moves of `from_reader` are made before them, by the bucket."""
+        changed = [
+            replace(tensor, layout=self.read_layouts[tensor.name], served=self.read_layouts[tensor.name])
+            if tensor.name in self.read_layouts
+            else tensor
+            for tensor in plan.tensors
+        ]
+        return replace(plan, tensors=tuple(changed))
+
+
+def _read_layouts(plan: Plan, decisions: Mapping[str, TensorDecision]) -> dict[tuple[str, str], Layout]:
+    """(tensor, reader) -> the layout in which it is read; (tensor, `""`) -> the one in which it is served."""
+    found = {(name, ""): decision.served for name, decision in decisions.items()}
+    for operator in plan.operators:
+        for name, layout in zip(operator.inputs, operator.reads, strict=True):
+            if layout is not None:
+                found.setdefault((name, operator.name), layout)
+    return found
+
+
+def _goes_to_optimizer(move: Move, decision: TensorDecision) -> bool:
+    if decision.optimizer is None or move.reader:
+        return False
+    return (move.source, move.target) == (decision.layout.gradient, decision.optimizer.gradient)
+
+
+class BucketedWeights:
+    """The weights of one forward pass. `shards`: by the plan's names, the parameter and what this process holds of it
+    (a tensor, or its place in a graph)."""
+
+    def __init__(self, engine: Engine, buckets: Buckets, shards: Mapping[str, tuple[Named, Any]]) -> None:
+        self.engine, self.buckets, self.shards = engine, buckets, shards
+        self._kept: dict[str, Any] = {}
+        self._updated: dict[str, Any] = {}
+        self._read: dict[str, Any] = {}
+
+    def value(self, name: str, shard: Value) -> Value:
+        """The weight as operations read it; `shard`: as this process holds it."""
+        named, _ = self.shards[name]
+        if name in self.buckets.from_reader:
+            local, layout = self._read_local(name), in_module_dims(self.buckets.read_layouts[name], named)
+        else:
+            local, layout = self._kept_local(name), in_module_dims(named.decision.layout, named)
+        _, grad = self.engine.backend.describe(local)
+        return replace(shard, local=local, layout=layout if grad else layout.forward, forms={})
+
+    def _kept_local(self, name: str) -> Any:
+        """In the layout that the plan keeps."""
+        named, local = self.shards[name]
+        if named.decision.optimizer is None:
+            return local
+        if name not in self._kept:
+            bucket = self._trained(self.buckets.to_optimizer.get(name, (name,)))
+            if name not in bucket:
+                return self._updated_local(name)
+            updated = [self._updated_local(each) for each in bucket]
+            self._kept |= self._bucketed(bucket, [self.shards[each][1] for each in bucket], updated)
+        return self._kept[name]
+
+    def _updated_local(self, name: str) -> Any:
+        """The same without its gradient: gathered from the optimizer's shard."""
+        if name not in self._updated:
+            bucket = [each for each in self.buckets.updates.get(name, (name,)) if each in self.shards]
+            routes = [self._update_route(each) for each in bucket]
+            made = self.engine.backend.gather_updated([self.shards[each][1] for each in bucket], routes)
+            self._updated |= dict(zip(bucket, made, strict=True))
+        return self._updated[name]
+
+    def _read_local(self, name: str) -> Any:
+        """In the layout of its reader."""
+        if name not in self._read:
+            bucket = self._trained(self.buckets.from_reader[name])
+            if name not in bucket:
+                return self._kept_local(name)
+            self._read |= self._bucketed(bucket, [self._kept_local(each) for each in bucket], [])
+        return self._read[name]
+
+    def _bucketed(self, bucket: Sequence[str], locals_: Sequence[Any], updated: Sequence[Any]) -> dict[str, Any]:
+        routes = [self._update_route(each) if updated else self._read_route(each) for each in bucket]
+        made = self.engine.backend.bucket_gradients(locals_, routes, updated)
+        return dict(zip(bucket, made, strict=True))
+
+    def _trained(self, names: Sequence[str]) -> list[str]:
+        """Those that this process has and that take a gradient."""
+        return [name for name in names if name in self.shards and self.engine.backend.describe(self.shards[name][1])[1]]
+
+    def _update_route(self, name: str) -> Route:
+        named, _ = self.shards[name]
+        kept = in_module_dims(named.decision.layout, named)
+        return self.engine.router.update_route(named.layout, kept, named.shape, named.decision)
+
+    def _read_route(self, name: str) -> Route:
+        named, _ = self.shards[name]
+        kept, read = (
+            in_module_dims(layout, named) for layout in (named.decision.layout, self.buckets.read_layouts[name])
+        )
+        return self.engine.router.gradient_route(kept, read, named.shape, self.buckets.moves[name])
+
+
+def gather_updated(locals_: Sequence[Tensor], routes: Sequence[Route], context: Context) -> list[Tensor]:
+    """Updated weights, gathered from the shards of the optimizer as one bucket; once for all microbatches."""
+
+    def gathered() -> list[Tensor]:
+        with torch.no_grad():
+            moves = [route.forward_steps for route in routes]
+            return context.executor.run([local.detach() for local in locals_], moves, "update")
+
+    return context.accumulator.once_per_step(routes[0], gathered)
+
+
+class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
+    """Weights unchanged, or `updated` in their place; their gradients are sent as one bucket."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, routes: Sequence[Route], context: Context, updated: Sequence[Tensor], *locals_: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.routes, ctx.context, ctx.is_last = routes, context, context.accumulator.is_last
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in updated or locals_)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        totals = [
+            ctx.context.accumulator.accumulate(route, gradient, is_last=ctx.is_last) if route.accumulates else gradient
+            for route, gradient in zip(ctx.routes, gradients, strict=True)
+        ]
+        present = [number for number, total in enumerate(totals) if total is not None]
+        moves = [ctx.routes[number].backward_steps for number in present]
+        made = ctx.context.executor.run([totals[number] for number in present], moves)
+        by_number = dict(zip(present, made, strict=True))
+        return (None, None, None, *(by_number.get(number) for number in range(len(totals))))
+
+
+def bucket_gradients(
+    locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor], context: Context
+) -> list[Tensor]:
+    """The local parts of weights (`updated` in their place, if given), whose gradients go back by `routes` as one
+    bucket."""
+    return list(_Bucketed.apply(routes, context, updated, *locals_))

@@ -1,0 +1,59 @@
+"""Moves of a plan as autograd functions: forward collectives for the value, backward collectives for its gradient.
+
+A move from the dual pair `source` to `target` (see `shardplan.layout.placement`) brings the value from `source.forward`
+to `target.forward`, and its gradient from `target.gradient` to `source.gradient`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardplan.torch.collectives.executor import MoveExecutor
+from shardplan.torch.collectives.routes import Route
+from shardplan.torch.gradients.accumulation import GradientAccumulator
+
+
+class Context(NamedTuple):
+    """What moves run in: the executor of their collectives, and the state of the optimizer step."""
+
+    executor: MoveExecutor
+    accumulator: GradientAccumulator
+
+
+class _Move(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, route: Route, context: Context) -> Tensor:
+        ctx.route, ctx.context, ctx.is_last = route, context, context.accumulator.is_last
+        if not route.forward:
+            return local.view_as(local)
+        if route.is_update:
+            return context.accumulator.once_per_step(
+                route, lambda: context.executor.run([local], [route.forward_steps], "update")[0]
+            ).detach()
+        (made,) = context.executor.run([local], [route.forward_steps])
+        return made if made is not local else local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        route, total = ctx.route, gradient
+        if route.accumulates:
+            total = ctx.context.accumulator.accumulate(route, gradient, is_last=ctx.is_last)
+        if total is None:
+            return None, None, None
+        return ctx.context.executor.run([total], [route.backward_steps])[0], None, None
+
+
+def move(local: Tensor, route: Route, context: Context) -> Tensor:
+    """The local tensor after a move; `local` itself where the move does nothing."""
+    if route.is_identity:
+        return local
+    return _Move.apply(local, route, context)
+
+
+def with_own_memory(local: Tensor) -> Tensor:
+    """`local`, cloned if a move returned it unchanged: autograd forbids to change such a view in place."""
+    is_unmoved_view = local._is_view() and isinstance(local.grad_fn, _Move._backward_cls)  # noqa: SLF001 - no public name
+    return local.clone() if is_unmoved_view else local

@@ -1,0 +1,83 @@
+"""The plan of one microbatch: a plan with the shapes that its tensors have in one microbatch.
+
+A plan has the batch of a whole step. With several microbatches every dim whose major factor is the batch is shorter by
+their number; which dims these are follows from the equations of the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import is_legal
+from shardplan.layout.text import to_text
+from shardplan.plan.types import Plan
+from shardplan.rules import batch as rules
+from shardplan.rules.batch import Wired, in_microbatch
+
+_SHOWN = 8
+
+
+def microbatches_of(plan: Plan) -> int:
+    """The number of microbatches of a step."""
+    return cast("int", plan.model.get("microbatches", 1))
+
+
+def one_microbatch(plan: Plan, received_dims: Mapping[str, int] | None = None) -> Plan:
+    """The plan with the shapes that its values have in one microbatch. `received_dims`: as in `batch_dims`.
+
+    Raises `ShardplanError` (`small-microbatch`) where fewer rows are left than the plan shards them into.
+    """
+    micro = microbatches_of(plan)
+    if micro == 1:
+        return plan
+    dims = batch_dims(plan, received_dims)
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
+    shapes |= {name: in_microbatch(shapes[name], dim, micro) for name, dim in dims.items()}
+    _check(plan, {name: shapes[name] for name in dims}, micro)
+    return replace(plan, tensors=tuple(replace(tensor, shape=shapes[tensor.name]) for tensor in plan.tensors))
+
+
+def batch_dims(plan: Plan, received_dims: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Value -> the dim whose major factor is the batch, for those that have one.
+
+    Of inputs that is dim 0; `received_dims` says otherwise for those that a stage receives from the one
+    before.
+    """
+    given = received_dims or {}
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
+    fixed = {tensor.name for tensor in plan.tensors if tensor.role == "parameter"}
+    inputs = {tensor.name: given.get(tensor.name, 0) for tensor in plan.tensors if tensor.role == "input"}
+    operators = [Wired(operator.equation, operator.inputs, operator.outputs) for operator in plan.operators]
+    return rules.batch_dims(operators, shapes, inputs, fixed)
+
+
+def _check(plan: Plan, shapes: Mapping[str, tuple[int, ...]], micro: int) -> None:
+    wrong = [
+        f"{name} {list(shapes[name])} as {to_text(layout, plan.mesh)}"
+        for name, layout in dict.fromkeys(_layouts(plan))
+        if name in shapes and not is_legal(layout, plan.mesh, shapes[name])
+    ]
+    if wrong:
+        raise ShardplanError(_small(wrong, micro))
+
+
+def _small(wrong: Sequence[str], micro: int) -> Diagnostic:
+    shown = [*wrong[:_SHOWN], *([f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])]
+    summary = f"one of {micro} microbatches has too few rows to be sharded as the plan says"
+    hint = "solve with fewer --microbatches, or for a larger batch"
+    return error("small-microbatch", summary, detail="\n".join(shown), hint=hint)
+
+
+def _layouts(plan: Plan) -> Iterator[tuple[str, Layout]]:
+    for tensor in plan.tensors:
+        yield tensor.name, tensor.layout.forward
+        yield tensor.name, tensor.served.forward
+    for operator in plan.operators:
+        for names, layouts in ((operator.inputs, operator.reads), (operator.outputs, operator.makes)):
+            for name, layout in zip(names, layouts, strict=True):
+                if layout is not None:
+                    yield name, layout.forward

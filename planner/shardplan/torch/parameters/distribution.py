@@ -1,0 +1,128 @@
+"""Parameters as DTensors: what each process stores of them, and their local values in a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import parametrize
+
+from shardplan.layout.layout import Layout
+from shardplan.runtime.names import Named
+from shardplan.torch.collectives.steps import shard_of_whole
+from shardplan.torch.gradients.bucketing import BucketedWeights
+from shardplan.torch.parameters.fused import Parts, parts_of
+from shardplan.torch.parameters.orientation import in_module_dims
+from shardplan.torch.placements import wrap
+from shardplan.torch.process_groups import ProcessGroups
+from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.propagation.plan_graph import Key, permuted
+from shardplan.torch.propagation.values import Value
+
+
+def distribute(model: nn.Module, named: Mapping[str, Named], groups: ProcessGroups) -> None:
+    """Replace every parameter by a DTensor of the shard that this process stores, or by several (see
+    `shardplan.torch.parameters.fused`); tied parameters stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for name, entry in named.items():
+        owner, attribute = owner_of(model, name)
+        tensor = getattr(owner, attribute)
+        parts = parts_of(entry.layout, groups.mesh)
+        if parts is not None:
+            parametrize.register_parametrization(owner, attribute, FusedWeight(parts, groups), unsafe=True)
+            continue
+        if id(tensor) not in made:
+            made[id(tensor)] = distributed(tensor, entry.layout, groups)
+        if attribute in owner._parameters:  # noqa: SLF001 - a parameter is replaced in place
+            owner._parameters[attribute] = made[id(tensor)]  # noqa: SLF001
+        else:
+            owner._buffers[attribute] = made[id(tensor)].data  # noqa: SLF001
+
+
+def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that has a parameter, and the attribute that it is."""
+    path, _, attribute = name.rpartition(".")
+    return model.get_submodule(path), attribute
+
+
+def distributed(tensor: Tensor, layout: Layout, groups: ProcessGroups) -> nn.Parameter:
+    """The DTensor of a tensor that every process has whole, or that is on the meta device."""
+    device = tensor.device if tensor.device.type == "meta" else groups.device
+    local = shard_of_whole(tensor.detach().to(device), layout.forward, groups)
+    return nn.Parameter(wrap(local.contiguous(), layout, tensor.shape, groups), requires_grad=tensor.requires_grad)
+
+
+class FusedWeight(nn.Module):  # type: ignore[misc]
+    """A parametrization of torch that joins a fused weight from its parts. While the model runs, its result is the top
+    of `running`, a planned tensor; else it is the whole tensor, gathered."""
+
+    def __init__(self, parts: Parts, groups: ProcessGroups) -> None:
+        super().__init__()
+        self.parts, self.groups = parts, groups
+        self.running: list[Tensor] = []
+
+    def right_inverse(self, whole: Tensor) -> tuple[Tensor, ...]:
+        """The parts, as DTensors."""
+        return tuple(distributed(part, self.parts.layout, self.groups) for part in self.parts.split(whole))
+
+    def forward(self, *parts: Tensor) -> Any:
+        """The weight."""
+        return self.running[-1] if self.running else torch.cat(parts, self.parts.dim)
+
+
+def fused_weight(module: nn.Module, attribute: str) -> FusedWeight | None:
+    """The parametrization of a weight that is stored in parts, else None."""
+    found = module.parametrizations[attribute][0] if parametrize.is_parametrized(module, attribute) else None
+    return found if isinstance(found, FusedWeight) else None
+
+
+def stored_tensors(module: nn.Module, attribute: str) -> list[Any]:
+    """The tensors in which a module stores a parameter: one, or the parts of a fused weight."""
+    if fused_weight(module, attribute) is None:
+        return [getattr(module, attribute)]
+    stored = module.parametrizations[attribute]
+    return [getattr(stored, f"original{number}") for number in range(stored.ntensors)]
+
+
+def local_weights(
+    model: nn.Module, named: Mapping[str, Named], groups: ProcessGroups, *, trains: bool
+) -> dict[str, tuple[Named, Tensor]]:
+    """By the plan's names, every parameter with what this process holds of it when a forward pass begins."""
+    found: dict[str, tuple[Named, Tensor]] = {}
+    for name, entry in named.items():
+        if entry.decision.name not in found:
+            stored = stored_tensors(*owner_of(model, name))
+            if all(isinstance(tensor, DTensor) for tensor in stored):
+                found[entry.decision.name] = entry, local_weight(entry, stored, groups, trains=trains)
+    return found
+
+
+def local_weight(named: Named, stored: Sequence[DTensor], groups: ProcessGroups, *, trains: bool) -> Tensor:
+    """What this process holds of a parameter that is stored in one or several tensors."""
+    locals_ = [local_shard(tensor, trains=trains) for tensor in stored]
+    parts = parts_of(named.layout, groups.mesh)
+    return locals_[0] if parts is None else parts.join(locals_)
+
+
+def local_shard(tensor: DTensor, *, trains: bool) -> Tensor:
+    """What this process holds of a DTensor; where the plan trains, its gradient is a DTensor again."""
+    if not trains or not tensor.requires_grad:
+        return tensor.detach().to_local()
+    return tensor.to_local(grad_placements=tensor.placements)
+
+
+def parameter_value(engine: Engine, named: Named, local: Any, weights: BucketedWeights | None) -> Value:
+    """A parameter in the dims of its module, which may be a transpose of the plan's. `weights`: all weights of the
+    forward pass, if one is under way."""
+    dtype, grad = engine.backend.describe(local)
+    signature = engine.graph.signatures.leaf("weight", named.decision.checkpoint)
+    key = Key(signature, named.shape, permuted((), named.perm))
+    value = Value(local, named.layout.forward, named.shape, dtype, grad, key)
+    if weights is not None:
+        return weights.value(named.decision.name, value)
+    if named.decision.optimizer is None:
+        return value
+    return engine.updated(value, in_module_dims(named.decision.layout, named), named.decision)

@@ -1,0 +1,145 @@
+"""Matching of a model's parameters with the weights of a plan, and what is refused about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.layout.legal import check
+from shardplan.layout.mesh import Mesh
+from shardplan.plan.orientation import checkpoint_shape
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.names import Named, Rename, match_names, parameters_by_name
+from shardplan.torch.parameters.fused import parts_of
+from shardplan.torch.parameters.orientation import in_module_dims, stored_layout
+
+
+def name_parameters(
+    model: nn.Module, plan: Plan, *, rename: Rename | None, ignore: Iterable[str], strict: bool
+) -> dict[str, Named]:
+    """The parameters that model and plan both have, under all their names in the model.
+
+    Raises `ShardplanError` as `match_names`, and `no-placement`, `indivisible`, `not-tied`, `folded-weight`,
+    `tied-apart`.
+    """
+    names = _tied_names(model, plan, rename)
+    found = {first: tuple(model.get_parameter(first).shape) for first in names}
+    known = _with_buffers(model, plan, found)
+    if strict:
+        _check_export(plan, names.values(), found, rename)
+    matched = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
+    matched = {name: _stored(named) for name, named in matched.items()}
+    _check_representable(matched.values(), names, plan.mesh)
+    _check_tied(matched.values())
+    return {name: replace(named, name=name) for first, named in matched.items() for name in names.get(first, (first,))}
+
+
+def _stored(named: Named) -> Named:
+    return replace(named, layout=in_module_dims(stored_layout(named.decision), named))
+
+
+def _with_buffers(model: nn.Module, plan: Plan, parameters: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Parameters, and the buffers that the plan knows as such (running statistics)."""
+    planned = {
+        name for tensor in plan.tensors if tensor.role == "parameter" for name in (tensor.checkpoint, *tensor.aliases)
+    }
+    buffers = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in planned}
+    return {**parameters, **buffers}
+
+
+def _tied_names(model: nn.Module, plan: Plan, rename: Rename | None) -> dict[str, tuple[str, ...]]:
+    """Every parameter under the name that the plan knows it by (else its first) -> all its names."""
+    known = parameters_by_name(plan)
+    by_tensor: dict[int, list[str]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        by_tensor.setdefault(id(tensor), []).append(name)
+
+    def is_known(name: str) -> bool:
+        called = rename(name) if rename is not None else name
+        return (called if isinstance(called, str) else called[0] if called else "") in known
+
+    return {next(filter(is_known, names), names[0]): tuple(names) for names in by_tensor.values()}
+
+
+def _check_export(
+    plan: Plan, names: Iterable[tuple[str, ...]], shapes: Mapping[str, tuple[int, ...]], rename: Rename | None
+) -> None:
+    """An exporter that optimises computes beforehand what depends on no input: lookups of positions, transposes of tied
+    weights. What it makes so is no parameter of the model."""
+    known = parameters_by_name(plan)
+    folded = [tensor for tensor in known.values() if _MADE_UP.match(tensor.checkpoint)]
+    wide = [known[name] for name, shape in shapes.items() if name in known and _is_lookup(known[name], shape)]
+    hint = "export with torch.onnx.export(..., dynamo=True, optimize=False), and solve again"
+    faults: list[Diagnostic] = []
+    if folded or wide:
+        lines = [f"{tensor.checkpoint} {list(tensor.shape)}" for tensor in dict.fromkeys((*wide, *folded))]
+        summary = "the plan has weights that the exporter has computed from others: the model has none like them"
+        faults.append(error("folded-weight", summary, detail="\n".join(lines), hint=hint))
+    for several in names:
+        apart = {known[name].checkpoint for name in _called(several, rename) if name in known}
+        if len(apart) > 1:
+            both = " and ".join(sorted(apart))
+            summary = f"{both} are one parameter of the model, but {len(apart)} weights of the plan"
+            faults.append(error("tied-apart", summary, hint=f"{hint}, or untie them"))
+    if faults:
+        raise ShardplanError(*faults)
+
+
+_MADE_UP = re.compile(r"(val_\d+|onnx::\w+)$")
+"""What exporters call tensors that no module has."""
+
+
+def _is_lookup(tensor: TensorDecision, shape: tuple[int, ...]) -> bool:
+    """Whether the plan has rows of a table, with dims of 1 before them, where the model has the table."""
+    found = checkpoint_shape(tensor.shape, tensor.perm)
+    return len(found) > len(shape) > 1 and found[-1] == shape[-1] and set(found[: len(found) - len(shape)]) == {1}
+
+
+def _called(names: Iterable[str], rename: Rename | None) -> list[str]:
+    found = [rename(name) if rename is not None else name for name in names]
+    return [name if isinstance(name, str) else name[0] for name in found if name]
+
+
+def _check_representable(matched: Iterable[Named], names: Mapping[str, tuple[str, ...]], mesh: Mesh) -> None:
+    faults: list[Diagnostic] = []
+    for named in matched:
+        uneven = check(named.layout.forward, mesh, named.shape)
+        if uneven:
+            summary = f"'{named.name}' cannot be sharded as the plan says: {uneven[0]}"
+            faults.append(error("indivisible", summary, hint="was the plan file changed by hand? solve again"))
+            continue
+        try:
+            parts = parts_of(named.layout, mesh)
+        except ValueError as problem:
+            summary = f"torch has no placement for '{named.name}': {problem}"
+            hint = "forbid it with a constraint (parameters: ...), or keep the parts as parameters of their own"
+            faults.append(error("no-placement", summary, hint=hint))
+            continue
+        several = names.get(named.name, ())
+        if parts is not None and len(several) > 1:
+            summary = f"torch has no placement for '{named.name}' whole, and '{several[1]}' is the same parameter"
+            faults.append(error("no-placement", summary, hint="forbid it with a constraint (parameters: ...)"))
+    if faults:
+        raise ShardplanError(*faults)
+
+
+def _check_tied(matched: Iterable[Named]) -> None:
+    """What is one weight to the plan must be one parameter of the model."""
+    names: dict[str, list[str]] = {}
+    for named in matched:
+        names.setdefault(named.decision.checkpoint, []).append(named.name)
+    faults = [
+        error(
+            "not-tied",
+            f"{' and '.join(several)} are one weight in the plan, but {len(several)} parameters of the model",
+            hint=f"tie them: model.{several[1]} = model.{several[0]}",
+        )
+        for several in names.values()
+        if len(several) > 1
+    ]
+    if faults:
+        raise ShardplanError(*faults)

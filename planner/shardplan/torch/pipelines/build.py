@@ -1,0 +1,200 @@
+"""Plans with pipeline stages on models: the exported program is cut, every piece runs under the plan of its stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch.distributed as dist
+from torch import fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.export import ExportedProgram
+
+from shardplan.errors import ShardplanError, error
+from shardplan.layout.layout import Layout
+from shardplan.plan.types import Pipeline as PlannedPipeline
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.names import Named, Rename
+from shardplan.torch.applied_plan import AppliedPlan, refuse_parallel
+from shardplan.torch.arguments import match_inputs
+from shardplan.torch.exported.program import argument_names, export_program, parameter_tree
+from shardplan.torch.microbatch_plan import batch_dims, microbatches_of, one_microbatch
+from shardplan.torch.parameters.distribution import distribute
+from shardplan.torch.parameters.naming import name_parameters
+from shardplan.torch.pipelines.cut import Boundary, StageNodes, cut
+from shardplan.torch.pipelines.run import Loss, Pipeline
+from shardplan.torch.pipelines.stage import LocalStage, matching_value, write_stage
+from shardplan.torch.pipelines.stage_meshes import StageMeshes, stage_meshes
+from shardplan.torch.pipelines.tied_weights import tied_weights
+from shardplan.torch.process_groups import ProcessGroups
+
+
+def pipeline(
+    model: nn.Module,
+    example_inputs: tuple[Any, ...],
+    plan: Plan,
+    mesh: DeviceMesh,
+    *,
+    loss: Loss | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    rename: Rename | None = None,
+    ignore: Iterable[str] = (),
+    strict: bool = True,
+) -> Pipeline:
+    """The pieces of `model` that this process runs under a plan with stages.
+
+    `torch.export` writes the model as a graph, with the shapes of `example_inputs`, which are those of one microbatch.
+    It is cut where the plan ends its stages. `loss`: called on the last stage with what the model returns (DTensors)
+    and a target, for each microbatch; the mean over its samples. `mesh`, `rename`, `ignore`, `strict`: as in
+    `parallelize_exported`. The model itself stays as it is; build it on the meta device where it does not fit.
+
+    Raises `ShardplanError` as `parallelize_exported`, on all processes, and `no-pipeline`, `cannot-cut`,
+    `uneven-rounds`.
+    """
+    stages = _check(model, plan)
+    ProcessGroups(plan, mesh)
+    build = _Build(model, stages, stage_meshes(stages, mesh.device_type), strict=strict)
+    build.program = export_program(model, example_inputs, dict(example_kwargs or {}))
+    every = name_parameters(model, _union(plan, stages), rename=rename, ignore=ignore, strict=strict)
+    build.named = [
+        name_parameters(model, stage.plan, rename=_only(every, rename), ignore=("*",), strict=False)
+        for stage in stages.stages
+    ]
+    made = Pipeline(plan, build.program, build.local_stages(), build.meshes)
+    made.run_under(loss, tied_weights(stages, build.named, made.stages))
+    return made
+
+
+@dataclass
+class _Build:
+    """A pipeline under construction. `named`: by stage, the parameters of the model that it has."""
+
+    model: nn.Module
+    stages: PlannedPipeline
+    meshes: StageMeshes
+    strict: bool
+    program: ExportedProgram = field(init=False)
+    named: list[dict[str, Named]] = field(init=False)
+
+    def local_stages(self) -> list[LocalStage]:
+        """The stages of this process. An error in any stage is raised by all processes, so that none waits."""
+        received = _received_dims(self.stages)
+
+        def choose(number: int, nodes: StageNodes, values: Sequence[fx.Node]) -> fx.Node:
+            anywhere = ProcessGroups.elsewhere(self.stages.stages[number].plan, self.meshes.own)
+            piece, root = self._prepared(number, received[number], nodes, anywhere), parameter_tree(self.model)
+            wanted = self.stages.handed[number].tensor
+            return matching_value(values, wanted, piece, self.program, root, self._partners(), self._arriving(number))
+
+        nodes = cut(self.program, self._stages_by_weight(), _boundaries(self.stages, received), choose)
+        local_stages, faults = [], None
+        try:
+            local_stages = [
+                self._stage(number, received[number], nodes[number]) for number in self.meshes.stage_numbers
+            ]
+        except ShardplanError as problem:
+            faults = problem.diagnostics
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, faults)
+        for theirs in filter(None, found):
+            raise ShardplanError(*theirs)
+        return local_stages
+
+    def _stages_by_weight(self) -> dict[str, list[int]]:
+        """The stages that have a weight, by all its names; small buffers belong to all stages."""
+        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        found: dict[str, list[int]] = {}
+        for number, names in enumerate(self.named):
+            for name, entry in names.items():
+                if name in parameters or math.prod(entry.shape) > _BUFFER_ELEMENTS:
+                    found.setdefault(name, []).append(number)
+        return found
+
+    def _stage(self, number: int, received: Mapping[str, int], nodes: StageNodes) -> LocalStage:
+        piece = self._prepared(number, received, nodes, self.meshes.groups(self.stages.stages[number]))
+        root = parameter_tree(
+            self.model, without={name for names in self.named for name in names} - set(self.named[number])
+        )
+        distribute(root, piece.applied.named, piece.applied.groups)
+        leaving = self.stages.handed[number].source if number < len(self.stages.handed) else None
+        write_stage(piece, self.program, root, self._partners(), self._arriving(number), leaving)
+        return piece
+
+    def _prepared(
+        self, number: int, received: Mapping[str, int], nodes: StageNodes, groups: ProcessGroups
+    ) -> LocalStage:
+        applied = AppliedPlan(
+            self.model, self.stages.stages[number].plan, groups, strict=self.strict, received_dims=received
+        )
+        applied.named = self.named[number]
+        return LocalStage(number, nodes, applied)
+
+    def _arriving(self, number: int) -> tuple[str, Layout] | None:
+        """The tensor that a stage receives, and the layout in which it arrives."""
+        before = self.stages.handed[number - 1] if number else None
+        return (before.tensor, before.target) if before else None
+
+    def _partners(self) -> dict[str, TensorDecision]:
+        """The arguments of the program and the model's inputs that they are."""
+        handed = {transfer.tensor for transfer in self.stages.handed}
+        tensors = [tensor for stage in self.stages.stages for tensor in stage.plan.tensors if tensor.role == "input"]
+        inputs = {tensor.name: tensor for tensor in tensors if tensor.name not in handed}
+        return match_inputs(argument_names(self.program), list(inputs.values()))
+
+
+def _check(model: nn.Module, plan: Plan) -> PlannedPipeline:
+    refuse_parallel(model)
+    found = plan.pipeline
+    if found is None:
+        hint = "use shardplan.torch.parallelize, or solve with --stages"
+        raise ShardplanError(error("no-pipeline", "the plan has no stages", hint=hint))
+    micro, count = microbatches_of(plan), len({stage.first_device for stage in found.stages})
+    rounds = max(1, micro // count)
+    if found.schedule.startswith("interleaved") and micro % rounds:
+        summary = f"torch runs interleaved stages in {rounds} rounds, into which {micro} microbatches do not go"
+        raise ShardplanError(error("uneven-rounds", summary, hint=f"solve with --microbatches {count * rounds}"))
+    return found
+
+
+def _union(plan: Plan, stages: PlannedPipeline) -> Plan:
+    """A plan that names the parameters of all stages."""
+    found: dict[str, TensorDecision] = {}
+    for stage in stages.stages:
+        for tensor in stage.plan.tensors:
+            if tensor.role == "parameter":
+                found.setdefault(tensor.checkpoint, tensor)
+    return replace(stages.stages[0].plan, tensors=tuple(found.values()), model=plan.model)
+
+
+def _only(every: Mapping[str, Named], rename: Rename | None) -> Rename:
+    """The renaming of parameters that some stage has; any of the names of a tied weight."""
+
+    def renamed(name: str) -> Any:
+        if name not in every:
+            return None
+        return rename(name) if rename is not None else name
+
+    return renamed
+
+
+def _received_dims(stages: PlannedPipeline) -> list[dict[str, int]]:
+    """For every stage, the tensor that it receives -> its dim that is the batch."""
+    found: list[dict[str, int]] = [{}]
+    for stage, handed in zip(stages.stages, stages.handed, strict=False):
+        dims = batch_dims(stage.plan, found[-1])
+        found.append({handed.tensor: dims.get(handed.tensor, 0)})
+    return found
+
+
+def _boundaries(stages: PlannedPipeline, received: list[dict[str, int]]) -> list[Boundary]:
+    shapes = [
+        {tensor.name: tensor.shape for tensor in one_microbatch(stage.plan, given).tensors}
+        for stage, given in zip(stages.stages, received, strict=True)
+    ]
+    return [Boundary(handed.tensor, shapes[handed.sender][handed.tensor]) for handed in stages.handed]
+
+
+_BUFFER_ELEMENTS = 1 << 16
+"""As in `shardplan.pipeline.cut_points`: a buffer of more is a weight."""

@@ -1,0 +1,87 @@
+"""Process groups of a plan's mesh: this process's coordinates, and its group along any set of mesh axes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardplan.errors import ShardplanError, error
+from shardplan.layout.mesh import Mesh
+from shardplan.plan.types import Plan
+from shardplan.runtime.lookup import coordinates_of
+
+Purpose = Literal["update", "p2p", "check"]
+"""What is sent outside of the forward and backward pass: updated weights from the shards of the optimizer; tensors of
+other stages; signatures of moves, compared over processes."""
+
+
+class ProcessGroups:
+    """The mesh of a plan over processes. `first`: the process that is its rank 0; `rank`, `coordinates`: of this
+    process in the mesh; `along(axes)`: the processes that differ only in `axes`; `purpose`: see `sending`."""
+
+    def __init__(self, plan: Plan, device_mesh: DeviceMesh, first: int = 0) -> None:
+        """Raises `ShardplanError` (`wrong-mesh`) for a mesh of other axes than the plan's."""
+        names = tuple(device_mesh.mesh_dim_names or ())
+        if tuple(device_mesh.shape) != plan.mesh.shape or (names and names != plan.mesh.names):
+            shape = " x ".join(f"{name}={size}" for name, size in zip(names, device_mesh.shape, strict=False))
+            summary = f"the mesh is {shape or tuple(device_mesh.shape)}, the plan's is {plan.mesh}"
+            raise ShardplanError(error("wrong-mesh", summary, hint="make it with shardplan.torch.mesh(plan)"))
+        if device_mesh.mesh.flatten().tolist() != list(range(first, first + plan.mesh.size)):
+            summary = f"the mesh orders its ranks differently than the plan, whose ranks are row-major from {first}"
+            raise ShardplanError(error("wrong-mesh", summary, hint="make it with shardplan.torch.mesh(plan)"))
+        self.mesh: Mesh = plan.mesh
+        self.device_mesh = device_mesh
+        self.first, self.rank = first, dist.get_rank() - first
+        self.coordinates = coordinates_of(plan.mesh, self.rank)
+        self.purpose: Purpose | None = None
+        self._groups: dict[tuple[int, ...], tuple[ProcessGroup, tuple[int, ...]]] = {}
+
+    @classmethod
+    def elsewhere(cls, plan: Plan, device_mesh: DeviceMesh) -> ProcessGroups:
+        """Rank 0 of a mesh that this process need not be in: to compute layouts there, not to communicate.
+        `device_mesh`: any on the same kind of devices."""
+        made = object.__new__(cls)
+        made.mesh, made.device_mesh, made.first, made.rank = plan.mesh, device_mesh, 0, 0
+        made.coordinates, made._groups = coordinates_of(plan.mesh, 0), {}
+        made.purpose = None
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process keeps its tensors."""
+        kind = self.device_mesh.device_type
+        if kind == "cpu":
+            return torch.device("cpu")
+        return torch.device(kind, torch.accelerator.current_device_index())
+
+    @contextlib.contextmanager
+    def sending(self, purpose: Purpose | None) -> Iterator[None]:
+        """While collectives are issued for this purpose (None: those of the forward and backward pass)."""
+        before, self.purpose = self.purpose, purpose
+        try:
+            yield
+        finally:
+            self.purpose = before
+
+    def along(self, axes: tuple[int, ...]) -> tuple[ProcessGroup, tuple[int, ...]]:
+        """The group of this process along `axes`, and its members as ranks of the mesh, in the group's order.
+
+        A group of several axes is made when it is first asked for, by its members together.
+        """
+        key = tuple(sorted(axes))
+        if key not in self._groups:
+            members = next(ranks for ranks in self.mesh.groups(key) if self.rank in ranks)
+            if len(key) == 1:
+                group = self.device_mesh.get_group(key[0])
+            elif len(members) == dist.get_world_size():
+                group = dist.group.WORLD
+            else:
+                group = dist.new_group([self.first + rank for rank in members], use_local_synchronization=True)
+            self._groups[key] = (group, tuple(rank - self.first for rank in dist.get_process_group_ranks(group)))
+        return self._groups[key]

@@ -1,0 +1,52 @@
+"""Conformance: the record of a forward pass compared with its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.layout.text import to_text
+from shardplan.torch.propagation.engine import Engine
+
+
+def check_conformance(engine: Engine) -> None:
+    """Refuse a forward pass that was not the plan's: operations without a rule, moves that no plan asked for, and moves
+    of the plan that nothing in the program answers to.
+
+    Raises `ShardplanError`: `without_rule-operation`, `unplanned-move`, `unrealised-move`.
+    """
+    faults = list(_faults(engine))
+    if faults:
+        raise ShardplanError(*faults)
+
+
+def _faults(engine: Engine) -> Iterator[Diagnostic]:
+    record, mesh = engine.record, engine.groups.mesh
+    lenient = "or call parallelize(..., strict=False): the result is right, but more is sent than the plan says"
+    if record.without_rule:
+        listed = ", ".join(f"{name} ({count} times)" for name, count in sorted(record.without_rule.items()))
+        summary = f"operations without a rule were run whole on every process: {listed}"
+        yield error("unknown-operation", summary, hint=f"write them with other operations, {lenient}")
+    if record.unplanned:
+        summary = f"{sum(record.unplanned.values())} moves were needed that the plan does not have"
+        detail = "\n".join(f"{text}, {count} times" for text, count in sorted(record.unplanned.items()))
+        hint = f"is the model the one that was planned? solve again for it, {lenient}"
+        yield error("unplanned-move", summary, detail=detail, hint=hint)
+    missing = [
+        move
+        for move in engine.plan.moves
+        if move.phase == "forward"
+        and move.tensor in engine.graph.keys  # constants are whole in every program
+        and any(not step.collective.is_free for step in move.steps)
+        and engine.graph.alike.get((move.tensor, move.reader), (move.tensor, move.reader)) not in record.realised
+    ]
+    if missing:
+        lines = [
+            f"{move.tensor}{f' for {move.reader}' if move.reader else ''}: "
+            f"{to_text(move.source, mesh)} -> {to_text(move.target, mesh)}"
+            for move in missing
+        ]
+        shown = [*lines[:8], *([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])]
+        summary = f"{len(missing)} moves of the plan have no place in the model"
+        hint = f"is the model the one that was planned? solve again for it, {lenient}"
+        yield error("unrealised-move", summary, detail="\n".join(shown), hint=hint)

@@ -1,0 +1,198 @@
+"""The engine: runs operations on local tensors, with the moves of the plan between them.
+
+Every operation is a `Call` over factors. Its operands are moved to the layouts in which the plan's operator reads them,
+its results to those in which the plan keeps them. The operation itself is local; autograd of local operations gives
+local gradients in the layouts of the dual pairs; so all communication is in the moves, forward and backward. Where
+operands disagree, a move is made that the plan does not have, and recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.text import to_text
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.torch.collectives.routes import Route, Router
+from shardplan.torch.process_groups import ProcessGroups
+from shardplan.torch.propagation.plan_graph import Key, PlanGraph, plan_graph
+from shardplan.torch.propagation.sharding import propagate
+from shardplan.torch.propagation.signatures import CONSTANT
+from shardplan.torch.propagation.values import Call, Site, Value
+
+
+class Backend(Protocol):
+    """What operations run on: local tensors, at once, or nodes of a graph under construction."""
+
+    def move(self, local: Any, route: Route, label: str) -> Any:
+        """The local tensor after a move."""
+
+    def gather_updated(self, locals_: Sequence[Any], routes: Sequence[Route]) -> list[Any]:
+        """Updated weights, gathered from the shards of the optimizer as one bucket."""
+
+    def bucket_gradients(self, locals_: Sequence[Any], routes: Sequence[Route], updated: Sequence[Any]) -> list[Any]:
+        """Weights, or `updated` in their place; their gradients are sent as one bucket."""
+
+    def describe(self, local: Any) -> tuple[torch.dtype, bool]:
+        """Its dtype, and whether it takes a gradient."""
+
+
+@dataclass
+class Record:
+    """What one forward pass did. `realised`: (tensor, reader) of moves of the plan; `unplanned`: moves that the plan
+    does not have, by layouts and shape; `without_rule`: operations without a rule, run on gathered operands."""
+
+    realised: set[tuple[str, str]] = field(default_factory=set)
+    unplanned: Counter[str] = field(default_factory=Counter)
+    without_rule: Counter[str] = field(default_factory=Counter)
+
+
+class Engine:
+    """Runs calls under a plan."""
+
+    def __init__(self, plan: Plan, groups: ProcessGroups, backend: Backend) -> None:
+        self.plan, self.groups, self.backend = plan, groups, backend
+        self.graph: PlanGraph = plan_graph(plan)
+        self.router = Router(plan)
+        self.record = Record()
+        self.is_beside_plan = False
+
+    @contextlib.contextmanager
+    def beside_plan(self) -> Iterator[None]:
+        """While operations run that the plan does not have: nothing is looked up in it or recorded."""
+        graph, record = self.graph, self.record
+        self.graph, self.record, self.is_beside_plan = PlanGraph(graph.signatures), Record(), True
+        try:
+            yield
+        finally:
+            self.graph, self.record, self.is_beside_plan = graph, record, False
+
+    def with_backend(self, backend: Backend) -> Engine:
+        """The same plan for another backend."""
+        other = object.__new__(Engine)
+        other.__dict__.update(self.__dict__, backend=backend, record=Record())
+        return other
+
+    def updated(self, value: Value, kept: Layout, decision: TensorDecision) -> Value:
+        """A weight whose optimizer state has another layout, moved from there to `kept`, in the value's dims."""
+        target = kept if value.grad else kept.forward
+        source = value.layout if value.grad else value.layout.forward
+        route = self.router.update_route(source, target, value.shape, decision)
+        return replace(value, local=self.backend.move(value.local, route, decision.name), layout=target, forms={})
+
+    def constant(self, tensor: Any, shape: Sequence[int]) -> Value:
+        """A tensor that every process has whole."""
+        dtype, grad = self.backend.describe(tensor)
+        layout = Layout.replicated(len(self.groups.mesh))
+        return Value(tensor, layout, tuple(shape), dtype, grad, Key(CONSTANT, tuple(shape)))
+
+    def run(self, call: Call) -> list[Value]:
+        """The results of a call, kept as the plan keeps them."""
+        if not call.ready:
+            if call.chains:
+                call.keys = [key.chained(value.key for value in call.operands) for key in call.keys]
+            call.operands = [self.read(value, call.keys) for value in call.operands]
+        sharding = propagate(call, self.groups.mesh)
+        operands = [self.convert(value, layout) for value, layout in zip(call.operands, sharding.operands, strict=True)]
+        site = Site(
+            self.groups.mesh,
+            self.groups.coordinates,
+            sharding.operands,
+            sharding.results,
+            tuple(call.shapes),
+            sharding.splits,
+        )
+        made = call.run([value.local for value in operands], site)
+        locals_ = made if isinstance(made, (tuple, list)) else (made,)
+        return [
+            self.result(local, layout, shape, key)
+            for local, layout, shape, key in zip(locals_, sharding.results, call.shapes, call.keys, strict=True)
+        ]
+
+    def result(self, local: Any, layout: Layout, shape: Sequence[int], key: Key) -> Value:
+        """A result, moved to the layout that the plan keeps."""
+        dtype, grad = self.backend.describe(local)
+        value = Value(local, layout if grad else layout.forward, tuple(shape), dtype, grad, key)
+        planned = self.graph.values.get(key)
+        return value if planned is None else self._move(value, planned.layout, planned.name, "")
+
+    def convert(self, value: Value, layout: Layout, *, inner: bool = False) -> Value:
+        """A value in another layout; recorded as unplanned if anything is sent, unless it is `inner` to an operator."""
+        wanted = layout if value.grad else layout.forward
+        return value if value.layout == wanted else self._move(value, wanted, "", "", inner=inner)
+
+    def kept(self, value: Value) -> Value:
+        """A value in the kept layout of the end of its chain of elementwise operators, which may have more links in the
+        plan than in the program, or fewer."""
+        end = self.graph.ends.get(value.key[:3])
+        if end is None or value.key == end:
+            return value
+        if "kept" not in value.forms:
+            value.forms["kept"] = self._to_end(value, end)
+        return value.forms["kept"]
+
+    def _to_end(self, value: Value, end: Key) -> Value:
+        """Through the moves of the links of a chain that the program does not have."""
+        while value.key in self.graph.steps:
+            read, after = self.graph.steps[value.key]
+            value = replace(self._move(self.served(value), read.layout, read.tensor, read.reader), key=after, forms={})
+            value = self._move(value, self.graph.values[after].layout, self.graph.values[after].name, "")
+        planned = self.graph.values[end]
+        return replace(self._move(value, planned.layout, planned.name, ""), key=end)
+
+    def served(self, value: Value) -> Value:
+        """A value in the layout in which the plan serves it: moved for the first reader, freed with the last."""
+        planned = self.graph.values.get(value.key)
+        if planned is None:
+            return value
+        if "served" not in value.forms:
+            value.forms["served"] = self._move(value, planned.served, planned.name, "")
+            value.reads = 0
+        value.reads += 1
+        last = value.reads >= self.graph.readers[value.key]
+        return value.forms.pop("served") if last else value.forms["served"]
+
+    def read(self, value: Value, results: Sequence[Key]) -> Value:
+        """A value as the operator of the plan reads it that makes `results`."""
+        for result in results:
+            read = self.graph.reads.get((value.key, result))
+            if read is None and value.key[:3] != result[:3]:
+                value = self.kept(value)
+                read = self.graph.reads.get((value.key, result))
+            if read is not None:
+                return self._move(self.served(value), read.layout, read.tensor, read.reader)
+        return value
+
+    def _move(self, value: Value, layout: Layout, tensor: str, reader: str, *, inner: bool = False) -> Value:
+        target = layout if value.grad else layout.forward
+        if tensor:
+            self.record.realised.add((tensor, reader))
+        if value.layout == target:
+            return value
+        route = self.router.route(value.layout, target, value.shape, tensor, reader, has_gradient=value.grad)
+        if route.sends and not route.planned and not inner:
+            mesh = self.groups.mesh
+            self.record.unplanned[
+                f"{to_text(value.layout, mesh)} -> {to_text(target, mesh)} of {list(value.shape)}"
+            ] += 1
+        local = self.backend.move(value.local, route, tensor)
+        return Value(local, target, value.shape, value.dtype, value.grad, value.key)
+
+
+class Op(NamedTuple):
+    """An operation as it was called: `args` and `kwargs` hold values where tensors were."""
+
+    name: str
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+
+
+Rule = Callable[[Engine, Op], Any]

@@ -1,0 +1,69 @@
+"""Convolutions: the batch, the channels in and out, and groups may be split; space is whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from shardplan.torch.propagation.engine import Engine, Op
+from shardplan.torch.propagation.plan_graph import Key, product
+from shardplan.torch.propagation.values import Call, Dims, Site, Value
+from shardplan.torch.rules.elementwise import as_value
+
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_ATEN = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
+
+
+def convolution(engine: Engine, op: Op) -> Value:
+    """`conv1d`, `conv2d`, `conv3d`, and ATen's `convolution` where it is not transposed; then the bias."""
+    given = {**dict(zip(_ATEN if op.name == "convolution" else _NAMES, op.args, strict=False)), **op.kwargs}
+    if given.pop("transposed", False):
+        raise TypeError("a transposed convolution has no rule")
+    given.pop("output_padding", None)
+    value, weight = as_value(engine, given.pop("input")), as_value(engine, given.pop("weight"))
+    bias = given.pop("bias", None)
+    made = _product(engine, value, weight, int(given.pop("groups", 1)), given)
+    return made if bias is None else _plus(engine, made, as_value(engine, bias))
+
+
+def _product(engine: Engine, value: Value, weight: Value, groups: int, settings: dict[str, Any]) -> Value:
+    space = value.rank - 2
+    run_local = getattr(functional, f"conv{space}d")
+    shape = run_local(*(torch.empty(v.shape, device="meta") for v in (value, weight)), groups=groups, **settings).shape
+    old, kernel, new = ([f"{letter}{dim}" for dim in range(space)] for letter in "xwy")
+    sizes = {"b": shape[0], "g": groups, "c": weight.shape[1], "o": weight.shape[0] // groups}
+    sizes |= dict(zip((*old, *kernel, *new), (*value.shape[2:], *weight.shape[2:], *shape[2:]), strict=True))
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        return run_local(*locals_, groups=groups // site.ways("g"), **settings)
+
+    dims: list[Dims] = [
+        (("b",), ("g", "c"), *((name,) for name in old)),
+        (("g", "o"), ("c",), *((name,) for name in kernel)),
+    ]
+    result: Dims = (("b",), ("g", "o"), *((name,) for name in new))
+    key = Key(product(engine.graph.signatures, [value.key.signature, weight.key.signature]), tuple(shape))
+    call = Call(
+        [value, weight], dims, [result], [tuple(shape)], [key], sizes, run,
+        whole=frozenset((*old, *kernel, *new)), linear=(frozenset({0}), frozenset({1})),
+    )  # fmt: skip
+    return engine.run(call)[0]
+
+
+def _plus(engine: Engine, value: Value, bias: Value) -> Value:
+    """A bias for every channel."""
+    dims: Dims = tuple((f"x{dim}",) for dim in range(value.rank))
+    key = Key(engine.graph.signatures.linear([value.key.signature, bias.key.signature]), value.shape)
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        del site
+        return locals_[0] + locals_[1].reshape(-1, *[1] * (value.rank - 2))
+
+    call = Call(
+        [value, bias], [dims, (("x1",),)], [dims], [value.shape], [key],
+        {f"x{dim}": size for dim, size in enumerate(value.shape)}, run, linear=(frozenset({0, 1}),),
+    )  # fmt: skip
+    return engine.run(call)[0]

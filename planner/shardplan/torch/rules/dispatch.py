@@ -1,0 +1,68 @@
+"""The table of sharding rules, by the name of a function, method or operator of ATen, and their application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from shardplan.torch.propagation.engine import Engine, Op, Rule
+from shardplan.torch.propagation.values import Value
+from shardplan.torch.rules import (
+    attention,
+    convolution,
+    dropout,
+    elementwise,
+    fallback,
+    norms,
+    products,
+    reductions,
+    slicing,
+    views,
+)
+from shardplan.torch.rules.function_names import name_of
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.elementwise),
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax"), norms.normalised),
+    **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
+    **dict.fromkeys(("dropout", "feature_dropout"), dropout.dropout),
+    **dict.fromkeys(
+        ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "any", "all",
+         "logsumexp"),
+        reductions.reduction,
+    ),
+    **dict.fromkeys(("cumsum", "cumprod", "topk", "sort", "argsort", "flip"), reductions.along_dim),
+    "one_hot": reductions.one_hot,
+    **dict.fromkeys(views.RESHAPES, views.reshape),
+    **dict.fromkeys(views.PERMUTATIONS, views.permute),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), views.expand),
+    "repeat": views.repeat,
+    "repeat_interleave": views.repeat_interleave,
+    **dict.fromkeys(("split", "chunk", "split_with_sizes", "tensor_split", "unbind"), slicing.split),
+    **dict.fromkeys(("narrow", "select", "slice"), slicing.narrow),
+    "getitem": slicing.getitem,
+    **dict.fromkeys(("cat", "concat", "concatenate"), slicing.cat),
+    "linear": products.linear,
+    **dict.fromkeys(("addmm", "baddbmm"), products.addmm),
+    **dict.fromkeys((*convolution.CONVOLUTIONS, "convolution"), convolution.convolution),
+    **dict.fromkeys(("matmul", "mm", "bmm", "rmatmul"), products.matmul),
+    "einsum": products.einsum,
+    "embedding": products.embedding,
+    "scaled_dot_product_attention": attention.attention,
+}  # fmt: skip
+
+
+_NAMED = ("condition", "input", "self", "mask", "other", "exponent", "value", "min", "max")
+"""Operands that elementwise functions also take by name, in the order in which they take them by place."""
+
+
+def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run one operation; `args` hold values where tensors would be."""
+    name = name_of(func)
+    named = [key for key in _NAMED if isinstance(kwargs.get(key), (Value, torch.Tensor))]
+    if named and name in elementwise.ELEMENTWISE:
+        args = [*args, *(kwargs[key] for key in named)]
+        kwargs = {key: given for key, given in kwargs.items() if key not in named}
+    return RULES.get(name, fallback.replicated)(engine, Op(name, func, args, kwargs))

@@ -1,0 +1,53 @@
+"""Dropout: replicas draw the same mask, shards draw independent ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from shardplan.torch.propagation.engine import Engine, Op
+from shardplan.torch.propagation.values import Site, Value
+from shardplan.torch.rules.elementwise import unary
+
+
+def dropout(engine: Engine, op: Op) -> Value:
+    """Zeros drawn alike by processes that hold the same, and independently by others.
+
+    The seed comes from the CPU generator, which must be in the same state on all processes; so does a recomputation.
+    """
+    value = op.args[0]
+    rate = op.kwargs.get("p", op.args[1] if len(op.args) > 1 else 0.5)
+    training = op.kwargs.get("training", op.kwargs.get("train", op.args[2] if len(op.args) > 2 else True))
+    if not training or rate == 0:
+        return value  # type: ignore[no-any-return]
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        return drop(locals_[0], rate, part_of(site))
+
+    call = unary(value, value.key, run)
+    call.chains, call.linear = False, (frozenset({0}),)
+    return engine.run(call)[0]
+
+
+def part_of(site: Site) -> int:
+    """A number that processes share that have the same part of a call's result."""
+    part = 0
+    for factor, axes in sorted(site.splits.items()):
+        part = part * site.mesh.ways(axes) + site.number(factor)
+    return part
+
+
+def drawn_seed(part: int) -> int:
+    """A seed of its own for every part, drawn from the CPU generator, which all processes keep in the same state."""
+    return int(torch.randint(0, 1 << 30, ()).item()) * 65537 + part
+
+
+def drop(local: torch.Tensor, rate: float, part: int) -> torch.Tensor:
+    """Zeros at `rate` in place of elements, the others scaled up; processes with the same `part` draw alike."""
+    if has_torch_function_unary(local):
+        return handle_torch_function(drop, (local,), local, rate, part)
+    generator = torch.Generator(local.device).manual_seed(drawn_seed(part))
+    drawn = torch.rand(local.shape, generator=generator, device=local.device)
+    return local * (drawn >= rate).to(local.dtype) / (1 - rate)

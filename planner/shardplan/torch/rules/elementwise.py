@@ -1,0 +1,113 @@
+"""Elementwise operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from shardplan.torch.gradients.moves import with_own_memory
+from shardplan.torch.propagation.engine import Engine, Op
+from shardplan.torch.propagation.plan_graph import Key
+from shardplan.torch.propagation.signatures import CONSTANT
+from shardplan.torch.propagation.values import Call, Dims, Site, Value
+from shardplan.torch.rules.function_names import in_place
+
+SUMS = frozenset(("add", "sub", "radd", "rsub", "iadd", "isub", "subtract"))
+SCALES = frozenset(("mul", "rmul", "imul", "multiply", "div", "truediv", "itruediv", "true_divide", "divide"))
+SELECTS = frozenset(("where", "masked_fill"))
+SAME = frozenset(
+    ("neg", "to", "_to_copy", "type_as", "float", "half", "bfloat16", "double", "type", "clone", "alias", "detach",
+     "contiguous", "cpu", "cuda", "positive", "lift_fresh_copy", "requires_grad_")
+)  # fmt: skip
+"""Linear functions of one value."""
+OTHERS = frozenset(
+    ("rtruediv", "rdiv", "reciprocal", "pow", "rpow", "square", "sqrt", "rsqrt", "exp", "log", "log1p", "sin", "cos",
+     "tanh", "sigmoid", "logsigmoid", "relu", "gelu", "silu", "mish", "elu", "leaky_relu", "softplus", "hardtanh",
+     "relu6", "hardswish", "hardsigmoid", "erf", "abs", "sign", "clamp", "clamp_min", "clamp_max", "clip", "maximum",
+     "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor", "and",
+     "or", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "floor", "ceil", "round",
+     "remainder", "mod", "floordiv", "floor_divide", "fmod", "atan2", "long", "int", "bool", "erfc", "expm1",
+     "addcmul", "addcdiv", "lerp", "softsign", "tan", "fill", "zeros_like", "ones_like", "full_like")
+)  # fmt: skip
+GUARDS = frozenset(("isnan", "isinf", "isfinite", "nan_to_num"))
+"""What only asks whether a value is a number leaves it what it is: exporters guard a softmax so."""
+ELEMENTWISE = SUMS | SCALES | SELECTS | SAME | GUARDS | OTHERS
+
+
+def elementwise(engine: Engine, op: Op) -> Value:
+    """A function of corresponding elements, dims of size 1 broadcast."""
+    operands: list[Value] = []
+    places: list[int] = []
+    for position, argument in enumerate(op.args):
+        if isinstance(argument, (Value, torch.Tensor)):
+            operands.append(as_value(engine, argument))
+            places.append(position)
+    shape = torch.broadcast_shapes(*(value.shape for value in operands))
+    plain = [argument for argument in op.args if not isinstance(argument, (Value, torch.Tensor))]
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        del site
+        given = list(op.args)
+        for place, local in zip(places, locals_, strict=True):
+            given[place] = local
+        if in_place(op.func):
+            given[0] = with_own_memory(given[0])
+        return op.func(*given, **op.kwargs)
+
+    call = Call(
+        operands=operands,
+        dims=[_aligned(value.shape, shape) for value in operands],
+        results=[tuple((f"x{dim}",) for dim in range(len(shape)))],
+        shapes=[shape],
+        keys=[_key(engine, op.name, operands, shape)],
+        sizes={f"x{dim}": size for dim, size in enumerate(shape)},
+        run=run,
+        linear=_linear(op.name, len(operands), plain),
+        chains=op.name not in SAME,
+    )
+    return engine.run(call)[0]
+
+
+def _aligned(shape: tuple[int, ...], replicated: tuple[int, ...]) -> Dims:
+    offset = len(replicated) - len(shape)
+    return tuple((f"x{dim + offset}",) if size == replicated[dim + offset] else () for dim, size in enumerate(shape))
+
+
+def _linear(name: str, count: int, plain: list[Any]) -> tuple[frozenset[int], ...]:
+    """Operands in which a function is linear, taken jointly."""
+    if name in SUMS:
+        shifts = any(isinstance(argument, (int, float)) and argument != 0 for argument in plain)
+        return () if shifts else (frozenset(range(count)),)
+    if name in SAME:
+        return (frozenset({0}),)
+    if name in SCALES:
+        return (frozenset({0}),) if "div" in name else tuple(frozenset({place}) for place in range(count))
+    if name == "where" and count == 3:
+        return (frozenset({1, 2}),)
+    return ()
+
+
+def _key(engine: Engine, name: str, operands: list[Value], shape: tuple[int, ...]) -> Key:
+    terms, signatures = engine.graph.signatures, [value.key.signature for value in operands]
+    if name in SAME:
+        return operands[0].key
+    varying = sum(signature != CONSTANT for signature in signatures)
+    if name in SUMS or name in SELECTS or name in GUARDS or (name in SCALES and varying <= 1):
+        signature = terms.linear(signatures)
+        same = [value for value in operands if value.key.signature == signature and value.shape == shape]
+        return Key(signature, shape, same[0].key.perm if same and varying == 1 else ())
+    return Key(terms.nonlinear(signatures), shape)
+
+
+def unary(value: Value, key: Key, run: Callable[[list[Any], Site], Any], replicated: Sequence[int] = ()) -> Call:
+    """A call of one value that keeps its shape; dims in `replicated` are not split."""
+    dims: Dims = tuple((f"x{dim}",) for dim in range(value.rank))
+    sizes = {f"x{dim}": size for dim, size in enumerate(value.shape)}
+    return Call([value], [dims], [dims], [value.shape], [key], sizes, run, frozenset(f"x{dim}" for dim in replicated))
+
+
+def as_value(engine: Engine, argument: Any) -> Value:
+    """An argument as a value: a plain tensor is whole on every process."""
+    return argument if isinstance(argument, Value) else engine.constant(argument, tuple(argument.shape))

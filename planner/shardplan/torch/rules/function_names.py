@@ -1,0 +1,27 @@
+"""Names of torch's functions, and whether one works in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._ops import OpOverload
+
+_IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__"))
+
+
+def name_of(func: Any) -> str:
+    """`add` for `torch.add`, `Tensor.__add__`, `Tensor.add_`, `aten.add.Tensor` and `operator.add`."""
+    schema = func._schema.name if isinstance(func, OpOverload) else ""  # noqa: SLF001 - there is no public name
+    name = str(schema.split("::")[-1] or getattr(func, "__name__", func))
+    name = name.removeprefix("__").removesuffix("__") if name.startswith("__") else name
+    return name if name == "_" else name.rstrip("_") or name
+
+
+def in_place(func: Any) -> bool:
+    """Whether an operation changes its first operand."""
+    if isinstance(func, OpOverload):
+        return bool(func._schema.is_mutable)  # noqa: SLF001 - as above
+    name = str(getattr(func, "__name__", ""))
+    if name.startswith("__"):
+        return name in _IN_PLACE
+    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"

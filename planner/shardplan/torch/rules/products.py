@@ -1,0 +1,127 @@
+"""Products that sum over dims, and lookups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from shardplan.torch.propagation.engine import Engine, Op
+from shardplan.torch.propagation.plan_graph import Key, lookup, product
+from shardplan.torch.propagation.values import Call, Dims, Site, Value
+from shardplan.torch.rules.elementwise import as_value, elementwise
+from shardplan.torch.rules.views import permute_by
+
+_EACH = (frozenset({0}), frozenset({1}))
+
+
+def linear(engine: Engine, op: Op) -> Value:
+    """`x @ weight.T + bias`, as the plan has it: a product, which may be moved, and an addition."""
+    given = {**dict(zip(("input", "weight", "bias"), op.args, strict=False)), **op.kwargs}
+    weight = as_value(engine, given["weight"])
+    made = matmul(engine, Op("matmul", torch.matmul, [given["input"], permute_by(engine, weight, (1, 0))]))
+    return _plus(engine, made, given.get("bias"))
+
+
+def addmm(engine: Engine, op: Op) -> Value:
+    """`addmm`, `baddbmm`: `beta * bias + alpha * (x @ weight)`."""
+    given = {**dict(zip(("input", "mat1", "mat2"), op.args, strict=False)), **op.kwargs}
+    pair = [given.get(name, given.get(other)) for name, other in (("mat1", "batch1"), ("mat2", "batch2"))]
+    made = _times(engine, matmul(engine, Op("matmul", torch.matmul, pair)), given.get("alpha", 1))
+    return _plus(engine, made, _times(engine, as_value(engine, given["input"]), given.get("beta", 1)))
+
+
+def _times(engine: Engine, value: Value, factor: float) -> Value:
+    return value if factor == 1 else elementwise(engine, Op("mul", torch.mul, [value, factor]))
+
+
+def _plus(engine: Engine, value: Value, bias: Any) -> Value:
+    if bias is None:
+        return value
+    return elementwise(engine, Op("add", torch.add, [value, as_value(engine, bias)]))
+
+
+def matmul(engine: Engine, op: Op) -> Value:
+    """`matmul`, `mm`, `bmm`: batch dims broadcast."""
+    left, right = (as_value(engine, item) for item in op.args[:2])
+    row, column = left.rank > 1, right.rank > 1
+    batch = torch.broadcast_shapes(left.shape[: max(0, left.rank - 2)], right.shape[: max(0, right.rank - 2)])
+    sizes = {f"b{dim}": size for dim, size in enumerate(batch)}
+    sizes["k"] = left.shape[-1]
+    if row:
+        sizes["m"] = left.shape[-2]
+    if column:
+        sizes["n"] = right.shape[-1]
+    ends: tuple[Dims, Dims] = ((("m",),) if row else (), (("n",),) if column else ())
+    dims = [
+        (*_batch(left.shape[: max(0, left.rank - 2)], batch), *ends[0], ("k",)),
+        (*_batch(right.shape[: max(0, right.rank - 2)], batch), ("k",), *ends[1]),
+    ]
+    result = (*((f"b{dim}",) for dim in range(len(batch))), *ends[0], *ends[1])
+    shape = tuple(sizes[factors[0]] for factors in result)
+    key = Key(product(engine.graph.signatures, [left.key.signature, right.key.signature]), shape)
+    call = Call(
+        [left, right], dims, [result], [shape], [key], sizes,
+        lambda locals_, _: torch.matmul(*locals_), linear=_EACH,
+    )  # fmt: skip
+    return engine.run(call)[0]
+
+
+def _batch(shape: tuple[int, ...], batch: tuple[int, ...]) -> Dims:
+    offset = len(batch) - len(shape)
+    return tuple((f"b{dim + offset}",) if size == batch[dim + offset] else () for dim, size in enumerate(shape))
+
+
+def einsum(engine: Engine, op: Op) -> Value:
+    """A sum of products, as its equation says; without an ellipsis."""
+    equation = str(op.args[0]).replace(" ", "")
+    values = op.args[1] if len(op.args) == 2 and isinstance(op.args[1], (tuple, list)) else op.args[1:]
+    operands = [as_value(engine, item) for item in values]
+    if "." in equation or "->" not in equation:
+        raise TypeError(f"einsum '{op.args[0]}' needs an explicit result and no ellipsis")
+    left, right = equation.split("->")
+    dims = [tuple((letter,) for letter in side) for side in left.split(",")]
+    sizes = {
+        factors[0]: size
+        for value, side in zip(operands, dims, strict=True)
+        for factors, size in zip(side, value.shape, strict=True)
+    }
+    shape = tuple(sizes[letter] for letter in right)
+    key = Key(product(engine.graph.signatures, [value.key.signature for value in operands]), shape)
+    call = Call(
+        operands, dims, [tuple((letter,) for letter in right)], [shape], [key], sizes,
+        lambda locals_, _: torch.einsum(equation, *locals_),
+        linear=tuple(frozenset({place}) for place in range(len(operands))),
+    )  # fmt: skip
+    return engine.run(call)[0]
+
+
+def embedding(engine: Engine, op: Op) -> Value:
+    """Rows of a table; of a table split by rows every process adds those that it has."""
+    first, second = (as_value(engine, item) for item in op.args[:2])
+    table, index = (second, first) if first.dtype in (torch.int32, torch.int64) else (first, second)
+    padding = op.kwargs.get("padding_idx", op.args[2] if len(op.args) > 2 else None)
+    padding = None if padding is None or padding < 0 else int(padding)
+    rows = tuple((f"i{dim}",) for dim in range(index.rank))
+    sizes = {f"i{dim}": size for dim, size in enumerate(index.shape)} | {"v": table.shape[0], "d": table.shape[1]}
+    shape = (*index.shape, table.shape[1])
+    key = Key(lookup(engine.graph.signatures, [table.key.signature, index.key.signature]), shape)
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        local, places = locals_
+        ways = site.ways("v")
+        if ways == 1:
+            return functional.embedding(places, local, padding)
+        first_row = site.number("v") * (table.shape[0] // ways)
+        inside = (places >= first_row) & (places < first_row + table.shape[0] // ways)
+        if padding is not None:
+            inside = inside & (places != padding)
+        found = functional.embedding(torch.where(inside, places - first_row, 0), local)
+        return found.masked_fill(inside.logical_not().unsqueeze(-1), 0)
+
+    call = Call(
+        [table, index], [(("v",), ("d",)), rows], [(*rows, ("d",))], [shape], [key], sizes, run,
+        linear=(frozenset({0}),),
+    )  # fmt: skip
+    return engine.run(call)[0]

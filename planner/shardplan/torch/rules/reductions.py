@@ -1,0 +1,85 @@
+"""Reductions, and functions along one dim that keep the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shardplan.torch.propagation.engine import Engine, Op
+from shardplan.torch.propagation.plan_graph import Key
+from shardplan.torch.propagation.values import Dims, Site, Value
+from shardplan.torch.rules.elementwise import unary
+
+_MEANS = frozenset(("mean",))
+_ADDED = frozenset(("sum", "mean", "count_nonzero"))
+
+
+def reduction(engine: Engine, op: Op) -> Any:
+    """`sum`, `mean` of split dims are partial; other reductions (`amax`, `argmax`, `var` ...) need their dims whole."""
+    value = op.args[0]
+    given = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 and not isinstance(op.args[1], torch.dtype) else None)
+    dims = _dims_of(given, value.rank)
+    meta = torch.empty(value.shape, device="meta", dtype=value.dtype)
+    made = op.func(meta, *op.args[1:], **op.kwargs)
+    results = list(made) if isinstance(made, (tuple, list)) else [made]
+    kept = len(results[0].shape) == value.rank
+    factors: Dims = tuple(
+        (f"x{dim}",) if dim not in dims else () for dim in range(value.rank) if kept or dim not in dims
+    )
+    terms = engine.graph.signatures
+    signature = (terms.linear if op.name in _ADDED else terms.nonlinear)([value.key.signature])
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        found = op.func(locals_[0], *op.args[1:], **op.kwargs)
+        ways = site.ways(*(f"x{dim}" for dim in dims))
+        return found / ways if op.name in _MEANS and ways > 1 else found
+
+    call = unary(value, value.key, run, () if op.name in _ADDED else dims)
+    call.results = [factors] * len(results)
+    call.shapes = [tuple(result.shape) for result in results]
+    call.keys = [Key(signature, tuple(result.shape)) for result in results]
+    call.linear = (frozenset({0}),) if op.name in _ADDED else ()
+    call.integer = not results[0].dtype.is_floating_point
+    found = engine.run(call)
+    return type(made)(found) if isinstance(made, tuple) and len(found) > 1 else found[0]
+
+
+def _dims_of(given: Any, rank: int) -> tuple[int, ...]:
+    if given is None:
+        return tuple(range(rank))
+    wanted = given if isinstance(given, (tuple, list)) else (given,)
+    return tuple(sorted(int(dim) % rank for dim in wanted)) or tuple(range(rank))
+
+
+def along_dim(engine: Engine, op: Op) -> Any:
+    """Functions along one dim that keep the others (`cumsum`, `topk`, `sort`): the dim is whole."""
+    value = op.args[0]
+    place = 2 if op.name == "topk" else 1
+    given = op.kwargs.get("dim", op.args[place] if len(op.args) > place else -1)
+    dim = int(given) % value.rank
+    made = op.func(torch.empty(value.shape, device="meta", dtype=value.dtype), *op.args[1:], **op.kwargs)
+    results = list(made) if isinstance(made, (tuple, list)) else [made]
+    key = engine.graph.signatures.nonlinear([value.key.signature])
+    call = unary(value, value.key, lambda locals_, _: op.func(locals_[0], *op.args[1:], **op.kwargs), [dim])
+    dims = tuple((f"x{place}",) if place != dim else ("new",) for place in range(value.rank))
+    call.sizes = {**call.sizes, "new": results[0].shape[dim]}
+    call.results, call.whole = [dims] * len(results), frozenset({f"x{dim}", "new"})
+    call.shapes = [tuple(result.shape) for result in results]
+    call.keys = [Key(key, tuple(result.shape)) for result in results]
+    found = engine.run(call)
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+def one_hot(engine: Engine, op: Op) -> Value:
+    """`one_hot` with a known number of classes; the classes are whole."""
+    value = op.args[0]
+    classes = int(op.kwargs.get("num_classes", op.args[1] if len(op.args) > 1 else -1))
+    if classes < 0:
+        raise TypeError("one_hot needs num_classes: without it the result's shape depends on data")
+    shape = (*value.shape, classes)
+    key = Key(engine.graph.signatures.nonlinear([value.key.signature]), shape)
+    call = unary(value, key, lambda locals_, _: torch.nn.functional.one_hot(locals_[0], classes))
+    call.results, call.shapes = [(*call.dims[0], ("class",))], [shape]
+    call.sizes, call.whole, call.integer = {**call.sizes, "class": classes}, frozenset({"class"}), True
+    return engine.run(call)[0]

@@ -1,0 +1,257 @@
+"""Functions of torch on planned tensors beside the same on plain ones, however the operands are sharded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch_twins
+from tiny_models import Tiny
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch_cases import mesh_of
+
+import shardplan.torch
+from shardplan.errors import ShardplanError
+from shardplan.layout.layout import Layout
+from shardplan.layout.legal import is_legal
+from shardplan.layout.placement import R, S
+from shardplan.plan.types import Plan
+from shardplan.torch.applied_plan import applied_to
+from shardplan.torch.collectives.steps import shard_of_whole
+from shardplan.torch.eager.planned_tensor import Planned, value_of
+from shardplan.torch.propagation.plan_graph import Key
+from shardplan.torch.propagation.values import Value
+
+
+class Exp(torch.autograd.Function):
+    """Saves its result, as programs do that compute a backward of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, times: float) -> Tensor:
+        made = (times * x).exp()
+        ctx.save_for_backward(made)
+        ctx.times = times
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (made,) = ctx.saved_tensors
+        return gradient * made * ctx.times, None
+
+
+class Scored(torch.autograd.Function):
+    """Sums over what a part has only a part of, forward and backward; its backward is not that of its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x.softmax(-1) @ w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return 3 * (gradient @ w.T), x.T @ gradient
+
+
+class Kept(torch.autograd.Function):
+    """Gives on what it is given, and no gradient to one of two."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor, _other: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return -gradient, None
+
+
+class Halves(torch.autograd.Function):
+    """Has two results."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Any:
+        return x.chunk(2, -1)
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.cat(gradients, -1)
+
+
+def changed_after(x: Tensor) -> Tensor:
+    """The operand of a function is changed in place before the result is read."""
+    inner = x * 2
+    made = Exp.apply(inner, 0.5)
+    inner *= 3
+    return made * inner
+
+
+LOST: dict[str, Callable[[Tensor], Tensor]] = {
+    "several results": lambda x: Halves.apply(x)[0] + 1,
+    "one after the other": lambda x: Exp.apply(Exp.apply(x, 0.5), 0.5) + 1,
+    "changed": changed_after,
+    "reentrant": lambda x: checkpoint(torch.tanh, x, use_reentrant=True) + 1,
+}
+"""What cannot be done with functions of one's own."""
+
+
+Case = tuple[Callable[..., Any], Sequence[tuple[int, ...]]]
+"""A function of tensors, and their shapes."""
+
+CASES: dict[str, Case] = {
+    "add": (lambda x, y: x + y, [(4, 8), (4, 8)]),
+    "add, broadcast": (lambda x, y: x + 2 * y, [(4, 8, 4), (8, 1)]),
+    "add in place": (lambda x, y: (x * 1).add_(y), [(4, 8), (4, 8)]),
+    "rsub and div": (lambda x, y: (1 - x) / (2 + y * y), [(4, 8), (8,)]),
+    "pow and sqrt": (lambda x: (x**2 + 1).sqrt(), [(4, 8)]),
+    "gelu": (lambda x: functional.gelu(x, approximate="tanh"), [(4, 8)]),
+    "silu": (functional.silu, [(4, 8)]),
+    "softplus and tanh": (lambda x: functional.softplus(x).tanh(), [(4, 8)]),
+    "where": (lambda x, y: torch.where(x > 0, x, y), [(4, 8), (4, 8)]),
+    "masked_fill": (lambda x: x.masked_fill(x < 0, -3.0), [(4, 8)]),
+    "clamp": (lambda x: x.clamp(-0.5, 0.5), [(4, 8)]),
+    "maximum": (torch.maximum, [(4, 8), (4, 8)]),
+    "nan_to_num": (torch.nan_to_num, [(4, 8)]),
+    "sum": (lambda x: x.sum(1), [(4, 8, 4)]),
+    "mean": (lambda x: x.mean((0, -1), keepdim=True), [(4, 8, 4)]),
+    "mean of all": (lambda x: x.mean(), [(4, 8)]),
+    "amax": (lambda x: x.amax(-1), [(4, 8)]),
+    "var": (lambda x: x.var(-1, unbiased=False), [(4, 8)]),
+    "logsumexp": (lambda x: x.logsumexp(-1), [(4, 8)]),
+    "cumsum": (lambda x: x.cumsum(1), [(4, 8)]),
+    "softmax": (lambda x: x.softmax(-1), [(4, 8)]),
+    "log_softmax": (lambda x: functional.log_softmax(x, 0), [(4, 8)]),
+    "layer_norm": (lambda x, w, b: functional.layer_norm(x, (8,), w, b), [(4, 4, 8), (8,), (8,)]),
+    "rms_norm": (lambda x, w: functional.rms_norm(x, (8,), w, 1e-6), [(4, 4, 8), (8,)]),
+    "reshape that splits": (lambda x: x.reshape(4, 4, 4), [(4, 16)]),
+    "view that merges": (lambda x: x.view(-1, 8), [(4, 4, 8)]),
+    "view that does both": (lambda x: x.view(4, 2, 16), [(4, 4, 8)]),
+    "flatten": (lambda x: x.flatten(1), [(4, 4, 8)]),
+    "unflatten": (lambda x: x.unflatten(1, (4, 4)), [(4, 16)]),
+    "transpose": (lambda x: x.transpose(0, 1).mT, [(4, 8, 4)]),
+    "permute": (lambda x: x.permute(2, 0, 1), [(4, 8, 4)]),
+    "squeeze": (lambda x: x.squeeze(1).unsqueeze(-1), [(4, 1, 8)]),
+    "expand": (lambda x: x.expand(-1, 4, -1), [(4, 1, 8)]),
+    "repeat": (lambda x: x.repeat(2, 1), [(4, 8)]),
+    "repeat to a new dim": (lambda x: x.repeat(3, 1, 2), [(4, 8)]),
+    "repeat_interleave": (lambda x: x.repeat_interleave(2, 1), [(4, 4, 8)]),
+    "chunk": (lambda x: sum(x.chunk(2, -1)), [(4, 16)]),
+    "split": (lambda x: torch.cat(x.split([4, 8, 4], 1)[::-1], 1), [(4, 16)]),
+    "unbind": (lambda x: x.unbind(1)[2], [(4, 4, 8)]),
+    "slices": (lambda x: x[:, 4:12], [(4, 16)]),
+    "slices from the end": (lambda x: x[..., -4:], [(4, 16)]),
+    "an empty slice": (lambda x: torch.cat([x[:, :16], x[:, 16:]], 1), [(4, 16)]),
+    "slices with steps": (lambda x: x[:, ::2] * x[:, 1::2], [(4, 16)]),
+    "a list of one": (lambda x: x[:, [-1]], [(4, 4, 8)]),
+    "new dims": (lambda x: x[:, None, ..., 0], [(4, 4, 8)]),
+    "select": (lambda x: x.select(1, -1), [(4, 4, 8)]),
+    "narrow": (lambda x: x.narrow(1, 4, 8), [(4, 16)]),
+    "cat": (lambda x, y: torch.cat([x, y], -1), [(4, 8), (4, 16)]),
+    "stack": (lambda x, y: torch.stack([x, y], 1), [(4, 8), (4, 8)]),
+    "flip": (lambda x: x.flip(1), [(4, 8)]),
+    "rotate half": (lambda x: torch.cat([-x[..., 4:], x[..., :4]], -1), [(4, 4, 8)]),
+    "linear": (functional.linear, [(4, 4, 8), (16, 8), (16,)]),
+    "linear of one row": (functional.linear, [(8,), (16, 8)]),
+    "addmm": (lambda b, x, w: torch.addmm(b, x, w, beta=0.5, alpha=2), [(16,), (4, 8), (8, 16)]),
+    "baddbmm": (lambda b, x, w: b.baddbmm(x, w, alpha=0.5), [(4, 4, 16), (4, 4, 8), (4, 8, 16)]),
+    "matmul": (torch.matmul, [(4, 4, 4, 8), (4, 8, 4)]),
+    "matmul with a vector": (torch.matmul, [(4, 4, 8), (8,)]),
+    "einsum": (lambda x, y: torch.einsum("bik, bjk -> bij", x, y), [(4, 4, 8), (4, 8, 8)]),
+    "a function of one's own": (lambda x: 1 + Exp.apply(x, 0.5), [(4, 8)]),
+    "a function of one's own, with sums": (lambda x, w: Scored.apply(x, w) * 2, [(4, 8), (8, 16)]),
+    "a function of one's own, of nothing": (lambda x, y: Kept.apply(x, y) + y, [(4, 8), (4, 8)]),
+    "conv1d": (lambda x, w, b: functional.conv1d(x, w, b, padding=1), [(4, 8, 8), (16, 8, 3), (16,)]),
+    "conv2d of groups": (lambda x, w: functional.conv2d(x, w, stride=2, groups=4), [(4, 8, 8, 8), (16, 2, 2, 2)]),
+    "attention": (
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+        [(4, 4, 8, 4), (4, 4, 8, 4), (4, 4, 8, 4)],
+    ),
+    "grouped attention": (
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, scale=0.5),
+        [(4, 8, 8, 4), (4, 4, 8, 4), (4, 4, 8, 4)],
+    ),
+}
+
+
+def compare(tiny: Tiny, plan: Plan, names: list[str]) -> dict[str, str]:
+    """What is wrong with the functions called `names`, in every layout of their first two operands."""
+    applied, wrong = _applied(tiny, plan), {}
+    for name in names:
+        function, shapes = CASES[name]
+        torch.manual_seed(3)
+        plain = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+        for layouts in _layouts(applied.groups.mesh, shapes):
+            problem = _problem(applied.engine, function, plain, layouts)
+            if problem:
+                wrong[f"{name} {[layout.placements for layout in layouts]}"] = problem
+    return wrong
+
+
+def lost(tiny: Tiny, plan: Plan, what: str) -> str:
+    """What is said of a function whose gradient would be lost."""
+    engine, x = _applied(tiny, plan).engine, torch.randn(4, 8, requires_grad=True)
+    value = Value(x, Layout.replicated(len(plan.mesh)), (4, 8), x.dtype, True, _key(engine, 0, x))
+    try:
+        LOST[what](Planned.of(value, engine))
+    except ShardplanError as problem:
+        return str(problem)
+    return "nothing"
+
+
+_LAST: list[tuple[Plan, Any]] = []
+
+
+def _applied(tiny: Tiny, plan: Plan) -> Any:
+    """The plan applied to a twin; for one call after the other the same."""
+    if not _LAST or _LAST[0][0] != plan:
+        model = torch_twins.twin(tiny)
+        shardplan.torch.parallelize(model, plan, mesh_of(plan), strict=False)
+        _LAST[:] = [(plan, applied_to(model))]
+    return _LAST[0][1]
+
+
+def _layouts(mesh: Any, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Layout, ...]]:
+    """All whole; and the first operand, then the second, sharded in every way that is legal, the others whole."""
+    whole = Layout.replicated(len(mesh))
+    found = [(whole,) * len(shapes)]
+    for place, shape in enumerate(shapes[:2]):
+        choices = [R, *(S(dim) for dim in range(len(shape)))]
+        for pair in itertools.product(choices, repeat=len(mesh)):
+            layout = Layout.of(*pair)
+            if layout != whole and is_legal(layout, mesh, shape):
+                found.append((whole,) * place + (layout,) + (whole,) * (len(shapes) - place - 1))
+    return found
+
+
+def _problem(engine: Any, function: Any, plain: list[Tensor], layouts: tuple[Layout, ...]) -> str:
+    leaves = [tensor.clone().requires_grad_() for tensor in plain]
+    expected = function(*leaves)
+    scale = torch.linspace(1, 2, expected.numel(), dtype=torch.float64).reshape(expected.shape)
+    (expected * scale).sum().backward()
+    parts = [
+        shard_of_whole(tensor, layout, engine.groups).clone().requires_grad_()
+        for tensor, layout in zip(plain, layouts, strict=True)
+    ]
+    given = [
+        Planned.of(Value(part, layout, tuple(tensor.shape), part.dtype, True, _key(engine, number, tensor)), engine)
+        for number, (part, layout, tensor) in enumerate(zip(parts, layouts, plain, strict=True))
+    ]
+    made = function(*given)
+    whole = engine.convert(value_of(made), Layout.replicated(len(engine.groups.mesh)))
+    if tuple(whole.local.shape) != tuple(expected.shape):
+        return f"shape {list(whole.local.shape)}, not {list(expected.shape)}"
+    if not torch.allclose(whole.local, expected, rtol=1e-9, atol=1e-9):
+        return f"differs by {(whole.local - expected).abs().max().item():.1e}"
+    (whole.local * scale).sum().backward()
+    for number, (part, leaf, layout) in enumerate(zip(parts, leaves, layouts, strict=True)):
+        wanted = shard_of_whole(leaf.grad, layout, engine.groups)
+        if part.grad is None or not torch.allclose(part.grad, wanted, rtol=1e-9, atol=1e-9):
+            return f"the gradient of operand {number} differs"
+    return ""
+
+
+def _key(engine: Any, number: int, tensor: Tensor) -> Key:
+    return Key(engine.graph.signatures.leaf("input", f"of the test {number}"), tuple(tensor.shape))

@@ -1,0 +1,80 @@
+"""Plans of several microbatches: gradients add up to those of the whole batch; what is sent is what the plan says."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forced_plans import forced_plan
+from tiny_models import Sizes, tiny_gpt, tiny_llama, tiny_moe
+
+from shardplan.errors import ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.torch.microbatch_plan import batch_dims, one_microbatch
+
+TWO = PlanOptions(microbatches=2)
+TINIES = {"gpt": tiny_gpt(Sizes(batch=8)), "moe": tiny_moe()}
+
+
+@pytest.fixture(scope="module")
+def plan_of(tmp_path_factory):
+    models = {name: tiny.model(tmp_path_factory.mktemp(name)) for name, tiny in TINIES.items()}
+    return lambda name, recipe: forced_plan(models[name], "2x2", TWO, recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "mode"),
+    [
+        ("gpt", "data parallel", "eager"),
+        ("gpt", "ZeRO-3", "eager"),
+        ("gpt", "Megatron + sequence", "exported"),
+        ("moe", "Megatron", "eager"),
+    ],
+)
+def test_gradients_add_up_and_are_reduced_as_often_as_planned(four, plan_of, name, recipe, mode):
+    for seen in four.run("torch_cases", "accumulate", TINIES[name], plan_of(name, recipe), mode):
+        assert seen.loss_error < 1e-5
+        assert seen.gradient_error < 1e-5
+        assert seen.differences == {}
+
+
+@pytest.mark.parametrize("make", [tiny_gpt, tiny_llama, tiny_moe])
+def test_shapes_of_a_microbatch_are_those_of_the_model_exported_with_its_rows(tmp_path, make):
+    large = forced_plan(make(Sizes(batch=8, kv_heads=2)).model(tmp_path), "2x2", TWO)
+    small = forced_plan(make(Sizes(batch=4, kv_heads=2)).model(tmp_path), "2x2")
+    shapes = {tensor.name: tensor.shape for tensor in small.tensors}
+    assert {tensor.name: tensor.shape for tensor in one_microbatch(large).tensors} == shapes
+    assert set(batch_dims(large)) == {tensor.name for tensor in large.tensors if tensor.shape != shapes[tensor.name]}
+
+
+def test_a_plan_of_one_microbatch_is_left_alone(tmp_path):
+    plan = forced_plan(tiny_gpt().model(tmp_path), "2x2")
+    assert one_microbatch(plan) is plan
+
+
+def test_too_few_rows_are_refused(tmp_path):
+    """The planner makes no such plan; one may come from elsewhere."""
+    plan = forced_plan(tiny_gpt().model(tmp_path), "2x2", recipe="data parallel", bucket_bytes=0.0)
+    plan = replace(plan, model={**plan.model, "microbatches": 2})
+    with pytest.raises(ShardplanError) as caught:
+        one_microbatch(plan)
+    assert str(caught.value) == (
+        "error[small-microbatch]: one of 2 microbatches has too few rows to be sharded as the plan says\n"
+        "  input_ids [2, 16] as S(0)@machine,gpu\n"
+        "  gather_0 [2, 16, 32] as S(0)@machine,gpu\n"
+        "hint: solve with fewer --microbatches, or for a larger batch"
+    )
+
+
+TEXTS = {
+    "whole batch": "error[wrong-shape]: input 'input_ids' has shape [8, 16], each of the plan's 2 microbatches has "
+    "[4, 16]\nhint: cut the batch of a step: for part in shardplan.torch.microbatches(model, batch)",
+    "targets": "error[uneven-batch]: 'targets' has shape [6, 16]; its dim 0 cannot be cut into 8 equal parts\n"
+    "hint: give it one row for each sample of the batch",
+}
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_refusal(four, plan_of, what):
+    assert four.run("torch_cases", "refused", TINIES["gpt"], plan_of("gpt", "data parallel"), what) == [TEXTS[what]] * 4
