@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 
 from shardplan.cost.coalesce import COALESCED
+from shardplan.cost.moves import STEP_S
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.edges import gradient_count
 from shardplan.graph.tensors import Phase as Priced
@@ -21,21 +22,19 @@ from shardplan.layout.legal import is_legal
 from shardplan.layout.lower import lower
 from shardplan.layout.placement import P
 from shardplan.plan.buckets import UNNUMBERED, numbered, tiles
-from shardplan.plan.types import CollectiveStep, Move, Phase
+from shardplan.plan.types import CollectiveStep, Move, MoveKind, Phase
 from shardplan.units import NS_PER_S
-
-_STEP_S = 4e-15
-"""Charged for every step while the cheapest way is looked for: an all-reduce costs what a reduce-scatter and an
-all-gather do, and which of both has the lower rounded sum shall not decide."""
 
 
 class Emitter:
     """Lowers the moves of one assignment; equal moves of equal tensors are lowered once."""
 
-    def __init__(self, built: CostGraph, choice: Mapping[Node, int]) -> None:
+    def __init__(self, built: CostGraph, choice: Mapping[Node, int], bucket_share: float = 1.0) -> None:
+        """`bucket_share`: buckets are full at so much of what the profile says."""
         self.built = built
+        self.bucket_bytes = bucket_share * built.prices.bucket_bytes
         self.choice = choice
-        self._lowered: dict[tuple[object, ...], tuple[tuple[CollectiveStep, ...], float]] = {}
+        self._lowered: dict[tuple[object, ...], tuple[CollectiveStep, ...]] = {}
 
     def moves(self) -> tuple[Move, ...]:
         """All moves that emit anything: forward ones in operator order, backward ones in reverse, then the update's."""
@@ -55,7 +54,7 @@ class Emitter:
 
     def _in_buckets(self, moves: Sequence[Move], updates: Sequence[Move]) -> tuple[Move, ...]:
         """Gradients come to the optimizer in the order of backward: last weight first."""
-        model, mesh, size = self.built.model, self.built.cluster.mesh, self.built.prices.bucket_bytes
+        model, mesh, size = self.built.model, self.built.cluster.mesh, self.bucket_bytes
 
         def dtype(name: str) -> str:
             return model.tensor(name).dtype
@@ -89,9 +88,9 @@ class Emitter:
         kept, micro = self.kept_layout(name), self.built.options.microbatches
         forwards = self.built.recompute.forwards(index)
         turns = self.built.model.turns(self.built.model.operators[index].makes_in)
-        yield self._move(name, made, kept, "", "forward", count=turns * micro * forwards)
+        yield self._move(name, made, kept, "", "forward", "blocking", count=turns * micro * forwards)
         if self.built.kept[name].kind.has_gradient:
-            yield self._move(name, kept, made, "", "backward", count=turns * micro)
+            yield self._move(name, kept, made, "", "backward", "blocking", count=turns * micro)
 
     def _serving(self, name: str) -> Iterator[Move]:
         kept, served = self.built.kept[name], self.built.served[name]
@@ -133,12 +132,15 @@ class Emitter:
         """A value is brought to where it is read, perhaps again for backward, and its gradient comes back; `last`:
         together with those of other weights (see `shardplan.graph.edges.to_read`)."""
         space, micro = self.built.kept[name], turns * self.built.options.microbatches
-        yield self._move(name, source, target, reader, "forward", count=micro)
+        weight = space.kind.traffic == "weight"
+        there: MoveKind = "prefetched" if weight else "blocking"
+        yield self._move(name, source, target, reader, "forward", there, count=micro)
         if space.kind.has_gradient:
             count = turns * int(gradient_count(space, codes[0][None], codes[1][None])[0, 0])
-            yield self._move(name, target, source, reader, "backward", count=count, together=last)
+            back: MoveKind = "deferred" if weight else "blocking"
+            yield self._move(name, target, source, reader, "backward", back, count=count, together=last)
         if again:
-            yield self._move(name, source, target, reader, "backward", count=micro, regather=True)
+            yield self._move(name, source, target, reader, "backward", there, count=micro, regather=True)
 
     def updated_layout(self, name: str) -> Layout | None:
         """Layout of a weight's optimizer state where it is another than that of the weight."""
@@ -150,8 +152,8 @@ class Emitter:
     def _updating(self, name: str) -> Iterator[Move]:
         kept, updated = self.kept_layout(name), self.updated_layout(name)
         if updated is not None:
-            yield self._move(name, kept, updated, "", "backward", count=1, together=True)
-            yield self._move(name, updated, kept, "", "update", count=1, together=True)
+            yield self._move(name, kept, updated, "", "backward", "deferred", count=1, together=True)
+            yield self._move(name, updated, kept, "", "update", "prefetched", count=1, together=True)
 
     def _strategy(self, index: int) -> int:
         return self.choice["operator", self.built.model.operators[index].name]
@@ -163,6 +165,7 @@ class Emitter:
         target: Layout,
         reader: str,
         phase: Phase,
+        kind: MoveKind,
         *,
         count: int,
         regather: bool = False,
@@ -173,17 +176,15 @@ class Emitter:
         value = phase != "backward" or regather
         start, goal = (source.forward, target.forward) if value else (source.gradient, target.gradient)
         priced: Priced = "forward" if value else "backward"
-        together = together and self.built.prices.bucket_bytes > 0
-        steps, hidden = self._lower(space, start, goal, priced, together=together)
+        together = together and self.bucket_bytes > 0
+        steps = self._lower(space, start, goal, priced, together=together)
         together = together and any(step.collective.kind in COALESCED for step in steps)
         bucket = UNNUMBERED if together else None
-        return Move(
-            name, start, goal, reader, phase, steps, regather=regather, count=count, hidden=hidden, bucket=bucket
-        )
+        return Move(name, start, goal, reader, phase, steps, regather=regather, count=count, bucket=bucket, kind=kind)
 
     def _lower(
         self, space: TensorSpace, source: Layout, target: Layout, priced: Priced, *, together: bool
-    ) -> tuple[tuple[CollectiveStep, ...], float]:
+    ) -> tuple[CollectiveStep, ...]:
         key = (id(space), source, target, priced, together)
         if key not in self._lowered:
             self._lowered[key] = self._lower_anew(space, source, target, priced, together=together)
@@ -191,30 +192,24 @@ class Emitter:
 
     def _lower_anew(
         self, space: TensorSpace, source: Layout, target: Layout, priced: Priced, *, together: bool
-    ) -> tuple[tuple[CollectiveStep, ...], float]:
+    ) -> tuple[CollectiveStep, ...]:
         if source == target:
-            return (), 0.0
+            return ()
         kind, prices, mesh = space.kind, self.built.prices, self.built.cluster.mesh
         size_bytes = kind.size_bytes if priced == "forward" else kind.gradient_bytes
         ways = min(tiles(layout, mesh) for layout in (source, target))
-        bucket_bytes = prices.bucket_bytes * ways if together else 0.0
-        charged, real = prices.charged(kind, priced, bucket_bytes), prices.one(bucket_bytes)
+        bucket_bytes = self.bucket_bytes * ways if together else 0.0
+        seconds = prices.one(bucket_bytes)
 
         def price(collective: Collective) -> float:
-            return charged(collective, float(size_bytes)) + _STEP_S
+            return seconds(collective, float(size_bytes)) + STEP_S
 
         def legal(layout: Layout) -> bool:
             return is_legal(layout, mesh, kind.shape)
 
         partial = {p for p in (*source.placements, *target.placements) if p.kind == "P"} or {P()}
         steps = lower(mesh, source, target, price, shards=(*kind.shards, *partial), legal=legal)
-        seconds = [real(step.collective, float(size_bytes)) for step in steps]
-        hides = [prices.hidden(kind, priced, step.collective.kind) for step in steps]
-        emitted = [_emitted(step.collective, size_bytes, time) for step, time in zip(steps, seconds, strict=True)]
-        if len(set(hides)) == 1:
-            return tuple(emitted), hides[0]
-        hideable = sum(time * share for time, share in zip(seconds, hides, strict=True))
-        return tuple(emitted), hideable / sum(seconds) if sum(seconds) else 0.0
+        return tuple(_emitted(one.collective, size_bytes, seconds(one.collective, float(size_bytes))) for one in steps)
 
 
 def _emitted(collective: Collective, size_bytes: int, seconds: float) -> CollectiveStep:

@@ -45,8 +45,9 @@ class Layouts:
 
 @dataclass(frozen=True)
 class Posed:
-    """`sums[k]`: the problem in which sum k of the objective is minimised; all of them have the same choices.
-    `repeated[k]`: the same as if every operator were recomputed, where what is recomputed is to be chosen."""
+    """`sums[0]`: the problem of the bases of all phases; `sums[k]`: that with another sum in place of its phase's base
+    (`shardplan.schedule.objective.single_sums`). All of them have the same choices.
+    `repeated[k]`: the same as if every operator ran again, where what is recomputed is to be chosen."""
 
     sums: tuple[Layouts, ...]
     repeated: tuple[Layouts, ...] = ()
