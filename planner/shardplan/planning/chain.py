@@ -34,7 +34,7 @@ class Question:
     `multipliers`: its sums weighted so, in place of their maxima. `remat`: what is recomputed, by default what the
     options say; `chooses_remat`: that is chosen too. `restriction`: what is allowed; `without`: constraints that are
     dropped. `start`: multipliers to start from; `most_solves`: at how many a problem is solved at most. `ends_s`: when
-    the search ends (`time.monotonic`); `unproven`: the relative gap that is left when multipliers close it no further."""
+    the search ends (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes long."""
 
     limit_bytes: int | None
     objective: Objective | None = None
