@@ -91,7 +91,7 @@ def test_every_kind_of_collective(sizes):
     mesh = mesh_of(sizes)
     shape = (mesh.size,) * 2
     graph = assert_moves(mesh, whole(shape), sampled(transitions_of(mesh, shape, (S(0), S(1), P())), 400))
-    kinds = {node.kind for node in graph.nodes if node.domain == DOMAIN}
+    kinds = {node.op_type for node in graph.nodes if node.domain == DOMAIN}
     assert kinds == {"AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Permute"}
 
 

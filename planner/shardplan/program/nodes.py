@@ -38,7 +38,7 @@ class Node:
     operator that has no form in ONNX on shards.
     """
 
-    kind: str
+    op_type: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     name: str

@@ -175,5 +175,5 @@ def _collectives(writer: ProgramWriter) -> Iterator[dict[str, object]]:
     for node in writer.graph.nodes:
         if node.domain == DOMAIN:
             notes = writer.notes.get(node.name, {})
-            described: dict[str, object] = {"node": node.name, "kind": node.kind, "axis": node.attributes["axis"]}
+            described: dict[str, object] = {"node": node.name, "kind": node.op_type, "axis": node.attributes["axis"]}
             yield described | {key: int(text) if key == "payload_bytes" else text for key, text in notes.items()}

@@ -19,7 +19,7 @@ def node_proto(node: Node, notes: Mapping[str, str] | None = None) -> NodeProto:
     if node.body is not None:
         given["body"] = _body_proto(node.body)
     made: NodeProto = helper.make_node(
-        node.kind, list(node.inputs), list(node.outputs), name=node.name, domain=node.domain
+        node.op_type, list(node.inputs), list(node.outputs), name=node.name, domain=node.domain
     )
     made.attribute.extend(helper.make_attribute(name, value) for name, value in given.items())
     if notes:

@@ -165,7 +165,7 @@ def _refuse_opaque(operator: Operator) -> None:
 def _no_form(site: Site, node: Node) -> ShardplanError:
     """What to raise for an operator that only the machine runs, at `site` or in the function that it stands for."""
     what = f"operator '{site.operator.name}' ({site.kind}) cannot be exported"
-    if node.kind in {*DRAWING, "Dropout"}:
+    if node.op_type in {*DRAWING, "Dropout"}:
         hint = "export the model for inference"
         return ShardplanError(error("cannot-export", f"{what}: devices would draw other numbers", hint=hint))
     split = ", ".join(site.options[axis].label for axis in site.communicates)  # type: ignore[union-attr]

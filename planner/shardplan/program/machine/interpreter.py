@@ -72,14 +72,16 @@ class Interpreter:
 
     def _collective(self, node: Node, values: Sequence[_Values]) -> None:
         arrays = [held[node.inputs[0]] for held in values]
-        kind, moved = node_bytes(node.kind, arrays, node.attributes)
+        kind, moved = node_bytes(node.op_type, arrays, node.attributes)
         self.moved[kind] += moved
-        for held, array in zip(values, run_node(node.kind, arrays, node.attributes), strict=True):
+        for held, array in zip(values, run_node(node.op_type, arrays, node.attributes), strict=True):
             held[node.outputs[0]] = array
 
     def _local(self, node: Node, values: Sequence[_Values]) -> None:
         """An operator on every device; devices that have the very same operands share the result."""
-        operator = Operator(node.name, node.kind, node.inputs, node.outputs, node.attributes, node.domain, node.version)
+        operator = Operator(
+            node.name, node.op_type, node.inputs, node.outputs, node.attributes, node.domain, node.version
+        )
         known: dict[tuple[int, ...], list[Array]] = {}
         for held, coordinates in zip(values, self.mesh.coordinates(), strict=True):
             operands = [held[name] if name else None for name in node.inputs]

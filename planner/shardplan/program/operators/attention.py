@@ -114,4 +114,4 @@ def _scores(
     if attributes.get("qk_matmul_output_mode", 0) == 3:
         finish(graph, probabilities, to, working_type(graph.dtype(to)))
         return
-    operator_node(graph, site, attributes, reads, [graph.name(f"{to}/again"), "", "", to])
+    operator_node(graph, site, attributes, reads, [graph.name(f"{to}/unused"), "", "", to])
