@@ -11,24 +11,20 @@ from typing import Final, get_args
 
 from shardplan.layout.collective import CollectiveKind
 from shardplan.plan.kinds import (
-    AxisNames,
     Carried,
     Choice,
     Either,
     Flag,
     Integer,
     Kind,
-    LayoutText,
     ListOf,
     MapOf,
     Microseconds,
     Number,
     Optional,
-    PerAxis,
-    Share,
     Text,
-    WholePlan,
 )
+from shardplan.plan.mesh_kinds import AxisNames, LayoutText, PerAxis, Share, WholePlan
 from shardplan.plan.orientation import checkpoint_tensor, dim_segments, dim_shards, graph_tensor
 from shardplan.plan.parts import (
     BlockCopy,

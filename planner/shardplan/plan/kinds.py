@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -43,10 +42,12 @@ class Context:
     whole: Callable[[Any], Any]
     stages: list[Context] = field(default_factory=list)
     minor: int = 0
+    names: tuple[str, ...] = field(init=False)
     text: Callable[[Layout], str] = field(init=False)
     layout: Callable[[str], Layout] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.names = self.mesh.names
         self.text = lru_cache(maxsize=None)(lambda layout: to_text(layout, self.mesh))
         self.layout = lru_cache(maxsize=None)(lambda text: _layout(text, self.mesh))
 
@@ -77,6 +78,10 @@ class Kind:
         """The inverse of `write`. Raises `UnexpectedError`, `RecordError`."""
         raise NotImplementedError
 
+    def all_plain(self, values: Sequence[object]) -> bool:
+        """Whether all of `values` are of the kind and read as they are; False where that is not known at once."""
+        return False
+
     def schema(self) -> Schema:
         """The kind in JSON Schema."""
         raise NotImplementedError
@@ -99,6 +104,9 @@ class Text(Kind):
             raise UnexpectedError(f"a text like {self.pattern}")
         return value
 
+    def all_plain(self, values: Sequence[object]) -> bool:
+        return not self.pattern and all(type(value) is str for value in values)
+
     def schema(self) -> Schema:
         return {"type": "string", **({"pattern": self.pattern} if self.pattern else {})}
 
@@ -119,6 +127,9 @@ class Integer(Kind):
         if value < self.minimum:
             raise UnexpectedError(f"an integer of at least {self.minimum}")
         return value
+
+    def all_plain(self, values: Sequence[object]) -> bool:
+        return all(type(value) is int and value >= self.minimum for value in values)
 
     def schema(self) -> Schema:
         return {"type": "integer", "minimum": self.minimum}
@@ -201,26 +212,6 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True)
-class LayoutText(Kind):
-    """A layout on the mesh of the context."""
-
-    @property
-    def word(self) -> str:
-        return "layout"
-
-    def write(self, value: Layout, on: Context) -> str:
-        return on.text(value)
-
-    def read(self, value: object, on: Context) -> Layout:
-        if not isinstance(value, str):
-            raise UnexpectedError("a text")
-        return on.layout(value)
-
-    def schema(self) -> Schema:
-        return {"$ref": "#/$defs/layout"}
-
-
-@dataclass(frozen=True)
 class Optional(Kind):
     """A value of a kind, or null."""
 
@@ -270,6 +261,8 @@ class ListOf(Kind):
         return f"list of {self.kind.word}"
 
     def write(self, value: Iterable[Any], on: Context) -> list[object]:
+        if type(self.kind).write is Kind.write:
+            return list(value)
         return [self.kind.write(entry, on) for entry in value]
 
     def read(self, value: object, on: Context) -> tuple[Any, ...]:
@@ -277,7 +270,9 @@ class ListOf(Kind):
             raise UnexpectedError("a list")
         if len(value) < self.least or self.length not in (None, len(value)):
             raise UnexpectedError(f"a list of {self.length or f'at least {self.least}'}")
-        return tuple(self._entry(entry, number, on) for number, entry in enumerate(value))
+        if self.kind.all_plain(value):
+            return tuple(value)
+        return tuple([self._entry(entry, number, on) for number, entry in enumerate(value)])
 
     def _entry(self, entry: object, number: int, on: Context) -> Any:
         try:
@@ -320,73 +315,6 @@ class MapOf(Kind):
 
 
 @dataclass(frozen=True)
-class PerAxis(Kind):
-    """One text for every axis of the mesh, under its name."""
-
-    @property
-    def word(self) -> str:
-        return "object of text"
-
-    def write(self, value: Sequence[str], on: Context) -> dict[str, str]:
-        return dict(zip(on.mesh.names, value, strict=True))
-
-    def say(self, value: Sequence[str], on: Context) -> str:
-        splits = (f"{part}@{axis}" for axis, part in self.write(value, on).items() if part != "-")
-        return ", ".join(splits) or "replicated"
-
-    def read(self, value: object, on: Context) -> tuple[str, ...]:
-        texts = MapOf(Text()).read(value, on)
-        missing = [name for name in on.mesh.names if name not in texts]
-        if missing:
-            raise RecordError(f"'{missing[0]}' is missing")
-        return tuple(texts[name] for name in on.mesh.names)
-
-    def schema(self) -> Schema:
-        return MapOf(Text()).schema()
-
-
-@dataclass(frozen=True)
-class AxisNames(Kind):
-    """Positions of mesh axes, at least `least`, written as their names."""
-
-    least: int = 0
-
-    @property
-    def word(self) -> str:
-        return "list of axes"
-
-    def write(self, value: Iterable[int], on: Context) -> list[str]:
-        return [on.mesh.names[axis] for axis in value]
-
-    def read(self, value: object, on: Context) -> tuple[int, ...]:
-        return tuple(on.mesh.index(name) for name in ListOf(Text(), self.least).read(value, on))
-
-    def schema(self) -> Schema:
-        return ListOf(Text(), self.least).schema()
-
-
-@dataclass(frozen=True)
-class Share(Kind):
-    """A fraction: `1/4`."""
-
-    @property
-    def word(self) -> str:
-        return "fraction"
-
-    def write(self, value: Fraction, on: Context) -> str:
-        return str(value)
-
-    def read(self, value: object, on: Context) -> Fraction:
-        text = Text().read(value, on)
-        if not re.fullmatch(r"[0-9]{1,18}(/0*[1-9][0-9]{0,17})?", text):
-            raise UnexpectedError("a fraction such as 1/4")
-        return Fraction(text)
-
-    def schema(self) -> Schema:
-        return {"type": "string", "pattern": r"^\d+(/\d+)?$"}
-
-
-@dataclass(frozen=True)
 class Carried(Kind):
     """Plain data that is written and read as it is."""
 
@@ -403,30 +331,6 @@ class Carried(Kind):
 
     def schema(self) -> Schema:
         return {"type": "object"}
-
-
-@dataclass(frozen=True)
-class WholePlan(Kind):
-    """The plan of a stage."""
-
-    @property
-    def word(self) -> str:
-        return "plan"
-
-    def write(self, value: Any, on: Context) -> object:
-        document: dict[str, object] = on.whole(value)
-        on.minor = max(on.minor, int(str(document["format_version"]).partition(".")[2]))
-        return document
-
-    def read(self, value: object, on: Context) -> Any:
-        if not isinstance(value, Mapping):
-            raise UnexpectedError("an object")
-        plan = on.whole(value)
-        on.stages.append(Context(plan.mesh, on.whole))
-        return plan
-
-    def schema(self) -> Schema:
-        return {"$ref": "#"}
 
 
 def _deeper(value: object, levels: int) -> bool:

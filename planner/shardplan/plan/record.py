@@ -43,14 +43,12 @@ class Field:
     since: int = 0
     diff: str = ""
 
-    @property
-    def name(self) -> str:
-        """Attribute of the value."""
-        return self.attribute or self.key
+    name: str = field(init=False)
+    required: bool = field(init=False)
 
-    @property
-    def required(self) -> bool:
-        return self.default is REQUIRED and not self.like
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.attribute or self.key)
+        object.__setattr__(self, "required", self.default is REQUIRED and not self.like)
 
     def of(self, value: Any) -> Any:
         """What `value` has in this field."""
@@ -58,9 +56,9 @@ class Field:
 
     def absent(self, value: Any) -> bool:
         """Whether the field says nothing of `value` that its absence does not say."""
-        if self.like:
-            return bool(self.of(value) == getattr(value, self.like))
-        return self.default is not REQUIRED and not self.always and bool(self.of(value) == self.default)
+        if self.required or self.always:
+            return False
+        return bool(self.of(value) == (getattr(value, self.like) if self.like else self.default))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +102,15 @@ def read_record(record: Record, data: object, on: Context) -> Any:
     if not isinstance(data, Mapping):
         raise UnexpectedError("an object")
     found: dict[str, Any] = {}
-    for one in record.reading:
-        try:
+    try:
+        for one in record.reading:
             read = read_field(one, data, found, on)
-        except RecordError as problem:
-            raise (
-                RecordError(f"{record.name} '{found['name']}': {problem}")
-                if "name" in found and record.named
-                else problem
-            ) from None
-        if not one.derived:
-            found[one.name] = read
+            if not one.derived:
+                found[one.name] = read
+    except RecordError as problem:
+        if not (record.named and "name" in found):
+            raise
+        raise RecordError(f"{record.name} '{found['name']}': {problem}") from None
     value = record.make(found)
     if record.derived and not record.part:
         compare_derived(record, value, data, on)
