@@ -69,7 +69,8 @@ def tied_ns(
     size_bytes = graphs[0].model.tensor(name).size_bytes
 
     def handed(sender: int, receiver: int) -> NDArray[np.float64]:
-        moves = (transfers.send_receive(parts[sender], parts[receiver], layout, size_bytes) for layout in layouts[receiver])
+        ends = parts[sender], parts[receiver]
+        moves = (transfers.send_receive(*ends, layout, size_bytes) for layout in layouts[receiver])
         return np.array([float(move.time_ns) for move in moves])
 
     each = range(len(parts))
