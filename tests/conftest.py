@@ -13,7 +13,7 @@ import sys
 import pytest
 from hypothesis import settings
 
-os.environ["SHARDPLAN_STRICT"] = "1"
+os.environ["SHARDPLAN_CHECK_PRICES"] = "1"
 """A plan's price that is not the solver's is an error, in processes that tests start too."""
 
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)

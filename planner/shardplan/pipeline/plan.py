@@ -117,7 +117,7 @@ def _summary(asked: _Asked, found: PipelineResult) -> Summary:
     """Of a whole step: the stages' times as the schedule adds them up, the memory of the fullest stage."""
     parts = [plan.summary for plan in found.plans]
     step_ns, bound_ns = round(found.step_ns), math.floor(found.bound_ns)
-    compute_ns = round(_weighted(asked, parts, [part.compute_ns for part in parts]))
+    compute_ns = min(step_ns, round(_weighted(asked, parts, [part.compute_ns for part in parts])))
     hidden_ns = round(_weighted(asked, parts, [part.hidden_ns for part in parts]))
     closed = found.bound_ns >= found.step_ns * (1.0 - 1.001 * CLOSE)
     return Summary(

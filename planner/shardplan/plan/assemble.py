@@ -1,7 +1,7 @@
 """Cost graph + assignment -> plan: decisions, moves, times and memory.
 
 Everything is priced again from the lowered moves, with arithmetic of its own. Where that is not the solver's price, it
-is the plan's price that counts, and with `SHARDPLAN_STRICT` in the environment, as in tests, an error.
+is the plan's price that counts, and with `SHARDPLAN_CHECK_PRICES` in the environment, as in tests, an error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TEMPORARIES = 4
 """Row of `held_bytes` that has them."""
 
 
-STRICT = "SHARDPLAN_STRICT"
+STRICT = "SHARDPLAN_CHECK_PRICES"
 _TOLERANCE = 1e-7
 """Relative; beside the roundings of single prices to nanoseconds."""
 
@@ -112,7 +112,7 @@ def price(
 def _mismatch(built: CostGraph, choice: Mapping[Node, int], parts: StepParts) -> str:
     """What the plan and the cost graph say of all compute and communication of a step, where that is not the same.
 
-    Raises `PriceMismatchError` for that where `SHARDPLAN_STRICT` is set.
+    Raises `PriceMismatchError` for that where `SHARDPLAN_CHECK_PRICES` is set.
     """
     done_ns = parts.optimizer_ns + sum(one.compute_ns + one.inner_ns for one in parts.operators)
     ours_s = (done_ns + sum(move.time_ns for move in parts.moves)) / NS_PER_S
