@@ -325,7 +325,8 @@ def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> Opera
 def _summary(priced: Priced, limit_bytes: int, proof: Proof) -> Summary:
     step_ns = round(priced.step_s * NS_PER_S)
     bound_ns = min(step_ns, round(proof.bound_s * NS_PER_S))
-    compute_ns = sum(operator.compute_ns for operator in priced.operators) + priced.optimizer_ns
+    operators_ns = sum(operator.compute_ns for operator in priced.operators)
+    compute_ns = min(step_ns, operators_ns + priced.optimizer_ns)  # each is rounded by itself
     sent_ns = sum(move.time_ns for move in priced.moves) + sum(operator.inner_ns for operator in priced.operators)
     exposed_ns = step_ns - compute_ns
     gap = (step_ns - bound_ns) / step_ns if step_ns else 0.0
