@@ -1,6 +1,6 @@
 """The JSON Schema of plan files and the tables of docs/plan-file.md, from the table of fields.
 
-`python -m shardplan.plan.schema`, in a checkout, writes both anew.
+`python -m shardplan.plan.schema`, in a checkout, writes both anew, and the summary in the schema of `--json` documents.
 """
 
 from __future__ import annotations
@@ -55,6 +55,19 @@ def schema_text() -> str:
     return json.dumps(plan_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
+def documents_text(text: str) -> str:
+    """The schema of the `--json` documents with its summary made anew: null where an infeasible request has none."""
+    documents = json.loads(text)
+    summary = record_schema(fields.SUMMARY)
+    for key, rules in summary["properties"].items():
+        if key == "outcome":
+            rules["enum"].insert(2, "infeasible")
+        elif key != "memory_limit_bytes":
+            rules["type"] = [rules["type"], "null"]
+    documents["$defs"]["summary"] = summary
+    return json.dumps(documents, indent=2, ensure_ascii=False) + "\n"
+
+
 def field_table(record: Record) -> str:
     """The fields of a record as a table in Markdown."""
     lines = ["| key | kind | meaning |", "|---|---|---|"]
@@ -74,5 +87,7 @@ def page(text: str) -> str:
 if __name__ == "__main__":
     here = Path(__file__)
     here.with_name("schema.json").write_text(schema_text(), encoding="utf-8")
+    documents = here.parents[1] / "render" / "documents.schema.json"
+    documents.write_text(documents_text(documents.read_text(encoding="utf-8")), encoding="utf-8")
     docs = here.parents[3] / "docs" / "plan-file.md"
     docs.write_text(page(docs.read_text(encoding="utf-8")), encoding="utf-8")
