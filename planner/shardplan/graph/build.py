@@ -12,7 +12,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import networkx as nx
 import numpy as np
@@ -57,6 +57,10 @@ class CostGraph:
     served: Mapping[str, TensorSpace]
     updated: Mapping[str, TensorSpace]
     trainable: frozenset[str]
+    lowered: dict[tuple[object, ...], object] = field(default_factory=dict)
+    """Moves as collectives, by what they depend on: lowered once for all assignments."""
+    emitted: dict[tuple[object, ...], object] = field(default_factory=dict)
+    """Moves along one edge for a pair of choices, likewise."""
 
     def tie_picoseconds(self, choice: Mapping[Node, int]) -> float:
         """What the objective charges for the layouts of all tensors, to break ties."""

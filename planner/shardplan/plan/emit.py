@@ -5,8 +5,9 @@ Moves are lowered by `shardplan.layout.lower` at the prices that the cost graph 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import cast
 
 import numpy as np
 
@@ -34,7 +35,8 @@ class Emitter:
         self.built = built
         self.bucket_bytes = bucket_share * built.prices.bucket_bytes
         self.choice = choice
-        self._lowered: dict[tuple[object, ...], tuple[CollectiveStep, ...]] = {}
+        self._lowered = cast("dict[tuple[object, ...], tuple[CollectiveStep, ...]]", built.lowered)
+        self._patterns = cast("dict[tuple[object, ...], tuple[Move, ...]]", built.emitted)
 
     def moves(self) -> tuple[Move, ...]:
         """All moves that emit anything: forward ones in operator order, backward ones in reverse, then the update's."""
@@ -67,10 +69,22 @@ class Emitter:
         return (*found[:start], *(pairs[move.tensor, move.phase] for move in updates))
 
     @staticmethod
-    def _collect(forward: list[Move], backward: list[Move], moves: Iterator[Move]) -> None:
+    def _collect(forward: list[Move], backward: list[Move], moves: Iterable[Move]) -> None:
         for move in moves:
-            if move.steps:
-                (forward if move.phase == "forward" else backward).append(move)
+            (forward if move.phase == "forward" else backward).append(move)
+
+    def _of_pattern(
+        self, key: tuple[object, ...], name: str, reader: str, make: Callable[[], Iterator[Move]]
+    ) -> Iterator[Move]:
+        """The moves that emit anything, made once for all tensors and readers that are equal in `key`."""
+        key = (*key, self.bucket_bytes)
+        if key not in self._patterns:
+            self._patterns[key] = tuple(move for move in make() if move.steps)
+        for move in self._patterns[key]:
+            yield Move(
+                name, move.source, move.target, reader, move.phase, move.steps, regather=move.regather,
+                count=move.count, bucket=move.bucket, kind=move.kind,
+            )  # fmt: skip
 
     def kept_layout(self, name: str) -> Layout:
         return self.built.kept[name].layout(self.choice["kept", name])
@@ -83,11 +97,16 @@ class Emitter:
 
     def _storing(self, index: int, position: int, name: str) -> Iterator[Move]:
         space, strategy = self.built.operators[index].strategies, self._strategy(index)
+        turns = self.built.model.turns(self.built.model.operators[index].makes_in)
+        forwards, choice = self.built.recompute.forwards(index), self.choice["kept", name]
+        key = ("stored", id(self.built.kept[name]), id(space), position, forwards, turns, choice, strategy)
+        return self._of_pattern(key, name, "", lambda: self._stored(index, position, name, turns, forwards))
+
+    def _stored(self, index: int, position: int, name: str, turns: int, forwards: int) -> Iterator[Move]:
+        space, strategy = self.built.operators[index].strategies, self._strategy(index)
         made = space.layout("results", position, strategy)
         assert made is not None
         kept, micro = self.kept_layout(name), self.built.options.microbatches
-        forwards = self.built.recompute.forwards(index)
-        turns = self.built.model.turns(self.built.model.operators[index].makes_in)
         yield self._move(name, made, kept, "", "forward", "blocking", count=turns * micro * forwards)
         if self.built.kept[name].kind.has_gradient:
             yield self._move(name, kept, made, "", "backward", "blocking", count=turns * micro)
@@ -101,9 +120,20 @@ class Emitter:
         turns = self.built.model.turns(self.built.flow.lives_in.get(name, ()))
         layouts = self.kept_layout(name), self.served_layout(name)
         last = stays and kept.kind.coalesces and turns == 1
-        yield from self._bringing(name, *layouts, "", codes, again=again, turns=turns, last=last)
+        return self._of_pattern(
+            ("served", id(kept), id(served), again, turns, *choices), name, "",
+            lambda: self._bringing(name, *layouts, "", codes, again=again, turns=turns, last=last),
+        )  # fmt: skip
 
     def _reading(self, index: int, position: int, name: str) -> Iterator[Move]:
+        operator, space = self.built.model.operators[index], self.built.operators[index].strategies
+        node = self.built.source_of_reads(name)
+        source = self.built.served.get(name) or self.built.kept[name]
+        again, turns = self.built.recompute.reads(index, position) > 1, self.built.model.turns(operator.reads_in)
+        key = ("read", id(source), id(space), position, again, turns, self.choice[node], self._strategy(index))
+        return self._of_pattern(key, name, operator.name, lambda: self._read(index, position, name))
+
+    def _read(self, index: int, position: int, name: str) -> Iterator[Move]:
         operator, space = self.built.model.operators[index], self.built.operators[index].strategies
         read = space.layout("operands", position, self._strategy(index))
         assert read is not None
@@ -185,7 +215,7 @@ class Emitter:
     def _lower(
         self, space: TensorSpace, source: Layout, target: Layout, priced: Priced, *, together: bool
     ) -> tuple[CollectiveStep, ...]:
-        key = (id(space), source, target, priced, together)
+        key = (id(space), source, target, priced, self.bucket_bytes if together else 0.0)
         if key not in self._lowered:
             self._lowered[key] = self._lower_anew(space, source, target, priced, together=together)
         return self._lowered[key]
