@@ -308,4 +308,3 @@ def request_of(
     if "model" in faults:
         raise ShardplanError(*(fault for found in faults.values() for fault in found))
     return Request(**{name: value for name, value in values.items() if name not in faults}), faults
-

@@ -7,10 +7,19 @@ from functools import partial
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Memory
-from shardplan.schedule.objective import Linear, Objective, levels_of_sets, serial_objective, step_objective
+from shardplan.schedule.objective import (
+    Linear,
+    Objective,
+    Sum,
+    levels_of_sets,
+    serial_objective,
+    step_objective,
+)
 from shardplan.schedule.terms import Priced, Table, Term
 from shardplan.solve.problem import Edge, Problem, Usage
 
+_SOME_SIZE = 0.002
+"""Share of all parameters."""
 Arrays = tuple[tuple[Table, ...], tuple[Table, ...]]
 """Costs of nodes and tables of edges, in picoseconds per step."""
 
@@ -25,12 +34,33 @@ def objective_of(built: CostGraph) -> Objective:
     options, cluster = built.options, built.cluster
     if not options.cost_model.is_ours:
         return serial_objective(training=options.training, microbatches=options.microbatches)
-    return step_objective(
-        levels_of_sets(built.prices.level_sets, [level.name for level in cluster.levels]),
+    levels = levels_of_sets(built.prices.level_sets, [level.name for level in cluster.levels])
+    objective = step_objective(
+        levels,
         training=options.training,
         microbatches=options.microbatches,
         sharded_optimizer=bool(built.updated),
         kappa=cluster.overlap.kappa,
+    )
+    readers = _readers_of_weights(built)
+    if not levels or not readers:
+        return objective
+    first, last = Sum("gathered first", levels[-1], readers[0]), Sum("reduced last", levels[-1], readers[-1])
+    cuts = [(phase.name, last if "once" in phase.segments else first) for phase in objective.phases]
+    return objective.with_cuts([(name, cut) for name, cut in cuts if name != "backward"])
+
+
+def _readers_of_weights(built: CostGraph) -> list[int]:
+    """The operators that read a weight of some size, ascending: what is gathered for the first of them delays the step,
+    and no gradient is reduced before the backward of the last of them."""
+    sizes = {one.tensor: built.model.tensor(one.tensor).elements for one in built.model.parameters}
+    least = _SOME_SIZE * sum(sizes.values())
+    return sorted(
+        {
+            index
+            for index, operator in enumerate(built.model.operators)
+            if any(sizes.get(name, 0) > least for name in operator.inputs)
+        }
     )
 
 

@@ -28,7 +28,7 @@ Questions: TypeAlias = Generator[Question, Answer, T]
 
 ROUNDS = 2
 """So often critical paths of the best schedules are added to the objective; each round solves a few problems more."""
-FIRST_SOLVES, FURTHER_SOLVES = 8, 4
+FIRST_SOLVES, FURTHER_SOLVES = 6, 3
 """Problems solved in the first round, and in every other."""
 MOST_SUMS = 12
 """Sums beside the bases, beyond which no critical path is added: multipliers of many sums are found slowly."""

@@ -84,7 +84,8 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
     posed, _ = _applied(restricting, _posed(graphs, question, (built, memory), linears))
     layouts = posed.sums[0]
     reduced, undo = _applied(transforming, posed)
-    solution = _solved(reduced.sums[0].problem, instance.options, question, on_progress)
+    start = [each for each in question.start or objective.usual_multipliers if each]
+    solution = _solved(reduced.sums[0].problem, instance.options, question, start, on_progress)
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
     candidates = []
@@ -133,6 +134,7 @@ def _solved(
     problem: Problem,
     options: PlanOptions,
     question: Question,
+    start: Sequence[Sequence[float]],
     on_progress: Callable[[Progress], None] | None,
 ) -> Solution:
     left_s = question.ends_s - time.monotonic()
@@ -153,6 +155,4 @@ def _solved(
 
     if not problem.maxima:
         return plain(problem, limit)
-    return cutting_planes(
-        problem, plain, start=question.start, gap=options.gap, most=question.most_solves, time_limit=limit
-    )
+    return cutting_planes(problem, plain, start=start, gap=options.gap, most=question.most_solves, time_limit=limit)

@@ -21,14 +21,19 @@ multipliers w_k >= 0 that add up to one in every phase, the least of sum_k w_k f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from shardplan.schedule.streams import Levels
 from shardplan.schedule.terms import Segment, Term
 
 Side = Literal["busy", "link", "gathered first", "regathered first", "reduced last"]
+Weights = tuple[tuple[float, ...], ...]
+"""By phase, a number for each of its sums."""
+_USUAL: Final[Mapping[Side, float]] = {
+    "busy": 0.0, "link": 0.03, "gathered first": 0.1, "regathered first": 0.1, "reduced last": 0.5
+}  # fmt: skip
 ALWAYS = 1.0
 """Coefficient of what every objective charges: the update."""
 
@@ -66,6 +71,11 @@ class Objective:
         return tuple(len(phase.sums) - 1 for phase in self.phases)
 
     @property
+    def usual_multipliers(self) -> Weights:
+        """Multipliers to start a search from: forward mostly computes, the last backward mostly sends as well."""
+        return tuple(tuple(_USUAL[one.side] for one in phase.sums[1:]) for phase in self.phases)
+
+    @property
     def base(self) -> Objective:
         """The objective of the bases alone: a lower bound of this one."""
         phases = (PhaseSums(phase.name, phase.count, phase.segments, phase.sums[:1]) for phase in self.phases)
@@ -78,10 +88,6 @@ class Objective:
             new = [added for name, added in cuts if name == phase.name and added not in phase.sums]
             phases.append(PhaseSums(phase.name, phase.count, phase.segments, (*phase.sums, *dict.fromkeys(new))))
         return Objective(tuple(phases), self.kappa)
-
-
-Weights = tuple[tuple[float, ...], ...]
-"""By phase, a number for each of its sums."""
 
 
 @dataclass(frozen=True, slots=True)

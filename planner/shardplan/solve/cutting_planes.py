@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.problem import Costs, Edge, Problem, Solution
 
-STEP = 0.4
+STEP = 0.6
 """Share of the way from the best multipliers known to those of the linear program: all of it overshoots."""
 START = 0.25
 """Multiplier of every sum to start from, where nothing is known."""
