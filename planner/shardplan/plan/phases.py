@@ -368,16 +368,16 @@ class _Backward:
         self.filled: dict[int, int] = defaultdict(int)
         self.reduced: dict[str, int] = {}
         self.blocked: set[tuple[str, str]] = set()
+        self.available = frozenset(step.readers)
 
     def run(self) -> _Writer:
         order = range(len(self.parts.operators) - 1, -1, -1)
         ahead = self.step.ahead(order)
-        available = set(self.step.readers)
         for index in order:
             for other in ahead.get(index, ()):
                 for twice in self.step.recomputed.get(self.parts.operators[other].name, ()):
-                    self.fetch.issue(twice, available, index)
-                self.fetch.issue(other, available, index)
+                    self.fetch.issue(twice, self.available, index)
+                self.fetch.issue(other, self.available, index)
             self._operator(index)
         for number in sorted(set(self.reduced.values())):
             self.writer.wait(number, "gradients", -1)
@@ -425,7 +425,7 @@ class _Backward:
     def _brought_again(self, index: int) -> None:
         """What an operator's second run or its backward waits for, whichever reads its operands first."""
         operator = self.parts.operators[index]
-        self.fetch.issue(index, set(self.step.readers), index)
+        self.fetch.issue(index, self.available, index)
         self.fetch.wait(index)
         for tensor in dict.fromkeys(filter(None, operator.inputs)):
             for key in ((tensor, ""), (tensor, operator.name)):

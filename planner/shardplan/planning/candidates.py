@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from shardplan.graph.remat import Recompute
 from shardplan.plan.critical import critical_sums
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.instance import Instance
-from shardplan.planning.judge import Candidate, judged
+from shardplan.planning.judge import Candidate, Known, judged
 from shardplan.planning.recipes import RECIPES
+from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import flags
-from shardplan.schedule.objective import Objective, Weights
+from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers, plain_sum
 from shardplan.units import PS_PER_S
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ MOST_SUMS = 12
 """Sums beside the bases, beyond which no critical path is added: multipliers of many sums are found slowly."""
 UNPROVEN = 0.03
 """The relative gap that is left where what is recomputed is chosen: its integer programs are large."""
+PLAIN_SHARES = (0.5, 0.75, 1.0)
+"""Of all traffic, added to what computes and blocks: between hiding half of it and none."""
 CLOSE = 0.01
 """Where more than this share of the step is unproven, experts' layouts, flags and tighter limits are tried too."""
 TIGHTER = 0.8
@@ -61,6 +64,11 @@ class Found:
     reproducible: bool = True
 
     @property
+    def linear(self) -> Linear:
+        """The objective at the best multipliers."""
+        return at_multipliers(self.objective, self.multipliers)
+
+    @property
     def gap(self) -> float:
         """Relative distance of the bound."""
         return 1.0 - self.bound_s / self.candidate.step_s if self.candidate.step_s else 0.0
@@ -77,6 +85,8 @@ class Search:
 
     instance: Instance
     ends_s: float
+    known: Known = field(default_factory=dict)
+    """Plans that were laid out already."""
 
     @classmethod
     def of(cls, instance: Instance) -> Search:
@@ -99,12 +109,15 @@ def shortest(search: Search) -> Questions[Found]:
     found = yield from without_limit(search)
     if found is None:
         found = yield from by_rounds(search, instance.limit_bytes, chooses_remat=instance.chooses_remat)
-    if found.gap > CLOSE and not search.is_over and instance.options.cost_model.is_ours:
-        found = yield from with_experts(search, found)
-        if instance.chooses_remat:
-            found = yield from with_flags(search, found)
-        if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
-            found = yield from under_less_memory(search, found)
+    further = [with_plain_sums, with_experts]
+    if instance.chooses_remat:
+        further.append(with_flags)
+    if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
+        further.append(under_less_memory)
+    for look in further if instance.options.cost_model.is_ours else ():
+        if found.gap <= CLOSE or found.outcome == "interrupted" or search.is_over:
+            break
+        found = yield from look(search, found)
     return found
 
 
@@ -143,7 +156,7 @@ def by_rounds(
             if found is None:
                 raise NoPlanError(answer)
             break
-        plans = judged(answer, limit)
+        plans = judged(answer, limit, search.known)
         found = _merged(found, answer, plans, limit)
         paths = [path for plan in plans[:2] for path in critical_sums(plan.priced.scheduled)]
         objective = found.objective.with_cuts(paths)
@@ -179,58 +192,61 @@ def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
     return tuple(next(given, ()) if size else () for size in objective.sizes)
 
 
+def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
+    """Plans that are best when a share of all traffic is added to what computes and blocks."""
+    sums = [plain_sum(found.objective, share) for share in PLAIN_SHARES]
+    return _among(search, found, [_question(search, found, linear) for linear in sums], proves=False)
+
+
 def with_experts(search: Search, found: Found) -> Questions[Found]:
     """The layouts that experts write, the rest solved at the best multipliers."""
-    plans: list[Candidate] = []
-    limit = search.instance.limit_bytes
-    for recipe in RECIPES.values():
-        if search.is_over:
-            break
-        answer = yield Question(
-            limit, found.objective, found.multipliers, restriction=recipe, ends_s=search.share(2),
-            remat=found.candidate.layouts.built.recompute,
-        )  # fmt: skip
-        if _may_be_faster(answer, found):
-            plans += judged(answer, limit)
-    return found.better(plans, limit)
-
-
-def _may_be_faster(answer: Answer, found: Found) -> bool:
-    """Whether what an answer proves leaves room for a plan faster than the one found."""
-    solution = answer.solution
-    return solution.choices is not None and solution.bound / PS_PER_S < found.candidate.step_s
-
-
-def under_less_memory(search: Search, found: Found) -> Questions[Found]:
-    """The best plan at the best multipliers under a tighter limit: it keeps the limit too, and leads elsewhere."""
-    limit = search.instance.limit_bytes
-    answer = yield Question(
-        int(TIGHTER * limit), found.objective, found.multipliers, ends_s=search.share(2),
-        remat=found.candidate.layouts.built.recompute,
-    )  # fmt: skip
-    return found.better(judged(answer, limit) if _may_be_faster(answer, found) else [], limit)
+    recipes = RECIPES.values()
+    return _among(search, found, [_question(search, found, found.linear, restriction=one) for one in recipes])
 
 
 def with_flags(search: Search, found: Found) -> Questions[Found]:
     """The plans of the flags of rematerialisation."""
-    limit = search.instance.limit_bytes
-    plans: list[Candidate] = []
-    for flag in flags(found.candidate.layouts.built):
-        answer = yield Question(limit, found.objective, found.multipliers, remat=flag, ends_s=search.share(2))
-        if _may_be_faster(answer, found):
-            plans += judged(answer, limit)
-    return found.better(plans, limit)
+    remats = flags(found.candidate.layouts.built)
+    return _among(search, found, [replace(_question(search, found, found.linear), remat=remat) for remat in remats])
 
 
-def at_multipliers(
-    search: Search, multipliers: Weights, *, ends_s: float = math.inf, objective: Objective | None = None
+def under_less_memory(search: Search, found: Found) -> Questions[Found]:
+    """The best plan at the best multipliers under a tighter limit: it keeps the limit too, and leads elsewhere."""
+    tighter = int(TIGHTER * search.instance.limit_bytes)
+    return _among(search, found, [replace(_question(search, found, found.linear), limit_bytes=tighter)])
+
+
+def _question(search: Search, found: Found, linear: Linear, *, restriction: Restrict | None = None) -> Question:
+    """The best assignment of a linear function, with what the best plan recomputes."""
+    remat = found.candidate.layouts.built.recompute
+    return Question(search.instance.limit_bytes, found.objective, linear, remat, restriction=restriction)
+
+
+def _among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
+    """The best of what is known and the plans of some questions. `proves`: what a question proves is a bound on its
+    plans, and where that is no better than what is known they are not laid out."""
+    limit, plans, outcome = search.instance.limit_bytes, list[Candidate](), found.outcome
+    for question in questions:
+        if search.is_over or outcome == "interrupted":
+            break
+        answer = yield replace(question, ends_s=search.share(2))
+        solution = answer.solution
+        outcome = solution.outcome if solution.outcome == "interrupted" else outcome
+        hopeless = proves and solution.bound / PS_PER_S >= found.candidate.step_s
+        if solution.choices is not None and not hopeless:
+            plans += judged(answer, limit, search.known)
+    return replace(found.better(plans, limit), outcome=outcome)
+
+
+def of_linear(
+    search: Search, linear: Linear, *, ends_s: float = math.inf, remat: Recompute | None = None
 ) -> Questions[Answer]:
-    """The best assignment at given multipliers, or the proof that there is none; without a limit on memory first, which
-    is quick: where that fits it is exact."""
-    unlimited = yield Question(None, objective, multipliers, ends_s=ends_s)
+    """The best assignment of one linear function of the terms, or the proof that there is none; without a limit on
+    memory first, which is quick: where that fits it is exact."""
+    unlimited = yield Question(None, linear.objective, linear, remat, ends_s=ends_s)
     if unlimited.solution.outcome == "optimal":
         limit = search.instance.limit_bytes
-        plans = judged(unlimited, limit)
+        plans = judged(unlimited, limit, search.known)
         if plans and plans[0].keeps(limit):
             return unlimited
-    return (yield Question(search.instance.limit_bytes, objective, multipliers, ends_s=ends_s))
+    return (yield Question(search.instance.limit_bytes, linear.objective, linear, remat, ends_s=ends_s))

@@ -20,7 +20,7 @@ from shardplan.planning.objective import Maxima
 from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction, Restrict
 from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
-from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers, single_sums
+from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
 from shardplan.solve import Problem, Progress, Solution, solve
 from shardplan.solve.cutting_planes import cutting_planes
 
@@ -31,14 +31,14 @@ MOST_JUDGED = 3
 @dataclass(frozen=True)
 class Question:
     """A problem to be solved. `limit_bytes`: of memory, if any. `objective`: by default that of the step;
-    `multipliers`: its sums weighted so, in place of their maxima. `remat`: what is recomputed, by default what the
+    `linear`: one linear function of the terms in its place. `remat`: what is recomputed, by default what the
     options say; `chooses_remat`: that is chosen too. `restriction`: what is allowed; `without`: constraints that are
     dropped. `start`: multipliers to start from; `most_solves`: at how many a problem is solved at most. `ends_s`: when
     the search ends (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes long."""
 
     limit_bytes: int | None
     objective: Objective | None = None
-    multipliers: Weights | None = None
+    linear: Linear | None = None
     remat: Recompute | None = None
     chooses_remat: bool = False
     restriction: Restrict | None = None
@@ -78,9 +78,7 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
     built, memory = graphs.asked() if question.remat is None else graphs.recomputing(question.remat)
     objective = question.objective or objective_of(built)
     restricting, transforming = chain(instance, question, objective)
-    linears = single_sums(objective)
-    if question.multipliers is not None:
-        linears = (at_multipliers(objective, question.multipliers),)
+    linears = single_sums(objective) if question.linear is None else (question.linear,)
     posed, _ = _applied(restricting, _posed(graphs, question, (built, memory), linears))
     layouts = posed.sums[0]
     reduced, undo = _applied(transforming, posed)

@@ -26,10 +26,19 @@ class Candidate:
         return self.priced.memory.total <= limit_bytes
 
 
-def judged(answer: Answer, limit_bytes: int) -> list[Candidate]:
-    """The plans of an answer's assignments, the best first: those that fit, by their scheduled steps."""
-    found = [
-        Candidate(price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties), layouts)
-        for layouts, choices in answer.candidates
-    ]
+Known = dict[tuple[int, tuple[int, ...]], Candidate]
+"""Plans by cost graph and choices: each is laid out once."""
+
+
+def judged(answer: Answer, limit_bytes: int, known: Known | None = None) -> list[Candidate]:
+    """The plans of an answer's assignments, the best first: those that fit, by their scheduled steps. `known`: plans
+    that were laid out before; those that are new are added."""
+    known = {} if known is None else known
+    found = []
+    for layouts, choices in answer.candidates:
+        key = id(layouts.built), choices
+        if key not in known:
+            priced = price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties)
+            known[key] = Candidate(priced, layouts)
+        found.append(known[key])
     return sorted(found, key=lambda one: (not one.keeps(limit_bytes), one.step_s))

@@ -14,13 +14,12 @@ from shardplan.graph.problem import at, objective_of
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
-from shardplan.planning.candidates import Found, NoPlanError, Questions, Search, T, at_multipliers, shortest
+from shardplan.planning.candidates import Found, NoPlanError, Questions, Search, T, of_linear, shortest
 from shardplan.planning.chain import Answer, answer
 from shardplan.planning.infeasible import refusal
 from shardplan.planning.instance import CostGraphs, instance_of
-from shardplan.planning.reduction import Restrict
-from shardplan.schedule.objective import Weights
-from shardplan.schedule.objective import at_multipliers as linear_at
+from shardplan.planning.reduction import Restrict, both
+from shardplan.schedule.objective import Weights, at_multipliers
 from shardplan.solve import Progress
 
 
@@ -91,7 +90,8 @@ class Planner:
 
     def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
         """The best assignment at given multipliers of the objective's sums, or the proof that there is none."""
-        return self._answered(at_multipliers(Search(self.instance, float("inf")), multipliers), restriction)
+        linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
+        return self._answered(of_linear(Search(self.instance, float("inf")), linear), restriction)
 
     def built_at(self, share: float) -> tuple[CostGraph, Memory]:
         """The cost graph and its memory rows, with costs and tables: `share` of what computes and blocks, the rest of
@@ -99,7 +99,7 @@ class Planner:
         built, memory = self._graphs.asked()
         objective = objective_of(built)
         multipliers = tuple((*(0.0 for _ in range(size - 1)), 1.0 - share)[:size] for size in objective.sizes)
-        return at(built, linear_at(objective, multipliers)), memory
+        return at(built, at_multipliers(objective, multipliers)), memory
 
     def refusal(self, none: Answer) -> BaseException:
         """What to raise for an answer without an assignment."""
@@ -110,7 +110,7 @@ class Planner:
         try:
             question = next(questions)
             while True:
-                asked = replace(question, restriction=restriction)
+                asked = replace(question, restriction=both(question.restriction, restriction))
                 question = questions.send(answer(self._graphs, asked, self._on_progress))
         except StopIteration as end:
             found: T = end.value

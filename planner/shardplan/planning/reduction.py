@@ -83,6 +83,19 @@ class Reduction(Generic[Data]):
         return assignment
 
 
+def both(one: Restrict | None, other: Restrict | None) -> Restrict | None:
+    """What two restrictions allow together; `None` allows everything."""
+    if one is None or other is None:
+        return one or other
+
+    def together(built: CostGraph) -> Allowed:
+        first, second = one(built), other(built)
+        shared = {node: first[node] & second[node] for node in first.keys() & second.keys()}
+        return {**first, **second, **shared}
+
+    return together
+
+
 def restrict(problem: Problem, built: CostGraph, allowed: Allowed) -> Problem:
     """`problem` with every choice that is not allowed made impossible."""
     costs = [

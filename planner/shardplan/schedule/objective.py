@@ -131,6 +131,14 @@ def single_sums(objective: Objective) -> tuple[Linear, ...]:
     return tuple(found)
 
 
+def plain_sum(objective: Objective, share: float) -> Linear:
+    """What computes and blocks, and a share of all traffic: no bound, but a rule of thumb that leads to good plans."""
+    weights = (
+        tuple({"busy": 1.0, "link": share}.get(one.side, 0.0) for one in phase.sums) for phase in objective.phases
+    )
+    return Linear(objective, tuple(weights))
+
+
 def at_multipliers(objective: Objective, multipliers: Weights) -> Linear:
     """The sums weighted by Lagrange multipliers: `multipliers[p]` of all but the base of phase p, which has the rest.
 
