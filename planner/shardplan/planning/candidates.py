@@ -29,8 +29,10 @@ Questions: TypeAlias = Generator[Question, Answer, T]
 
 ROUNDS = 2
 """So often critical paths of the best schedules are added to the objective; each round solves a few problems more."""
-FIRST_SOLVES, FURTHER_SOLVES = 6, 3
-"""Problems solved in the first round, and in every other."""
+FIRST_SOLVES, FURTHER_SOLVES = (6, 16), (3, 8)
+"""Problems solved in the first round, and in every other: of large graphs, and of small ones, which cost little."""
+SMALL = 12_000
+"""Nodes of all problems that are solved in one round, as far as the numbers above allow."""
 MOST_SUMS = 12
 """Sums beside the bases, beyond which no critical path is added: multipliers of many sums are found slowly."""
 UNPROVEN = 0.03
@@ -150,7 +152,7 @@ def by_rounds(
         answer = yield Question(
             limit_bytes, None if found is None else found.objective, remat=remat, chooses_remat=chooses_remat,
             ends_s=ends_s, unproven=unproven, start=() if found is None else found.multipliers,
-            most_solves=FURTHER_SOLVES if number else FIRST_SOLVES,
+            most_solves=_solves(search, FURTHER_SOLVES if number else FIRST_SOLVES),
         )  # fmt: skip
         if answer.solution.choices is None:
             if found is None:
@@ -166,6 +168,13 @@ def by_rounds(
         found = Found(found.candidate, found.bound_s, objective, found.multipliers, found.outcome, found.reproducible)
     assert found is not None
     return found
+
+
+def _solves(search: Search, least_and_most: tuple[int, int]) -> int:
+    """How many problems are solved in a round: more where they are small."""
+    model = search.instance.model
+    least, most = least_and_most
+    return max(least, min(most, SMALL // max(1, len(model.tensors) + len(model.operators))))
 
 
 def _merged(found: Found | None, answer: Answer, plans: list[Candidate], limit_bytes: int) -> Found:
@@ -199,9 +208,16 @@ def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
 
 
 def with_experts(search: Search, found: Found) -> Questions[Found]:
-    """The layouts that experts write, the rest solved at the best multipliers."""
+    """The layouts that experts write, the rest solved at the best multipliers; in small graphs by rules of thumb too."""
     recipes = RECIPES.values()
-    return _among(search, found, [_question(search, found, found.linear, restriction=one) for one in recipes])
+    found = yield from _among(
+        search, found, [_question(search, found, found.linear, restriction=one) for one in recipes]
+    )
+    if _solves(search, FURTHER_SOLVES) == FURTHER_SOLVES[0]:
+        return found
+    sums = [plain_sum(found.objective, share) for share in PLAIN_SHARES]
+    questions = [_question(search, found, linear, restriction=one) for one in recipes for linear in sums]
+    return (yield from _among(search, found, questions, proves=False))
 
 
 def with_flags(search: Search, found: Found) -> Questions[Found]:
