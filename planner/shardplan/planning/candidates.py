@@ -1,34 +1,48 @@
 """Where candidates come from: generators that ask questions, look at the answers, and return the best plan they know.
 
 Each generator yields a `Question` and is sent its `Answer`; it calls nobody who asks it. `shortest` lists them in the
-order in which they are tried.
+order in which they are tried. Whatever a question minimises, its assignments are compared by their scheduled steps, and
+what it proves is a bound on the schedule of every plan.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from shardplan.graph.remat import Recompute
+from shardplan.plan.critical import critical_sums
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.instance import Instance
-from shardplan.planning.judge import Candidate, fits, judged, keeps, proven
-from shardplan.planning.objective import BOTH, MOST_WEIGHTS, improves, next_weight
+from shardplan.planning.judge import Candidate, Known, judged
+from shardplan.planning.recipes import RECIPES
+from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import flags
+from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers, plain_sum
 from shardplan.units import PS_PER_S
 
 T = TypeVar("T")
 Questions: TypeAlias = Generator[Question, Answer, T]
 
-BALANCED = 0.01
-"""Where the larger of two sums is proven to this relative gap, no integer program is asked for better."""
+ROUNDS = 2
+"""So often critical paths of the best schedules are added to the objective; each round solves a few problems more."""
+FIRST_SOLVES, FURTHER_SOLVES = (6, 16), (3, 8)
+"""Problems solved in the first round, and in every other: of large graphs, and of small ones, which cost little."""
+SMALL = 12_000
+"""Nodes of all problems that are solved in one round, as far as the numbers above allow."""
+MOST_SUMS = 12
+"""Sums beside the bases, beyond which no critical path is added: multipliers of many sums are found slowly."""
 UNPROVEN = 0.03
-"""The same where what is recomputed is chosen: its integer programs are large."""
+"""The relative gap that is left where what is recomputed is chosen: its integer programs are large."""
+PLAIN_SHARES = (0.5, 0.75, 1.0)
+"""Of all traffic, added to what computes and blocks: between hiding half of it and none."""
 CLOSE = 0.01
-"""Where what was chosen to recompute leaves more than this share of the step unproven, the flags are tried too."""
+"""Where more than this share of the step is unproven, experts' layouts, flags and tighter limits are tried too."""
+TIGHTER = 0.8
+"""Share of the limit on memory under which another plan is sought where the limit stands in the way."""
 
 
 class NoPlanError(Exception):
@@ -41,10 +55,30 @@ class NoPlanError(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """The plan of the shortest step found, and the greatest proven lower bound on any step, in seconds."""
+    """The plan with the shortest schedule found, the greatest proven lower bound on any (seconds), and the multipliers
+    at which that was found. `outcome`: of the last answer; `reproducible`: no clock decided anything."""
 
     candidate: Candidate
     bound_s: float
+    objective: Objective
+    multipliers: Weights
+    outcome: str = "feasible"
+    reproducible: bool = True
+
+    @property
+    def linear(self) -> Linear:
+        """The objective at the best multipliers."""
+        return at_multipliers(self.objective, self.multipliers)
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of the bound."""
+        return 1.0 - self.bound_s / self.candidate.step_s if self.candidate.step_s else 0.0
+
+    def better(self, others: list[Candidate], limit_bytes: int) -> Found:
+        """The same proof with the best of these plans."""
+        best = min([self.candidate, *(other for other in others if other.keeps(limit_bytes))], key=lambda c: c.step_s)
+        return Found(best, self.bound_s, self.objective, self.multipliers, self.outcome, self.reproducible)
 
 
 @dataclass(frozen=True)
@@ -53,6 +87,8 @@ class Search:
 
     instance: Instance
     ends_s: float
+    known: Known = field(default_factory=dict)
+    """Plans that were laid out already."""
 
     @classmethod
     def of(cls, instance: Instance) -> Search:
@@ -68,183 +104,165 @@ class Search:
         now = time.monotonic()
         return now + max(0.0, self.ends_s - now) / parts
 
-    def question(self, **asked: object) -> Question:
-        """A question about plans that keep the limit on memory."""
-        return Question(**{"limit_bytes": self.instance.limit_bytes, **asked})  # type: ignore[arg-type]
-
 
 def shortest(search: Search) -> Questions[Found]:
     """The plan of the shortest step. Raises `NoPlanError` where there is none."""
     instance = search.instance
-    found = None
-    if instance.sums_are_separable and (instance.chooses_remat or instance.options.time_limit is None):
-        found = yield from without_limit(search)
+    found = yield from without_limit(search)
     if found is None:
-        found = yield from (choosing_remat if instance.chooses_remat else with_given_remat)(search)
+        found = yield from by_rounds(search, instance.limit_bytes, chooses_remat=instance.chooses_remat)
+    further = [with_plain_sums, with_experts]
+    if instance.chooses_remat:
+        further.append(with_flags)
+    if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
+        further.append(under_less_memory)
+    for look in further if instance.options.cost_model.is_ours else ():
+        if found.gap <= CLOSE or found.outcome == "interrupted" or search.is_over:
+            break
+        found = yield from look(search, found)
     return found
 
 
 def without_limit(search: Search) -> Questions[Found | None]:
-    """The plan, where the best one at weight one without a limit on memory leads to it: it fits, or overlaps more than
-    it computes. Where what is recomputed is to be chosen, nothing is: if that fits, it is the answer."""
-    instance = search.instance
-    answer = yield search.question(limit_bytes=None, ends_s=search.share(2))
-    if answer.solution.choices is None:
+    """The plan, where the best one without a limit on memory fits. Where what is recomputed is to be chosen, nothing
+    is: if that fits, it is the answer."""
+    try:
+        found = yield from by_rounds(search, None, parts=2)
+    except NoPlanError:
         return None
-    known = judged(answer)
-    fitting = fits(answer, instance.limit_bytes)
-    if known.f1_s >= known.f2_s:
-        return Found(known, known.bound_s) if fitting else None
-    limit = None if instance.chooses_remat else instance.limit_bytes
-    remat = answer.layouts.built.recompute
-    best = yield from larger_sum(search, known, known.bound_s, remat, limit, parts=2, beaten=not fitting)
-    return best if best is not None and keeps(best.candidate, instance.limit_bytes) else None
+    return found if found.candidate.keeps(search.instance.limit_bytes) else None
 
 
-def with_given_remat(search: Search) -> Questions[Found]:
-    """The plan, where it is given what is recomputed."""
-    found: Found | None
-    if search.instance.sums_are_separable:
-        found = yield from by_weights(search, most=1)
-        known = found.candidate
-        if known.f1_s < known.f2_s:
-            remat, limit = known.priced.built.recompute, search.instance.limit_bytes
-            found = yield from larger_sum(search, known, found.bound_s, remat, limit)
-            if found is not None:
-                return found
-            found = yield from by_weights(search)
-    else:
-        found = yield from by_weights(search)
-    known = found.candidate
-    return found if known.weight == 1.0 and known.f1_s >= known.f2_s else _settled(found)
-
-
-def choosing_remat(search: Search) -> Questions[Found]:
-    """The plan with what is best recomputed for it."""
-    found = None
-    if search.instance.sums_are_separable:
-        found = yield from larger_sum_choosing_remat(search)
-    if found is None:
-        found = yield from by_weights(search)
-    best = found.candidate
-    if search.ends_s == math.inf and best.step_s - found.bound_s > CLOSE * best.step_s:
-        others = yield from with_flags(search, best)
-        best = min([best, *others], key=lambda candidate: candidate.step_s)
-    return _settled(Found(best, found.bound_s))
-
-
-def larger_sum(
+def by_rounds(
     search: Search,
-    known: Candidate,
-    bound_s: float,
-    remat: Recompute,
     limit_bytes: int | None,
     *,
     parts: float = 1,
-    beaten: bool = False,
-) -> Questions[Found | None]:
-    """The plan of the shortest step, or `known` (unless any is better: `beaten`), and the bound on any step, from
-    `bound_s`; `None` where the problem of the larger sum is too large."""
-    if known.priced.solution.outcome != "interrupted" and not search.is_over:
-        unproven = BALANCED if search.instance.options.gap else 0.0
-        answer = yield Question(limit_bytes, BOTH, remat, ends_s=search.share(parts), unproven=unproven)
-        if answer.too_large:
-            return None
-        if answer.solution.outcome != "infeasible":
-            bound_s = max(bound_s, answer.solution.bound / PS_PER_S)
-        if answer.solution.choices is not None:
-            other = judged(answer)
-            if beaten or other.step_s < known.step_s:
-                return Found(replace(other, bound_s=bound_s), bound_s)
-    return _settled(Found(known, bound_s))
+    chooses_remat: bool = False,
+    remat: Recompute | None = None,
+) -> Questions[Found]:
+    """The best plan of the phases' sums, with the critical paths of the best schedules added round by round.
 
-
-def larger_sum_choosing_remat(search: Search) -> Questions[Found | None]:
-    """The plan with what is best recomputed for it; `None` where the problem of both is too large, or its search ends
-    before anything is found."""
-    unproven = UNPROVEN if search.instance.options.gap else 0.0
-    answer = yield search.question(weights=BOTH, chooses_remat=True, ends_s=search.share(1), unproven=unproven)
-    solution = answer.solution
-    if solution.choices is None:
-        if solution.outcome in ("infeasible", "interrupted"):
-            raise NoPlanError(answer)
-        return None
-    return _settled(Found(judged(answer), solution.bound / PS_PER_S))
-
-
-def by_weights(search: Search, remat: Recompute | None = None, *, most: int = MOST_WEIGHTS) -> Questions[Found]:
-    """The plan of the shortest step and the bound on any, by weights of the two sums, of which the first is one.
-
-    `remat`: what is recomputed, if that is given. Raises `NoPlanError` where there is no plan at weight one.
+    Raises `NoPlanError` where the first round has no answer.
     """
-    trials: list[Candidate] = []
-    while len(trials) < most and (weight := next_weight(trials)) is not None:
-        answer = yield from at_weight(search, weight, remat, ends_s=search.share(MOST_WEIGHTS - len(trials)))
+    ends_s, limit = search.share(parts), search.instance.limit_bytes
+    unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
+    found: Found | None = None
+    for number in range(ROUNDS):
+        answer = yield Question(
+            limit_bytes, None if found is None else found.objective, remat=remat, chooses_remat=chooses_remat,
+            ends_s=ends_s, unproven=unproven, start=() if found is None else found.multipliers,
+            most_solves=_solves(search, FURTHER_SOLVES if number else FIRST_SOLVES),
+        )  # fmt: skip
         if answer.solution.choices is None:
-            if not trials:
+            if found is None:
                 raise NoPlanError(answer)
             break
-        trial = judged(answer)
-        if not improves(trial, trials):
+        plans = judged(answer, limit, search.known)
+        found = _merged(found, answer, plans, limit)
+        paths = [path for plan in plans[:2] for path in critical_sums(plan.priced.scheduled)]
+        objective = found.objective.with_cuts(paths)
+        settled = found.gap <= search.instance.options.gap or objective.sizes == found.objective.sizes
+        if settled or found.outcome == "interrupted" or search.is_over or sum(objective.sizes) > MOST_SUMS:
             break
-        trials.append(trial)
-        if answer.solution.outcome == "interrupted" or search.is_over:
-            break
-    best = min(trials, key=lambda trial: trial.step_s)
-    return Found(best, max(trial.bound_s for trial in trials))
+        found = Found(found.candidate, found.bound_s, objective, found.multipliers, found.outcome, found.reproducible)
+    assert found is not None
+    return found
 
 
-def at_weight(
-    search: Search,
-    weight: float,
-    remat: Recompute | None = None,
-    *,
-    ends_s: float = math.inf,
-    unlimited_first: bool = False,
-) -> Questions[Answer]:
-    """The best assignment at a weight, or the proof that there is none.
+def _solves(search: Search, least_and_most: tuple[int, int]) -> int:
+    """How many problems are solved in a round: more where they are small."""
+    model = search.instance.model
+    least, most = least_and_most
+    return max(least, min(most, SMALL // max(1, len(model.tensors) + len(model.operators))))
 
-    `unlimited_first`: it is sought without a limit on memory first, which is quick; where that fits it is exact. Where
-    the search for what to recompute finds nothing that fits before it gives up, the flags are tried.
-    """
-    weights, chooses = (weight,), search.instance.chooses_remat and remat is None
-    unlimited = None
-    if unlimited_first or chooses:
-        unlimited = yield Question(None, weights, ends_s=ends_s)
-        if fits(unlimited, search.instance.limit_bytes):
-            return unlimited
-    if unlimited is None or not chooses:
-        return (yield search.question(weights=weights, remat=remat, ends_s=ends_s))
-    unproven = UNPROVEN if search.instance.options.gap else 0.0
-    limited = search.question(weights=weights, ends_s=ends_s, unproven=unproven)
-    found = yield replace(limited, chooses_remat=True, unlimited=unlimited.solution)
-    if found.solution.outcome != "limit":
+
+def _merged(found: Found | None, answer: Answer, plans: list[Candidate], limit_bytes: int) -> Found:
+    """What is known after one more answer."""
+    solution = answer.solution
+    bound_s, multipliers = solution.bound / PS_PER_S, _by_phase(answer.objective, solution.multipliers)
+    if found is None:
+        return Found(plans[0], bound_s, answer.objective, multipliers, solution.outcome, solution.reproducible)
+    if found.bound_s > bound_s:
+        bound_s, multipliers = found.bound_s, found.multipliers
+    reproducible = found.reproducible and solution.reproducible
+    merged = Found(found.candidate, bound_s, answer.objective, multipliers, solution.outcome, reproducible)
+    known = plans if found.candidate.keeps(limit_bytes) or not plans[0].keeps(limit_bytes) else []
+    return (
+        merged.better(plans, limit_bytes)
+        if known
+        else Found(plans[0], bound_s, answer.objective, multipliers, solution.outcome, reproducible)
+    )
+
+
+def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
+    """Multipliers of the maxima of a problem, phase by phase: a phase of one sum has none."""
+    given = iter(multipliers)
+    return tuple(next(given, ()) if size else () for size in objective.sizes)
+
+
+def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
+    """Plans that are best when a share of all traffic is added to what computes and blocks."""
+    sums = [plain_sum(found.objective, share) for share in PLAIN_SHARES]
+    return _among(search, found, [_question(search, found, linear) for linear in sums], proves=False)
+
+
+def with_experts(search: Search, found: Found) -> Questions[Found]:
+    """The layouts that experts write, the rest solved at the best multipliers; in small graphs by rules of thumb too."""
+    recipes = RECIPES.values()
+    found = yield from _among(
+        search, found, [_question(search, found, found.linear, restriction=one) for one in recipes]
+    )
+    if _solves(search, FURTHER_SOLVES) == FURTHER_SOLVES[0]:
         return found
-    for flag in flags(unlimited.layouts.built):
-        tried = yield replace(limited, remat=flag)
-        if tried.solution.choices is not None and tried.solution.cost < found.solution.cost:
-            outcome = "feasible" if tried.solution.outcome == "optimal" else tried.solution.outcome
-            solution = replace(tried.solution, bound=found.solution.bound, outcome=outcome)
-            found = replace(tried, solution=solution)
-    return found
+    sums = [plain_sum(found.objective, share) for share in PLAIN_SHARES]
+    questions = [_question(search, found, linear, restriction=one) for one in recipes for linear in sums]
+    return (yield from _among(search, found, questions, proves=False))
 
 
-def with_flags(search: Search, chosen: Candidate) -> Questions[list[Candidate]]:
-    """The plans of the flags of rematerialisation that may be faster than what was chosen."""
-    found = []
-    for flag in flags(chosen.priced.built):
-        best = None
-        if search.instance.sums_are_separable:
-            best = yield from larger_sum(search, chosen, 0.0, flag, search.instance.limit_bytes)
-        if best is None:
-            there = (yield search.question(weights=(chosen.weight,), remat=flag)).solution
-            if there.choices is not None and there.bound / PS_PER_S < chosen.step_s:
-                best = yield from by_weights(search, flag)
-        if best is not None:
-            found.append(best.candidate)
-    return found
+def with_flags(search: Search, found: Found) -> Questions[Found]:
+    """The plans of the flags of rematerialisation."""
+    remats = flags(found.candidate.layouts.built)
+    return _among(search, found, [replace(_question(search, found, found.linear), remat=remat) for remat in remats])
 
 
-def _settled(found: Found) -> Found:
-    """The same, where the solution says what is proven of the step."""
-    return Found(proven(found.candidate, found.bound_s), found.bound_s)
+def under_less_memory(search: Search, found: Found) -> Questions[Found]:
+    """The best plan at the best multipliers under a tighter limit: it keeps the limit too, and leads elsewhere."""
+    tighter = int(TIGHTER * search.instance.limit_bytes)
+    return _among(search, found, [replace(_question(search, found, found.linear), limit_bytes=tighter)])
+
+
+def _question(search: Search, found: Found, linear: Linear, *, restriction: Restrict | None = None) -> Question:
+    """The best assignment of a linear function, with what the best plan recomputes."""
+    remat = found.candidate.layouts.built.recompute
+    return Question(search.instance.limit_bytes, found.objective, linear, remat, restriction=restriction)
+
+
+def _among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
+    """The best of what is known and the plans of some questions. `proves`: what a question proves is a bound on its
+    plans, and where that is no better than what is known they are not laid out."""
+    limit, plans, outcome = search.instance.limit_bytes, list[Candidate](), found.outcome
+    for question in questions:
+        if search.is_over or outcome == "interrupted":
+            break
+        answer = yield replace(question, ends_s=search.share(2))
+        solution = answer.solution
+        outcome = solution.outcome if solution.outcome == "interrupted" else outcome
+        hopeless = proves and solution.bound / PS_PER_S >= found.candidate.step_s
+        if solution.choices is not None and not hopeless:
+            plans += judged(answer, limit, search.known)
+    return replace(found.better(plans, limit), outcome=outcome)
+
+
+def of_linear(
+    search: Search, linear: Linear, *, ends_s: float = math.inf, remat: Recompute | None = None
+) -> Questions[Answer]:
+    """The best assignment of one linear function of the terms, or the proof that there is none; without a limit on
+    memory first, which is quick: where that fits it is exact."""
+    unlimited = yield Question(None, linear.objective, linear, remat, ends_s=ends_s)
+    if unlimited.solution.outcome == "optimal":
+        limit = search.instance.limit_bytes
+        plans = judged(unlimited, limit, search.known)
+        if plans and plans[0].keeps(limit):
+            return unlimited
+    return (yield Question(search.instance.limit_bytes, linear.objective, linear, remat, ends_s=ends_s))

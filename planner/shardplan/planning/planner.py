@@ -10,14 +10,16 @@ from shardplan.errors import Diagnostic, warning
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.problem import at, objective_of
 from shardplan.model.types import Model
-from shardplan.plan.assemble import assemble
+from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
-from shardplan.planning.candidates import NoPlanError, Questions, Search, T, at_weight, shortest
+from shardplan.planning.candidates import Found, NoPlanError, Questions, Search, T, of_linear, shortest
 from shardplan.planning.chain import Answer, answer
 from shardplan.planning.infeasible import refusal
 from shardplan.planning.instance import CostGraphs, instance_of
-from shardplan.planning.reduction import Restrict
+from shardplan.planning.reduction import Restrict, both
+from shardplan.schedule.objective import Weights, at_multipliers
 from shardplan.solve import Progress
 
 
@@ -78,24 +80,26 @@ class Planner:
             found = self._answered(shortest(Search.of(self.instance)), restriction)
         except NoPlanError as none:
             raise self.refusal(none.answer) from None
-        best = found.candidate
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
-        if best.priced.mismatch:
-            self._warn(warning("price-mismatch", best.priced.mismatch, hint="the plan has the former"))
-        return assemble(best.priced, best.memory, self.limit_bytes, found.bound_s - best.priced.penalty_s)
+        priced = in_best_buckets(found.candidate.priced, found.candidate.layouts.memory, self.limit_bytes)
+        if priced.mismatch:
+            self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
+        proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, found.multipliers)
+        return assemble(priced, self.limit_bytes, proof)
 
-    def solve_at(self, weight: float, restriction: Restrict | None = None, *, unlimited_first: bool = False) -> Answer:
-        """The best assignment at a weight of the objective's first sum, or the proof that there is none.
+    def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
+        """The best assignment at given multipliers of the objective's sums, or the proof that there is none."""
+        linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
+        return self._answered(of_linear(Search(self.instance, float("inf")), linear), restriction)
 
-        `unlimited_first`: as in `candidates.at_weight`.
-        """
-        search = Search(self.instance, float("inf"))
-        return self._answered(at_weight(search, weight, unlimited_first=unlimited_first), restriction)
-
-    def built_at(self, weight: float) -> tuple[CostGraph, Memory]:
-        """The cost graph at a weight of the objective's first sum and its memory rows; the last one is kept."""
-        return self._graphs.at(weight)
+    def built_at(self, share: float) -> tuple[CostGraph, Memory]:
+        """The cost graph and its memory rows, with costs and tables: `share` of what computes and blocks, the rest of
+        what is sent over the outermost link. Any share is a lower bound on every schedule."""
+        built, memory = self._graphs.asked()
+        objective = objective_of(built)
+        multipliers = tuple((*(0.0 for _ in range(size - 1)), 1.0 - share)[:size] for size in objective.sizes)
+        return at(built, at_multipliers(objective, multipliers)), memory
 
     def refusal(self, none: Answer) -> BaseException:
         """What to raise for an answer without an assignment."""
@@ -106,8 +110,12 @@ class Planner:
         try:
             question = next(questions)
             while True:
-                asked = replace(question, restriction=restriction)
+                asked = replace(question, restriction=both(question.restriction, restriction))
                 question = questions.send(answer(self._graphs, asked, self._on_progress))
         except StopIteration as end:
             found: T = end.value
             return found
+
+
+def _outcome(found: Found) -> Outcome:
+    return "interrupted" if found.outcome == "interrupted" else "feasible"

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import CostGraph, Node
 from shardplan.layout.text import to_text
-from shardplan.plan.assemble import peak_memory
 from shardplan.plan.orientation import checkpoint_layout
 from shardplan.planning import Planner
 from shardplan.planning.chain import Answer
+from shardplan.planning.judge import judged
 from shardplan.planning.reduction import Allowed
-from shardplan.units import NS_PER_S, PS_PER_S, size
+from shardplan.schedule.objective import Weights
+from shardplan.units import NS_PER_S, size
 
 _MOST = 16
 _NAMED = 3
@@ -40,13 +41,13 @@ class Alternative:
     why_not: str = ""
 
 
-def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tuple[Alternative, ...]:
+def alternatives(planner: Planner, multipliers: Weights, nodes: Sequence[Node]) -> tuple[Alternative, ...]:
     """The choices that `nodes` (of one kind: kept tensors of one shape, or operators with one equation) have together.
 
-    `weight`: the overlap weight of the plan. The chosen one comes first, then by cost. Raises `ShardplanError` as
-    `plan_model` where there is no plan at all.
+    `multipliers`: of the plan; what an alternative takes more is the difference of the scheduled steps. The chosen one
+    comes first, then by cost. Raises `ShardplanError` as `plan_model` where there is no plan at all.
     """
-    best = planner.solve_at(weight, unlimited_first=True)
+    best = planner.solve_at(multipliers)
     if best.solution.outcome == "interrupted":
         raise KeyboardInterrupt
     if best.solution.choices is None:
@@ -58,7 +59,7 @@ def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tupl
     (usual, _), *others = taken.most_common()
     tried = sorted(named, key=lambda text: (_distance(text, usual), text))[:_MOST]
     found = [
-        _try(planner, weight, {node: masks[text] for node, masks in choices.items()}, text, best)
+        _try(planner, multipliers, {node: masks[text] for node, masks in choices.items()}, text, best)
         for text in tried
         if text != usual or others
     ]
@@ -69,12 +70,12 @@ def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tupl
 
 
 def _try(
-    planner: Planner, weight: float, wanted: Mapping[Node, NDArray[np.bool_]], text: str, best: Answer
+    planner: Planner, multipliers: Weights, wanted: Mapping[Node, NDArray[np.bool_]], text: str, best: Answer
 ) -> Alternative:
     def pin(_: CostGraph) -> Allowed:
         return dict(wanted)
 
-    solved = planner.solve_at(weight, pin, unlimited_first=True)
+    solved = planner.solve_at(multipliers, pin)
     solution = solved.solution
     if solution.outcome == "interrupted":
         raise KeyboardInterrupt
@@ -83,14 +84,11 @@ def _try(
         why = f"does not fit: {size(short)} too much" if short else "contradicts the constraints"
         return Alternative(text, False, None, None, why_not=why if solution.outcome == "infeasible" else "not decided")
     before, after = _choice_of(best), _choice_of(solved)
-    cost_ns = round((solution.cost - best.solution.cost) / PS_PER_S * NS_PER_S)
-    memory = [
-        peak_memory(rows.holdings, rows.moments, choice).total
-        for rows, choice in ((best.layouts.memory, before), (solved.layouts.memory, after))
-    ]
-    return Alternative(
-        text, False, max(cost_ns, 0), memory[1] - memory[0], _changes(best.layouts.built, [*wanted], before, after)
-    )
+    ours, theirs = (judged(one, planner.limit_bytes)[0] for one in (best, solved))
+    cost_ns = round((theirs.step_s - ours.step_s) * NS_PER_S)
+    memory_bytes = theirs.priced.memory.total - ours.priced.memory.total
+    also = _changes(best.layouts.built, [*wanted], before, after)
+    return Alternative(text, False, max(cost_ns, 0), memory_bytes, also)
 
 
 def _choice_of(solved: Answer) -> Mapping[Node, int]:

@@ -14,8 +14,8 @@ from shardplan.verbs.session import Session, verb
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardplan.cost.schedule import Timeline
     from shardplan.plan.types import Summary
+    from shardplan.schedule.tasks import Timeline
 
 STANDARD_OUTPUT = "-"
 
@@ -30,10 +30,9 @@ STANDARD_OUTPUT = "-"
 )
 @verb
 def timeline(session: Session, /, plan: str, output: str | None) -> int:
-    """Lay out the step of the plan file PLAN on one compute and two communication streams.
+    """Show the schedule of the plan file PLAN: one compute stream, and one communication stream per link level.
 
-    The plan's own step is a sum that takes some communication to hide behind compute; this one hides it only where
-    there is something to compute while it runs.
+    It is rebuilt from the file alone, and takes as long as the plan says.
     """
     from shardplan.plan.file import read_plan, write_other
     from shardplan.plan.timeline import chrome_trace, streams_of
@@ -43,8 +42,7 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
         raise click.UsageError("--json and --output - both want standard output")
     loaded = read_plan(plan)
     laid_out = lay_out(loaded)
-    events = chrome_trace(laid_out, str(loaded.model.get("name", "")), streams_of(loaded))
-    trace = json.dumps(events, separators=(",", ":")) + "\n"
+    trace = json.dumps(chrome_trace(loaded), separators=(",", ":")) + "\n"
     if output == STANDARD_OUTPUT:
         sys.stdout.write(trace)
         return 0
@@ -67,8 +65,10 @@ def _show(console: Console, laid_out: Timeline, busy: dict[str, float], summary:
     def line(label: str, text: str) -> None:
         console.print(f"{label:<9} {text}", highlight=False, markup=False)
 
-    total_ns = laid_out.seconds * NS_PER_S
-    line("scheduled", f"{duration(total_ns)}; the plan's sum is {duration(summary.step_ns)}")
+    total_ns = laid_out.seconds * 1e9
+    exposed, overlapped = duration(summary.communication_ns), duration(summary.hidden_ns)
+    compute = duration(summary.compute_ns)
+    line("step", f"{duration(total_ns)}   compute {compute}, exposed communication {exposed}, overlapped {overlapped}")
     for name, seconds in busy.items():
         share = 100 * seconds / laid_out.seconds if laid_out.seconds else 0.0
         line("busy", f"{duration(seconds * NS_PER_S)}, {share:.0f} % of the step: {name}")
