@@ -212,6 +212,8 @@ PROGRAM_LP_ROUNDS = 30
 """Rounds of memory rows that a relaxation may break."""
 PROGRAM_TOLERANCE = 1e-9
 """HiGHS computes in floating point: what it calls optimal may be dearer than the optimum by this share."""
+UNPRESOLVED_COLUMNS = 2_000
+"""Programs of so few columns are solved as they are: HiGHS's presolve never ends on some of them, and gains little."""
 PROGRAM_HUNG = 4.0
 """Times as long as it was given, and seconds, after which HiGHS is not late any more but hangs: what it has found is
 lost then, and it goes on working beside us."""

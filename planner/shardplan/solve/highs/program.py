@@ -26,6 +26,7 @@ from shardplan.solve.constants import (
     PROGRAM_SPAN,
     PROGRAM_TOLERANCE,
     SIMPLEX_CALL,
+    UNPRESOLVED_COLUMNS,
 )
 from shardplan.solve.highs.deadline import AbandonedError, within_deadline
 from shardplan.solve.problem import Costs
@@ -181,6 +182,8 @@ class Program:
         slacks = [np.where(slack > room, np.inf, slack * self.scale) for slack in slacks]
         _pass(self.highs, core, np.where(closed, 0.0, excess * self.scale), closed, slacks)
         self.columns = self.highs.getNumCol()
+        if self.columns <= UNPRESOLVED_COLUMNS:
+            self.highs.setOptionValue("presolve", "off")
         for moment in sorted({*self.prices, *flat(self.hinges)}):
             self._add_row(moment)
 
