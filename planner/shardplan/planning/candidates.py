@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from shardplan.graph.remat import Recompute
-from shardplan.plan.critical import critical_sums
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, Known, judged
@@ -27,18 +26,12 @@ from shardplan.units import PS_PER_S
 T = TypeVar("T")
 Questions: TypeAlias = Generator[Question, Answer, T]
 
-ROUNDS = 2
-"""So often critical paths of the best schedules are added to the objective; each round solves a few problems more."""
-FIRST_SOLVES, FURTHER_SOLVES = (6, 16), (3, 8)
-"""Problems solved in the first round, and in every other: of large graphs, and of small ones, which cost little."""
-SMALL = 12_000
-"""Nodes of all problems that are solved in one round, as far as the numbers above allow."""
-MOST_SUMS = 12
-"""Sums beside the bases, beyond which no critical path is added: multipliers of many sums are found slowly."""
+SMALL_NODES = 2_000
+"""Tensors and operators up to which more problems are solved: they cost little."""
 UNPROVEN = 0.03
 """The relative gap that is left where what is recomputed is chosen: its integer programs are large."""
-PLAIN_SHARES = (0.5, 0.75, 1.0)
-"""Of all traffic, added to what computes and blocks: between hiding half of it and none."""
+PLAIN_SHARES = ((0.25, 0.5, False), (0.5, 0.75, False), (0.5, 0.5, True))
+"""Rules of thumb as `plain_sum` takes them: what is sent in forward hides better than what is sent in backward."""
 CLOSE = 0.01
 """Where more than this share of the step is unproven, experts' layouts, flags and tighter limits are tried too."""
 TIGHTER = 0.8
@@ -110,7 +103,7 @@ def shortest(search: Search) -> Questions[Found]:
     instance = search.instance
     found = yield from without_limit(search)
     if found is None:
-        found = yield from by_rounds(search, instance.limit_bytes, chooses_remat=instance.chooses_remat)
+        found = yield from of_phases(search, instance.limit_bytes, chooses_remat=instance.chooses_remat)
     further = [with_plain_sums, with_experts]
     if instance.chooses_remat:
         further.append(with_flags)
@@ -127,72 +120,25 @@ def without_limit(search: Search) -> Questions[Found | None]:
     """The plan, where the best one without a limit on memory fits. Where what is recomputed is to be chosen, nothing
     is: if that fits, it is the answer."""
     try:
-        found = yield from by_rounds(search, None, parts=2)
+        found = yield from of_phases(search, None, parts=2)
     except NoPlanError:
         return None
     return found if found.candidate.keeps(search.instance.limit_bytes) else None
 
 
-def by_rounds(
-    search: Search,
-    limit_bytes: int | None,
-    *,
-    parts: float = 1,
-    chooses_remat: bool = False,
-    remat: Recompute | None = None,
+def of_phases(
+    search: Search, limit_bytes: int | None, *, parts: float = 1, chooses_remat: bool = False
 ) -> Questions[Found]:
-    """The best plan of the phases' sums, with the critical paths of the best schedules added round by round.
-
-    Raises `NoPlanError` where the first round has no answer.
-    """
-    ends_s, limit = search.share(parts), search.instance.limit_bytes
+    """The best plan that the phases' sums lead to. Raises `NoPlanError` where there is none."""
     unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
-    found: Found | None = None
-    for number in range(ROUNDS):
-        answer = yield Question(
-            limit_bytes, None if found is None else found.objective, remat=remat, chooses_remat=chooses_remat,
-            ends_s=ends_s, unproven=unproven, start=() if found is None else found.multipliers,
-            most_solves=_solves(search, FURTHER_SOLVES if number else FIRST_SOLVES),
-        )  # fmt: skip
-        if answer.solution.choices is None:
-            if found is None:
-                raise NoPlanError(answer)
-            break
-        plans = judged(answer, limit, search.known)
-        found = _merged(found, answer, plans, limit)
-        paths = [path for plan in plans[:2] for path in critical_sums(plan.priced.scheduled)]
-        objective = found.objective.with_cuts(paths)
-        settled = found.gap <= search.instance.options.gap or objective.sizes == found.objective.sizes
-        if settled or found.outcome == "interrupted" or search.is_over or sum(objective.sizes) > MOST_SUMS:
-            break
-        found = Found(found.candidate, found.bound_s, objective, found.multipliers, found.outcome, found.reproducible)
-    assert found is not None
-    return found
-
-
-def _solves(search: Search, least_and_most: tuple[int, int]) -> int:
-    """How many problems are solved in a round: more where they are small."""
-    model = search.instance.model
-    least, most = least_and_most
-    return max(least, min(most, SMALL // max(1, len(model.tensors) + len(model.operators))))
-
-
-def _merged(found: Found | None, answer: Answer, plans: list[Candidate], limit_bytes: int) -> Found:
-    """What is known after one more answer."""
+    answer = yield Question(limit_bytes, chooses_remat=chooses_remat, ends_s=search.share(parts), unproven=unproven)
     solution = answer.solution
-    bound_s, multipliers = solution.bound / PS_PER_S, _by_phase(answer.objective, solution.multipliers)
-    if found is None:
-        return Found(plans[0], bound_s, answer.objective, multipliers, solution.outcome, solution.reproducible)
-    if found.bound_s > bound_s:
-        bound_s, multipliers = found.bound_s, found.multipliers
-    reproducible = found.reproducible and solution.reproducible
-    merged = Found(found.candidate, bound_s, answer.objective, multipliers, solution.outcome, reproducible)
-    known = plans if found.candidate.keeps(limit_bytes) or not plans[0].keeps(limit_bytes) else []
-    return (
-        merged.better(plans, limit_bytes)
-        if known
-        else Found(plans[0], bound_s, answer.objective, multipliers, solution.outcome, reproducible)
-    )
+    if solution.choices is None:
+        raise NoPlanError(answer)
+    best = judged(answer, search.instance.limit_bytes, search.known)[0]
+    multipliers = _by_phase(answer.objective, solution.multipliers)
+    bound_s = solution.bound / PS_PER_S
+    return Found(best, bound_s, answer.objective, multipliers, solution.outcome, solution.reproducible)
 
 
 def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
@@ -203,19 +149,23 @@ def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
 
 def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
     """Plans that are best when a share of all traffic is added to what computes and blocks."""
-    sums = [plain_sum(found.objective, share) for share in PLAIN_SHARES]
-    return _among(search, found, [_question(search, found, linear) for linear in sums], proves=False)
+    questions = [_question(search, found, linear) for linear in _plain_sums(found.objective)]
+    return _among(search, found, questions, proves=False)
+
+
+def _plain_sums(objective: Objective) -> list[Linear]:
+    return [plain_sum(objective, forward, backward, outermost=outer) for forward, backward, outer in PLAIN_SHARES]
 
 
 def with_experts(search: Search, found: Found) -> Questions[Found]:
-    """The layouts that experts write, the rest solved at the best multipliers; in small graphs by rules of thumb too."""
-    recipes = RECIPES.values()
+    """The layouts that experts write, the rest at the best multipliers; in small graphs by rules of thumb too."""
+    recipes, model = RECIPES.values(), search.instance.model
     found = yield from _among(
         search, found, [_question(search, found, found.linear, restriction=one) for one in recipes]
     )
-    if _solves(search, FURTHER_SOLVES) == FURTHER_SOLVES[0]:
+    if len(model.tensors) + len(model.operators) > SMALL_NODES:
         return found
-    sums = [plain_sum(found.objective, share) for share in PLAIN_SHARES]
+    sums = _plain_sums(found.objective)
     questions = [_question(search, found, linear, restriction=one) for one in recipes for linear in sums]
     return (yield from _among(search, found, questions, proves=False))
 

@@ -22,7 +22,6 @@ from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
 from shardplan.solve import Problem, Progress, Solution, solve
-from shardplan.solve.cutting_planes import cutting_planes
 
 MOST_JUDGED = 3
 """Candidates of one answer that are laid out: the best of the sums need not have the shortest schedule."""
@@ -33,8 +32,8 @@ class Question:
     """A problem to be solved. `limit_bytes`: of memory, if any. `objective`: by default that of the step;
     `linear`: one linear function of the terms in its place. `remat`: what is recomputed, by default what the
     options say; `chooses_remat`: that is chosen too. `restriction`: what is allowed; `without`: constraints that are
-    dropped. `start`: multipliers to start from; `most_solves`: at how many a problem is solved at most. `ends_s`: when
-    the search ends (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes long."""
+    dropped. `start`: multipliers to start from. `ends_s`: when the search ends (`time.monotonic`); `unproven`: the
+    relative gap that is left where a proof takes long."""
 
     limit_bytes: int | None
     objective: Objective | None = None
@@ -44,7 +43,6 @@ class Question:
     restriction: Restrict | None = None
     without: Sequence[Constraint] = ()
     start: Weights = ()
-    most_solves: int = 1
     ends_s: float = math.inf
     unproven: float = 0.0
 
@@ -82,7 +80,7 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
     posed, _ = _applied(restricting, _posed(graphs, question, (built, memory), linears))
     layouts = posed.sums[0]
     reduced, undo = _applied(transforming, posed)
-    start = [each for each in question.start or objective.usual_multipliers if each]
+    start = tuple(each for each in question.start or objective.usual_multipliers if each)
     solution = _solved(reduced.sums[0].problem, instance.options, question, start, on_progress)
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
@@ -132,25 +130,20 @@ def _solved(
     problem: Problem,
     options: PlanOptions,
     question: Question,
-    start: Sequence[Sequence[float]],
+    start: Weights,
     on_progress: Callable[[Progress], None] | None,
 ) -> Solution:
     left_s = question.ends_s - time.monotonic()
     if options.time_limit is not None:
         left_s = min(options.time_limit, left_s)
-    limit = None if left_s == math.inf else max(0.0, left_s)
-
-    def plain(one: Problem, within_s: float | None) -> Solution:
-        return solve(
-            one,
-            unproven=question.unproven,
-            time_limit=within_s,
-            gap=options.gap,
-            seed=options.seed,
-            presolve=options.presolve,
-            on_progress=on_progress,
-        )
-
-    if not problem.maxima:
-        return plain(problem, limit)
-    return cutting_planes(problem, plain, start=start, gap=options.gap, most=question.most_solves, time_limit=limit)
+    return solve(
+        problem,
+        time_limit=None if left_s == math.inf else max(0.0, left_s),
+        gap=options.gap,
+        seed=options.seed,
+        presolve=options.presolve,
+        on_progress=on_progress,
+        unproven=question.unproven,
+        start=start,
+        averages=options.gap > 0.0,
+    )

@@ -28,12 +28,10 @@ from typing import Final, Literal
 from shardplan.schedule.streams import Levels
 from shardplan.schedule.terms import Segment, Term
 
-Side = Literal["busy", "link", "gathered first", "regathered first", "reduced last"]
+Side = Literal["busy", "link", "gathered first", "reduced last"]
 Weights = tuple[tuple[float, ...], ...]
 """By phase, a number for each of its sums."""
-_USUAL: Final[Mapping[Side, float]] = {
-    "busy": 0.0, "link": 0.03, "gathered first": 0.1, "regathered first": 0.1, "reduced last": 0.5
-}  # fmt: skip
+_USUAL: Final[Mapping[Side, float]] = {"busy": 0.0, "link": 0.03, "gathered first": 0.1, "reduced last": 0.5}
 ALWAYS = 1.0
 """Coefficient of what every objective charges: the update."""
 
@@ -131,12 +129,16 @@ def single_sums(objective: Objective) -> tuple[Linear, ...]:
     return tuple(found)
 
 
-def plain_sum(objective: Objective, share: float) -> Linear:
-    """What computes and blocks, and a share of all traffic: no bound, but a rule of thumb that leads to good plans."""
-    weights = (
-        tuple({"busy": 1.0, "link": share}.get(one.side, 0.0) for one in phase.sums) for phase in objective.phases
-    )
-    return Linear(objective, tuple(weights))
+def plain_sum(objective: Objective, forward: float, backward: float, *, outermost: bool) -> Linear:
+    """What computes and blocks, and a share of the traffic of forward's and of backward's phases, on all links or on
+    the outermost one alone: no bound, but a rule of thumb that leads to good plans."""
+
+    def weight(one: Sum, phase: PhaseSums) -> float:
+        if one.side != "link" or (outermost and one.level != phase.sums[-1].level):
+            return float(one.side == "busy")
+        return backward if "backward" in phase.segments else forward
+
+    return Linear(objective, tuple(tuple(weight(one, phase) for one in phase.sums) for phase in objective.phases))
 
 
 def at_multipliers(objective: Objective, multipliers: Weights) -> Linear:
