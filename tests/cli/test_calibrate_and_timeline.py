@@ -83,7 +83,7 @@ def test_the_trace_is_written(shardplan, folder):
     write_plan(example_plan(), "two.plan.json")
     run = shardplan("timeline", "two.plan.json", "-o", "trace.json")
     assert (run.code, run.err) == (0, "")
-    assert run.out.startswith("scheduled ")
+    assert run.out.startswith("step ")
     assert "trace.json" in run.out
     trace = json.loads(Path("trace.json").read_text())
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}

@@ -53,7 +53,7 @@ class Solved:
         cluster = make_cluster(load_profile("generic"), f"{devices}x1")
         options = PlanOptions(mode="inference", cost_model=peer, constraints=tuple(map(parse_pin, pins)))
         planner = Planner(model or mlp(), cluster, options)
-        self.built, memory = planner.built_at(1.0)
+        self.built, memory = planner.built_at()
         problem = to_problem(self.built, memory, weight_bytes)
         order = node_order(self.built)
         weights = [h for h in memory.holdings if h.category == "parameters"]

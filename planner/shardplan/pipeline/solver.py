@@ -208,7 +208,7 @@ class PipelineSolver:
         """Whether what stages send was brought into their bounds, because they cost more than these."""
         waiting = [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))]
         seen = zip(cuts, waiting, plans, strict=True)
-        return True in [self.stage_costs.sharpen(cut, held, plan.summary.step_ns) for cut, held, plan in seen]
+        return True in [self.stage_costs.sharpen(cut, held, plan.summary) for cut, held, plan in seen]
 
     @property
     def _small(self) -> bool:

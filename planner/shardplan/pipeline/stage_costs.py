@@ -24,6 +24,7 @@ from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.stage_inputs import limit_bytes, weight_bytes
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.pipeline.tied_weights import least_tied_ns, tied_at_both_ends, tied_ns
+from shardplan.plan.types import Summary
 from shardplan.planning import Planner
 from shardplan.solve.problem import Costs
 from shardplan.units import PS_PER_NS
@@ -252,13 +253,12 @@ class StageCosts:
             cut.first, cut.last, in_flight, runs.least(cut.first, cut.last)
         )
 
-    def sharpen(self, cut: Cut, in_flight: int, cost_ns: float) -> bool:
-        """Where a stage costs more than it is known to at least, bring what is sent into the bounds
-        (`shardplan.pipeline.bounds.weighted`); whether that was left to do."""
-        runs = self.runs[cut.submesh]
-        if runs.is_sharp or cost_ns <= self.bound_ns(cut, in_flight) * (1.0 + _STRAINED):
+    def sharpen(self, cut: Cut, in_flight: int, summary: Summary) -> bool:
+        """Where a stage costs more than it is known to at least, bring the multipliers at which its own bound was found
+        into the bounds (`shardplan.pipeline.bounds.weighted`); whether they were not there."""
+        close = self.bound_ns(cut, in_flight) * (1.0 + _STRAINED)
+        if summary.step_ns <= close or not self.runs[cut.submesh].sharpen(summary.multipliers):
             return False
-        runs.sharpen()
         if self._tied:
             self._tied.sharpen(cut.submesh)
         self._tables = {site: table for site, table in self._tables.items() if site.part != cut.submesh}
@@ -284,7 +284,7 @@ class StageCosts:
     def _least_costs(self, chain: Chain, part: Submesh) -> WeightedBounds:
         options = replace(self.options, constraints=(), memory_limit_bytes=1 << 60)
         planner = Planner(chain.model, part.cluster, options, reasons=False)
-        return WeightedBounds(lambda weight: RunCosts(planner.built_at(weight)[0], chain))
+        return WeightedBounds(lambda multipliers: RunCosts(planner.built_at(multipliers)[0], chain))
 
     def _fitting(self, part: Submesh, count: int) -> Counts:
         """How many stages may follow a run of units on `part`, as far as its weights and their states tell."""

@@ -345,7 +345,6 @@ def _summary(priced: Priced, limit_bytes: int, proof: Proof) -> Summary:
         reproducible=proof.reproducible,
         multipliers=proof.multipliers,
         step_bound_ns=bound_ns,
-        scheduled_ns=step_ns,
         prefetch_distance=-1 if priced.scheduled.policy.distance is None else priced.scheduled.policy.distance,
         reduces_beside=priced.scheduled.policy.deferred,
     )

@@ -389,6 +389,8 @@ class _Backward:
             self._recompute(twice)
         self._brought_again(index)
         for tensor in filter(None, operator.outputs):
+            if tensor not in self.step.readers:
+                self._gradient(self.step.back.shared.get(tensor, ()), index)
             if tensor in self.reduced:
                 self.writer.wait(self.reduced[tensor], tensor, index)
         nanoseconds = operator.backward_ns - operator.again_ns

@@ -7,13 +7,13 @@ many times, the first few are shown, and the rest is a gap.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from shardplan.plan.phases import Phase, Policy, StepParts, block_starts
 from shardplan.plan.pipeline_timeline import pipeline_streams, pipeline_timeline
 from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
-from shardplan.plan.types import Plan
+from shardplan.plan.types import Move, Plan
 from shardplan.schedule.streams import Item, Span
 from shardplan.schedule.tasks import COMPUTE, Task, Timeline
 
@@ -56,13 +56,20 @@ def parts_of(plan: Plan) -> StepParts:
     optimizer_ns = plan.summary.compute_ns - sum(operator.compute_ns for operator in plan.operators)
     return StepParts(
         plan.operators,
-        plan.moves,
+        tuple(map(_of_a_kind, plan.moves)),
         plan.axis_links,
         plan.model.get("mode") == "training",
         cast("int", plan.model.get("microbatches", 1)),
         optimizer_ns,
         block_starts(len(plan.operators), [copy for _, copies in plan.blocks for copy in copies]),
     )
+
+
+def _of_a_kind(move: Move) -> Move:
+    """Of plans older than format 1.4, what was taken to overlap with compute: a move that does is not blocking."""
+    if move.kind != "blocking" or not move.hidden:
+        return move
+    return replace(move, kind="deferred" if move.phase == "backward" and not move.regather else "prefetched")
 
 
 def streams_of(plan: Plan) -> tuple[str, ...]:

@@ -135,10 +135,10 @@ class Memory:
 class Summary:
     """`step_ns`: the scheduled step, `compute_ns` + `communication_ns` (exposed communication, and what compute beside
     communication is slower); `hidden_ns`: communication overlapped with compute. `bound_ns`, `step_bound_ns`: proven
-    lower bound on the step of any plan; `gap`: its relative distance. `objective_ns`, `scheduled_ns`: `step_ns`.
-    `multipliers`: of the sums of each phase where the bound was found. `prefetch_distance`: how far ahead weights are
-    gathered
-    (blocks; -1: right before they are read); `reduces_beside`: whether gradients are reduced beside compute."""
+    lower bound on the step of any plan; `gap`: its relative distance. `objective_ns`: `step_ns`. `scheduled_ns`,
+    `overlap_weight`: only of plans older than format 1.4. `multipliers`: of the sums of each phase where the bound was
+    found. `prefetch_distance`: how far ahead weights are gathered (blocks; -1: right before they are read);
+    `reduces_beside`: whether gradients are reduced beside compute."""
 
     outcome: Literal["optimal", "feasible", "interrupted"]
     objective_ns: int

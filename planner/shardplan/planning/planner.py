@@ -19,7 +19,7 @@ from shardplan.planning.chain import Answer, answer
 from shardplan.planning.infeasible import refusal
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.reduction import Restrict, both
-from shardplan.schedule.objective import Weights, at_multipliers
+from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 from shardplan.solve import Progress
 
 
@@ -93,13 +93,18 @@ class Planner:
         linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
         return self._answered(of_linear(Search(self.instance, float("inf")), linear), restriction)
 
-    def built_at(self, share: float) -> tuple[CostGraph, Memory]:
-        """The cost graph and its memory rows, with costs and tables: `share` of what computes and blocks, the rest of
-        what is sent over the outermost link. Any share is a lower bound on every schedule."""
+    def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:
+        """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums; by
+        default of what computes and blocks alone. At any multipliers they are a lower bound on every schedule."""
         built, memory = self._graphs.asked()
-        objective = objective_of(built)
-        multipliers = tuple((*(0.0 for _ in range(size - 1)), 1.0 - share)[:size] for size in objective.sizes)
-        return at(built, at_multipliers(objective, multipliers)), memory
+        return at(built, at_multipliers(objective_of(built), multipliers)), memory
+
+    def built_serial(self) -> tuple[CostGraph, Memory]:
+        """The same with all compute and all communication added up, as if nothing ran beside anything else."""
+        built, memory = self._graphs.asked()
+        options = built.options
+        objective = serial_objective(training=options.training, microbatches=options.microbatches)
+        return at(built, at_multipliers(objective, ())), memory
 
     def refusal(self, none: Answer) -> BaseException:
         """What to raise for an answer without an assignment."""

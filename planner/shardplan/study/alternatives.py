@@ -1,7 +1,7 @@
 """Alternatives: every other choice of some tensors or of an operator, with all the rest solved again.
 
-The difference is that of the objective which the plan minimised, so no alternative is better than nothing; where the
-search proves both sides it is exact.
+The difference is that of scheduled steps. An alternative is the best of what the plan's multipliers lead to, so that a
+longer search may find it to cost less.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import CostGraph, Node
 from shardplan.layout.text import to_text
+from shardplan.plan.assemble import Priced, in_best_buckets
 from shardplan.plan.orientation import checkpoint_layout
+from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.chain import Answer
 from shardplan.planning.judge import judged
 from shardplan.planning.reduction import Allowed
 from shardplan.schedule.objective import Weights
+from shardplan.study.decided import fixed_to
 from shardplan.units import NS_PER_S, size
 
 _MOST = 16
@@ -41,13 +44,13 @@ class Alternative:
     why_not: str = ""
 
 
-def alternatives(planner: Planner, multipliers: Weights, nodes: Sequence[Node]) -> tuple[Alternative, ...]:
+def alternatives(planner: Planner, plan: Plan, nodes: Sequence[Node]) -> tuple[Alternative, ...]:
     """The choices that `nodes` (of one kind: kept tensors of one shape, or operators with one equation) have together.
 
-    `multipliers`: of the plan; what an alternative takes more is the difference of the scheduled steps. The chosen one
-    comes first, then by cost. Raises `ShardplanError` as `plan_model` where there is no plan at all.
+    What `plan` chose comes first, then by cost. Raises `ShardplanError` as `plan_model` where there is no plan at all.
     """
-    best = planner.solve_at(multipliers)
+    multipliers = plan.summary.multipliers
+    best = planner.solve_at(multipliers, fixed_to(plan))
     if best.solution.outcome == "interrupted":
         raise KeyboardInterrupt
     if best.solution.choices is None:
@@ -84,11 +87,17 @@ def _try(
         why = f"does not fit: {size(short)} too much" if short else "contradicts the constraints"
         return Alternative(text, False, None, None, why_not=why if solution.outcome == "infeasible" else "not decided")
     before, after = _choice_of(best), _choice_of(solved)
-    ours, theirs = (judged(one, planner.limit_bytes)[0] for one in (best, solved))
+    ours, theirs = (_priced(one, planner.limit_bytes) for one in (best, solved))
     cost_ns = round((theirs.step_s - ours.step_s) * NS_PER_S)
-    memory_bytes = theirs.priced.memory.total - ours.priced.memory.total
+    memory_bytes = theirs.memory.total - ours.memory.total
     also = _changes(best.layouts.built, [*wanted], before, after)
     return Alternative(text, False, max(cost_ns, 0), memory_bytes, also)
+
+
+def _priced(solved: Answer, limit_bytes: int) -> Priced:
+    """The plan of an answer, with gradients in the buckets that a plan would have."""
+    best = judged(solved, limit_bytes)[0]
+    return in_best_buckets(best.priced, best.layouts.memory, limit_bytes)
 
 
 def _choice_of(solved: Answer) -> Mapping[Node, int]:

@@ -53,7 +53,7 @@ def explain(plan: Plan, file: str, model: Model, name: str) -> Explanation:
     if len(found.operators) == 1:  # of many, those strategies are enough that a plan might take
         complete = Constraint("operators", literal(nodes[0][1]), (), "", Mark(file, 1, 1), is_pin=True)
         options = replace(options, constraints=(*options.constraints, complete))
-    tried = alternatives(Planner(model, instance.cluster, options), plan.summary.multipliers, nodes)
+    tried = alternatives(Planner(model, instance.cluster, options), plan, nodes)
     return replace(described(plan, found), alternatives=tried)
 
 

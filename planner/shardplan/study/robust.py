@@ -17,14 +17,12 @@ import numpy as np
 from shardplan.cluster.perturb import constants, perturbed
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError, error
-from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
-from shardplan.planning.reduction import Allowed
 from shardplan.study.compare import Contender, compare_recipes
-from shardplan.study.decided import masks_of
+from shardplan.study.decided import fixed_to
 from shardplan.study.finished import finished
 
 SPREAD = 0.15
@@ -115,11 +113,6 @@ def _slack(name: str, regret_at: Callable[[Mapping[str, float]], float]) -> Slac
         return inside
 
     return Slack(name, FARTHEST ** -reach(-1.0), FARTHEST ** reach(1.0))
-
-
-def fixed_to(plan: Plan) -> Callable[[CostGraph], Allowed]:
-    """The restriction to what `plan` decides; where a cost graph no longer offers that, to nothing."""
-    return lambda built: {node: mask for node, mask in masks_of(plan, built).items() if mask.any()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from shardplan.cost.named import measure_of
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import matrix_scheme
 from shardplan.plan.orientation import checkpoint_layout
+from shardplan.plan.overlap import Exposure
 from shardplan.plan.types import Move, OperatorDecision, Plan, TensorDecision
 from shardplan.render.console import emit, table
 
@@ -58,8 +59,7 @@ class _Reader:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.tensors: Mapping[str, TensorDecision] = {tensor.name: tensor for tensor in plan.tensors}
-        could = sum(move.time_ns * move.hidden for move in plan.moves)
-        self._exposed = min(1.0, plan.summary.hidden_ns / could) if could else 1.0
+        self._exposure = Exposure(plan)
         self._moves: dict[tuple[str, str], list[Move]] = {}
         for move in plan.moves:
             self._moves.setdefault((move.tensor, move.reader), []).append(move)
@@ -100,7 +100,7 @@ class _Reader:
         return kept in {move.source, move.target}
 
     def _charged(self, move: Move) -> float:
-        return move.time_ns * (1 - move.hidden * self._exposed)
+        return self._exposure.exposed_ns(move)
 
 
 def table_rows(plan: Plan) -> Iterator[Row]:
