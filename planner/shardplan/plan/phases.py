@@ -138,11 +138,11 @@ class _Writer:
             if unit.seconds > 0.0:
                 self.add(Item("blocking", unit.name, unit.seconds, unit.levels), operator, unit.moves)
 
-    def issue(self, units: Sequence[_Unit], operator: int, after: int = -1) -> int:
+    def issue(self, units: Sequence[_Unit], operator: int, after: int = -1, *, deferred: bool = False) -> int:
         """Issue collectives one after the other; the number of the last one, or `after`."""
         for unit in units:
             if unit.seconds > 0.0:
-                item = Item("issue", unit.name, unit.seconds, unit.levels, self._issued, after)
+                item = Item("issue", unit.name, unit.seconds, unit.levels, self._issued, after, deferred)
                 self.add(item, operator, unit.moves)
                 after = self._issued
                 self._issued += 1
@@ -450,7 +450,7 @@ class _Backward:
                 self.writer.block(self.step.scaled(number, times), index)
             elif move.bucket is None:
                 after = self.reduced.get(move.tensor, -1)
-                self.reduced[move.tensor] = self.writer.issue(self.step.scaled(number, times), index, after)
+                self.reduced[move.tensor] = self.writer.issue(self.step.scaled(number, times), index, after, deferred=True)
             else:
                 self._in_bucket(move.bucket, index)
 
@@ -459,6 +459,6 @@ class _Backward:
         self.filled[bucket] += 1
         members = self.step.buckets[bucket]
         if self.filled[bucket] == len(members):
-            issued = self.writer.issue(self.step.bucket(bucket), index)
+            issued = self.writer.issue(self.step.bucket(bucket), index, deferred=True)
             for member in members:
                 self.reduced[self.parts.moves[member].tensor] = issued

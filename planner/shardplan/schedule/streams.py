@@ -2,9 +2,9 @@
 
 The device runs a program: items in order, each of which computes, communicates while nothing else is computed
 (blocking), issues an asynchronous collective, or waits for one. A collective occupies every link level that its
-algorithm uses. What was issued runs in the order of issue on each level, and what has to come after another collective
-is issued when that has ended. A blocking collective goes first on its levels: what was issued before
-pauses there (high-priority streams do this on GPUs). Compute beside communication takes `kappa` times as long. So for
+algorithm uses. On each level blocking collectives go first, then those that something will wait for soon, then deferred
+ones; of one kind, what was issued first; the others pause (streams of different priority do this on GPUs). What has to
+come after another collective is issued when that has ended. Compute beside communication takes `kappa` times as long. So for
 every program
 
     seconds = compute + blocking + (kappa - 1) / kappa * (time in which both run) + time in which only waiting is done
@@ -15,6 +15,7 @@ and nothing runs at full speed twice on one link. `shardplan.schedule.objective`
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +29,7 @@ Levels = frozenset[str]
 class Item:
     """One item of a device's program. `compute`: `seconds` alone; `blocking`: `seconds` on `levels`; `issue`: starts
     the asynchronous collective `number`, which takes `seconds` on `levels`, once the one with the number `after` has
-    ended; `wait`: for that number."""
+    ended, and gives way to others where it is `deferred`; `wait`: for that number."""
 
     action: Action
     name: str
@@ -36,6 +37,7 @@ class Item:
     levels: Levels = frozenset()
     number: int = -1
     after: int = -1
+    deferred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def simulate(program: Sequence[Item], kappa: float = 1.0) -> Simulation:
 
 
 class _Device:
-    """`left`: seconds of what was issued and has not ended, in order of issue; `used`: levels of all of that."""
+    """`left`: seconds of what was issued and has not ended; `queue`: that by precedence; `used`: levels of all of it."""
 
     def __init__(self, program: Sequence[Item], kappa: float) -> None:
         self.program, self.kappa = program, max(1.0, kappa)
@@ -77,6 +79,7 @@ class _Device:
         self.spans: list[Span] = []
         self.used: Levels = frozenset()
         self.left: dict[int, float] = {}
+        self.queue: list[tuple[bool, int]] = []
         self.issued: dict[int, int] = {}
         self.started: dict[int, float] = {}
         self.exposed: dict[int, float] = {}
@@ -99,6 +102,7 @@ class _Device:
             self.spans.append(Span(index, self.now, self.now))
             return
         self.left[index] = item.seconds
+        insort(self.queue, (item.deferred, index))
         self.exposed[index] = 0.0
         self.used |= item.levels
 
@@ -132,10 +136,10 @@ class _Device:
         self.spans.append(Span(index, start, self.now, exposed))
 
     def _active(self, taken: Levels) -> list[int]:
-        """What runs now beside something that has taken some levels: in order of issue, what finds its levels free."""
+        """What runs now beside something that has taken some levels: by precedence, what finds its levels free."""
         free = self.used - taken
         found = []
-        for index in self.left:
+        for _, index in self.queue:
             if not free:
                 break
             levels = self.program[index].levels
@@ -158,4 +162,5 @@ class _Device:
             self.left[index] -= step
             if self.left[index] <= 1e-15:
                 del self.left[index]
+                self.queue.remove((self.program[index].deferred, index))
                 self.spans.append(Span(index, self.started[index], self.now, self.exposed.pop(index)))
