@@ -450,7 +450,9 @@ class _Backward:
                 self.writer.block(self.step.scaled(number, times), index)
             elif move.bucket is None:
                 after = self.reduced.get(move.tensor, -1)
-                self.reduced[move.tensor] = self.writer.issue(self.step.scaled(number, times), index, after, deferred=True)
+                self.reduced[move.tensor] = self.writer.issue(
+                    self.step.scaled(number, times), index, after, deferred=True
+                )
             else:
                 self._in_bucket(move.bucket, index)
 

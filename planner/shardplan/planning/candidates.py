@@ -26,11 +26,9 @@ from shardplan.units import PS_PER_S
 T = TypeVar("T")
 Questions: TypeAlias = Generator[Question, Answer, T]
 
-SMALL_NODES = 2_000
-"""Tensors and operators up to which more problems are solved: they cost little."""
 UNPROVEN = 0.03
 """The relative gap that is left where what is recomputed is chosen: its integer programs are large."""
-PLAIN_SHARES = ((0.25, 0.5, False), (0.5, 0.75, False), (0.5, 0.5, True))
+PLAIN_SHARES = ((0.5, 0.75, False), (0.25, 0.5, False), (0.5, 0.5, True))
 """Rules of thumb as `plain_sum` takes them: what is sent in forward hides better than what is sent in backward."""
 CLOSE = 0.01
 """Where more than this share of the step is unproven, experts' layouts, flags and tighter limits are tried too."""
@@ -158,16 +156,14 @@ def _plain_sums(objective: Objective) -> list[Linear]:
 
 
 def with_experts(search: Search, found: Found) -> Questions[Found]:
-    """The layouts that experts write, the rest at the best multipliers; in small graphs by rules of thumb too."""
-    recipes, model = RECIPES.values(), search.instance.model
-    found = yield from _among(
-        search, found, [_question(search, found, found.linear, restriction=one) for one in recipes]
-    )
-    if len(model.tensors) + len(model.operators) > SMALL_NODES:
-        return found
-    sums = _plain_sums(found.objective)
-    questions = [_question(search, found, linear, restriction=one) for one in recipes for linear in sums]
-    return (yield from _among(search, found, questions, proves=False))
+    """The layouts that experts write, the rest at the best multipliers; where that leaves hope, by a rule of thumb."""
+    thumb = _plain_sums(found.objective)[0]
+    for recipe in RECIPES.values():
+        question = _question(search, found, found.linear, restriction=recipe)
+        found, hope = yield from _with(search, found, question)
+        if hope:
+            found, _ = yield from _with(search, found, replace(question, linear=thumb), proves=False)
+    return found
 
 
 def with_flags(search: Search, found: Found) -> Questions[Found]:
@@ -189,19 +185,24 @@ def _question(search: Search, found: Found, linear: Linear, *, restriction: Rest
 
 
 def _among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
-    """The best of what is known and the plans of some questions. `proves`: what a question proves is a bound on its
-    plans, and where that is no better than what is known they are not laid out."""
-    limit, plans, outcome = search.instance.limit_bytes, list[Candidate](), found.outcome
+    """The best of what is known and the plans of some questions."""
     for question in questions:
-        if search.is_over or outcome == "interrupted":
-            break
-        answer = yield replace(question, ends_s=search.share(2))
-        solution = answer.solution
-        outcome = solution.outcome if solution.outcome == "interrupted" else outcome
-        hopeless = proves and solution.bound / PS_PER_S >= found.candidate.step_s
-        if solution.choices is not None and not hopeless:
-            plans += judged(answer, limit, search.known)
-    return replace(found.better(plans, limit), outcome=outcome)
+        found, _ = yield from _with(search, found, question, proves=proves)
+    return found
+
+
+def _with(search: Search, found: Found, question: Question, *, proves: bool = True) -> Questions[tuple[Found, bool]]:
+    """The best of what is known and the plans of a question, and whether it was worth asking. `proves`: what it proves
+    is a bound on its plans, and where that is no better than what is known they are not laid out."""
+    if search.is_over or found.outcome == "interrupted":
+        return found, False
+    answer = yield replace(question, ends_s=search.share(2))
+    solution, limit = answer.solution, search.instance.limit_bytes
+    if solution.outcome == "interrupted":
+        found = replace(found, outcome="interrupted")
+    if solution.choices is None or (proves and solution.bound / PS_PER_S >= found.candidate.step_s):
+        return found, False
+    return found.better(judged(answer, limit, search.known), limit), True
 
 
 def of_linear(

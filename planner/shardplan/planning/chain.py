@@ -23,7 +23,7 @@ from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
 from shardplan.solve import Problem, Progress, Solution, solve
 
-MOST_JUDGED = 30
+MOST_JUDGED = 8
 """Candidates of one answer that are laid out: the best of the sums need not have the shortest schedule."""
 
 

@@ -2,10 +2,10 @@
 
 The device runs a program: items in order, each of which computes, communicates while nothing else is computed
 (blocking), issues an asynchronous collective, or waits for one. A collective occupies every link level that its
-algorithm uses. On each level blocking collectives go first, then those that something will wait for soon, then deferred
-ones; of one kind, what was issued first; the others pause (streams of different priority do this on GPUs). What has to
-come after another collective is issued when that has ended. Compute beside communication takes `kappa` times as long. So for
-every program
+algorithm uses. On each level blocking collectives go first, then those that something will wait for soon, then
+deferred ones; of one kind, what was issued first; the others pause (streams of different priority do this on GPUs).
+What has to come after another collective is issued when that has ended. Compute beside communication takes `kappa`
+times as long. So for every program
 
     seconds = compute + blocking + (kappa - 1) / kappa * (time in which both run) + time in which only waiting is done
     seconds >= blocking on l + asynchronous on l,  for every level l
@@ -70,7 +70,7 @@ def simulate(program: Sequence[Item], kappa: float = 1.0) -> Simulation:
 
 
 class _Device:
-    """`left`: seconds of what was issued and has not ended; `queue`: that by precedence; `used`: levels of all of it."""
+    """`left`: seconds of what was issued and has not ended; `queue`: that by precedence; `used`: levels of it all."""
 
     def __init__(self, program: Sequence[Item], kappa: float) -> None:
         self.program, self.kappa = program, max(1.0, kappa)

@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 import highspy
 import numpy as np
 
-from shardplan.solve.constants import AVERAGES_GAP, AVERAGES_MIXED, AVERAGES_SOLVES, MASTER_PULL, MASTER_STEADY, MULTIPLIER_DIGITS
+from shardplan.solve.constants import (
+    AVERAGES_GAP,
+    AVERAGES_MIXED,
+    AVERAGES_SOLVES,
+    MASTER_PULL,
+    MASTER_STEADY,
+    MULTIPLIER_DIGITS,
+)
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.highs.program import quiet_highs
 from shardplan.solve.problem import Costs, LinearSum, Multipliers, Problem, Solution

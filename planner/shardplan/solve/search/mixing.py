@@ -39,6 +39,11 @@ def mixed(problem: Problem, assignments: Sequence[Choices], most: int) -> list[C
     return sorted(found, key=lambda choices: (found[choices], choices))[:most]
 
 
+def crossing_costs(problem: Problem, head: Indices, tail: Indices) -> Values:
+    """The cost of every crossing of two assignments: entry t has `head` on the first t nodes, `tail` on the rest."""
+    return _Crossing(problem).costs(head, tail)
+
+
 @dataclass(frozen=True, slots=True)
 class _Function:
     """A linear function of an assignment, its equal rows and tables together: (array, nodes or edges that have it)."""
@@ -78,26 +83,29 @@ class _Crossing:
         most = np.zeros((max(self.groups, default=-1) + 1, self.count + 1))
         for group, one in zip(self.groups, self.sums, strict=True):
             most[group] = np.maximum(most[group], self._along(one, head, tail))
-        return costs + most.sum(axis=0)
+        return np.asarray(costs + most.sum(axis=0))
 
     def _along(self, function: _Function, head: Indices, tail: Indices) -> Values:
-        """A linear function at every crossing: an edge is tail's before both of its ends are reached, then a seam, then
-        head's."""
-        steps, barred = np.zeros(self.count + 1), np.zeros(self.count + 1)
-        steps[1:] = function.of_nodes(head) - function.of_nodes(tail)
+        """A linear function at every crossing: an edge is tail's until the first of its ends is reached, then a seam,
+        then head's."""
         u, v = self.u, self.v
         low, high = np.minimum(u, v) + 1, np.maximum(u, v) + 1
-        before = function.of_edges(tail[u], tail[v])
-        after = function.of_edges(head[u], head[v])
         seam = function.of_edges(np.where(u < v, head[u], tail[u]), np.where(u < v, tail[v], head[v]))
-        closed = np.isinf(seam)
-        np.add.at(barred, low[closed], 1)
-        np.subtract.at(barred, high[closed], 1)
-        seam = np.where(closed, before, seam)
-        np.add.at(steps, low, seam - before)
-        np.add.at(steps, high, after - seam)
-        start = function.of_nodes(tail).sum() + before.sum()
-        return np.where(np.cumsum(barred) > 0, np.inf, start + np.cumsum(steps))
+        nodes, end = np.arange(self.count), self.count + 1
+        spans: list[tuple[Values, Indices | int, Indices | int]] = [
+            (function.of_nodes(tail), 0, nodes + 1),
+            (function.of_nodes(head), nodes + 1, end),
+            (function.of_edges(tail[u], tail[v]), 0, low),
+            (seam, low, high),
+            (function.of_edges(head[u], head[v]), high, end),
+        ]
+        steps, barred = np.zeros(end + 1), np.zeros(end + 1)
+        for values, start, stop in spans:
+            closed = np.isinf(values)
+            for change, amounts in ((steps, np.where(closed, 0.0, values)), (barred, closed.astype(np.float64))):
+                np.add.at(change, np.broadcast_to(start, amounts.shape), amounts)
+                np.subtract.at(change, np.broadcast_to(stop, amounts.shape), amounts)
+        return np.asarray(np.where(np.cumsum(barred) > 0, np.inf, np.cumsum(steps))[:-1])
 
 
 def _grouped(arrays: Sequence[Costs]) -> list[tuple[Costs, Indices]]:
@@ -105,6 +113,4 @@ def _grouped(arrays: Sequence[Costs]) -> list[tuple[Costs, Indices]]:
     places: dict[int, list[int]] = defaultdict(list)
     for place, array in enumerate(arrays):
         places[id(array)].append(place)
-    return [
-        (arrays[at[0]], np.array(at, dtype=np.int64)) for at in places.values() if np.any(arrays[at[0]])
-    ]
+    return [(arrays[at[0]], np.array(at, dtype=np.int64)) for at in places.values() if np.any(arrays[at[0]])]
