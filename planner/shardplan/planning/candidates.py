@@ -47,12 +47,14 @@ class NoPlanError(Exception):
 @dataclass(frozen=True)
 class Found:
     """The plan with the shortest schedule found, the greatest proven lower bound on any (seconds), and the multipliers
-    at which that was found. `outcome`: of the last answer; `reproducible`: no clock decided anything."""
+    at which that was found. `limit_bytes`: under which that was proven; further questions are asked under it too: one
+    that stands in no way only costs time. `outcome`: of the last answer; `reproducible`: no clock decided anything."""
 
     candidate: Candidate
     bound_s: float
     objective: Objective
     multipliers: Weights
+    limit_bytes: int | None
     outcome: str = "feasible"
     reproducible: bool = True
 
@@ -69,7 +71,7 @@ class Found:
     def better(self, others: list[Candidate], limit_bytes: int) -> Found:
         """The same proof with the best of these plans."""
         best = min([self.candidate, *(other for other in others if other.keeps(limit_bytes))], key=lambda c: c.step_s)
-        return Found(best, self.bound_s, self.objective, self.multipliers, self.outcome, self.reproducible)
+        return replace(self, candidate=best)
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def of_phases(
     best = judged(answer, search.instance.limit_bytes, search.known)[0]
     multipliers = _by_phase(answer.objective, solution.multipliers)
     bound_s = solution.bound / PS_PER_S
-    return Found(best, bound_s, answer.objective, multipliers, solution.outcome, solution.reproducible)
+    return Found(best, bound_s, answer.objective, multipliers, limit_bytes, solution.outcome, solution.reproducible)
 
 
 def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
@@ -147,7 +149,7 @@ def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
 
 def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
     """Plans that are best when a share of all traffic is added to what computes and blocks."""
-    questions = [_question(search, found, linear) for linear in _plain_sums(found.objective)]
+    questions = [_question(found, linear) for linear in _plain_sums(found.objective)]
     return _among(search, found, questions, proves=False)
 
 
@@ -159,7 +161,7 @@ def with_experts(search: Search, found: Found) -> Questions[Found]:
     """The layouts that experts write, the rest at the best multipliers; where that leaves hope, by a rule of thumb."""
     thumb = _plain_sums(found.objective)[0]
     for recipe in RECIPES.values():
-        question = _question(search, found, found.linear, restriction=recipe)
+        question = _question(found, found.linear, restriction=recipe)
         found, hope = yield from _with(search, found, question)
         if hope:
             found, _ = yield from _with(search, found, replace(question, linear=thumb), proves=False)
@@ -169,19 +171,19 @@ def with_experts(search: Search, found: Found) -> Questions[Found]:
 def with_flags(search: Search, found: Found) -> Questions[Found]:
     """The plans of the flags of rematerialisation."""
     remats = flags(found.candidate.layouts.built)
-    return _among(search, found, [replace(_question(search, found, found.linear), remat=remat) for remat in remats])
+    return _among(search, found, [replace(_question(found, found.linear), remat=remat) for remat in remats])
 
 
 def under_less_memory(search: Search, found: Found) -> Questions[Found]:
     """The best plan at the best multipliers under a tighter limit: it keeps the limit too, and leads elsewhere."""
     tighter = int(TIGHTER * search.instance.limit_bytes)
-    return _among(search, found, [replace(_question(search, found, found.linear), limit_bytes=tighter)])
+    return _among(search, found, [replace(_question(found, found.linear), limit_bytes=tighter)])
 
 
-def _question(search: Search, found: Found, linear: Linear, *, restriction: Restrict | None = None) -> Question:
+def _question(found: Found, linear: Linear, *, restriction: Restrict | None = None) -> Question:
     """The best assignment of a linear function, with what the best plan recomputes."""
     remat = found.candidate.layouts.built.recompute
-    return Question(search.instance.limit_bytes, found.objective, linear, remat, restriction=restriction)
+    return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction)
 
 
 def _among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
