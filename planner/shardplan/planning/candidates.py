@@ -13,6 +13,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
+import numpy as np
+
 from shardplan.graph.remat import Recompute
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.instance import Instance
@@ -68,6 +70,11 @@ class Found:
         """Relative distance of the bound."""
         return 1.0 - self.bound_s / self.candidate.step_s if self.candidate.step_s else 0.0
 
+    @property
+    def is_only_one(self) -> bool:
+        """Whether the layouts are given: no node has a second choice."""
+        return all(np.isfinite(cost).sum() <= 1 for cost in self.candidate.layouts.problem.costs)
+
     def better(self, others: list[Candidate], limit_bytes: int) -> Found:
         """The same proof with the best of these plans."""
         best = min([self.candidate, *(other for other in others if other.keeps(limit_bytes))], key=lambda c: c.step_s)
@@ -110,7 +117,7 @@ def shortest(search: Search) -> Questions[Found]:
     if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
         further.append(under_less_memory)
     for look in further if instance.options.cost_model.is_ours else ():
-        if found.gap <= CLOSE or found.outcome == "interrupted" or search.is_over:
+        if found.gap <= CLOSE or found.is_only_one or found.outcome == "interrupted" or search.is_over:
             break
         found = yield from look(search, found)
     return found
