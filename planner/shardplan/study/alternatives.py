@@ -1,7 +1,7 @@
 """Alternatives: every other choice of some tensors or of an operator, with all the rest solved again.
 
-The difference is that of scheduled steps. An alternative is the best of what the plan's multipliers lead to, so that a
-longer search may find it to cost less.
+The difference is that of scheduled steps. An alternative is the better of two: what the plan's multipliers lead to with
+all else free, and with all other weights as the plan has them. A longer search may find it to cost less.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from shardplan.planning import Planner
 from shardplan.planning.chain import Answer
 from shardplan.planning.judge import judged
 from shardplan.planning.reduction import Allowed
-from shardplan.schedule.objective import Weights
 from shardplan.study.decided import fixed_to
 from shardplan.units import NS_PER_S, size
 
@@ -49,8 +48,7 @@ def alternatives(planner: Planner, plan: Plan, nodes: Sequence[Node]) -> tuple[A
 
     What `plan` chose comes first, then by cost. Raises `ShardplanError` as `plan_model` where there is no plan at all.
     """
-    multipliers = plan.summary.multipliers
-    best = planner.solve_at(multipliers, fixed_to(plan))
+    best = planner.solve_at(plan.summary.multipliers, fixed_to(plan))
     if best.solution.outcome == "interrupted":
         raise KeyboardInterrupt
     if best.solution.choices is None:
@@ -62,7 +60,7 @@ def alternatives(planner: Planner, plan: Plan, nodes: Sequence[Node]) -> tuple[A
     (usual, _), *others = taken.most_common()
     tried = sorted(named, key=lambda text: (_distance(text, usual), text))[:_MOST]
     found = [
-        _try(planner, multipliers, {node: masks[text] for node, masks in choices.items()}, text, best)
+        _try(planner, plan, {node: masks[text] for node, masks in choices.items()}, text, best)
         for text in tried
         if text != usual or others
     ]
@@ -73,24 +71,31 @@ def alternatives(planner: Planner, plan: Plan, nodes: Sequence[Node]) -> tuple[A
 
 
 def _try(
-    planner: Planner, multipliers: Weights, wanted: Mapping[Node, NDArray[np.bool_]], text: str, best: Answer
+    planner: Planner, plan: Plan, wanted: Mapping[Node, NDArray[np.bool_]], text: str, best: Answer
 ) -> Alternative:
     def pin(_: CostGraph) -> Allowed:
         return dict(wanted)
 
-    solved = planner.solve_at(multipliers, pin)
-    solution = solved.solution
-    if solution.outcome == "interrupted":
+    def near(built: CostGraph) -> Allowed:
+        weights = {("kept", parameter.tensor) for parameter in built.model.parameters}
+        return {node: mask for node, mask in fixed_to(plan)(built).items() if node in weights} | dict(wanted)
+
+    answers = [planner.solve_at(plan.summary.multipliers, restriction) for restriction in (pin, near)]
+    if any(one.solution.outcome == "interrupted" for one in answers):
         raise KeyboardInterrupt
+    solution = answers[0].solution
     if solution.choices is None:
         short = solution.shortfall_bytes
         why = f"does not fit: {size(short)} too much" if short else "contradicts the constraints"
         return Alternative(text, False, None, None, why_not=why if solution.outcome == "infeasible" else "not decided")
-    before, after = _choice_of(best), _choice_of(solved)
-    ours, theirs = (_priced(one, planner.limit_bytes) for one in (best, solved))
+    ours = _priced(best, planner.limit_bytes)
+    theirs = min(
+        (_priced(one, planner.limit_bytes) for one in answers if one.solution.choices is not None),
+        key=lambda one: (one.memory.total > planner.limit_bytes, one.step_s),
+    )
     cost_ns = round((theirs.step_s - ours.step_s) * NS_PER_S)
     memory_bytes = theirs.memory.total - ours.memory.total
-    also = _changes(best.layouts.built, [*wanted], before, after)
+    also = _changes(best.layouts.built, [*wanted], ours.choice, theirs.choice)
     return Alternative(text, False, max(cost_ns, 0), memory_bytes, also)
 
 
@@ -98,11 +103,6 @@ def _priced(solved: Answer, limit_bytes: int) -> Priced:
     """The plan of an answer, with gradients in the buckets that a plan would have."""
     best = judged(solved, limit_bytes)[0]
     return in_best_buckets(best.priced, best.layouts.memory, limit_bytes)
-
-
-def _choice_of(solved: Answer) -> Mapping[Node, int]:
-    assert solved.solution.choices is not None
-    return solved.layouts.chosen(solved.solution.choices)
 
 
 def _choices(built: CostGraph, node: Node) -> dict[str, NDArray[np.bool_]]:
