@@ -20,10 +20,12 @@ from shardplan.plan.types import Plan
 from shardplan.planning.recipes import recipes_for
 from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
-from shardplan.schedule.objective import single_sums
+from shardplan.schedule.objective import plain_sum
 from shardplan.solve import solve
 from shardplan.solve.problem import Costs, Problem
 
+_EXPOSED = 0.1
+"""Share of all traffic that counts beside what computes and blocks."""
 TRAINING, INFERENCE = PlanOptions(), PlanOptions(mode="inference")
 
 
@@ -48,7 +50,8 @@ def forced_plan(
     cluster = cluster_of(mesh, bucket_bytes)
     built = build_cost_graph(model, model_rules(model), cluster, options)
     memory = Memory(built)
-    problem = to_problem(built, memory, limit_bytes, single_sums(objective_of(built))[0])
+    little_exposed = plain_sum(objective_of(built), _EXPOSED, _EXPOSED, outermost=False)
+    problem = to_problem(built, memory, limit_bytes, little_exposed)
     recipes = {**recipes_for(options), "2-D": alpa_products}
     wanted = restrict(problem, built, recipes[recipe](built)) if recipe else problem
     if seed is not None:
@@ -56,7 +59,8 @@ def forced_plan(
     solution = solve(wanted)
     assert solution.choices is not None
     limit = limit_bytes or cluster.device.usable_bytes
-    return assemble(price(built, memory, solution.choices, limit), limit, Proof(0.0))
+    priced = price(built, memory, solution.choices, limit)
+    return assemble(replace(priced, moves=priced.scheduled.marked(priced.moves)), limit, Proof(0.0))
 
 
 def _drawn(problem: Problem, built: CostGraph, generator: np.random.Generator) -> tuple[Costs, ...]:

@@ -34,7 +34,9 @@ from shardplan.units import NS_PER_S, PS_PER_S
 
 Outcome = Literal["optimal", "feasible", "interrupted"]
 OPTIMAL = 1e-6
-"""Relative: a plan whose schedule is so near to the bound is optimal; prices are rounded to nanoseconds."""
+"""Relative: a plan whose schedule is so near to the bound is optimal."""
+MOST_ROUNDED = 1e-4
+"""Relative: what is left between bound and step is laid to the rounding of times to nanoseconds up to here at most."""
 SMALLER_BUCKETS = (0.25, 0.0625)
 """Of the profile's bucket: smaller ones are on their way sooner, and cost more latency."""
 WORTH_A_TRY = 0.01
@@ -330,7 +332,9 @@ def _summary(priced: Priced, limit_bytes: int, proof: Proof) -> Summary:
     sent_ns = sum(move.time_ns for move in priced.moves) + sum(operator.inner_ns for operator in priced.operators)
     exposed_ns = step_ns - compute_ns
     gap = (step_ns - bound_ns) / step_ns if step_ns else 0.0
-    proven: Outcome = "optimal" if gap <= OPTIMAL else "feasible"
+    roundings_ns = 0.5 * (len(priced.operators) + sum(len(move.steps) for move in priced.moves) + 1)
+    rounded = step_ns - bound_ns <= roundings_ns and gap <= MOST_ROUNDED
+    proven: Outcome = "optimal" if rounded or gap <= OPTIMAL else "feasible"
     return Summary(
         outcome=proof.outcome if proof.outcome == "interrupted" else proven,
         objective_ns=step_ns,

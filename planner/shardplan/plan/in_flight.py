@@ -31,13 +31,21 @@ def in_flight_bytes(built: CostGraph, parts: StepParts, scheduled: StepSchedule,
             if move.phase == "update":
                 continue  # it arrives where the weight is kept all the time
             size = _bytes(built, parts, number, gradient=backward and not move.regather)
-            begin, end = (
-                (issued, ended) if not backward else (memory.time.backward(issued), memory.time.backward(ended))
-            )
+            begin, end = _moments(memory, issued, ended, backward=backward, gathered=move.regather)
             if end > begin:
                 change[begin] += size
                 change[end] -= size
     return change.cumsum()[:-1]
+
+
+def _moments(memory: Memory, issued: int, ended: int, *, backward: bool, gathered: bool) -> tuple[int, int]:
+    """The moments in which a move is in flight that the rows of `memory` do not count: of a gathered weight from its
+    issue until its reader runs, of a gradient after its maker has run, and while that operator runs during which its
+    reduction ends."""
+    if not backward:
+        return issued, ended
+    begin, end = memory.time.backward(issued), memory.time.backward(ended)
+    return (begin, end) if gathered else (begin + 1, end + 1)
 
 
 def _flights(phase: Phase, ran: Simulation) -> Iterator[tuple[int, int, int]]:

@@ -24,10 +24,11 @@ _DEFAULT_KAPPA = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """One span of a timeline beside its task: the phase, bytes on the link, seconds that only it was waited for, and
-    the operators after which it is issued and before which it is awaited."""
+    """One span of a timeline beside its task: the phase and which repetition of it, bytes on the link, seconds that
+    only it was waited for, and the operators after which it is issued and before which it is awaited."""
 
     phase: str
+    repeat: int = 0
     bytes: int = 0
     exposed_s: float = 0.0
     issue_after: str = ""
@@ -104,7 +105,7 @@ def _timeline(plan: Plan, scheduled: StepSchedule) -> tuple[Timeline, list[Laid]
         for repeat in range(min(phase.count, MOST_SHOWN)):
             for span in sorted(ran.spans, key=lambda one: (one.start, one.item)):
                 item = phase.program[span.item]
-                about = _about(plan, phase, span)
+                about = _about(plan, phase, repeat, span)
                 for number in _streams(item, stream):
                     tasks.append(Task(item.name, number, item.seconds))
                     starts.append(now + repeat * ran.seconds + span.start)
@@ -121,13 +122,12 @@ def _streams(item: Item, stream: Mapping[str, int]) -> Iterator[int]:
         yield from sorted(stream[level] for level in item.levels)
 
 
-def _about(plan: Plan, phase: Phase, span: Span) -> Laid:
+def _about(plan: Plan, phase: Phase, repeat: int, span: Span) -> Laid:
     moves = [plan.moves[number] for number in phase.moves[span.item]]
     payload = sum(step.payload_bytes for move in moves for step in move.steps)
     first = moves[0] if moves else None
-    return Laid(
-        phase.name, payload, span.exposed, first.issue_after if first else "", first.wait_before if first else ""
-    )
+    after, before = (first.issue_after, first.wait_before) if first else ("", "")
+    return Laid(phase.name, repeat, payload, span.exposed, after, before)
 
 
 def chrome_trace(plan: Plan) -> dict[str, object]:
@@ -172,15 +172,16 @@ def _args(one: Laid) -> dict[str, object]:
 
 
 def _arrows(laid_out: Timeline, about: Sequence[Laid]) -> Iterator[dict[str, object]]:
-    """Flow events between compute and what runs beside it."""
-    computed: dict[tuple[str, str], int] = {}
+    """Flow events between compute and what runs beside it, in one repetition of a phase."""
+    computed: dict[tuple[str, int, str], int] = {}
     for number, (task, one) in enumerate(zip(laid_out.tasks, about, strict=True)):
         if task.stream == COMPUTE:
-            computed.setdefault((one.phase, task.name.removeprefix("backward: ")), number)
+            computed.setdefault((one.phase, one.repeat, task.name.removeprefix("backward: ")), number)
     for number, (task, one) in enumerate(zip(laid_out.tasks, about, strict=True)):
         if task.stream == COMPUTE:
             continue
-        before, after = computed.get((one.phase, one.issue_after)), computed.get((one.phase, one.wait_before))
+        before = computed.get((one.phase, one.repeat, one.issue_after))
+        after = computed.get((one.phase, one.repeat, one.wait_before))
         if before is not None:
             yield from _arrow(2 * number, laid_out, before, number)
         if after is not None:
