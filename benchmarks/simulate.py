@@ -40,9 +40,9 @@ GIB = 2**30
 class Run:
     """One published run. `microbatch`: sequences per device group and microbatch; `batch`: sequences per step;
     `distributed_optimizer`: gradients are scattered once a step to where the optimizer's state is, and new weights
-    gathered in the next forward; `tp_hidden`: the share of tensor-parallel traffic that runs in pieces beside matrix products; `overlapped`: whether
-    gradients are reduced while the backward pass still computes; `mesh`: where the usual one of
-    machines and GPUs does not do."""
+    gathered in the next forward; `tp_hidden`: the share of tensor-parallel traffic that runs in pieces beside matrix
+    products; `overlapped`: whether gradients are reduced while the backward pass still computes; `mesh`: where the
+    usual one of machines and GPUs does not do."""
 
     spec: TransformerSpec
     profile: str
