@@ -1,6 +1,7 @@
 """What a plan lists runs in its schedule, as often as it says: every move, all compute, all collectives inside."""
 
 from collections import defaultdict
+from fractions import Fraction
 
 import onnx
 import pytest
@@ -9,6 +10,12 @@ from small_models import proto_of
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
+from shardplan.layout.collective import Collective
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import R, S
+from shardplan.plan.phases import StepParts
+from shardplan.plan.step import schedule_step
+from shardplan.plan.types import CollectiveStep, Move, OperatorDecision
 from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
 from shardplan.models.named import described
@@ -67,3 +74,20 @@ def test_all_runs_where_layouts_are_pinned(pin, tmp_path):
     model = read_model(tmp_path / "chain.onnx")
     options = PlanOptions(microbatches=2, constraints=(parse_pin(pin),))
     same_as_listed(plan_model(model, make_cluster(load_profile("generic"), "2x2"), options))
+
+
+def test_a_weight_is_awaited_by_the_first_that_reads_it():
+    """It is brought nearer for all readers, and from there to the second one, which waits for both."""
+    sharded, half, whole = (Layout.of(*pair) for pair in ((S(0), S(1)), (R, S(1)), (R, R)))
+
+    def operator(name, result):
+        return OperatorDecision(name, "MatMul", "", "", (), (), (), 1000, inputs=("w",), outputs=(result,))
+
+    def move(source, target, reader, axis):
+        gather = CollectiveStep(Collective("all_gather", (axis,), Fraction(1)), 8, 500)
+        return Move("w", source, target, reader, "forward", (gather,), kind="prefetched")
+
+    moves = (move(sharded, half, "", 0), move(half, whole, "second", 1))
+    operators = (operator("first", "a"), operator("second", "b"))
+    parts = StepParts(operators, moves, ("net", "up"), False, 1, 0, (0,))
+    assert [one.wait_before for one in schedule_step(parts).marked(moves)] == ["first", "second"]

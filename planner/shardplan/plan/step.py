@@ -55,7 +55,7 @@ class StepSchedule:
         )
 
     def _places(self) -> Mapping[int, tuple[str, str]]:
-        """By number of a move: the operator after which it is issued, the one before which it is awaited."""
+        """By number of a move: the operator after which it is issued, the first one that waits for it."""
         found: dict[int, tuple[str, str]] = {}
         for phase in self.phases:
             last, issued = "", dict[int, tuple[str, tuple[int, ...]]]()
@@ -69,7 +69,7 @@ class StepSchedule:
                         found[number] = (found.get(number, (last, ""))[0], "")
                 elif item.action == "wait":
                     for number in self._chain(issued, item.number, phase):
-                        found[number] = (found[number][0], name)
+                        found[number] = (found[number][0], found[number][1] or name)
         return found
 
     @staticmethod
