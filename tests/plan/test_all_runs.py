@@ -10,16 +10,16 @@ from small_models import proto_of
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
+from shardplan.graph.options import PlanOptions
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R, S
-from shardplan.plan.phases import StepParts
-from shardplan.plan.step import schedule_step
-from shardplan.plan.types import CollectiveStep, Move, OperatorDecision
-from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
 from shardplan.models.named import described
+from shardplan.plan.phases import StepParts
+from shardplan.plan.step import schedule_step
 from shardplan.plan.timeline import step_schedule
+from shardplan.plan.types import CollectiveStep, Move, OperatorDecision
 from shardplan.planning import plan_model
 
 CHAIN = """
