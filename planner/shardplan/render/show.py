@@ -25,6 +25,8 @@ DEAREST = 12
 _BAR_CELLS = 30
 _WIDE = 140
 """Columns from which the layouts of moves are shown too."""
+_ROOMY = 100
+"""Columns from which what is overlapped of moves is shown too."""
 
 
 def show_plan(console: Console, plan: Plan, *, everything: bool = False) -> None:
@@ -167,10 +169,11 @@ def _show_moves(console: Console, groups: list[MoveGroup], plan: Plan, *, everyt
         return
     shown = groups if everything else groups[:DEAREST]
     wide, measure = console.width >= _WIDE, measure_of(plan.model.get("cost_model"))
+    roomy = console.width >= _ROOMY and not measure.unit
     rows = table(
         ">of step",
         ">cost" if measure.unit else ">exposed",
-        *([] if measure.unit else [">overlapped"]),
+        *([">overlapped"] if roomy else []),
         ">",
         "*move",
         ">bytes",
@@ -180,7 +183,9 @@ def _show_moves(console: Console, groups: list[MoveGroup], plan: Plan, *, everyt
     )
     for group in shown:
         layouts = [f"{group.source} → {group.target}"] if wide else []
-        rows.add_row(*_move_cells(group, plan.summary.step_ns, measure), *layouts)
+        share, exposed, *cells = _move_cells(group, plan.summary.step_ns, measure)
+        overlapped = [measure.text(group.overlapped_ns) if group.overlapped_ns else ""] if roomy else []
+        rows.add_row(share, exposed, *overlapped, *cells, *layouts)
     emit(console, rows)
     rest = groups[len(shown) :]
     _note_hidden(console, len(rest), "kind{s} of moves", _rest(rest, measure))
@@ -190,7 +195,6 @@ def _move_cells(group: MoveGroup, step_ns: int, measure: Measure) -> tuple[str |
     return (
         percent(group.exposed_ns / step_ns if step_ns else 0.0),
         measure.text(group.exposed_ns),
-        *([] if measure.unit else [measure.text(group.overlapped_ns) if group.overlapped_ns else ""]),
         f"×{group.count}" if group.count > 1 else "",
         Text(group.collectives, style="cyan"),
         size(group.payload_bytes),
