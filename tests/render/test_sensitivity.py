@@ -17,7 +17,7 @@ def test_robustness_in_words():
     describe_sensitivity(Console(file=stream, width=200), FOUND)
     assert [" ".join(line.split()) for line in stream.getvalue().splitlines()] == [
         "robust plan still optimal in 2 of 3 perturbed profiles (±15.0 %)",
-        "in the worst of them the plan is 2.3 % slower than the optimum there",
+        "in the worst of them the plan is 2.3 % slower than the best plan there",
         "another plan gains more than 1.0 % if compute is above 1.41 times what the profile says",
         "from 0.5 to 2 times as much nothing changes with net latency",
     ]

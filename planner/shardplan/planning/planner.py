@@ -18,6 +18,7 @@ from shardplan.planning.candidates import Found, NoPlanError, Questions, Search,
 from shardplan.planning.chain import Answer, answer
 from shardplan.planning.infeasible import refusal
 from shardplan.planning.instance import CostGraphs, instance_of
+from shardplan.planning.judge import Known
 from shardplan.planning.reduction import Restrict, both
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 from shardplan.solve import Progress
@@ -68,6 +69,8 @@ class Planner:
         self._reasons = reasons
         self.instance = instance_of(model, cluster, options, self._warn, complete=complete, decided=decided)
         self._graphs = CostGraphs(self.instance)
+        self.known: Known = {}
+        """Plans that `solve_at` laid out."""
 
     @property
     def limit_bytes(self) -> int:
@@ -91,7 +94,7 @@ class Planner:
     def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
         """The best assignment at given multipliers of the objective's sums, or the proof that there is none."""
         linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
-        return self._answered(of_linear(Search(self.instance, float("inf")), linear), restriction)
+        return self._answered(of_linear(Search(self.instance, float("inf"), self.known), linear), restriction)
 
     def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:
         """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums; by

@@ -1,7 +1,7 @@
 """Alternatives: every other choice of some tensors or of an operator, with all the rest solved again.
 
 The difference is that of scheduled steps. An alternative is the better of two: what the plan's multipliers lead to with
-all else free, and with all other weights as the plan has them. A longer search may find it to cost less.
+all else free, and with all other tensors kept as the plan has them. A longer search may find it to cost less.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def alternatives(planner: Planner, plan: Plan, nodes: Sequence[Node]) -> tuple[A
         raise KeyboardInterrupt
     if best.solution.choices is None:
         raise planner.refusal(best)
-    choice = best.layouts.chosen(best.solution.choices)
+    choice, ours = best.layouts.chosen(best.solution.choices), _priced([best], planner)
     choices = {node: _choices(best.layouts.built, node) for node in nodes}
     named = [text for text in choices[nodes[0]] if all(text in masks for masks in choices.values())]
     taken = Counter(text for node, masks in choices.items() for text, mask in masks.items() if mask[choice[node]])
     (usual, _), *others = taken.most_common()
     tried = sorted(named, key=lambda text: (_distance(text, usual), text))[:_MOST]
     found = [
-        _try(planner, plan, {node: masks[text] for node, masks in choices.items()}, text, best)
+        _try(planner, plan, {node: masks[text] for node, masks in choices.items()}, text, ours)
         for text in tried
         if text != usual or others
     ]
@@ -71,14 +71,13 @@ def alternatives(planner: Planner, plan: Plan, nodes: Sequence[Node]) -> tuple[A
 
 
 def _try(
-    planner: Planner, plan: Plan, wanted: Mapping[Node, NDArray[np.bool_]], text: str, best: Answer
+    planner: Planner, plan: Plan, wanted: Mapping[Node, NDArray[np.bool_]], text: str, ours: Priced
 ) -> Alternative:
     def pin(_: CostGraph) -> Allowed:
         return dict(wanted)
 
     def near(built: CostGraph) -> Allowed:
-        weights = {("kept", parameter.tensor) for parameter in built.model.parameters}
-        return {node: mask for node, mask in fixed_to(plan)(built).items() if node in weights} | dict(wanted)
+        return {node: mask for node, mask in fixed_to(plan)(built).items() if node[0] == "kept"} | dict(wanted)
 
     answers = [planner.solve_at(plan.summary.multipliers, restriction) for restriction in (pin, near)]
     if any(one.solution.outcome == "interrupted" for one in answers):
@@ -88,20 +87,18 @@ def _try(
         short = solution.shortfall_bytes
         why = f"does not fit: {size(short)} too much" if short else "contradicts the constraints"
         return Alternative(text, False, None, None, why_not=why if solution.outcome == "infeasible" else "not decided")
-    ours = _priced(best, planner.limit_bytes)
-    theirs = min(
-        (_priced(one, planner.limit_bytes) for one in answers if one.solution.choices is not None),
-        key=lambda one: (one.memory.total > planner.limit_bytes, one.step_s),
-    )
+    theirs = _priced(answers, planner)
     cost_ns = round((theirs.step_s - ours.step_s) * NS_PER_S)
     memory_bytes = theirs.memory.total - ours.memory.total
-    also = _changes(best.layouts.built, [*wanted], ours.choice, theirs.choice)
+    also = _changes(ours.built, [*wanted], ours.choice, theirs.choice)
     return Alternative(text, False, max(cost_ns, 0), memory_bytes, also)
 
 
-def _priced(solved: Answer, limit_bytes: int) -> Priced:
-    """The plan of an answer, with gradients in the buckets that a plan would have."""
-    best = judged(solved, limit_bytes)[0]
+def _priced(solved: Sequence[Answer], planner: Planner) -> Priced:
+    """The best plan of some answers, with gradients in the buckets that a plan would have."""
+    limit_bytes = planner.limit_bytes
+    plans = [plan for answer in solved for plan in judged(answer, limit_bytes, planner.known)]
+    best = min(plans, key=lambda one: (not one.keeps(limit_bytes), one.step_s))
     return in_best_buckets(best.priced, best.layouts.memory, limit_bytes)
 
 
