@@ -66,6 +66,7 @@ class StageCosts:
     """Nothing was left out that might have been good."""
     _behind: list[Counts] = field(init=False)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
+    _proven: dict[Cut, float] = field(init=False, default_factory=dict)
     _seen: list[_Seen] = field(init=False, default_factory=list)
     _memory_bounds: dict[int, CostBounds] = field(init=False, default_factory=dict)
     _tables: dict[StageSite, Costs] = field(init=False, default_factory=dict)
@@ -90,14 +91,17 @@ class StageCosts:
         else:
             self._apart = PS_PER_NS * self._tied.apart_ns()
 
-    def search(self, stages: int | None, *, strained: bool = False, worth_ns: float = math.inf) -> Found:
+    def search(
+        self, stages: int | None, *, strained: bool = False, proven: bool = False, worth_ns: float = math.inf
+    ) -> Found:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
         `worth_ns`.
 
         `strained`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
-        and had no more in flight.
+        and had no more in flight. `proven`: stages that were planned cost what is proven of them, and not what they
+        were found to take.
         """
-        costs, sites = self._now(), self._sites
+        costs, sites = self._now(self._proven if proven else self._known), self._sites
         choices = Choices(
             costs=costs,
             sizes=[self.parts[site.part].size for site in sites],
@@ -228,10 +232,12 @@ class StageCosts:
         ends = chosen[::-1]
         return tuple(replace(cut, enters=ends[2 * place], leaves=ends[2 * place + 1]) for place, cut in enumerate(cuts))
 
-    def learn(self, cut: Cut, cost_ns: float, close: float) -> bool:
+    def learn(self, cut: Cut, summary: Summary, close: float) -> bool:
         """Take note of what a stage costs that holds one microbatch; whether that is more than was known."""
-        cost = cost_ns * PS_PER_NS
-        known = self._known.get(cut, self._least(cut)[cut.enters, cut.leaves])
+        cost = summary.step_ns * PS_PER_NS
+        least = float(self._least(cut)[cut.enters, cut.leaves])
+        self._proven[cut] = max(least, summary.bound_ns * PS_PER_NS)
+        known = self._known.get(cut, least)
         if cost > known * (1.0 + close):
             self._known[cut] = cost
             return True
@@ -270,7 +276,7 @@ class StageCosts:
         if never:
             self._exclude(cut, behind)
         elif self.exact:
-            self._known[cut] = np.inf
+            self._known[cut] = self._proven[cut] = np.inf
             self.proven = self.proven and one_waits
         else:
             self._exclude(cut, behind)
@@ -318,11 +324,11 @@ class StageCosts:
         """How many layouts at borders the search tells apart."""
         return max((len(row) for runs in self.runs for row in runs.layouts), default=1) if self.exact else 1
 
-    def _now(self) -> list[Costs]:
+    def _now(self, known: Mapping[Cut, float]) -> list[Costs]:
         """The tables, and what planning has told."""
         sites = self._sites
         tables = [self._table(site) for site in sites]
-        for cut, cost_ps in self._known.items():
+        for cut, cost_ps in known.items():
             number = self._tied.number(cut) if self._tied else cut.submesh
             if tables[number] is self._tables[sites[number]]:
                 tables[number] = tables[number].copy()
