@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
@@ -15,7 +16,7 @@ from shardplan.planning.reduction import Layouts, Posed
 from shardplan.schedule.objective import Linear, serial_objective, single_sums
 from shardplan.solve.problem import Problem
 
-BATCHES = 4096
+BATCHES = 1 << 15
 """Assignments that are priced at once."""
 
 
@@ -48,21 +49,49 @@ def count(problem: Problem) -> int:
     return int(np.prod([float(len(cost)) for cost in problem.costs]))
 
 
-def every_assignment(problem: Problem) -> Iterator[tuple[tuple[int, ...], float, int]]:
-    """Choices, cost in picoseconds and peak in bytes of every assignment that is allowed: nothing is left to a
-    solver."""
-    every = itertools.product(*(range(len(cost)) for cost in problem.costs))
-    while batch := list(itertools.islice(every, BATCHES)):
-        choices = np.array(batch)
+@dataclass(frozen=True)
+class Assignments:
+    """Every assignment that a problem allows: `choices[i]`, `cost[i]` in picoseconds, `peak[i]` in bytes."""
+
+    choices: NDArray[np.int64]
+    cost: NDArray[np.float64]
+    peak: NDArray[np.int64]
+
+    def within(self, limit_bytes: int) -> Assignments:
+        """Those that fit, the cheapest first."""
+        fits = np.flatnonzero(self.peak <= limit_bytes)
+        order = fits[np.argsort(self.cost[fits], kind="stable")]
+        return Assignments(self.choices[order], self.cost[order], self.peak[order])
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, ...], float, int]]:
+        for choices, cost, peak in zip(self.choices.tolist(), self.cost.tolist(), self.peak.tolist(), strict=True):
+            yield tuple(choices), cost, peak
+
+
+def every_assignment(problem: Problem) -> Assignments:
+    """All assignments that are allowed, with what they cost: nothing is left to a solver."""
+    sizes = [len(cost) for cost in problem.costs]
+    parts = []
+    for start in range(0, count(problem), BATCHES):
+        numbers = np.arange(start, min(start + BATCHES, count(problem)))
+        choices = np.stack(np.unravel_index(numbers, sizes), axis=1)
         cost = _sum(problem, problem.costs, [edge.table for edge in problem.edges], choices)
+        possible = np.isfinite(cost)
+        choices, cost = choices[possible], cost[possible]
         for group in problem.maxima:
             rises = [_sum(problem, one.costs, one.tables, choices) for one in group.sums]
-            cost = cost + np.maximum(0.0, np.max(rises, axis=0))
-        held = np.zeros((len(choices), problem.moments), dtype=np.int64)
-        for usage in problem.usages:
-            held[:, usage.start : usage.end] += usage.amount[choices[:, usage.node]][:, None]
-        for number in np.flatnonzero(np.isfinite(cost)):
-            yield batch[number], float(cost[number]), int(held[number].max())
+            cost = cost + np.maximum(0.0, np.max(rises, axis=0, initial=0.0))
+        parts.append(Assignments(choices, cost, _peak(problem, choices)))
+    return Assignments(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("choices", "cost", "peak"))
+    )
+
+
+def _peak(problem: Problem, choices):
+    held = np.zeros((len(choices), problem.moments), dtype=np.int64)
+    for usage in problem.usages:
+        held[:, usage.start : usage.end] += usage.amount[choices[:, usage.node]][:, None]
+    return held.max(axis=1, initial=0)
 
 
 def _sum(problem: Problem, costs, tables, choices):

@@ -21,6 +21,11 @@ class Candidate:
         """What candidates are compared by: the scheduled step, penalties of soft constraints included."""
         return self.priced.step_s + self.priced.penalty_s
 
+    def under(self, limit_bytes: int) -> Candidate:
+        """The same assignment, scheduled under another limit on memory."""
+        layouts, choices = self.layouts, tuple(self.priced.choice.values())
+        return Candidate(price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties), layouts)
+
     def keeps(self, limit_bytes: int) -> bool:
         """Whether the plan keeps a limit on memory."""
         return self.priced.memory.total <= limit_bytes

@@ -77,19 +77,23 @@ class Planner:
         """What a plan may use of a device's memory."""
         return self.instance.limit_bytes
 
-    def plan(self, restriction: Restrict | None = None) -> Plan:
-        """The best plan, of those that `restriction` allows. Raises as `plan_model`."""
+    def plan(self, restriction: Restrict | None = None, scheduled_bytes: int | None = None) -> Plan:
+        """The best plan, of those that `restriction` allows. `scheduled_bytes`: the limit on memory that its schedule
+        is to keep where it can, if not the one under which the plan is sought. Raises as `plan_model`."""
         try:
             found = self._answered(shortest(Search.of(self.instance)), restriction)
         except NoPlanError as none:
             raise self.refusal(none.answer) from None
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
-        priced = in_best_buckets(found.candidate.priced, found.candidate.layouts.memory, self.limit_bytes)
+        candidate, limit = found.candidate, self.limit_bytes
+        if scheduled_bytes is not None:
+            candidate, limit = candidate.under(scheduled_bytes), scheduled_bytes
+        priced = in_best_buckets(candidate.priced, candidate.layouts.memory, limit)
         if priced.mismatch:
             self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
         proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, found.multipliers)
-        return assemble(priced, self.limit_bytes, proof)
+        return assemble(priced, limit, proof)
 
     def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
         """The best assignment at given multipliers of the objective's sums, or the proof that there is none."""
