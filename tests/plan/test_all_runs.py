@@ -16,8 +16,8 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R, S
 from shardplan.model.read import read_model
 from shardplan.models.named import described
-from shardplan.plan.phases import StepParts
 from shardplan.plan.step import schedule_step
+from shardplan.plan.step_moves import StepParts
 from shardplan.plan.timeline import step_schedule
 from shardplan.plan.types import CollectiveStep, Move, OperatorDecision
 from shardplan.planning import plan_model

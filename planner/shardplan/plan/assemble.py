@@ -26,8 +26,9 @@ from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model, Parameter
 from shardplan.plan.emit import Emitter
 from shardplan.plan.in_flight import in_flight_bytes
-from shardplan.plan.phases import POLICIES, StepParts, block_starts
+from shardplan.plan.phases import POLICIES
 from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
+from shardplan.plan.step_moves import StepParts, block_starts
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
 from shardplan.solve.problem import Costs
 from shardplan.units import NS_PER_S, PS_PER_S

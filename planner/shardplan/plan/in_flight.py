@@ -16,8 +16,9 @@ from shardplan.graph.memory import Memory
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.plan.buckets import tiles
-from shardplan.plan.phases import Phase, StepParts
+from shardplan.plan.phases import Phase
 from shardplan.plan.step import StepSchedule
+from shardplan.plan.step_moves import StepParts
 from shardplan.schedule.streams import Simulation
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardplan.plan.phases import EAGER, Phase, Policy, StepParts, phases_of
+from shardplan.plan.backward_phase import backward
+from shardplan.plan.forward_phase import forward
+from shardplan.plan.phases import EAGER, Phase, PhaseWriter, Policy
+from shardplan.plan.step_moves import StepMoves, StepParts
 from shardplan.plan.types import Move
 from shardplan.schedule.streams import Item, Simulation, Span, simulate
 
@@ -86,6 +89,31 @@ def _share(move: Move, exposed: float, whole: float) -> float:
     if move.kind == "blocking" or not whole:
         return 0.0
     return round(max(0.0, 1.0 - exposed / whole), 3)
+
+
+def phases_of(parts: StepParts, policy: Policy = EAGER) -> tuple[Phase, ...]:
+    """The phases of a step in the order in which they first run."""
+    moves = StepMoves(parts, policy)
+    micro = parts.microbatches
+    phases: list[Phase] = []
+    if any(move.phase == "update" for move in parts.moves):
+        phases.append(forward(moves, "first forward", 1))
+        micro -= 1
+    if micro:
+        phases.append(forward(moves, "forward", micro))
+    if parts.training:
+        if parts.microbatches > 1:
+            phases.append(backward(moves, "backward", parts.microbatches - 1))
+        phases.append(backward(moves, "last backward", 1))
+        phases.append(_update(parts))
+    return tuple(phases)
+
+
+def _update(parts: StepParts) -> Phase:
+    """The optimizer."""
+    writer = PhaseWriter()
+    writer.compute("optimizer step", parts.optimizer_ns, -1)
+    return writer.phase("update", 1)
 
 
 def schedule_step(parts: StepParts, policy: Policy = EAGER, kappa: float = 1.0) -> StepSchedule:

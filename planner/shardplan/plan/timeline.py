@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
-from shardplan.plan.phases import Phase, Policy, StepParts, block_starts
+from shardplan.plan.phases import Phase, Policy
 from shardplan.plan.pipeline_timeline import pipeline_streams, pipeline_timeline
 from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
+from shardplan.plan.step_moves import StepParts, block_starts
 from shardplan.plan.types import Move, Plan
 from shardplan.schedule.streams import Item, Span
 from shardplan.schedule.tasks import COMPUTE, Task, Timeline
