@@ -53,7 +53,7 @@ class _Backward:
             if tensor in self.reduced:
                 self.writer.wait(self.reduced[tensor], tensor, index)
         nanoseconds = operator.backward_ns - operator.again_ns
-        self.writer.compute(f"backward: {operator.name}", round(nanoseconds / self.parts.microbatches), index)
+        self.writer.compute(f"backward: {operator.name}", nanoseconds / self.parts.microbatches, index)
         self.writer.block(self.step.inner(operator, operator.inner_backward_ns), index)
         for tensor in dict.fromkeys(filter(None, operator.inputs)):
             self._gradient(self.step.back.own.get((tensor, operator.name), ()), index)
@@ -78,7 +78,7 @@ class _Backward:
     def _recompute(self, index: int) -> None:
         operator = self.parts.operators[index]
         self._brought_again(index)
-        nanoseconds = round(operator.again_ns / self.parts.microbatches)
+        nanoseconds = operator.again_ns / self.parts.microbatches
         self.writer.compute(f"recompute: {operator.name}", nanoseconds, index)
         for tensor in filter(None, operator.outputs):
             self._stored_again(tensor, operator, index)

@@ -54,8 +54,8 @@ def _updates(step: StepMoves, writer: PhaseWriter) -> dict[str, int]:
     return issued
 
 
-def _forward_ns(step: StepMoves, operator: OperatorDecision) -> int:
-    return round((operator.compute_ns - operator.backward_ns) / step.parts.microbatches)
+def _forward_ns(step: StepMoves, operator: OperatorDecision) -> float:
+    return (operator.compute_ns - operator.backward_ns) / step.parts.microbatches
 
 
 class Prefetch:

@@ -75,7 +75,7 @@ class PhaseWriter:
         self.moves.append(moves)
         self.operators.append(operator)
 
-    def compute(self, name: str, nanoseconds: int, operator: int) -> None:
+    def compute(self, name: str, nanoseconds: float, operator: int) -> None:
         if nanoseconds > 0:
             self.add(Item("compute", name, nanoseconds * _SECOND), operator)
 
