@@ -1,5 +1,6 @@
 """Laws of the step on tiny graphs of which every assignment is tried: objective, schedules, and plans."""
 
+import itertools
 import math
 from dataclasses import replace
 from functools import cache
@@ -39,7 +40,7 @@ def model_of(rows, widths, relu):
     """Products in a row, each with a Relu behind it where `relu` says so; the input's gradient is wanted nowhere."""
     tensors = {"x0": Tensor("x0", (rows, widths[0]), "float", "input")}
     operators, weights, last = [], [], "x0"
-    for number, (inner, wide) in enumerate(zip(widths, widths[1:], strict=False), 1):
+    for number, (inner, wide) in enumerate(itertools.pairwise(widths), 1):
         weight, made = f"w{number}", f"x{number}"
         tensors[weight] = Tensor(weight, (inner, wide), "float", "parameter")
         tensors[made] = Tensor(made, (rows, wide), "float", "activation")
@@ -158,7 +159,7 @@ def test_looser_memory_is_never_slower(model, cluster, shard_optimizer):
         plan = Planner(built.model, built.cluster, replace(asked, memory_limit_bytes=limit)).plan()
         assert plan.summary.memory.total <= limit
         steps.append(plan.summary.step_ns)
-    assert all(later <= 1.005 * earlier + 1 for earlier, later in zip(steps, steps[1:], strict=False)), steps
+    assert all(later <= 1.005 * earlier + 1 for earlier, later in itertools.pairwise(steps)), steps
 
 
 @given(models, clusters)
