@@ -50,7 +50,7 @@ def layers(count: int) -> Problem:
 
 def test_equal_layers_are_mixed_where_averages_change_them_all_at_once() -> None:
     """Of 50 layers, 20 compute for 60 and 30 send for 60; all of one kind take 100 or 150."""
-    solution = solve(layers(50), averages=True)
+    solution = solve(layers(50), averages=10)
     assert solution.cost == 60.0
     assert solution.choices is not None
     assert sorted(solution.choices) == [0] * 20 + [1] * 30

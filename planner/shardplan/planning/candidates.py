@@ -28,6 +28,8 @@ from shardplan.units import PS_PER_S
 T = TypeVar("T")
 Questions: TypeAlias = Generator[Question, Answer, T]
 
+ROUGH = 0.02
+"""The relative gap that is left of questions that only lead to further plans: nothing is to be proven of those."""
 UNPROVEN = 0.03
 """The relative gap that is left where what is recomputed is chosen: its integer programs are large."""
 PLAIN_SHARES = ((0.5, 0.75, False), (0.25, 0.5, False), (0.5, 0.5, True))
@@ -111,7 +113,7 @@ def shortest(search: Search) -> Questions[Found]:
     found = yield from without_limit(search)
     if found is None:
         found = yield from of_phases(search, instance.limit_bytes, chooses_remat=instance.chooses_remat)
-    further = [with_plain_sums, with_experts]
+    further = [with_plain_sums] if instance.is_quick else [with_plain_sums, with_experts]
     if instance.chooses_remat:
         further.append(with_flags)
     if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
@@ -156,7 +158,8 @@ def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
 
 def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
     """Plans that are best when a share of all traffic is added to what computes and blocks."""
-    questions = [_question(found, linear) for linear in _plain_sums(found.objective)]
+    sums = _plain_sums(found.objective)
+    questions = [_question(found, linear) for linear in (sums[:1] if search.instance.is_quick else sums)]
     return _among(search, found, questions, proves=False)
 
 
@@ -205,7 +208,7 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     is a bound on its plans, and where that is no better than what is known they are not laid out."""
     if search.is_over or found.outcome == "interrupted":
         return found, False
-    answer = yield replace(question, ends_s=search.share(2))
+    answer = yield replace(question, ends_s=search.share(2), unproven=ROUGH)
     solution, limit = answer.solution, search.instance.limit_bytes
     if solution.outcome == "interrupted":
         found = replace(found, outcome="interrupted")

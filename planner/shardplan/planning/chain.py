@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import Effort, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.graph.remat import Recompute
 from shardplan.planning.constraint_masks import ConstraintMasks
@@ -23,6 +23,8 @@ from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
 from shardplan.solve import Problem, Progress, Solution, solve
 
+AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10}
+"""Plain problems that are solved at most for the objective's maxima: more raise the bound a little."""
 MOST_JUDGED = 8
 """Candidates of one answer that are laid out: the best of the sums need not have the shortest schedule."""
 
@@ -145,5 +147,5 @@ def _solved(
         on_progress=on_progress,
         unproven=question.unproven,
         start=start,
-        averages=options.gap > 0.0,
+        averages=AVERAGES[options.effort] if options.gap > 0.0 else 0,
     )

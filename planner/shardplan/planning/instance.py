@@ -49,6 +49,11 @@ class Instance:
         """Whether what is recomputed is to be chosen."""
         return self.options.training and self.options.remat == "auto" and self.decided is None
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether this is one of many plans that are compared."""
+        return self.options.effort == "quick"
+
 
 def instance_of(
     model: Model,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def robustness(
 
 def regret(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan) -> float:
     """Step of `plan` on `cluster` over that of the best plan there, less 1; infinite where it does not fit."""
-    planner = Planner(model, cluster, options, reasons=False)
+    planner = Planner(model, cluster, replace(options, effort="quick"), reasons=False)
     try:
         held = finished(planner.plan(fixed_to(plan))).summary.step_ns
     except InfeasibleError:

@@ -40,15 +40,22 @@ class _Plane:
     sums: tuple[float, ...]
 
 
-def by_averages(problem: Problem, solve: Solve, start: Multipliers = (), stop: Callable[[], bool] = bool) -> Solution:
-    """The best assignment met and the best bound. `solve` solves a problem without maxima, `stop` says when to end.
+def by_averages(
+    problem: Problem,
+    solve: Solve,
+    start: Multipliers = (),
+    stop: Callable[[], bool] = bool,
+    most: int = AVERAGES_SOLVES,
+) -> Solution:
+    """The best assignment met and the best bound. `solve` solves a problem without maxima, `stop` says when to end,
+    and it ends after `most` of them.
 
     The time that it takes and what is missing where nothing fits are those of the plain problems.
     """
     search = _Search(problem, start)
     weights = search.first()
     seconds, reproducible = 0.0, True
-    for _ in range(AVERAGES_SOLVES):
+    for _ in range(most):
         plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS))
         seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
         if plain.choices is None and not search.planes:
