@@ -37,9 +37,9 @@ def parts(request):
 
 
 def planned(runs, first, last, waiting, limit):
-    """The summary of the fastest plan of a run that fits; None where none fits."""
+    """The summary of a plan of a run that fits; None where none fits."""
     options = PlanOptions(
-        microbatches=4, remat=runs.built.options.remat, in_flight=waiting, memory_limit_bytes=limit, gap=1e-9
+        microbatches=4, remat=runs.built.options.remat, in_flight=waiting, memory_limit_bytes=limit, effort="quick"
     )
     try:
         part = part_of(runs.chain, first, last, "part")
