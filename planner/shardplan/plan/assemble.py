@@ -270,13 +270,8 @@ def _tensor(
         aliases=parameter.aliases if parameter else (),
         trainable=parameter is not None and name in built.flow.needs_grad,
         optimizer=emitter.updated_layout(name),
-        recomputed=_chosen(built) and _comes_again(built, name),
+        recomputed=_comes_again(built, name),
     )
-
-
-def _chosen(built: CostGraph) -> bool:
-    """Whether what is recomputed was chosen, and no flag says it."""
-    return built.options.remat == "auto"
 
 
 def _comes_again(built: CostGraph, name: str) -> bool:
@@ -321,7 +316,7 @@ def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> Opera
         inner_backward_ns=backward_ns if any(backward_ns) else (),
         inputs=operator.inputs,
         outputs=operator.outputs,
-        again=built.model.operators[again].name if _chosen(built) and again is not None else "",
+        again=built.model.operators[again].name if again is not None else "",
     )
 
 

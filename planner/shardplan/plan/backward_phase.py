@@ -60,13 +60,6 @@ class _Backward:
             self.missing[tensor] -= 1
             if not self.missing[tensor]:
                 self._gradient(self.step.back.shared.get(tensor, ()), index)
-        if not self._chosen(operator):
-            for tensor in filter(None, operator.outputs):
-                self._stored_again(tensor, operator, index)
-
-    @staticmethod
-    def _chosen(operator: OperatorDecision) -> bool:
-        return bool(operator.again)
 
     def _stored_again(self, tensor: str, operator: OperatorDecision, index: int) -> None:
         """Moves of results of operators that run twice: once of their two times is here."""

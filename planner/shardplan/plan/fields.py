@@ -188,7 +188,7 @@ STORED = (
           "readers.", like="layout", check=in_rank, diff="served {}"),
     Field("bytes_per_device", Integer(), "Of the kept layout."),
     Field("saved", Flag(), "Kept from forward for backward; absent means false.", default=False),
-    Field("recomputed", Flag(), "Not kept but made again for backward, under `remat` `auto`; absent means false.",
+    Field("recomputed", Flag(), "Not kept but made again for backward; absent means false.",
           default=False, since=2, diff="recomputed"),
 )  # fmt: skip
 
@@ -242,7 +242,7 @@ OPERATOR = Record("operator", (
     Field("inner_backward_ns", ListOf(Integer()), "Of inner_ns, what runs after the forward pass, per mesh axis.",
           default=(), since=4),
     Field("again", Text(), "Name of the operator right before whose backward this one runs a second time; absent where "
-          "it runs once, and unless `remat` is `auto`.", default="", since=2, diff="run again"),
+          "it runs once.", default="", since=2, diff="run again"),
 ), make=made(OperatorDecision))  # fmt: skip
 
 

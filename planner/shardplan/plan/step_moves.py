@@ -98,8 +98,7 @@ class StepMoves:
 
     @staticmethod
     def runs_twice(operator: OperatorDecision, each: float) -> bool:
-        forward_ns = operator.compute_ns - operator.backward_ns
-        return each == 2 and (bool(operator.again) or operator.backward_ns >= forward_ns > 0)
+        return each == 2 and bool(operator.again)
 
     def scaled(self, number: int, times: float) -> list[Unit]:
         if times == 1:

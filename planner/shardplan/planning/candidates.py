@@ -7,6 +7,7 @@ what it proves is a bound on the schedule of every plan.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Generator, Sequence
@@ -108,14 +109,28 @@ class Search:
 
 
 def shortest(search: Search) -> Questions[Found]:
-    """The plan of the shortest step. Raises `NoPlanError` where there is none."""
+    """The plan of the shortest step. Where what is recomputed is to be chosen, the plans of the flags for that are
+    candidates too. Raises `NoPlanError` where there is none."""
     instance = search.instance
-    found = yield from without_limit(search)
+    found = yield from searched(search, chooses_remat=instance.chooses_remat)
+    if not instance.chooses_remat or found.limit_bytes is None or found.gap <= CLOSE:
+        return found
+    for remat in flags(found.candidate.layouts.built):
+        if found.outcome == "interrupted" or search.is_over:
+            break
+        with contextlib.suppress(NoPlanError):
+            other = yield from searched(search, remat)
+            found = replace(found.better([other.candidate], instance.limit_bytes), outcome=other.outcome)
+    return found
+
+
+def searched(search: Search, remat: Recompute | None = None, *, chooses_remat: bool = False) -> Questions[Found]:
+    """The best plan of all candidates; `remat`: what is recomputed, unless that is chosen. Raises `NoPlanError`."""
+    instance = search.instance
+    found = yield from without_limit(search, remat)
     if found is None:
-        found = yield from of_phases(search, instance.limit_bytes, chooses_remat=instance.chooses_remat)
+        found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat)
     further = [with_plain_sums] if instance.is_quick else [with_plain_sums, with_experts]
-    if instance.chooses_remat:
-        further.append(with_flags)
     if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
         further.append(under_less_memory)
     for look in further if instance.options.cost_model.is_ours else ():
@@ -125,22 +140,29 @@ def shortest(search: Search) -> Questions[Found]:
     return found
 
 
-def without_limit(search: Search) -> Questions[Found | None]:
+def without_limit(search: Search, remat: Recompute | None = None) -> Questions[Found | None]:
     """The plan, where the best one without a limit on memory fits. Where what is recomputed is to be chosen, nothing
     is: if that fits, it is the answer."""
     try:
-        found = yield from of_phases(search, None, parts=2)
+        found = yield from of_phases(search, None, remat, parts=2)
     except NoPlanError:
         return None
     return found if found.candidate.keeps(search.instance.limit_bytes) else None
 
 
 def of_phases(
-    search: Search, limit_bytes: int | None, *, parts: float = 1, chooses_remat: bool = False
+    search: Search,
+    limit_bytes: int | None,
+    remat: Recompute | None = None,
+    *,
+    parts: float = 1,
+    chooses_remat: bool = False,
 ) -> Questions[Found]:
     """The best plan that the phases' sums lead to. Raises `NoPlanError` where there is none."""
     unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
-    answer = yield Question(limit_bytes, chooses_remat=chooses_remat, ends_s=search.share(parts), unproven=unproven)
+    answer = yield Question(
+        limit_bytes, remat=remat, chooses_remat=chooses_remat, ends_s=search.share(parts), unproven=unproven
+    )
     solution = answer.solution
     if solution.choices is None:
         raise NoPlanError(answer)
@@ -176,12 +198,6 @@ def with_experts(search: Search, found: Found) -> Questions[Found]:
         if hope:
             found, _ = yield from _with(search, found, replace(question, linear=thumb), proves=False)
     return found
-
-
-def with_flags(search: Search, found: Found) -> Questions[Found]:
-    """The plans of the flags of rematerialisation."""
-    remats = flags(found.candidate.layouts.built)
-    return _among(search, found, [replace(_question(found, found.linear), remat=remat) for remat in remats])
 
 
 def under_less_memory(search: Search, found: Found) -> Questions[Found]:
