@@ -67,7 +67,7 @@ def _enter(applied: AppliedPlan) -> Callable[..., Any]:
         applied.engine.record = Record()
         shards = local_weights(module, applied.named, applied.groups, trains=applied.trains)
         applied.weights = BucketedWeights(applied.engine, applied.buckets, shards)
-        applied.begin_forward()
+        applied.begin_forward(module)
         return _planned_arguments(applied, args, kwargs)
 
     return enter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -165,7 +166,7 @@ class GraphRewriter:
         value = input_value(self.applied, decision, whole)
         meta = value.local
         part = self.writer.module(f"input_{node.name}", LocalInput(self.applied, decision), place, meta)
-        return Value(part, value.layout, value.shape, value.dtype, value.grad, value.key)
+        return replace(value, local=part)
 
     def _call(self, node: fx.Node) -> Any:
         args, kwargs = self._given(node.args), self._given(node.kwargs)

@@ -38,6 +38,20 @@ def name_parameters(
     return {name: replace(named, name=name) for first, named in matched.items() for name in names.get(first, (first,))}
 
 
+def without_constants(model: nn.Module, named: Mapping[str, Named]) -> tuple[dict[str, Named], frozenset[str]]:
+    """The parameters of `named` that every process keeps its part of, and the tensors of the plan that are constants of
+    the program instead: buffers that no checkpoint has (rotary tables, masks), which each process has whole.
+    """
+    made = {
+        name
+        for path, module in model.named_modules()
+        for attribute in module._non_persistent_buffers_set  # noqa: SLF001 - there is no public name
+        for name in (f"{path}.{attribute}" if path else attribute,)
+    }
+    kept = {name: entry for name, entry in named.items() if name not in made}
+    return kept, frozenset(entry.decision.name for name, entry in named.items() if name in made)
+
+
 def _stored(named: Named) -> Named:
     return replace(named, layout=in_module_dims(stored_layout(named.decision), named))
 

@@ -65,4 +65,4 @@ def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs:
     if named and name in elementwise.ELEMENTWISE:
         args = [*args, *(kwargs[key] for key in named)]
         kwargs = {key: given for key, given in kwargs.items() if key not in named}
-    return RULES.get(name, fallback.replicated)(engine, Op(name, func, args, kwargs))
+    return engine.run_rule(RULES.get(name, fallback.replicated), Op(name, func, args, kwargs))
