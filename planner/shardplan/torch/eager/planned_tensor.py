@@ -6,6 +6,7 @@ of torch that is called with one is run by the engine, so code written for one d
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from shardplan.torch.eager.autograd_functions import with_gradient
+from shardplan.torch.eager.composites import body_of
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
-from shardplan.torch.rules.dispatch import apply
+from shardplan.torch.rules.dispatch import apply, has_rule
 from shardplan.torch.rules.function_names import in_place
 
 _ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
@@ -55,19 +57,30 @@ class Planned(Tensor):  # type: ignore[misc]
         engine = next(_planned((args, kwargs))).engine
         if name == "backward":
             raise RuntimeError("call backward on what the model returns, not on a value inside it")
+        body = None if has_rule(func) else body_of(func)
+        if body is not None:
+            return body(*args, **kwargs)
+        changes = in_place(func) or bool(kwargs.get("inplace"))
         values = [_value(argument) for argument in args]
-        made = apply(engine, func, values, {key: _value(argument) for key, argument in kwargs.items()})
-        if in_place(func) and isinstance(args[0], Planned):
-            args[0].value = made
-            return args[0]
+        named = {key: _value(argument) for key, argument in kwargs.items() if key != "inplace"}
+        made = apply(engine, func, values, named)
+        if changes:
+            return _changed(args[0], made, engine)
         return _wrap(made, engine)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Every function is taken at `__torch_function__`; what comes here has bypassed it."""
+        """Functions are taken at `__torch_function__`; what comes here has bypassed it, as an operator of ATen."""
         if func is torch.ops.aten.detach.default:  # autograd gives back what it has saved, for a block to be recomputed
             return Planned.of(args[0].value, args[0].engine, is_leaf=False)
-        raise RuntimeError(f"{func} met a planned tensor below torch's functions; it has no layout there")
+        engine = next(_planned((args, kwargs))).engine
+        hidden = torch._C._dispatch_tls_local_exclude_set() - _AUTOGRAD  # noqa: SLF001 - there is no public way
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden):  # noqa: SLF001
+            named = {key: _value(argument) for key, argument in (kwargs or {}).items()}
+            made = apply(engine, func, [_value(argument) for argument in args], named)
+        if in_place(func):
+            return _changed(args[0], made, engine)
+        return _wrap(made, engine, is_leaf=False)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"Planned(shape={self.value.shape}, layout={self.value.layout.placements})"
@@ -93,6 +106,18 @@ def _attribute(func: Any, args: Any) -> Any:
         return func(*args)
 
 
+def _changed(target: Any, made: Any, engine: Engine) -> Any:
+    """What a function has been told to change, which is now `made`."""
+    if isinstance(target, Planned):
+        target.value = made
+    elif isinstance(made, Value) and made.local is not target:  # a tensor of the program, which every process has whole
+        whole = engine.convert(made, engine.constant(target, target.shape).layout)
+        if whole.local is not target:
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as above
+                target.copy_(whole.local)
+    return target
+
+
 def _planned(argument: Any) -> Iterator[Planned]:
     if isinstance(argument, Planned):
         yield argument
@@ -110,7 +135,7 @@ def value_of(planned: Planned) -> Value:
     """
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
         made_by = planned.grad_fn
-    if made_by is not None and not planned.has_gradient_node and not planned.engine.is_beside_plan:
+    if hasattr(made_by, "_forward_cls") and not planned.has_gradient_node and not planned.engine.is_beside_plan:
         planned.value = with_gradient(planned.value, made_by, planned.engine, Planned.of)
         planned.has_gradient_node = True
     if planned.value.grad and not torch.is_grad_enabled():
@@ -126,11 +151,21 @@ def _value(argument: Any) -> Any:
     return argument
 
 
-def _wrap(made: Any, engine: Engine) -> Any:
+def _wrap(made: Any, engine: Engine, *, is_leaf: bool = True) -> Any:
     if isinstance(made, Value):
-        return Planned.of(made, engine)
+        return Planned.of(made, engine, is_leaf=is_leaf)
     if isinstance(made, tuple) and hasattr(made, "_fields"):
-        return type(made)(*(_wrap(item, engine) for item in made))
+        return type(made)(*(_wrap(item, engine, is_leaf=is_leaf) for item in made))
     if isinstance(made, (tuple, list)):
-        return type(made)(_wrap(item, engine) for item in made)
+        return type(made)(_wrap(item, engine, is_leaf=is_leaf) for item in made)
     return made
+
+
+_AUTOGRAD = functools.reduce(
+    lambda one, other: one | other,
+    [
+        torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))  # noqa: SLF001 - there is no public name
+        for name in ("AutogradFunctionality", "AutogradOther", "ADInplaceOrView")
+    ],
+)
+"""What has been done with an operation when it comes below torch's functions, and is to be done with local ones."""

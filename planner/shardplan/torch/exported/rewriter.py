@@ -27,6 +27,12 @@ from shardplan.torch.parameters.fused import part_name, parts_of
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply
+from shardplan.torch.rules.function_names import in_place, out_of_place
+
+
+def write_back(stored: Tensor, local: Tensor) -> Tensor:
+    """Let what a process has stored of a buffer be `local`."""
+    return stored.detach().copy_(local.detach())
 
 
 class LocalShard(nn.Module):  # type: ignore[misc]
@@ -87,7 +93,22 @@ class GraphRewriter:
                 self.values[node] = self._call(node)
             elif node.op != "output":
                 self.values[node] = None
-        return [self.output(argument) for argument in self.results()]
+        outputs = [self.output(argument) for argument in self.results()]
+        self._write_buffers(specs)
+        return outputs
+
+    def _write_buffers(self, specs: Mapping[str, InputSpec]) -> None:
+        """Nodes that write back the buffers of the plan that the program has changed."""
+        for node in self.program.graph.nodes:
+            spec, value = specs.get(node.name) if node.op == "placeholder" else None, self.values.get(node)
+            if spec is None or spec.kind != InputKind.BUFFER or not isinstance(value, Value):
+                continue
+            named = self._named(spec)
+            assert named is not None
+            _, stored = self.weights.shards[named.decision.name]
+            if value.local is not stored:
+                local = self.engine.convert(value, named.layout, inner=True).local
+                self.writer.call(write_back, (stored, local), {})
 
     def wants(self, node: fx.Node) -> bool:
         """Whether a node is to be written."""
@@ -169,15 +190,48 @@ class GraphRewriter:
         return replace(value, local=part)
 
     def _call(self, node: fx.Node) -> Any:
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            return self._part(node)
         args, kwargs = self._given(node.args), self._given(node.kwargs)
         if node.target is operator.getitem:
             return args[0][args[1]]
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, Value) for leaf in leaves):
-            if not node.users:
+            changes = in_place(node.target)
+            if not node.users and not changes:
                 return None  # checks of metadata
-            return apply(self.engine, node.target, args, kwargs)
+            target = out_of_place(node.target) if isinstance(args[0], Value) else node.target
+            made = apply(self.engine, target, args, kwargs)
+            if changes and isinstance(made, Value):
+                self._change(args[0], made)
+                return args[0]
+            return made
         return self._constant(node, args, kwargs)
+
+    def _part(self, node: fx.Node) -> Any:
+        """A part of the program that takes no gradients, or takes them again; its nodes become nodes of this graph."""
+        takes, part, *operands = node.args
+        module = self.program.graph_module.get_submodule(part.target)
+        given = iter([self._given(operand) for operand in operands])
+        for inner in module.graph.nodes:
+            if inner.op == "placeholder":
+                value = next(given)
+                has_gradient = isinstance(value, Value) and value.grad and not takes
+                self.values[inner] = apply(self.engine, torch.detach, [value], {}) if has_gradient else value
+            elif inner.op == "call_function":
+                self.values[inner] = self._call(inner)
+            elif inner.op == "output":
+                return self._given(inner.args[0])
+        return None
+
+    def _change(self, target: Any, made: Value) -> None:
+        """What an operator that works in place changes, a value or a constant, is `made` from here on."""
+        if not isinstance(target, Value):
+            if made.local is not target:
+                self.engine.write(target, made)
+            return
+        for name in ("local", "layout", "dtype", "grad", "key", "forms", "reads", "lineage"):
+            setattr(target, name, getattr(made, name))
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """What is computed from constants alone: the same on every process."""

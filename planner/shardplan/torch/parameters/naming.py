@@ -28,7 +28,7 @@ def name_parameters(
     """
     names = _tied_names(model, plan, rename)
     found = {first: tuple(model.get_parameter(first).shape) for first in names}
-    known = _with_buffers(model, plan, found)
+    known = _with_buffers(model, plan, found, rename)
     if strict:
         _check_export(plan, names.values(), found, rename)
     matched = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
@@ -56,12 +56,18 @@ def _stored(named: Named) -> Named:
     return replace(named, layout=in_module_dims(stored_layout(named.decision), named))
 
 
-def _with_buffers(model: nn.Module, plan: Plan, parameters: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _with_buffers(
+    model: nn.Module, plan: Plan, parameters: dict[str, tuple[int, ...]], rename: Rename | None
+) -> dict[str, tuple[int, ...]]:
     """Parameters, and the buffers that the plan knows as such (running statistics)."""
     planned = {
         name for tensor in plan.tensors if tensor.role == "parameter" for name in (tensor.checkpoint, *tensor.aliases)
     }
-    buffers = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in planned}
+    buffers = {
+        name: tuple(buffer.shape)
+        for name, buffer in model.named_buffers()
+        if planned.intersection(_called([name], rename))
+    }
     return {**parameters, **buffers}
 
 

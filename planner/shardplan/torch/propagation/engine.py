@@ -203,6 +203,18 @@ class Engine:
                 return self._move(self.served(value), read.layout, read.tensor, read.reader)
         return value
 
+    def write(self, target: Any, made: Value) -> None:
+        """Let `target`, a value or a constant, be `made`: what an operation does that changes an operand in place."""
+        if not isinstance(target, Value):
+            whole = self.convert(made, Layout.replicated(len(self.groups.mesh)), inner=True)
+            target.copy_(whole.local.detach())
+            return
+        dtype, grad = self.backend.describe(made.local)
+        source = replace(made, grad=grad, layout=made.layout if grad else made.layout.forward, forms={})
+        kept = self.convert(source, target.layout, inner=True)
+        target.local, target.layout, target.dtype, target.grad = kept.local, kept.layout, dtype, grad
+        target.forms, target.reads, target.lineage = {}, 0, made.lineage
+
     def _move(self, value: Value, layout: Layout, tensor: str, reader: str, *, inner: bool = False) -> Value:
         target = layout if value.grad else layout.forward
         if tensor:

@@ -11,15 +11,18 @@ from shardplan.torch.propagation.engine import Engine, Op, Rule
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules import (
     attention,
+    channel_norms,
     convolution,
     dropout,
     elementwise,
     fallback,
+    losses,
     norms,
     products,
     reductions,
     slicing,
     views,
+    windows,
 )
 from shardplan.torch.rules.function_names import name_of
 
@@ -27,6 +30,14 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.elementwise),
     **dict.fromkeys(("softmax", "_softmax", "log_softmax"), norms.normalised),
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
+    "batch_norm": channel_norms.batch_norm,
+    "group_norm": channel_norms.group_norm,
+    "instance_norm": channel_norms.instance_norm,
+    **dict.fromkeys(windows.POOLS, windows.pool),
+    **dict.fromkeys(windows.SAMPLINGS, windows.sampling),
+    "pad": windows.pad,
+    "stack": slicing.stack,
+    "cross_entropy_loss": losses.cross_entropy,
     **dict.fromkeys(("dropout", "feature_dropout"), dropout.dropout),
     **dict.fromkeys(
         ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "any", "all",
@@ -56,6 +67,11 @@ RULES: Mapping[str, Rule] = {
 
 _NAMED = ("condition", "input", "self", "mask", "other", "exponent", "value", "min", "max")
 """Operands that elementwise functions also take by name, in the order in which they take them by place."""
+
+
+def has_rule(func: Callable[..., Any]) -> bool:
+    """Whether there is a rule for a function."""
+    return name_of(func) in RULES
 
 
 def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 _IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__"))
@@ -15,6 +16,14 @@ def name_of(func: Any) -> str:
     name = str(schema.split("::")[-1] or getattr(func, "__name__", func))
     name = name.removeprefix("__").removesuffix("__") if name.startswith("__") else name
     return name if name == "_" else name.rstrip("_") or name
+
+
+def out_of_place(func: Any) -> Any:
+    """The operator of ATen that returns what one that works in place writes; `func` itself where there is none."""
+    if not isinstance(func, OpOverload) or not func._schema.name.endswith("_"):  # noqa: SLF001 - as above
+        return func
+    packet = getattr(torch.ops.aten, func._schema.name.split("::")[-1].rstrip("_"), None)  # noqa: SLF001
+    return getattr(packet, func._overloadname, func)  # noqa: SLF001
 
 
 def in_place(func: Any) -> bool:

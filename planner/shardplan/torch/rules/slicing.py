@@ -159,3 +159,11 @@ def cat(engine: Engine, op: Op) -> Value:
         pieces=Pieces(f"x{dim}", sizes, (0,), joins=True),
     )  # fmt: skip
     return engine.run(call)[0]
+
+
+def stack(engine: Engine, op: Op) -> Value:
+    """Values one after the other along a new dim."""
+    values = [as_value(engine, item) for item in op.args[0]]
+    dim = int(op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)) % (values[0].rank + 1)
+    parts = [reshape(engine, Op("unsqueeze", torch.unsqueeze, [value, dim])) for value in values]
+    return cat(engine, Op("cat", torch.cat, [parts, dim]))
