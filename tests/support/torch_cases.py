@@ -121,7 +121,8 @@ def _gradients(model: nn.Module, reference: nn.Module) -> Any:
 
 
 def _gradient_error(model: nn.Module, reference: nn.Module) -> float:
-    return max(far(ours, other) for ours, other in _gradients(model, reference))
+    """The largest error of a gradient or a buffer."""
+    return max(buffers_apart(model, reference), *(far(ours, other) for ours, other in _gradients(model, reference)))
 
 
 def buffers_apart(model: nn.Module, reference: nn.Module) -> float:

@@ -209,6 +209,8 @@ CASES: dict[str, Case] = {
         lambda x: functional.cross_entropy(x, torch.tensor([3, 0, 15, 9]), label_smoothing=0.1, reduction="sum"),
         [(4, 16)],
     ),
+    "mse_loss": (functional.mse_loss, [(4, 8), (4, 8)]),
+    "smooth_l1_loss": (lambda x, y: functional.smooth_l1_loss(x, y, reduction="sum", beta=0.5), [(4, 8), (4, 8)]),
     "a function written in Python": (lambda x: functional.normalize(x, dim=-1), [(4, 8)]),
     "a function of ATen": (lambda x, y: torch.ops.aten.lerp.Scalar(x, y, 0.3), [(4, 8), (4, 8)]),
     "a function below torch's": (lambda x: below(torch.tanh, x), [(4, 8)]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(windows.SAMPLINGS, windows.sampling),
     "pad": windows.pad,
     "stack": slicing.stack,
+    "requires_grad": elementwise.requires_grad,
+    **dict.fromkeys(losses.DISTANCES, losses.distance),
+    "broadcast_tensors": views.broadcast,
     "cross_entropy_loss": losses.cross_entropy,
     **dict.fromkeys(("dropout", "feature_dropout"), dropout.dropout),
     **dict.fromkeys(
@@ -70,8 +74,9 @@ _NAMED = ("condition", "input", "self", "mask", "other", "exponent", "value", "m
 
 
 def has_rule(func: Callable[..., Any]) -> bool:
-    """Whether there is a rule for a function."""
-    return name_of(func) in RULES
+    """Whether there is a rule for a function; of losses, for those of ATen, which take other arguments."""
+    name = name_of(func)
+    return name in RULES and not (name in losses.DISTANCES and isinstance(func, FunctionType))
 
 
 def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -78,7 +78,7 @@ def _values(engine: Engine, result: Any, signature: int) -> Any:
 def _version(value: Value) -> int:
     """Rises with every change in place."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - a traced tensor has no versions
-        return 0 if value.local.is_inference() else value.local._version  # type: ignore[no-any-return]  # noqa: SLF001
+        return 0 if value.local.is_inference() else value.local._version  # noqa: SLF001
 
 
 def _is_changed(func: Any, position: int) -> bool:

@@ -33,4 +33,4 @@ def in_place(func: Any) -> bool:
     name = str(getattr(func, "__name__", ""))
     if name.startswith("__"):
         return name in _IN_PLACE
-    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return name.endswith("_") and not name.endswith("__")

@@ -1,4 +1,4 @@
-"""Losses: cross entropy of logits whose classes may be split."""
+"""Losses: cross entropy of logits whose classes may be split, and distances of corresponding elements."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from shardplan.torch.rules.norms import normalised, over_parts, unknown
 from shardplan.torch.rules.reductions import reduction
 
 _NAMES = ("input", "target", "weight", "reduction", "ignore_index", "label_smoothing")
+DISTANCES = frozenset(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"))
 _NONE, _MEAN = 0, 1
 """Reductions, as ATen numbers them."""
 
@@ -38,6 +39,25 @@ def cross_entropy(engine: Engine, op: Op) -> Any:
     seen = elementwise(engine, Op("ne", torch.ne, [unknown(target), ignored]))
     count = over_parts(engine, reduction(engine, Op("sum", torch.sum, [seen])))
     return elementwise(engine, Op("div", torch.div, [total, count]))
+
+
+def distance(engine: Engine, op: Op) -> Value:
+    """A mean or sum of a function of two values' corresponding elements."""
+    how = op.kwargs.get("reduction", op.args[2] if len(op.args) > 2 else _MEAN)
+    more = [*op.args[3:], *(given for name, given in op.kwargs.items() if name in {"beta", "delta"})]
+
+    def each(one: Any, other: Any) -> Any:
+        return op.func(one, other, _NONE, *more)
+
+    values = [op.kwargs.get(name, op.args[place] if len(op.args) > place else None) for place, name in enumerate(_PAIR)]
+    apart = elementwise(engine, Op(op.name, each, values))
+    if how == _NONE:
+        return apart
+    whole = (torch.mean, torch.sum)[how - _MEAN]
+    return over_parts(engine, reduction(engine, Op(whole.__name__, whole, [apart])))
+
+
+_PAIR = ("input", "target")
 
 
 def _picked(engine: Engine, shares: Value, target: Value, ignored: int) -> Value:

@@ -157,6 +157,17 @@ def expand(engine: Engine, op: Op) -> Value:
     return engine.run(call)[0]
 
 
+def broadcast(engine: Engine, op: Op) -> tuple[Value, ...]:
+    """Values in the shape that they have together."""
+    given = op.args[0] if len(op.args) == 1 and isinstance(op.args[0], (tuple, list)) else op.args
+    values = [item if isinstance(item, Value) else engine.constant(item, tuple(item.shape)) for item in given]
+    shape = torch.broadcast_shapes(*(value.shape for value in values))
+    return tuple(
+        value if value.shape == shape else expand(engine, Op("expand", torch.Tensor.expand, [value, *shape]))
+        for value in values
+    )
+
+
 def repeat(engine: Engine, op: Op) -> Value:
     """A value several times along each dim."""
     value = op.args[0]
