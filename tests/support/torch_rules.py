@@ -87,6 +87,38 @@ def below(function: Callable[..., Any], *operands: Tensor) -> Any:
         return function(*operands)
 
 
+def changed_view(x: Tensor, y: Tensor) -> Tensor:
+    """A piece is changed; the whole is read."""
+    x.narrow(1, 4, 4).mul_(y)
+    return x.exp()
+
+
+def changed_base(x: Tensor) -> Tensor:
+    """The whole is changed; a piece and a transpose from before are read."""
+    piece, turned = x.narrow(1, 8, 8), x.t()
+    x.mul_(3).add_(1)
+    return piece + turned.t()[:, :8]
+
+
+def changed_inner(x: Tensor) -> Tensor:
+    """A view of a view is changed; what both are views of, and another view of it, are read."""
+    other = x.flatten(1)
+    x.transpose(1, 2)[:, 2:4].zero_()
+    return x.flatten(1) * other
+
+
+def items_set(x: Tensor, y: Tensor) -> Tensor:
+    """Some columns become another tensor."""
+    x[:, 2:6] = y
+    return x * 2
+
+
+def items_added(x: Tensor, y: Tensor) -> Tensor:
+    """Another tensor is added to some columns."""
+    x[:, :4] += y
+    return x * 2
+
+
 def changed_after(x: Tensor) -> Tensor:
     """The operand of a function is changed in place before the result is read."""
     inner = x * 2
@@ -211,6 +243,11 @@ CASES: dict[str, Case] = {
     ),
     "mse_loss": (functional.mse_loss, [(4, 8), (4, 8)]),
     "smooth_l1_loss": (lambda x, y: functional.smooth_l1_loss(x, y, reduction="sum", beta=0.5), [(4, 8), (4, 8)]),
+    "a view changed in place": (lambda x, y: changed_view(x * 1, y), [(4, 16), (4, 4)]),
+    "a view of what is changed": (lambda x: changed_base(x * 1), [(4, 16)]),
+    "a view of a view changed in place": (lambda x: changed_inner(x * 1), [(4, 4, 8)]),
+    "items set": (lambda x, y: items_set(x * 1, y), [(4, 8), (4, 4)]),
+    "items added to": (lambda x, y: items_added(x * 1, y), [(4, 8), (4, 4)]),
     "a function written in Python": (lambda x: functional.normalize(x, dim=-1), [(4, 8)]),
     "a function of ATen": (lambda x, y: torch.ops.aten.lerp.Scalar(x, y, 0.3), [(4, 8), (4, 8)]),
     "a function below torch's": (lambda x: below(torch.tanh, x), [(4, 8)]),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.utils import _pytree as pytree
 
+from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.plan.types import TensorDecision
 from shardplan.runtime.names import Named
@@ -28,11 +30,30 @@ from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply
 from shardplan.torch.rules.function_names import in_place, out_of_place
+from shardplan.torch.rules.views import is_view
 
 
 def write_back(stored: Tensor, local: Tensor) -> Tensor:
     """Let what a process has stored of a buffer be `local`."""
     return stored.detach().copy_(local.detach())
+
+
+def _refuse_aliases(node: fx.Node) -> None:
+    """Raises `ShardplanError` (`changed-view`) for an operator that changes a view, or what views of it are read of."""
+    changed, later = node.args[0], set(itertools.takewhile(lambda each: each.op != "output", _after(node)))
+    if not isinstance(changed, fx.Node):
+        return
+    views = [each for each in changed.users if each is not node and each not in later and is_view(each.target, ())]
+    if is_view(changed.target, ()) or any(set(view.users) & later for view in views):
+        summary = f"'{changed.name}' is changed in place by '{node.name}' and shares its memory with another tensor"
+        hint = "use shardplan.torch.parallelize, which follows views, or write it without a change in place"
+        raise ShardplanError(error("changed-view", summary, hint=hint))
+
+
+def _after(node: fx.Node) -> Iterator[fx.Node]:
+    while node.op != "output":
+        node = node.next
+        yield node
 
 
 class LocalShard(nn.Module):  # type: ignore[misc]
@@ -200,6 +221,8 @@ class GraphRewriter:
             changes = in_place(node.target)
             if not node.users and not changes:
                 return None  # checks of metadata
+            if changes:
+                _refuse_aliases(node)
             target = out_of_place(node.target) if isinstance(args[0], Value) else node.target
             made = apply(self.engine, target, args, kwargs)
             if changes and isinstance(made, Value):

@@ -57,6 +57,7 @@ def move(local: Tensor, route: Route, context: Context, label: Label) -> Tensor:
 
 
 def with_own_memory(local: Tensor) -> Tensor:
-    """`local`, cloned if a move returned it unchanged: autograd forbids to change such a view in place."""
-    is_unmoved_view = local._is_view() and isinstance(local.grad_fn, _Move._backward_cls)  # noqa: SLF001 - no public name
-    return local.clone() if is_unmoved_view else local
+    """`local`, cloned if it is a view: autograd forbids to change what a move has returned as it was."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - of a node there is no view
+        is_view = local._is_view()  # noqa: SLF001 - no public name
+    return local.clone() if is_view else local

@@ -58,6 +58,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("split", "chunk", "split_with_sizes", "tensor_split", "unbind"), slicing.split),
     **dict.fromkeys(("narrow", "select", "slice"), slicing.narrow),
     "getitem": slicing.getitem,
+    "setitem": slicing.setitem,
     **dict.fromkeys(("cat", "concat", "concatenate"), slicing.cat),
     "linear": products.linear,
     **dict.fromkeys(("addmm", "baddbmm"), products.addmm),

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from shardplan.torch.gradients.moves import with_own_memory
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Value
+from shardplan.torch.rules.function_names import in_place
 
 
 def replicated(engine: Engine, op: Op) -> Any:
@@ -20,7 +22,10 @@ def replicated(engine: Engine, op: Op) -> Any:
     given = [gathered.collect(argument) for argument in op.args]
     named = {key: gathered.collect(argument) for key, argument in op.kwargs.items()}
     before = [_version(value) for value in gathered.whole]
-    made = op.func(*[gathered.fill(a) for a in given], **{key: gathered.fill(a) for key, a in named.items()})
+    filled = [gathered.fill(argument) for argument in given]
+    if in_place(op.func) and isinstance(op.args[0], Value):
+        filled[0] = with_own_memory(filled[0])
+    made = op.func(*filled, **{key: gathered.fill(argument) for key, argument in named.items()})
     told = {a.number for place, a in enumerate(given) if isinstance(a, _Place) and _is_changed(op.func, place)}
     for number, (value, whole) in enumerate(zip(gathered.values, gathered.whole, strict=True)):
         if number in told or _version(whole) != before[number]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-_IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__"))
+_IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"))
 
 
 def name_of(func: Any) -> str:

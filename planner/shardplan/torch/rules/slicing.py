@@ -126,6 +126,17 @@ def getitem(engine: Engine, op: Op) -> Value:
     return result  # type: ignore[no-any-return]
 
 
+def setitem(engine: Engine, op: Op) -> Any:
+    """A value with some of its items set; every process does all of it."""
+    return replicated(engine, Op(op.name, _with_items, op.args))
+
+
+def _with_items(whole: Any, index: Any, items: Any) -> Any:
+    made = whole.clone()
+    made[index] = items
+    return made
+
+
 def _is_basic(item: Any) -> bool:
     if isinstance(item, list):
         return len(item) == 1 and type(item[0]) is int
