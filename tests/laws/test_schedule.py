@@ -145,6 +145,7 @@ def test_the_file_alone_gives_the_step(model, cluster, asked):
 
 
 @given(models, clusters, st.booleans())
+@example((4096, (4096, 512), False), ("h100-dgx", "2x2", 1.1, 25.0), False)  # three plans
 @settings(max_examples=8)
 def test_looser_memory_is_never_slower(model, cluster, shard_optimizer):
     asked = PlanOptions(shard_optimizer=shard_optimizer, gap=0.0)
