@@ -84,13 +84,13 @@ def test_wide_weights_are_their_own_master_copy(plan):
     assert memory.optimizer == pytest.approx(2 * memory.parameters, rel=0.01)
 
 
-def test_a_tighter_limit_is_kept_and_costs_time(plan):
+def test_a_tighter_limit_is_kept_and_costs_a_little_time(plan):
     free = plan().summary
     limit = int(free.memory.total * 0.9)
     tight = plan(memory_limit_bytes=limit).summary
     assert tight.memory.total <= limit
-    assert tight.step_ns >= free.step_bound_ns
-    assert tight.gap <= 0.03
+    assert 0.995 * free.step_ns <= tight.step_ns <= 1.1 * free.step_ns
+    assert free.step_bound_ns <= tight.step_ns
 
 
 def test_no_plan_fits_in_a_tenth(plan):
