@@ -17,7 +17,7 @@ levels = st.sets(st.sampled_from(LEVELS), min_size=1).map(frozenset)
 @st.composite
 def programs(draw):
     """Items in any order; what is waited for, or has to come before, was issued."""
-    program, issued = [], 0
+    program, issued = [Item("compute", "first", draw(seconds))], 0
     for number in range(draw(st.integers(1, 12))):
         action = draw(st.sampled_from(["compute", "compute", "blocking", "issue", "issue", "wait"]))
         if action == "compute":
