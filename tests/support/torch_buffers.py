@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_cases import _gradient_error, buffers_apart, mesh_of
+from torch_cases import _gradient_error, far, mesh_of
 
 import shardplan.torch
 from shardplan.plan.types import Plan
@@ -70,14 +70,33 @@ class Averages(nn.Module):
         return y
 
 
+CLAMPED = """
+clamped (float[4,8] x) => (float[4,8] y) <float[8,8] weight> { y = MatMul (x, weight) }"""
+
+
+class Clamped(nn.Module):
+    """Keeps its weight within bounds by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        with torch.no_grad():
+            self.weight.clamp_(-0.5, 0.5)
+        return y
+
+
 MODELS: dict[str, tuple[type[nn.Module], str, tuple[int, ...]]] = {
     "cnn": (Cnn, CNN, (4, 3, 8, 8)),
     "averages": (Averages, AVERAGES, (4, 8)),
+    "clamped": (Clamped, CLAMPED, (4, 8)),
 }
 
 
 def train(name: str, plan: Plan, mode: str = "eager") -> list[tuple[float, float, float]]:
-    """Errors of the result, the gradients and the buffers, for each of two steps, and of one in evaluation."""
+    """Errors of the result, of gradients and buffers, and of weights, for two steps, and for one in evaluation."""
     torch.manual_seed(0)
     kind, _, shape = MODELS[name]
     model, reference = kind(), kind()
@@ -95,7 +114,9 @@ def train(name: str, plan: Plan, mode: str = "eager") -> list[tuple[float, float
         ours.square().mean().backward()
         theirs.square().mean().backward()
         apart = float((ours.full_tensor() - theirs).detach().abs().max())
-        found.append((apart, _gradient_error(model, reference), buffers_apart(model, reference)))
+        others = dict(reference.named_parameters())
+        weights = max(far(parameter, others[name]) for name, parameter in model.named_parameters())
+        found.append((apart, _gradient_error(model, reference), weights))
         for each in (model, reference):
             each.zero_grad()
     return found

@@ -27,10 +27,16 @@ OPTIONS = [{"recipe": "ZeRO-3"}, {"recipe": "data parallel"}, {"seed": 1}, {"see
 
 @pytest.mark.parametrize("mode", ["eager", "exported"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["cnn", "averages"])
 def test_buffers_are_written_back(four, plan_of, name, options, mode):
     plan = plan_of(name, **options)
     for steps in four.run("torch_buffers", "train", name, plan, mode):
+        assert max(error for step in steps for error in step) < 1e-5
+
+
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
+def test_so_are_weights_that_are_changed_in_place(four, plan_of, options):
+    for steps in four.run("torch_buffers", "train", "clamped", plan_of("clamped", **options)):
         assert max(error for step in steps for error in step) < 1e-5
 
 

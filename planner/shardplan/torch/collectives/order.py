@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.mesh import Mesh
@@ -97,17 +98,33 @@ class OrderCheck:
         self._backward += is_backward
         text = f"{label.name or 'a value'}: {'; '.join(sent)}"
         number = int(digest_of(text, label.digest), 16)  # of 48 bits: exact in a double
-        mine = torch.tensor([number, label.content], dtype=torch.float64, device=self.groups.device)
-        group, ranks = self.groups.along(tuple(range(len(self.groups.mesh))))
-        flat = mine.new_empty(2 * len(ranks))
+        ends = torch.tensor([number, -number, label.content, -label.content], dtype=torch.float64)
+        ends = ends.to(self.groups.device)
         with self.groups.sending("check"):
-            dist.all_gather_single(flat, mine, group)
-            numbers, contents = flat.view(-1, 2).T.tolist()
-            if len(set(numbers)) == 1 and _close(contents):
+            for group in self._chain():
+                dist.all_reduce(ends, dist.ReduceOp.MAX, group)
+            last, first, most, least = ends.tolist()
+            if last == -first and math.isclose(most, -least, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
                 return
-            texts: list[Any] = [None] * len(ranks)
-            dist.all_gather_object(texts, (text, label.digest, label.content), group)
-        raise ShardplanError(_apart(dict(zip(ranks, texts, strict=True))))
+            texts = self._gathered((text, label.digest, label.content))
+        raise ShardplanError(_apart(texts))
+
+    def _chain(self) -> list[ProcessGroup]:
+        """Groups that there are, and by which something comes from every process of the mesh to every other: the job's,
+        or those along each axis."""
+        mesh = self.groups.mesh
+        if mesh.size == dist.get_world_size():
+            return [dist.group.WORLD]
+        return [self.groups.along((axis,))[0] for axis, size in enumerate(mesh.shape) if size > 1]
+
+    def _gathered(self, mine: tuple[str, str, float]) -> dict[int, tuple[str, str, float]]:
+        """What every process of the mesh tells, by rank."""
+        found = {self.groups.rank: mine}
+        for group in self._chain():
+            parts: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(parts, found, group)
+            found = {rank: text for part in parts for rank, text in part.items()}
+        return dict(sorted(found.items()))
 
 
 def _text(move: TensorSteps, mesh: Mesh) -> str:
@@ -118,10 +135,6 @@ def _text(move: TensorSteps, mesh: Mesh) -> str:
         if not step.collective.is_free and mesh.ways(step.collective.axes) > 1
     ]
     return f"{', '.join(found)} of {list(move.shape)}" if found else ""
-
-
-def _close(contents: Sequence[float]) -> bool:
-    return all(math.isclose(contents[0], other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE) for other in contents)
 
 
 def _apart(texts: dict[int, tuple[str, str, float]]) -> Diagnostic:

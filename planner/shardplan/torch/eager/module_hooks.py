@@ -2,7 +2,7 @@
 
 A program reads weights of other modules than the one that runs (attention, those of its projections), so the outermost
 module that is called, the model or a block that is recomputed, replaces all in it. Buffers that the program changes
-meanwhile, in place or by assignment, are written back when it has run.
+meanwhile, in place or by assignment, and parameters that it changes in place are written back when it has run.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class ModuleHooks:
             self._fused.pop().running.pop()
         for each in replaced:
             now, each.store[each.attribute] = each.store.get(each.attribute), each.stored
-            if now is not None and each.store is each.module._buffers:  # noqa: SLF001 - there is no public name
+            is_buffer = each.store is each.module._buffers  # noqa: SLF001 - there is no public name
+            if now is not None and (is_buffer or getattr(now, "changes", 0)):
                 self._write_back(each, now)
         for owner in {each.module for each in replaced}:
             _renew_flat_weights(owner)

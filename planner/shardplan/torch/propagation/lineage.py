@@ -18,6 +18,10 @@ from shardplan.torch.collectives.order import digest_of
 _PLAIN = (int, float, complex, str, torch.dtype, torch.memory_format, torch.layout, slice, type(None), type(Ellipsis))
 
 
+_OVERWRITES = frozenset(("setitem", "copy", "fill", "zero"))
+"""Operations of which it does not count what their first operand has been."""
+
+
 class Lineage(NamedTuple):
     """`digest`: of the operations; `constants`: the contents of the constants among their operands (see
     `shardplan.torch.collectives.order.content_of`)."""
@@ -36,8 +40,8 @@ def leaf(*parts: object) -> Lineage:
 
 
 def lineage_of(name: str, arguments: Any, content: Any) -> Lineage:
-    """The lineage of the results of an operation. `arguments` hold values where tensors were; `content`: gives the
-    content of a tensor."""
+    """The lineage of the results of an operation. `arguments`, by place and by name, hold values where tensors were;
+    `content`: gives the content of a tensor."""
     constants: set[float] = set()
 
     def told(argument: Any) -> object:
@@ -55,7 +59,9 @@ def lineage_of(name: str, arguments: Any, content: Any) -> Lineage:
             return argument.type
         return argument if isinstance(argument, _PLAIN) else type(argument).__name__
 
-    digest = digest_of(name, told(arguments))
+    args, kwargs = arguments
+    overwritten = name in _OVERWRITES and isinstance(args[0], Tensor)
+    digest = digest_of(name, told(args[1:] if overwritten else args), told(kwargs))
     return Lineage(digest, frozenset(constants))
 
 
