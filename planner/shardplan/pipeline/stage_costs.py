@@ -236,7 +236,8 @@ class StageCosts:
         """Take note of what a stage costs that holds one microbatch; whether that is more than was known."""
         cost = summary.step_ns * PS_PER_NS
         least = float(self._least(cut)[cut.enters, cut.leaves])
-        self._proven[cut] = max(least, summary.bound_ns * PS_PER_NS)
+        proven_ns = summary.step_ns if summary.outcome == "optimal" else summary.bound_ns
+        self._proven[cut] = max(least, proven_ns * PS_PER_NS)
         known = self._known.get(cut, least)
         if cost > known * (1.0 + close):
             self._known[cut] = cost
