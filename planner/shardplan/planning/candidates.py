@@ -190,13 +190,13 @@ def _plain_sums(objective: Objective) -> list[Linear]:
 
 
 def with_experts(search: Search, found: Found) -> Questions[Found]:
-    """The layouts that experts write, the rest at the best multipliers; where that leaves hope, by a rule of thumb."""
-    thumb = _plain_sums(found.objective)[0]
+    """The layouts that experts write, the rest at the best multipliers; where that leaves hope, at their own."""
     for recipe in RECIPES.values():
         question = _question(found, found.linear, restriction=recipe)
         found, hope = yield from _with(search, found, question)
         if hope:
-            found, _ = yield from _with(search, found, replace(question, linear=thumb), proves=False)
+            near = replace(question, linear=None, effort="quick")
+            found, _ = yield from _with(search, found, near, proves=False)
     return found
 
 

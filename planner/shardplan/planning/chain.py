@@ -34,8 +34,8 @@ class Question:
     """A problem to be solved. `limit_bytes`: of memory, if any. `objective`: by default that of the step;
     `linear`: one linear function of the terms in its place. `remat`: what is recomputed, by default what the
     options say; `chooses_remat`: that is chosen too. `restriction`: what is allowed; `without`: constraints that are
-    dropped. `start`: multipliers to start from. `ends_s`: when the search ends (`time.monotonic`); `unproven`: the
-    relative gap that is left where a proof takes long."""
+    dropped. `start`: multipliers to start from; `effort`: unless that of the instance. `ends_s`: when the search ends
+    (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes long."""
 
     limit_bytes: int | None
     objective: Objective | None = None
@@ -45,6 +45,7 @@ class Question:
     restriction: Restrict | None = None
     without: Sequence[Constraint] = ()
     start: Weights = ()
+    effort: Effort | None = None
     ends_s: float = math.inf
     unproven: float = 0.0
 
@@ -147,5 +148,5 @@ def _solved(
         on_progress=on_progress,
         unproven=question.unproven,
         start=start,
-        averages=AVERAGES[options.effort] if options.gap > 0.0 else 0,
+        averages=AVERAGES[question.effort or options.effort] if options.gap > 0.0 else 0,
     )

@@ -118,7 +118,7 @@ def _averaged(
             work = None if work_limit is None else work_limit / most
             found = search(
                 averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None,
-                unproven=max(unproven, AVERAGES_UNPROVEN),
+                unproven=max(unproven, AVERAGES_UNPROVEN) if gap else unproven,
             )  # fmt: skip
             report(Progress(budget.seconds, np.inf, -np.inf, "bound"))
             return found
