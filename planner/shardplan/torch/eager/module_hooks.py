@@ -87,7 +87,7 @@ class ModuleHooks:
         for each in replaced:
             now, each.store[each.attribute] = each.store.get(each.attribute), each.stored
             is_buffer = each.store is each.module._buffers  # noqa: SLF001 - there is no public name
-            if now is not None and (is_buffer or getattr(now, "changes", False)):
+            if now is not None and (is_buffer or getattr(now, "changes", 0) > 0):
                 self._write_back(each, now)
         for owner in {each.module for each in replaced}:
             _renew_flat_weights(owner)
