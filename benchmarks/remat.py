@@ -36,7 +36,7 @@ def limits(model, cluster) -> list[int]:
     """All that is used without a limit, 60 % of it, and hardly more than recomputing every block needs."""
     free = Planner(model, cluster, PlanOptions(memory_limit_bytes=ROOM), reasons=False).plan()
     full = Planner(model, cluster, PlanOptions(memory_limit_bytes=ROOM, remat="full"), reasons=False)
-    least = least_limit(full.solve_at(1.0).layouts.problem, Budget(time_limit=20.0))
+    least = least_limit(full.solve_at(()).layouts.problem, Budget(time_limit=20.0))
     assert least is not None
     most = free.summary.memory.total
     return sorted({most, int(0.6 * most), int(1.05 * least)}, reverse=True)

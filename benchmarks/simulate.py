@@ -19,24 +19,30 @@ from shardplan.cluster.types import Cluster
 from shardplan.graph.build import CostGraph, Node, build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.problem import node_order, to_problem
+from shardplan.graph.problem import node_order, objective_of, to_problem
 from shardplan.layout.placement import S
 from shardplan.models import NAMED, TransformerSpec, build
 from shardplan.plan.assemble import peak_memory, price
-from shardplan.planning.recipes import data_parallel, megatron, megatron_sequence, zero_3
+from shardplan.plan.step import StepSchedule, serial_schedule
+from shardplan.planning.recipes import data_parallel, megatron, megatron_sequence, zero_1, zero_3
 from shardplan.planning.reduction import Allowed, restrict
 from shardplan.rules import model_rules
+from shardplan.schedule.objective import plain_sum
 from shardplan.solve import solve
 
 NO_LIMIT = 1 << 60
+_EXPOSED = 0.1
+"""Share of what runs beside compute that counts when the rest of a layout is chosen."""
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Run:
     """One published run. `microbatch`: sequences per device group and microbatch; `batch`: sequences per step;
-    `overlapped`: whether gradients are reduced while the backward pass still computes; `mesh`: where the usual one of
-    machines and GPUs does not do."""
+    `distributed_optimizer`: gradients are scattered once a step to where the optimizer's state is, and new weights
+    gathered in the next forward; `tp_hidden`: the share of tensor-parallel traffic that runs in pieces beside matrix
+    products; `overlapped`: whether gradients are reduced while the backward pass still computes; `mesh`: where the
+    usual one of machines and GPUs does not do."""
 
     spec: TransformerSpec
     profile: str
@@ -51,6 +57,7 @@ class Run:
     sequence: bool = False
     sharded: bool = False
     tp_hidden: float = 0.0
+    distributed_optimizer: bool = False
     overlapped: bool = True
     mesh: str = ""
 
@@ -94,18 +101,22 @@ def cluster_of(run: Run) -> Cluster:
         text = f"machine0={ranks},machine1={run.tensor // per_machine},gpu={per_machine}"
     elif inside == 1 or run.tensor == 1:
         text = f"machine={ranks // inside},gpu={inside * run.tensor}"
-    cluster = make_cluster(load_profile(run.profile), run.mesh or text)
-    hidden = replace(cluster.overlap, tp=run.tp_hidden)
-    return replace(cluster, overlap=hidden if run.overlapped else replace(hidden, weight_gather=0.0, grad_reduce=0.0))
+    return make_cluster(load_profile(run.profile), run.mesh or text)
 
 
 def solved(built: CostGraph, memory: Memory, allowed: Allowed, limit: int = NO_LIMIT):
-    """The best assignment among those that `allowed` leaves."""
-    return solve(restrict(to_problem(built, memory, limit), built, allowed))
+    """The best assignment among those that `allowed` leaves, where little of the traffic is exposed."""
+    linear = plain_sum(objective_of(built), _EXPOSED, _EXPOSED, outermost=False)
+    return solve(restrict(to_problem(built, memory, limit, linear), built, allowed))
 
 
 def published_layout(built: CostGraph, run: Run) -> Allowed:
     """The choices of the run's layout."""
+    states = {node: mask for node, mask in zero_1(built).items() if node[0] == "updated"}
+    return {**_published_weights(built, run), **states}
+
+
+def _published_weights(built: CostGraph, run: Run) -> Allowed:
     if run.sharded and run.tensor == 1:
         return zero_3(built)
     if run.tensor == 1:
@@ -160,13 +171,23 @@ def stage(run: Run, layers: int) -> Prediction:
     batch = run.data * run.microbatch * run.microbatches
     spec = replace(run.spec, layers=layers, batch=batch)
     model = build(spec)
-    options = PlanOptions(remat=run.remat, microbatches=run.microbatches)
+    options = PlanOptions(remat=run.remat, microbatches=run.microbatches, shard_optimizer=run.distributed_optimizer)
     built = build_cost_graph(model, model_rules(model), cluster_of(run), options)
-    solution = solved(built, Memory(built), published_layout(built, run))
-    priced = price(built, solution)
-    exposed = priced.step_s - priced.compute_s
-    total = priced.exposed_s + priced.hideable_s
-    return Prediction(priced.step_s, priced.compute_s, max(0.0, total - exposed), exposed)
+    memory = Memory(built)
+    choices = solved(built, memory, published_layout(built, run)).choices
+    scheduled = price(built, memory, choices, NO_LIMIT).scheduled
+    if not run.overlapped:
+        scheduled = serial_schedule(scheduled.parts)
+    seconds = {action: _seconds(scheduled, action) for action in ("compute", "blocking", "issue")}
+    step_s = scheduled.seconds - run.tp_hidden * seconds["blocking"]
+    exposed_s = step_s - seconds["compute"]
+    sent_s = seconds["blocking"] + seconds["issue"]
+    return Prediction(step_s, seconds["compute"], max(0.0, sent_s - exposed_s), exposed_s)
+
+
+def _seconds(scheduled: StepSchedule, action: str) -> float:
+    """Seconds per step of everything of one kind."""
+    return sum(phase.count * item.seconds for phase, item, *_ in scheduled.spans() if item.action == action)
 
 
 def predict(run: Run) -> Prediction:

@@ -39,7 +39,7 @@ def problem_of(path: Path, mesh: str) -> Problem:
     model = load_model(str(path), DIMS.get(path.stem, {}))
     cluster = make_cluster(load_profile("h100-dgx"), mesh)
     planner = Planner(model, cluster, replace(options, memory_limit_bytes=1 << 60), reasons=False)
-    return planner.solve_at(1.0).layouts.problem
+    return planner.solve_at(()).layouts.problem
 
 
 def row(model: str, mesh: str, name: str, limit: int | None, solution: Solution, seconds: float) -> None:

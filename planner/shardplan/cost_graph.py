@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from shardplan.graph.options import Mode, Remat
     from shardplan.model.types import Model
 
-_MOVES_AT_FULL_LENGTH = 0.0
-"""The weight at which no communication is taken to be hidden (see `shardplan.planning.objective`)."""
-
 
 def cost_graph(
     model: str | Path | Model,
@@ -73,7 +70,7 @@ def cost_graph(
 
     An edge has `kind` (`read`, `made`, `served`, `updated`; `carried` where a loop hands on), `tensor`, and `table_s`:
     seconds per step of the moves between each choice of its source (rows) and of its target (columns), forward and
-    backward, `inf` where they do not go together. Nothing is hidden; a gradient that shares a bucket has its share.
+    backward, `inf` where they do not go together. Nothing overlaps; a gradient that shares a bucket has its share.
     The graph has `model`, `mesh`, `cluster` and `mode`. A plan costs the sum over nodes and edges; see `make_plan` for
     what it adds, and for the errors.
     """
@@ -87,7 +84,7 @@ def cost_graph(
     for diagnostic in (*instance.model.warnings, *instance.cluster.warnings):
         say(diagnostic)
     planner = Planner(instance.model, instance.cluster, instance.options, on_warning=say, complete=True)
-    built, memory = planner.built_at(_MOVES_AT_FULL_LENGTH)
+    built, memory = planner.built_serial()
     return as_networkx(built, memory)
 
 
@@ -139,10 +136,11 @@ def _own(built: CostGraph, number: Mapping[str, int], node: Node, space: Operato
         seconds = built.pricer.optimizer_seconds(space, tensor.dtype) if steps else np.zeros(len(space))
         return {"cost_s": seconds, "role": tensor.role, "dtype": tensor.dtype, "shape": tensor.shape}
     operator = built.model.operators[number[name]]
+    inner_s = space.inner_s.sum(axis=(0, 1))  # of both passes and all mesh axes
     return {
-        "cost_s": space.compute_s + space.inner_s,
+        "cost_s": space.compute_s + inner_s,
         "compute_s": space.compute_s,
-        "communication_s": space.inner_s,
+        "communication_s": inner_s,
         "op_type": operator.op_type,
         "module": operator.module,
         "flops": float(space.strategies.rule.flops),

@@ -67,7 +67,7 @@ def test_github(shardplan, plans):
     assert run.code == 1
     assert run.out == (
         "::warning file=new.plan.json,title=plan changed::step 41.2 ms → 43 ms (+4.3 %25)   compute 33.1 ms (same)   "
-        "communication 8.13 ms (same)%0Amemory 28.1 GiB (same)%0Acause: optimizer adam-mixed → sgd\n"
+        "exposed communication 8.13 ms (same)%0Amemory 28.1 GiB (same)%0Acause: optimizer adam-mixed → sgd\n"
     )
 
 

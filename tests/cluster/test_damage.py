@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -79,6 +80,11 @@ def test_a_fault_is_named(path, junk, fault):
 def test_older_plans_know_nothing_of_buckets():
     del (older := copy.deepcopy(BASE))["coalesce"]
     assert cluster_from_resolved(older).coalesce.bucket_bytes == 0
+
+
+def test_older_plans_say_what_share_overlaps_and_it_does_not_matter():
+    (older := copy.deepcopy(BASE))["overlap"] |= {"weight_gather": 0.9, "grad_reduce": 0.9, "tp": 0.0, "a2a": 0.0}
+    assert replace(cluster_from_resolved(older), resolved=BASE) == cluster_from_resolved(BASE)
 
 
 @given(st.sampled_from([path for path in places(BASE) if path]), st.sampled_from(JUNK), st.booleans())

@@ -111,7 +111,8 @@ def test_the_digest_sees_what_decides_costs_and_nothing_else(tmp_path):
     assert base == digest("# a remark\nname: other\nextends: builtin:h100-dgx\nprovenance: {status: measured}", "4x8")
     assert base != digest("extends: builtin:h100-dgx", "8x8")
     assert base != digest("{extends: builtin:h100-dgx, device: {launch_us: 3}}")
-    assert base != digest("{extends: builtin:h100-dgx, overlap: {tp: 0.5}}")
+    assert base == digest("{extends: builtin:h100-dgx, overlap: {tp: 0.5, grad_reduce: 0}}")
+    assert base != digest("{extends: builtin:h100-dgx, overlap: {kappa: 1.2}}")
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,15 @@ def test_an_unknown_name_offers_the_nearest():
         ),
         (
             "nics: 4}",
+            "nics: 4}\n    overlap: {kappa: 1.2, tp: 0.5, grad_reduce: 0.9}",
+            "\n".join(
+                f"mine.yaml:8:{column}: warning[ignored-key]: 'overlap.{key}' has no effect since plans of format 1.4: "
+                "the schedule of a step says what overlaps compute"
+                for column, key in ((45, "grad_reduce"), (27, "tp"))
+            ),
+        ),
+        (
+            "nics: 4}",
             "nics: 4}\n      pod: {link_gbps: 1}",
             "mine.yaml:8:8: warning[unused-level]: no mesh axis lies on level 'pod'",
         ),

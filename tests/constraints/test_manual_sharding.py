@@ -162,7 +162,8 @@ def test_another_batch_with_the_shardings_of_a_plan(read):
     names = ("x", "w1", "w2")
     assert [layout(again, name) for name in names] == [layout(first, name) for name in names]
     assert [layout(other, name) for name in names] != [layout(first, name) for name in names]
-    assert again.summary.outcome == "optimal"
+    assert other.summary.step_ns <= again.summary.step_ns
+    assert other.summary.step_bound_ns <= again.summary.step_bound_ns
 
 
 def test_weights_alone_stay_where_another_plan_has_them(read):

@@ -35,10 +35,11 @@ def kind_of(size_bytes, shape=(24, 24)):
 
 
 def shares_of(prices, size_bytes):
-    """Moves of a gradient between all layouts: by itself, and as a share of a bucket."""
+    """Seconds of moves of a gradient between all layouts, on all links: by itself, and as a share of a bucket."""
     kind = kind_of(size_bytes)
     space = TensorSpace(kind, prices.mesh, prices)
-    return prices.of(kind, space.legal, "backward"), prices.shares(kind, space.legal, "backward")
+    both = prices.of(kind, space.legal, "backward"), prices.shares(kind, space.legal, "backward")
+    return tuple(by_levels.sum(axis=0) for by_levels in both)
 
 
 @pytest.mark.parametrize("where", PRICINGS)

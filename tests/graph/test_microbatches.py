@@ -36,7 +36,7 @@ def layouts(built):
 
 @pytest.mark.parametrize("micro", [1, 2, 4, 8])
 def test_no_choice_has_more_parts_than_a_microbatch_has_rows(micro):
-    built = Planner(MODEL, CLUSTER, PlanOptions(microbatches=micro)).built_at(1.0)[0]
+    built = Planner(MODEL, CLUSTER, PlanOptions(microbatches=micro)).built_at()[0]
     by_rows = 0
     for name, layout in layouts(built):
         shape = in_microbatch(MODEL.tensor(name).shape, BATCHES.get(name), micro)
@@ -48,7 +48,7 @@ def test_no_choice_has_more_parts_than_a_microbatch_has_rows(micro):
 def test_a_plan_may_use_all_rows_that_there_are():
     data_parallel = Layout.of(S(0), S(0))
     for micro, possible in ((1, True), (2, False)):
-        kept = Planner(MODEL, CLUSTER, PlanOptions(microbatches=micro)).built_at(1.0)[0].kept["input_ids"]
+        kept = Planner(MODEL, CLUSTER, PlanOptions(microbatches=micro)).built_at()[0].kept["input_ids"]
         assert (data_parallel in [kept.layout(choice) for choice in range(len(kept))]) == possible
 
 

@@ -5,15 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from step_problems import base_problem, step_problem
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.build import build_cost_graph
 from shardplan.graph.flow import training_obstacles
-from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.problem import to_problem
 from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model
 from shardplan.models import described
@@ -85,13 +84,13 @@ def test_wide_weights_are_their_own_master_copy(plan):
     assert memory.optimizer == pytest.approx(2 * memory.parameters, rel=0.01)
 
 
-def test_a_tighter_limit_is_kept_and_costs_time(plan):
+def test_a_tighter_limit_is_kept_and_costs_a_little_time(plan):
     free = plan().summary
-    limit = int(free.memory.total * 0.8)
+    limit = int(free.memory.total * 0.9)
     tight = plan(memory_limit_bytes=limit).summary
     assert tight.memory.total <= limit
-    assert tight.step_ns >= free.step_bound_ns
-    assert tight.gap <= 0.03
+    assert 0.995 * free.step_ns <= tight.step_ns <= 1.1 * free.step_ns
+    assert free.step_bound_ns <= tight.step_ns
 
 
 def test_no_plan_fits_in_a_tenth(plan):
@@ -104,8 +103,9 @@ def test_unpresolved_optimum_is_the_same():
     model = read_model(MODELS / "lstm_lm.onnx")
     cluster = make_cluster(load_profile("generic"), "2")
     built = build_cost_graph(model, model_rules(model), cluster, PlanOptions())
-    problem = to_problem(built, Memory(built), cluster.device.usable_bytes)
-    assert solve(problem, presolve=False).cost == solve(problem).cost
+    for posed in (base_problem, step_problem):
+        problem = posed(built, cluster.device.usable_bytes)
+        assert solve(problem, presolve=False).cost == solve(problem).cost
 
 
 def test_quantised_weights_cannot_be_trained(gpt2):

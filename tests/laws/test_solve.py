@@ -208,6 +208,7 @@ def test_plain_problems_at_multipliers_bound_what_is_too_broad(seed: int, memory
     best = optimum(problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solver, "SUMS_BROADEST", -1.0)
+        patch.setattr(solver, "AVERAGES_UNPROVEN", 0.0)
         solution = solve(problem)
     assert solution.bound <= best <= solution.cost
     if best < math.inf:

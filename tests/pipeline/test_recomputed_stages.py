@@ -35,5 +35,5 @@ def test_stages_recompute_what_they_need_to():
         except InfeasibleError:
             continue
     text = dumps(auto)
-    assert json.loads(text)["format_version"] == "1.3"  # its gradients are sent in buckets
+    assert json.loads(text)["format_version"] == "1.4"  # its gradients are reduced beside compute
     assert dumps(loads(text)) == text

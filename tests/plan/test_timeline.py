@@ -1,17 +1,20 @@
-"""Plans laid out in time."""
+"""The scheduled step of a plan, rebuilt from what its file says."""
 
+import itertools
 import json
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 from example_plans import example_plan
+from forced_plans import forced_plan
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Coalesce
 from shardplan.models import transformer
 from shardplan.plan.file import dumps, loads
-from shardplan.plan.timeline import ACTIVATIONS, STREAMS, WEIGHTS, chrome_trace, timeline
+from shardplan.plan.timeline import MOST_SHOWN, chrome_trace, step_schedule, streams_of, timeline
 from shardplan.planning import PlanOptions, plan_model
 
 SIZES = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
@@ -22,26 +25,67 @@ def plan():
     return plan_model(transformer(**SIZES), make_cluster(load_profile("h100-dgx"), "2x4"), PlanOptions())
 
 
-def test_all_work_of_the_plan_is_laid_out_once(plan):
-    laid_out, summary = timeline(plan), plan.summary
-    computed = sum(task.seconds for task in laid_out.tasks if task.stream == 0)
-    assert computed * 1e9 == pytest.approx(summary.compute_ns, abs=2 * len(plan.operators))
-    inner = sum(operator.inner_ns for operator in plan.operators)
-    sent = sum(task.seconds for task in laid_out.tasks if task.stream != 0)
-    assert sent * 1e9 == pytest.approx(sum(move.time_ns for move in plan.moves) + inner, abs=2 * len(plan.operators))
+@pytest.fixture(scope="module")
+def accumulated():
+    """A plan with gradient accumulation."""
+    return plan_model(
+        transformer(**SIZES | {"layers": 2}), make_cluster(load_profile("h100-dgx"), "2x4"), PlanOptions(microbatches=4)
+    )
 
 
-def test_the_step_lies_between_perfect_hiding_and_none(plan):
-    laid_out, summary = timeline(plan), plan.summary
-    streams = [sum(task.seconds for task in laid_out.tasks if task.stream == stream) for stream in range(3)]
-    assert max(streams) <= laid_out.seconds <= 1.1 * sum(streams)
-    assert summary.scheduled_ns == round(laid_out.seconds * 1e9)
+def seconds_sent(plan, scheduled):
+    """Seconds per step of every move as the schedule has it, and of the collectives inside operators."""
+    of_moves, inside = defaultdict(float), 0.0
+    for phase, item, _, numbers, _ in scheduled.spans():
+        if item.action == "compute":
+            continue
+        if not numbers:
+            inside += phase.count * item.seconds
+        whole = sum(plan.moves[number].time_ns / plan.moves[number].count for number in numbers)
+        for number in numbers:
+            share = plan.moves[number].time_ns / plan.moves[number].count / whole
+            of_moves[number] += phase.count * item.seconds * share
+    return of_moves, inside
 
 
-def test_the_file_keeps_what_the_timeline_needs(plan):
+@pytest.mark.parametrize("which", ["plan", "accumulated"])
+def test_all_work_of_the_plan_is_scheduled_once(which, request):
+    plan = request.getfixturevalue(which)
+    scheduled = step_schedule(plan)
+    micro = plan.model["microbatches"]
+    computed = sum(phase.count * item.seconds for phase, item, *_ in scheduled.spans() if item.action == "compute")
+    assert computed * 1e9 == pytest.approx(plan.summary.compute_ns, abs=2 * micro * len(plan.operators))
+    sent, inside = seconds_sent(plan, scheduled)
+    inner_ns = sum(operator.inner_ns for operator in plan.operators)
+    assert inside * 1e9 == pytest.approx(inner_ns, abs=2 * micro * len(plan.operators))
+    for number, move in enumerate(plan.moves):
+        assert sent[number] * 1e9 == pytest.approx(move.time_ns, rel=1e-6, abs=1), move
+
+
+def test_the_step_lies_between_perfect_overlap_and_none(plan):
+    laid_out = timeline(plan)
+    streams = [laid_out.busy(stream) for stream in range(len(streams_of(plan)))]
+    work = sum(item.seconds for _, item, *_ in step_schedule(plan).spans())
+    assert max(streams) <= laid_out.seconds * (1 + 1e-9)
+    assert laid_out.seconds <= 1.1 * work
+    assert plan.summary.step_ns == round(laid_out.seconds * 1e9)
+
+
+def test_one_operator_is_computed_at_a_time(plan):
+    laid_out = timeline(plan)
+    spans = zip(laid_out.tasks, laid_out.starts, laid_out.ends, strict=True)
+    computed = sorted((start, end) for task, start, end in spans if task.stream == 0)
+    assert all(end <= start + 1e-12 for (_, end), (start, _) in itertools.pairwise(computed))
+
+
+@pytest.mark.parametrize("which", ["plan", "accumulated", "tight"])
+def test_the_file_alone_has_the_schedule(which, request):
+    plan = request.getfixturevalue(which)
     again = loads(dumps(plan))
     assert timeline(again) == timeline(plan)
-    assert again.summary.scheduled_ns == plan.summary.scheduled_ns
+    assert timeline(again).seconds * 1e9 == pytest.approx(plan.summary.step_ns, rel=1e-6)
+    marked = step_schedule(again).marked(again.moves)
+    assert [(m.issue_after, m.wait_before) for m in marked] == [(m.issue_after, m.wait_before) for m in plan.moves]
 
 
 def test_forward_comes_before_backward_and_the_optimizer_last(plan):
@@ -50,21 +94,46 @@ def test_forward_comes_before_backward_and_the_optimizer_last(plan):
     forward = max(laid_out.ends[n] for name, n in named.items() if name in {o.name for o in plan.operators})
     backward = min(laid_out.starts[n] for name, n in named.items() if name.startswith("backward: "))
     assert forward <= backward
-    assert laid_out.ends[named["optimizer step"]] == laid_out.seconds
+    assert laid_out.ends[named["optimizer step"]] == pytest.approx(laid_out.seconds, rel=1e-12)
     module = "model.layers.1.mlp.down_proj.MatMul"
     assert laid_out.starts[named[f"backward: {module}"]] >= laid_out.ends[named[module]]
+
+
+def test_the_first_microbatches_of_a_phase_are_shown_and_the_rest_counts(accumulated):
+    laid_out, scheduled = timeline(accumulated), step_schedule(accumulated)
+    shown = sum(task.name == accumulated.operators[0].name for task in laid_out.tasks)
+    counts = {phase.name: phase.count for phase in scheduled.phases}
+    assert counts == {"forward": 4, "backward": 3, "last backward": 1, "update": 1}
+    assert shown == MOST_SHOWN
+    assert laid_out.seconds == pytest.approx(
+        sum(phase.count * ran.seconds for phase, ran in scheduled.phases_ran()), rel=1e-12
+    )
+
+
+def test_what_moves_once_a_step_moves_in_the_last_backward(accumulated):
+    once = {number for number, move in enumerate(accumulated.moves) if move.phase == "backward" and move.count == 1}
+    assert once
+    seen = {
+        (number, phase.name) for phase, _, _, numbers, _ in step_schedule(accumulated).spans() for number in numbers
+    }
+    assert {name for number, name in seen if number in once} == {"last backward"}
 
 
 def test_an_operator_waits_for_its_moves():
     cluster = replace(make_cluster(load_profile("h100-dgx"), "2x4"), coalesce=Coalesce())
     plan = plan_model(transformer(**SIZES), cluster, PlanOptions())  # data parallel if gradients go together
-    laid_out = timeline(plan)
-    named = {task.name: number for number, task in enumerate(laid_out.tasks)}
-    moves = [move for move in plan.moves if move.phase == "forward" and move.time_ns and move.reader in named]
-    assert moves
-    for move in moves:
-        brought = [n for n, task in enumerate(laid_out.tasks) if task.name.startswith(f"{move.tensor} (")]
-        assert any(laid_out.ends[n] <= laid_out.starts[named[move.reader]] for n in brought)
+    scheduled = step_schedule(plan)
+    number = {operator.name: index for index, operator in enumerate(plan.operators)}
+    begins, checked = {}, 0
+    for phase, item, operator, _, span in scheduled.spans():
+        if phase.name == "forward" and item.action == "compute":
+            begins[operator] = span.start
+    for phase, _, _, numbers, span in scheduled.spans():
+        for move in (plan.moves[one] for one in numbers):
+            if phase.name == "forward" and number.get(move.reader) in begins:
+                assert span.end <= begins[number[move.reader]] + 1e-12
+                checked += 1
+    assert checked
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +152,10 @@ def test_second_runs_are_work_of_their_own(tight):
     twice = [operator for operator in tight.operators if operator.again and operator.again_ns]
     assert twice
     for operator in twice:
-        assert seconds[f"again: {operator.name}"] == pytest.approx(seconds[operator.name])
-        assert seconds[f"backward: {operator.name}"] * 1e9 == pytest.approx(operator.backward_ns - operator.again_ns)
-    assert sum(name.startswith("again: ") for name in seconds) == len(twice)
+        assert seconds[f"recompute: {operator.name}"] == pytest.approx(seconds[operator.name])
+        backward_ns = operator.backward_ns - operator.again_ns
+        assert seconds.get(f"backward: {operator.name}", 0.0) * 1e9 == pytest.approx(backward_ns)
+    assert sum(name.startswith("recompute: ") for name in seconds) == len(twice)
     assert sum(seconds.values()) * 1e9 == pytest.approx(tight.summary.compute_ns, abs=3 * len(tight.operators))
 
 
@@ -95,7 +165,7 @@ def test_second_runs_come_right_before_the_backward_that_asks_for_them(tight):
     order = [name for operator in tight.operators if (name := f"backward: {operator.name}") in named]
     checked = 0
     for operator in tight.operators:
-        number = named.get(f"again: {operator.name}")
+        number = named.get(f"recompute: {operator.name}")
         if number is None or f"backward: {operator.again}" not in named:
             continue
         wanted = order.index(f"backward: {operator.again}")
@@ -106,7 +176,7 @@ def test_second_runs_come_right_before_the_backward_that_asks_for_them(tight):
     assert checked
 
 
-def test_what_reads_a_value_that_is_made_again_waits_for_its_second_run(tight):
+def test_what_reads_a_recomputed_value_waits_for_its_second_run(tight):
     laid_out = timeline(tight)
     named = {task.name: number for number, task in enumerate(laid_out.tasks)}
     again = {tensor.name for tensor in tight.tensors if tensor.recomputed}
@@ -114,7 +184,7 @@ def test_what_reads_a_value_that_is_made_again_waits_for_its_second_run(tight):
     waited = 0
     for operator in tight.operators:
         for name in again & set(operator.inputs):
-            made, reads = (named.get(task) for task in (f"again: {makers[name].name}", f"again: {operator.name}"))
+            made, reads = (named.get(f"recompute: {one}") for one in (makers[name].name, operator.name))
             if made is not None and reads is not None and makers[name].again == operator.again:
                 assert laid_out.ends[made] <= laid_out.starts[reads]
                 waited += 1
@@ -124,18 +194,44 @@ def test_what_reads_a_value_that_is_made_again_waits_for_its_second_run(tight):
 def test_serving_has_no_backward():
     options = PlanOptions(mode="inference")
     served = plan_model(transformer(**SIZES), make_cluster(load_profile("h100-dgx"), "1x4"), options)
-    assert not [task for task in timeline(served).tasks if "backward" in task.name or "gradient" in task.name]
+    assert {phase.name for phase in step_schedule(served).phases} == {"forward"}
+    assert not [task for task in timeline(served).tasks if "backward" in task.name]
 
 
 def test_the_trace_is_what_chrome_reads(plan):
-    trace = chrome_trace(timeline(plan), "a title")
-    document = json.loads(json.dumps(trace))
+    document = json.loads(json.dumps(chrome_trace(plan)))
     events = [event for event in document["traceEvents"] if event["ph"] == "X"]
     names = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "thread_name"]
-    assert names == list(STREAMS)
-    assert {event["tid"] for event in events} <= {0, ACTIVATIONS, WEIGHTS}
+    assert names == list(streams_of(plan)) == ["compute", "communication: up", "communication: net"]
+    assert {event["tid"] for event in events} <= {0, 1, 2}
     last = max(event["ts"] + event["dur"] for event in events)
-    assert last == pytest.approx(plan.summary.scheduled_ns / 1000, abs=0.01)
+    assert last == pytest.approx(plan.summary.step_ns / 1000, abs=0.01)
+
+
+def test_the_trace_says_what_is_sent_and_in_which_phase(accumulated):
+    sent = [event for event in chrome_trace(accumulated)["traceEvents"] if event["ph"] == "X" and event["tid"]]
+    assert {event["args"]["phase"] for event in sent} <= {"forward", "backward", "last backward"}
+    assert any(event["args"].get("bytes", 0) > 0 for event in sent)
+
+
+def test_arrows_lead_from_what_comes_before_to_what_waits_in_one_microbatch():
+    sizes = SIZES | {"layers": 2}
+    accumulated = forced_plan(transformer(**sizes), "4", PlanOptions(microbatches=4), recipe="ZeRO-3")
+    assert any(move.kind == "prefetched" and move.issue_after for move in accumulated.moves)
+    trace = chrome_trace(accumulated)["traceEvents"]
+    spans = [event for event in trace if event["ph"] == "X"]
+    begins = min(event["ts"] for event in spans if event["args"]["phase"] == "last backward")
+    tails = {event["id"]: event for event in trace if event["ph"] == "s"}
+    heads = {event["id"]: event for event in trace if event["ph"] == "f"}
+    assert tails
+    assert tails.keys() == heads.keys()
+    second = [event["ts"] for event in spans if event["name"] == accumulated.operators[0].name][1]
+    for identity, tail in tails.items():
+        head = heads[identity]
+        assert head["ts"] >= tail["ts"]
+        assert any(abs(one["ts"] + one["dur"] - tail["ts"]) < 0.01 for one in spans if one["tid"] == tail["tid"])
+        assert (tail["ts"] < second) == (head["ts"] < second)
+        assert (tail["ts"] < begins) == (head["ts"] < begins)
 
 
 def test_any_plan_file_can_be_laid_out():

@@ -1,75 +1,71 @@
-"""The search for the weight at which what hides fits under the compute."""
+"""One problem of several sums: a base, and for every phase the maximum of what its other sums add."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from step_problems import every_assignment
 
-from shardplan.planning.objective import MOST_WEIGHTS, improves, next_weight
+from shardplan.planning.objective import Maxima
+from shardplan.planning.reduction import Layouts, Posed
+from shardplan.solve import solve
+from shardplan.solve.problem import Edge, Problem
 
-
-@dataclass(frozen=True)
-class Trial:
-    """A plan that is best at a weight."""
-
-    weight: float
-    plan: tuple[float, float]
-    bound_s: float
-
-    @property
-    def f1_s(self):
-        return self.plan[0]
-
-    @property
-    def f2_s(self):
-        return self.plan[1]
-
-    @property
-    def step_s(self):
-        return max(self.plan)
+SIZES = (2, 3, 2)
+ENDS = ((0, 1), (1, 2))
 
 
-def shortest_step(plans):
-    """The best of the trials at the weights that are asked for, of which each has the cheapest of `plans` (f1, f2), and
-    the greatest bound."""
-    trials = []
-    while (weight := next_weight(trials)) is not None:
-        f1, f2 = min(plans, key=lambda plan: (weight * plan[0] + (1 - weight) * plan[1], plan))
-        trial = Trial(weight, (f1, f2), weight * f1 + (1 - weight) * f2)
-        if not improves(trial, trials):
-            break
-        trials.append(trial)
-    assert len(trials) <= MOST_WEIGHTS
-    return min(trials, key=lambda trial: trial.step_s), max(trial.bound_s for trial in trials)
+def drawn(numbers, closed):
+    """A chain of three nodes whose costs are drawn; the pairs of the first edge that are `closed` are not allowed."""
+    draw = iter(numbers)
+    costs = tuple(np.array([float(next(draw)) for _ in range(size)]) for size in SIZES)
+    tables = [np.array([[float(next(draw)) for _ in range(SIZES[v])] for _ in range(SIZES[u])]) for u, v in ENDS]
+    tables[0] = np.where(closed, np.inf, tables[0])
+    return Problem(costs, tuple(Edge(u, v, table) for (u, v), table in zip(ENDS, tables, strict=True)))
 
 
-def test_what_fits_under_the_compute_is_optimal_at_once():
-    found, bound = shortest_step([(3.0, 2.0), (5.0, 1.0)])
-    assert (found.plan, found.weight, bound) == ((3.0, 2.0), 1.0, 3.0)
+COUNT = sum(SIZES) + sum(SIZES[u] * SIZES[v] for u, v in ENDS)
+problems = st.lists(st.lists(st.integers(0, 50), min_size=COUNT, max_size=COUNT), min_size=4, max_size=4)
+closed_pairs = st.lists(st.booleans(), min_size=5, max_size=5)
 
 
-def test_a_plan_that_hides_more_than_it_computes_loses_to_an_honest_one():
-    """The first is cheapest when all may hide, but it communicates for 30 s."""
-    found, bound = shortest_step([(7.0, 30.0), (11.0, 5.0)])
-    assert found.plan == (11.0, 5.0)
-    assert bound <= 11.0
+def of_sums(numbers, closed, sizes):
+    """The problems of four sums, and the one problem that `Maxima` makes of them."""
+    shut = np.array([*closed, False]).reshape(SIZES[0], SIZES[1])
+    sums = [drawn(each, shut) for each in numbers]
+    posed = Posed(tuple(Layouts(None, None, problem, {}) for problem in sums))
+    (whole,) = Maxima(sizes).apply(posed)[0].sums
+    return sums, whole.problem
 
 
-costs = st.floats(0.1, 100.0)
+@pytest.mark.parametrize("sizes", [(3,), (1, 2), (0, 3, 0), (1, 1, 1)])
+@given(problems, closed_pairs)
+def test_an_assignment_costs_its_base_and_the_largest_rise_of_every_phase(sizes, numbers, closed):
+    sums, whole = of_sums(numbers, closed, sizes)
+    costs = [{choices: cost for choices, cost, _ in every_assignment(problem)} for problem in sums]
+    found = {choices: cost for choices, cost, _ in every_assignment(whole)}
+    assert found.keys() == costs[0].keys()
+    for choices, cost in found.items():
+        base, *others = (each[choices] for each in costs)
+        rises, start = [], 0
+        for size in sizes:
+            rises += [max([0.0, *(other - base for other in others[start : start + size])])] if size else []
+            start += size
+        assert cost == base + sum(rises)
 
 
-@given(st.lists(st.tuples(costs, costs), min_size=1, max_size=8))
-def test_the_bound_holds_for_every_plan_and_the_answer_is_one_of_them(plans):
-    found, bound = shortest_step(plans)
-    best = min(max(plan) for plan in plans)
-    assert found.plan in plans
-    assert found.step_s == max(found.plan)
-    assert bound <= best * (1 + 1e-9)
-    assert found.step_s <= max(min(plans)) * (1 + 1e-9)  # never worse than taking everything to be hidden
+@given(problems, closed_pairs)
+def test_the_solver_finds_the_least_of_it_and_proves_it(numbers, closed):
+    sums, whole = of_sums(numbers, closed, (1, 2))
+    best = min(cost for _, cost, _ in every_assignment(whole))
+    solution = solve(whole)
+    assert (solution.cost, solution.bound) == (best, best)
+    assert solution.cost >= solve(replace(sums[0], maxima=())).cost
 
 
-@pytest.mark.parametrize("plans", [[(1.0, 9.0), (4.0, 4.5), (9.0, 1.0)]])
-def test_the_crossing_finds_what_lies_between(plans):
-    found, _ = shortest_step(plans)
-    assert found.plan == (4.0, 4.5)
+def test_one_sum_stays_as_it_is():
+    sums, _ = of_sums([[1] * COUNT] * 4, [False] * 5, (3,))
+    posed = Posed((Layouts(None, None, sums[0], {}),))
+    assert Maxima(()).apply(posed) == (posed, None)

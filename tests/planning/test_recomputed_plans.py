@@ -24,6 +24,7 @@ from shardplan.program.shrink.shrink import shrink
 from shardplan.render.show import show_document, show_plan
 from shardplan.study.check import check_plan
 from shardplan.study.evaluate import evaluate_plan
+from shardplan.study.explain import explain
 from shardplan.study.shares import shares_of
 
 GPT = {"style": "gpt", "layers": 3, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
@@ -80,11 +81,13 @@ def test_the_scores_of_attention_are_among_what_runs_again(model, tight):
     assert softmaxes & again
 
 
-def test_it_is_written_as_format_1_2_and_read_back(tight):
-    tight = replace(tight, moves=tuple(replace(move, bucket=None) for move in tight.moves))
+def test_it_is_written_and_read_back(tight):
     text = dumps(tight)
     document = json.loads(text)
-    assert document["format_version"] == "1.2"
+    assert document["format_version"] == "1.4"
+    assert {row["name"] for row in document["operators"] if row.get("again")} == {
+        operator.name for operator in tight.operators if operator.again
+    }
     Draft202012Validator(SCHEMA).validate(document)
     assert loads(text).operators == tight.operators
     assert dumps(loads(text)) == text
@@ -135,6 +138,14 @@ def test_diff_names_what_runs_again(free, tight):
     assert any(text.endswith(", recomputed") for text in texts)
     assert any(text.endswith(", run again") for text in texts)
     assert "remat none → auto" in diff_plans(free, tight).causes
+
+
+def test_alternatives_recompute_what_the_plan_does(model, tight):
+    weight = next(p.name for p in model.parameters if p.name.endswith("h.1.mlp.c_fc.weight"))
+    chosen, *others = explain(tight, "a.json", model, weight).alternatives
+    assert chosen.chosen
+    assert others
+    assert all(other.cost_ns >= 0 for other in others if other.cost_ns is not None)
 
 
 def test_shares_tell_the_second_runs_apart(tight):

@@ -7,23 +7,25 @@ from dataclasses import replace
 import onnx
 import pytest
 from small_models import proto_of
+from step_problems import base_problem, step_problem
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.graph.build import build_cost_graph
 from shardplan.graph.flow import trace
 from shardplan.graph.fusion import fuse
-from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.problem import to_problem
+from shardplan.graph.problem import objective_of
 from shardplan.graph.remat import saving_least
 from shardplan.model.read import read_model
 from shardplan.planning import Planner
+from shardplan.planning.chain import Question, answer
+from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.remat_scope import ONCE, scope
 from shardplan.rules import model_rules
+from shardplan.schedule.objective import at_multipliers
 from shardplan.solve import evaluate, solve
 from shardplan.solve.budget import Budget
-from shardplan.solve.reduce.sums import between
 from shardplan.solve.shortfall import least_limit
 
 CHAIN = """
@@ -54,8 +56,8 @@ def cluster():
     return make_cluster(load_profile("generic"), "2")
 
 
-def assignments(model, cluster, weight=1.0):
-    """The problem, at a weight, of every set of operators that may run again, each with what else follows from it."""
+def assignments(model, cluster, posed):
+    """The problem of every set of operators that may run again, each with what else follows from it."""
     rules, options = model_rules(model), PlanOptions()
     flow = trace(model, rules, training=True)
     fusion = fuse(model, rules, flow)
@@ -63,8 +65,7 @@ def assignments(model, cluster, weight=1.0):
     for chosen in itertools.product(*labels):
         until = {index: label for index, label in enumerate(chosen) if label != ONCE}
         again = saving_least(model, rules, flow, fusion, until)
-        built = build_cost_graph(model, rules, cluster, options, overlap_weight=weight, complete=True, again=again)
-        yield until, to_problem(built, Memory(built), None)
+        yield until, posed(build_cost_graph(model, rules, cluster, options, again=again))
 
 
 def best_of(tried, limit):
@@ -78,39 +79,47 @@ def best_of(tried, limit):
     return best
 
 
+def best_answer(model, cluster, limit, linear=None):
+    """What the planner chooses, what to recompute included."""
+    graphs = CostGraphs(
+        instance_of(model, cluster, PlanOptions(remat="auto", memory_limit_bytes=limit, gap=0.0), lambda _: None)
+    )
+    found = answer(graphs, Question(limit, linear=linear, chooses_remat=True))
+    assert found.solution.outcome == "optimal"
+    return found
+
+
 def test_the_best_of_every_choice_tried_one_by_one(model, cluster):
-    problems = list(assignments(model, cluster))
+    problems = list(assignments(model, cluster, base_problem))
     tried = [(solve(problem).cost, least_limit(problem, Budget()), problem) for _, problem in problems]
     assert len(tried) == 128
     plain = next(problem for until, problem in problems if not until)
     most = evaluate(plain, solve(plain).choices).peak_bytes
     least = min(least for _, least, _ in tried)
     assert least < 0.8 * least_limit(plain, Budget())
+    built = build_cost_graph(model, model_rules(model), cluster, PlanOptions())
+    base = at_multipliers(objective_of(built), ())
     found = set()
     for share in (0.0, 0.2, 0.5, 0.9):
         limit = least + round(share * (most - least))
-        planner = Planner(model, cluster, PlanOptions(remat="auto", memory_limit_bytes=limit, gap=0.0))
-        solved = planner.solve_at(1.0)
-        assert solved.solution.outcome == "optimal"
+        solved = best_answer(model, cluster, limit, base)
         assert solved.solution.cost == pytest.approx(best_of(tried, limit), abs=len(model.operators))
         found.add(frozenset(solved.layouts.built.recompute.until))
     assert len(found) > 2
 
 
-def test_the_shortest_step_of_every_choice_tried_one_by_one(model, cluster):
-    problems = list(zip(assignments(model, cluster), assignments(model, cluster, weight=0.0), strict=True))
-    tried = []
-    for (_, first), (_, second) in problems:
-        larger = between(first, second)
-        tried.append((solve(larger).cost, least_limit(first, Budget()), larger))
+def test_the_objective_is_the_least_of_every_choice_tried_one_by_one(model, cluster):
+    problems = [problem for _, problem in assignments(model, cluster, step_problem)]
+    tried = [(solve(problem).cost, least_limit(problem, Budget()), problem) for problem in problems]
     least = min(least for _, least, _ in tried)
-    most = evaluate(tried[0][2], solve(tried[0][2]).choices).peak_bytes
+    most = evaluate(problems[0], solve(problems[0]).choices).peak_bytes
     found = set()
     for share in (0.0, 0.2, 0.5):
         limit = least + round(share * (most - least))
-        options = PlanOptions(remat="auto", memory_limit_bytes=limit, gap=0.0)
-        plan = Planner(model, cluster, options).plan()
-        best_ns = best_of(tried, limit) / 1000
-        assert plan.summary.step_ns == pytest.approx(best_ns, abs=1 + len(model.operators) / 1000)
-        found.add(tuple(operator.again for operator in plan.operators))
+        solved = best_answer(model, cluster, limit)
+        assert solved.solution.cost == pytest.approx(best_of(tried, limit), abs=len(model.operators))
+        found.add(frozenset(solved.layouts.built.recompute.until))
+        plan = Planner(model, cluster, PlanOptions(remat="auto", memory_limit_bytes=limit, gap=0.0)).plan()
+        assert plan.summary.memory.total <= limit
+        assert solved.solution.bound <= 1000 * plan.summary.step_ns + 1000 * len(plan.operators)
     assert len(found) > 1

@@ -30,7 +30,7 @@ def test_the_largest_are_shown_and_the_rest_counted(drawn, monkeypatch):
     monkeypatch.setattr("shardplan.render.show.DEAREST", 2)
     text = drawn(show_plan, example_plan())
     assert "(4 more groups of parameters, 5.00 MiB; --all shows them)" in text
-    assert "(4 more kinds of moves, 626 us; --all shows them)" in text
+    assert "(4 more kinds of moves, 626 us exposed, 616 us overlapped; --all shows them)" in text
     assert "more groups" not in drawn(show_plan, example_plan(), everything=True)
 
 
@@ -111,6 +111,7 @@ def test_document_is_plain_data_and_complete():
         "from": "S(0;3x1024)@gpu",
         "to": "R/P@machine, S(0;3x1024)@gpu",
         "phase": "backward",
+        "kind": "blocking",
         "collectives": "all-reduce@machine",
         "payload_bytes": 2_097_152,
         "time_us": 684.0,

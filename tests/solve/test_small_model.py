@@ -42,7 +42,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
     path.write_bytes(model.SerializeToString())
     options = PlanOptions(mode="inference", memory_limit_bytes=1 << 40)
     cluster = make_cluster(load_profile("h100-dgx"), "2x2")
-    return Planner(read_model(path), cluster, options, reasons=False).solve_at(1.0).layouts.problem
+    return Planner(read_model(path), cluster, options, reasons=False).solve_at(()).layouts.problem
 
 
 @pytest.mark.parametrize("limit", [5000, 6000, 8000, 12000, 50000])

@@ -10,7 +10,8 @@ from shardplan.cluster.perturb import constants, perturbed
 from shardplan.cluster.profile import load_profile
 from shardplan.models import transformer
 from shardplan.planning import Planner, PlanOptions, plan_model
-from shardplan.study.robust import fixed_to, order_of_recipes, regret, robustness
+from shardplan.study.decided import fixed_to
+from shardplan.study.robust import order_of_recipes, regret, robustness
 
 SIZES = {"layers": 1, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
 OPTIONS = PlanOptions()

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from shardplan.cli import main
+from shardplan.plan.file import read_plan
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ def shardplan(capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
         return Run(code, captured.out, captured.err)
 
     return run
+
+
+def unproven(plan: str, gap: float = 0.005) -> str:
+    """What `solve` warns of where more than `gap` of the step of the plan in a file is left unproven."""
+    slack = read_plan(plan).summary.slack
+    said = f"warning[not-optimal]: the plan is not proven optimal; its optimality gap is {100 * slack:.2f} %\n"
+    return said if slack > gap else ""
 
 
 @pytest.fixture

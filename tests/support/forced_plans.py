@@ -13,17 +13,19 @@ from shardplan.extras.peers.restrictions import alpa_products
 from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.problem import node_order, to_problem
+from shardplan.graph.problem import node_order, objective_of, to_problem
 from shardplan.model.types import Model
-from shardplan.plan.assemble import assemble, price
+from shardplan.plan.assemble import Proof, assemble, price
 from shardplan.plan.types import Plan
 from shardplan.planning.recipes import recipes_for
 from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
+from shardplan.schedule.objective import plain_sum
 from shardplan.solve import solve
-from shardplan.solve.evaluate import evaluate
 from shardplan.solve.problem import Costs, Problem
 
+_EXPOSED = 0.1
+"""Share of all traffic that counts beside what computes and blocks."""
 TRAINING, INFERENCE = PlanOptions(), PlanOptions(mode="inference")
 
 
@@ -48,15 +50,17 @@ def forced_plan(
     cluster = cluster_of(mesh, bucket_bytes)
     built = build_cost_graph(model, model_rules(model), cluster, options)
     memory = Memory(built)
-    problem = to_problem(built, memory, limit_bytes)
+    little_exposed = plain_sum(objective_of(built), _EXPOSED, _EXPOSED, outermost=False)
+    problem = to_problem(built, memory, limit_bytes, little_exposed)
     recipes = {**recipes_for(options), "2-D": alpa_products}
     wanted = restrict(problem, built, recipes[recipe](built)) if recipe else problem
     if seed is not None:
         wanted = replace(wanted, costs=_drawn(wanted, built, np.random.default_rng(seed)))
     solution = solve(wanted)
     assert solution.choices is not None
-    priced = price(built, replace(solution, cost=evaluate(problem, solution.choices).cost, bound=0.0))
-    return assemble(priced, memory, limit_bytes or cluster.device.usable_bytes, 0.0)
+    limit = limit_bytes or cluster.device.usable_bytes
+    priced = price(built, memory, solution.choices, limit)
+    return assemble(replace(priced, moves=priced.scheduled.marked(priced.moves)), limit, Proof(0.0))
 
 
 def _drawn(problem: Problem, built: CostGraph, generator: np.random.Generator) -> tuple[Costs, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from step_problems import serial
+
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
@@ -53,8 +55,8 @@ class Solved:
         cluster = make_cluster(load_profile("generic"), f"{devices}x1")
         options = PlanOptions(mode="inference", cost_model=peer, constraints=tuple(map(parse_pin, pins)))
         planner = Planner(model or mlp(), cluster, options)
-        self.built, memory = planner.built_at(1.0)
-        problem = to_problem(self.built, memory, weight_bytes)
+        self.built, memory = planner.built_serial()
+        problem = to_problem(self.built, memory, weight_bytes, serial(self.built))
         order = node_order(self.built)
         weights = [h for h in memory.holdings if h.category == "parameters"]
         problem = replace(problem, usages=tuple(Usage(order.index(h.node), h.start, h.end, h.amount) for h in weights))

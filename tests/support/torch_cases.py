@@ -121,7 +121,16 @@ def _gradients(model: nn.Module, reference: nn.Module) -> Any:
 
 
 def _gradient_error(model: nn.Module, reference: nn.Module) -> float:
-    return max(far(ours, other) for ours, other in _gradients(model, reference))
+    """The largest error of a gradient or a buffer."""
+    return max(buffers_apart(model, reference), *(far(ours, other) for ours, other in _gradients(model, reference)))
+
+
+def buffers_apart(model: nn.Module, reference: nn.Module) -> float:
+    """How far the buffers of both are apart, those of a graph by their names in the model."""
+    mine = dict(model.named_buffers())
+    found = ((mine[name], other) for name, other in reference.named_buffers() if name in mine)
+    whole = ((b.full_tensor() if isinstance(b, DTensor) else b, other) for b, other in found)
+    return max((float((b.double() - other.double()).abs().max()) for b, other in whole), default=0.0)
 
 
 def far(ours: DTensor, whole: Tensor) -> float:

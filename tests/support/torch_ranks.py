@@ -1,6 +1,7 @@
 """Processes that stay: a process group of N ranks which run one function after another.
 
-One process imports everything once and forks the ranks, so that starting many costs little; they meet in a file.
+One process imports everything once and forks the ranks, so that starting many costs little; they meet in a file. Ranks
+that hash strings each in its own way, as a launcher's do, cannot be forks of one process.
 """
 
 from __future__ import annotations
@@ -15,18 +16,31 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 class Ranks:
-    """`world` ranks on gloo; `run` calls a function of a module in all of them and gives their results by rank."""
+    """`world` ranks on gloo; `run` calls a function of a module in all of them and gives their results by rank.
+    `hash_seeds`: for each rank its `PYTHONHASHSEED`, if they are to differ."""
 
-    def __init__(self, world: int, folder: Path, modules: Sequence[str] = ("torch_cases",)) -> None:
+    def __init__(
+        self, world: int, folder: Path, modules: Sequence[str] = ("torch_cases",), hash_seeds: Sequence[int] = ()
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         pairs = [context.Pipe() for _ in range(world)]
         self.pipes = [mine for mine, _ in pairs]
         theirs = [other for _, other in pairs]
-        meeting = folder / f"meeting-{world}"
-        self.nursery = context.Process(target=_nursery, args=(theirs, str(meeting), list(modules)))
-        self.nursery.start()
+        meeting = str(folder / f"meeting-{world}")
+        families = [[rank] for rank in range(world)] if hash_seeds else [list(range(world))]
+        self.nurseries = []
+        for ranks in families:
+            pipes = [theirs[rank] for rank in ranks]
+            nursery = context.Process(target=_nursery, args=(pipes, ranks, world, meeting, list(modules)))
+            with pytest.MonkeyPatch.context() as patch:
+                if hash_seeds:
+                    patch.setenv("PYTHONHASHSEED", str(hash_seeds[ranks[0]]))
+                nursery.start()
+            self.nurseries.append(nursery)
         for other in theirs:
             other.close()
 
@@ -47,12 +61,13 @@ class Ranks:
     def close(self) -> None:
         for pipe in self.pipes:
             pipe.send(None)
-        self.nursery.join(20)
-        if self.nursery.is_alive():
-            self.nursery.kill()
+        for nursery in self.nurseries:
+            nursery.join(20)
+            if nursery.is_alive():
+                nursery.kill()
 
 
-def _nursery(pipes: list[Connection], meeting: str, modules: list[str]) -> None:
+def _nursery(pipes: list[Connection], ranks: list[int], world: int, meeting: str, modules: list[str]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -60,13 +75,13 @@ def _nursery(pipes: list[Connection], meeting: str, modules: list[str]) -> None:
     for module in modules:
         importlib.import_module(module)
     children = []
-    for rank in range(len(pipes)):
+    for rank, own in zip(ranks, pipes, strict=True):
         child = os.fork()
         if child == 0:
-            for other, pipe in enumerate(pipes):
-                if other != rank:
+            for pipe in pipes:
+                if pipe is not own:
                     pipe.close()
-            _rank(rank, len(pipes), pipes[rank], meeting)
+            _rank(rank, world, own, meeting)
             os._exit(0)
         children.append(child)
     for child in children:

@@ -81,6 +81,44 @@ class Halves(torch.autograd.Function):
         return torch.cat(gradients, -1)
 
 
+def below(function: Callable[..., Any], *operands: Tensor) -> Any:
+    """What a function does with operands that it does not ask."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*operands)
+
+
+def changed_view(x: Tensor, y: Tensor) -> Tensor:
+    """A piece is changed; the whole is read."""
+    x.narrow(1, 4, 4).mul_(y)
+    return x.exp()
+
+
+def changed_base(x: Tensor) -> Tensor:
+    """The whole is changed; a piece and a transpose from before are read."""
+    piece, turned = x.narrow(1, 8, 8), x.t()
+    x.mul_(3).add_(1)
+    return piece + turned.t()[:, :8]
+
+
+def changed_inner(x: Tensor) -> Tensor:
+    """A view of a view is changed; what both are views of, and another view of it, are read."""
+    other = x.flatten(1)
+    x.transpose(1, 2)[:, 2:4].zero_()
+    return x.flatten(1) * other
+
+
+def items_set(x: Tensor, y: Tensor) -> Tensor:
+    """Some columns become another tensor."""
+    x[:, 2:6] = y
+    return x * 2
+
+
+def items_added(x: Tensor, y: Tensor) -> Tensor:
+    """Another tensor is added to some columns."""
+    x[:, :4] += y
+    return x * 2
+
+
 def changed_after(x: Tensor) -> Tensor:
     """The operand of a function is changed in place before the result is read."""
     inner = x * 2
@@ -165,6 +203,60 @@ CASES: dict[str, Case] = {
     "a function of one's own, of nothing": (lambda x, y: Kept.apply(x, y) + y, [(4, 8), (4, 8)]),
     "conv1d": (lambda x, w, b: functional.conv1d(x, w, b, padding=1), [(4, 8, 8), (16, 8, 3), (16,)]),
     "conv2d of groups": (lambda x, w: functional.conv2d(x, w, stride=2, groups=4), [(4, 8, 8, 8), (16, 2, 2, 2)]),
+    "batch_norm": (
+        lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),
+        [(4, 8, 4, 4), (8,), (8,)],
+    ),
+    "batch_norm by ATen": (
+        lambda x, w: torch.batch_norm(x, w, None, None, None, True, 0.1, 1e-5, False),
+        [(4, 8, 4), (8,)],
+    ),
+    "group_norm": (lambda x, w, b: functional.group_norm(x, 2, w, b), [(4, 8, 4, 4), (8,), (8,)]),
+    "group_norm of many groups": (lambda x: functional.group_norm(x, 8), [(4, 16, 4)]),
+    "instance_norm": (lambda x, w: functional.instance_norm(x, weight=w), [(4, 8, 4, 4), (8,)]),
+    "max_pool2d": (lambda x: functional.max_pool2d(x, 2), [(4, 8, 8, 8)]),
+    "max_pool2d with indices": (
+        lambda x: functional.max_pool2d(x, 3, 2, 1, return_indices=True)[0],
+        [(4, 8, 8, 8)],
+    ),
+    "avg_pool1d": (lambda x: functional.avg_pool1d(x, 3, padding=1), [(4, 8, 8)]),
+    "adaptive_avg_pool2d": (lambda x: functional.adaptive_avg_pool2d(x, 2), [(4, 8, 8, 8)]),
+    "interpolate": (
+        lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False),
+        [(4, 8, 4, 4)],
+    ),
+    "pad": (lambda x: functional.pad(x, (0, 0, 1, 2), value=0.5), [(4, 8, 8)]),
+    "pad by reflection": (lambda x: functional.pad(x, (2, 1), mode="reflect"), [(4, 8, 8)]),
+    "pixel_shuffle": (lambda x: functional.pixel_shuffle(x, 2), [(4, 8, 4, 4)]),
+    "cross_entropy": (lambda x: functional.cross_entropy(x, torch.tensor([3, 0, 15, 9])), [(4, 16)]),
+    "cross_entropy with ignored rows": (
+        lambda x: functional.cross_entropy(x.transpose(1, 2), torch.tensor([[3, 0, -1, 9]] * 4), ignore_index=-1),
+        [(4, 4, 16)],
+    ),
+    "cross_entropy of each row": (
+        lambda x: functional.cross_entropy(x, torch.tensor([3, 0, 15, 9]), reduction="none"),
+        [(4, 16)],
+    ),
+    "cross_entropy, smoothed": (
+        lambda x: functional.cross_entropy(x, torch.tensor([3, 0, 15, 9]), label_smoothing=0.1, reduction="sum"),
+        [(4, 16)],
+    ),
+    "mse_loss": (functional.mse_loss, [(4, 8), (4, 8)]),
+    "smooth_l1_loss": (lambda x, y: functional.smooth_l1_loss(x, y, reduction="sum", beta=0.5), [(4, 8), (4, 8)]),
+    "a view changed in place": (lambda x, y: changed_view(x * 1, y), [(4, 16), (4, 4)]),
+    "a view of what is changed": (lambda x: changed_base(x * 1), [(4, 16)]),
+    "a view of a view changed in place": (lambda x: changed_inner(x * 1), [(4, 4, 8)]),
+    "items set": (lambda x, y: items_set(x * 1, y), [(4, 8), (4, 4)]),
+    "items added to": (lambda x, y: items_added(x * 1, y), [(4, 8), (4, 4)]),
+    "a function written in Python": (lambda x: functional.normalize(x, dim=-1), [(4, 8)]),
+    "a function of ATen": (lambda x, y: torch.ops.aten.lerp.Scalar(x, y, 0.3), [(4, 8), (4, 8)]),
+    "a function below torch's": (lambda x: below(torch.tanh, x), [(4, 8)]),
+    "attention of many heads": (
+        lambda x, w, b, v, c: functional.multi_head_attention_forward(
+            x, x, x, 8, 2, w, b, None, None, False, 0.0, v, c, need_weights=False
+        )[0],
+        [(4, 4, 8), (24, 8), (24,), (8, 8), (8,)],
+    ),
     "attention": (
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         [(4, 4, 8, 4), (4, 4, 8, 4), (4, 4, 8, 4)],

@@ -36,7 +36,8 @@ class Key:
     """One key. `default`: a plain value, `REQUIRED`, or `OMITTED` for one that may be absent when resolved too.
     `resolve`: (what is written or the default, all that is written beside it, the level's surroundings) -> the resolved
     value; `said`: its default in the documentation. `attribute`: of the value type (`""`: the key; None: none).
-    `later`: profiles in older plans lack it, and mean by that what the value type has as default.
+    `later`: profiles in older plans lack it, and mean by that what the value type has as default. `retired`: since when
+    and why it decides nothing; it is still read, with a warning, and is not in the resolved profile.
 
     In a level: `beside`: the key or the topology without which it has no effect; `no_cards`: it has none beside network
     cards; `needed`: the topology that requires it.
@@ -50,6 +51,7 @@ class Key:
     resolve: Callable[[Any, Plain, Around], Any] | None = None
     said: str = ""
     later: bool = False
+    retired: str = ""
     beside: str = ""
     no_cards: bool = False
     needed: str = ""
@@ -74,6 +76,13 @@ _SHARE = Number(open=True, maximum=1.0)
 _HIDDEN = Number(maximum=1.0)
 _COUNT = Number(minimum=1, integer=True)
 _RATE = Number(GBPS, open=True)
+_SCHEDULED: Final = "since plans of format 1.4: the schedule of a step says what overlaps compute"
+
+
+def _retired(key: str, kind: Field, why: str) -> Key:
+    """A key that older profiles may have."""
+    return Key(key, kind, default=OMITTED, attribute=None, retired=why)
+
 
 ETA_DEFAULTS: Final[dict[str, dict[str, object]]] = {
     "switch": {
@@ -204,14 +213,13 @@ DEVICE: Final = Keys((
     Key("launch_us", Number(MICROSECONDS), "start of a kernel", 4.0, "launch_s"),
 ))  # fmt: skip
 
-OVERLAP: Final = Keys((
-    Key("weight_gather", _HIDDEN, "share that hides behind compute of gathers of weights", 0.9),
-    Key("grad_reduce", _HIDDEN, "the same of reductions of weights' gradients", 0.9),
-    Key("tp", _HIDDEN, "the same of collectives of activations", 0.0),
-    Key("a2a", _HIDDEN, "the same of all-to-alls", 0.0),
-    Key("p2p", _HIDDEN, "the same of what stages send", 0.9),
-    Key("kappa", Number(minimum=1.0), "how much slower what overlaps is", 1.1),
-))  # fmt: skip
+OVERLAP: Final = Keys(
+    (
+        *(_retired(key, _HIDDEN, _SCHEDULED) for key in ("weight_gather", "grad_reduce", "tp", "a2a")),
+        Key("p2p", _HIDDEN, "share of what pipeline stages send that overlaps compute", 0.9),
+        Key("kappa", Number(minimum=1.0), "how much slower compute is beside communication", 1.1),
+    )
+)
 
 COALESCE: Final = Keys((
     Key("bucket_mb", Number(MEGABYTES), "gradients of weights are sent together until a device has so much of them (as "

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
-from shardplan.cluster.keys import LEVEL, Plain
+from shardplan.cluster.keys import LEVEL, PROFILE, Keys, Plain
 from shardplan.cluster.yaml import Leaf, Record
 from shardplan.errors import Diagnostic, did_you_mean, error, warning
 
@@ -39,6 +39,7 @@ def lint_profile(tree: Record, resolved: Plain) -> tuple[tuple[Diagnostic, ...],
     found = [
         *_levels_of_axes(tree, resolved),
         *_level_keys(tree, resolved),
+        *_retired_keys(tree, PROFILE),
         *_bandwidths(tree, resolved),
         *_device(tree, resolved["device"]),
     ]
@@ -96,6 +97,16 @@ def _level_keys(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
                 f"of the {inner['devices']} of level '{inner['name']}'"
             )
             yield error("bad-value", summary, **_where(tree, "levels", outer["name"], "devices"))
+
+
+def _retired_keys(tree: Record, keys: Keys, *above: str) -> Iterator[Diagnostic]:
+    """Keys that decide nothing any more."""
+    for key in keys.keys:
+        path = (*above, key.key)
+        if isinstance(key.kind, Keys):
+            yield from _retired_keys(tree, key.kind, *path)
+        elif key.retired and tree.get(*path) is not None:
+            yield warning("ignored-key", f"'{'.'.join(path)}' has no effect {key.retired}", **_where(tree, *path))
 
 
 def _reach_gbps(level: Plain, inner_devices: int) -> float:

@@ -38,7 +38,7 @@ def _rows(keys: Keys, above: str = "") -> Iterator[tuple[str, Key]]:
     for key in keys.keys:
         if isinstance(key.kind, Keys):
             yield from _rows(key.kind, f"{above}{key.key}.")
-        else:
+        elif not key.retired:
             yield f"{above}{key.key}", key
 
 

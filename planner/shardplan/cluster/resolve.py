@@ -113,6 +113,8 @@ def filled(keys: Keys, given: Plain, around: Around = _NOWHERE) -> Plain:
     for key in keys.keys:
         if isinstance(key.kind, Keys):
             found[key.key] = filled(key.kind, given.get(key.key, {}), around)
+        elif key.retired:
+            continue
         elif key.key in given or key.default is not OMITTED:
             value = given.get(key.key, key.default)
             found[key.key] = key.resolve(value, given, around) if key.resolve else value

@@ -77,12 +77,9 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Share of a collective of each class that hides behind compute; the rest is charged."""
+    """`p2p`: share of what pipeline stages send that overlaps compute; `kappa`: how much slower compute is beside
+    communication."""
 
-    weight_gather: float = 0.9
-    grad_reduce: float = 0.9
-    tp: float = 0.0
-    a2a: float = 0.0
     p2p: float = 0.9
     kappa: float = 1.1
 

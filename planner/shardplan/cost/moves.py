@@ -26,6 +26,9 @@ Index = NDArray[np.int64]
 Numbers = NDArray[np.int32]
 _BLOCK_ENTRIES = 1 << 21
 """Paths to so many targets are shortened together that the work fits in a cache and little memory."""
+STEP_S = 4e-15
+"""Charged for every step while the cheapest way is looked for: an all-reduce costs what a reduce-scatter and an
+all-gather do, and which of both has the lower rounded sum shall not decide."""
 CollectiveSeconds = Callable[[Collective, float], float]
 """Seconds of a collective on a tensor of so many bytes."""
 
@@ -103,6 +106,48 @@ class MoveSpace:
         for first in range(0, len(self.states), columns):
             _relax(best[:, first : first + columns], step, target, starts, rows)
         return best
+
+    def split(
+        self,
+        legal: NDArray[np.bool_],
+        size_bytes: int,
+        seconds: CollectiveSeconds,
+        groups: Sequence[int],
+        count: int,
+    ) -> Seconds:
+        """The seconds of `prices` by groups of collectives, shape (count, states, states).
+
+        `groups[c]`: group of collective c. Illegal pairs are `inf` in the first group. The path is the cheapest, and of
+        equally cheap ones the shortest, as `shardplan.layout.lower` finds it.
+        """
+        best = self.prices(legal, size_bytes, lambda collective, size: seconds(collective, size) + STEP_S)
+        price = np.array([seconds(collective, float(size_bytes)) for collective in self.collectives])
+        parts = np.zeros((count, *best.shape))
+        if count == 1:
+            parts[0] = self.prices(legal, size_bytes, seconds)
+            return parts
+        usable = legal[self.source] & legal[self.target]
+        usable &= np.isfinite(price[self.collective])
+        source, target, kind = self.source[usable], self.target[usable], self.collective[usable]
+        first = np.full(best.shape, -1, dtype=np.int64)
+        bounds = np.flatnonzero(np.r_[True, source[1:] != source[:-1], True]) if len(source) else np.zeros(1, np.int64)
+        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            reached = (price[kind[begin:end]] + STEP_S)[:, None] + best[target[begin:end]]
+            first[source[begin]] = begin + reached.argmin(axis=0)
+        number = np.arange(len(best))
+        goes = np.isfinite(best) & (number[:, None] != number[None, :]) & (first >= 0)
+        rows, columns = np.nonzero(goes)
+        step = first[rows, columns]
+        group_of = np.asarray(groups, dtype=np.int64)[kind[step]]
+        while len(rows):
+            before = parts[:, rows, columns].copy()
+            after = parts[:, target[step], columns]
+            after[group_of, np.arange(len(rows))] += price[kind[step]]
+            parts[:, rows, columns] = after
+            if np.array_equal(before, after):
+                break
+        parts[0][~np.isfinite(best)] = np.inf
+        return parts
 
     def _check(self, price: Seconds, size_bytes: int) -> None:
         wrong = np.flatnonzero(~(price >= 0.0))

@@ -3,17 +3,20 @@
 The graph is bipartite, a networkx multigraph. An operator node's choices are strategies; a tensor's *kept* node chooses
 the layout it rests in, and where several operators read it a *served* node chooses the layout in which they get it.
 Where optimizer state may be sharded apart from its weight, an *updated* node chooses the layout of that state.
-Every node carries `cost` (picoseconds per choice, float64), every edge `table` (picoseconds per pair of choices).
-Equal operators and tensors share their spaces, and equal edges their table objects: depth costs next to nothing.
+Every node and every edge carries `priced` (`shardplan.schedule.terms`): picoseconds per choice or per pair of choices,
+by the part of the step to which they belong and what they keep busy; and `position`, the number of the operator whose
+turn it is. Equal operators and tensors share their spaces, and equal edges their priced objects: depth costs next to
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import networkx as nx
 import numpy as np
+from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import ResolvedConstraints
@@ -28,6 +31,7 @@ from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
 from shardplan.graph.traffic import tensor_kinds
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
+from shardplan.schedule.terms import Priced, Term, priced
 from shardplan.units import PS_PER_S
 
 Node = tuple[str, str]
@@ -53,6 +57,10 @@ class CostGraph:
     served: Mapping[str, TensorSpace]
     updated: Mapping[str, TensorSpace]
     trainable: frozenset[str]
+    lowered: dict[tuple[object, ...], object] = field(default_factory=dict)
+    """Moves as collectives, by what they depend on: lowered once for all assignments."""
+    emitted: dict[tuple[object, ...], object] = field(default_factory=dict)
+    """Moves along one edge for a pair of choices, likewise."""
 
     def tie_picoseconds(self, choice: Mapping[Node, int]) -> float:
         """What the objective charges for the layouts of all tensors, to break ties."""
@@ -77,29 +85,29 @@ def build_cost_graph(
     options: PlanOptions,
     *,
     pricing: Pricing | None = None,
-    overlap_weight: float = 1.0,
     constraints: ResolvedConstraints | None = None,
-    complete: bool = False,
+    complete: bool = True,
     again: Recompute | None = None,
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
-    `pricing`: the cost model, by default ours; give the same one again to build again at another `overlap_weight`, the
-    w of `shardplan.planning.objective`. `constraints`: what must be among the choices because somebody may ask for it;
-    `complete`: every strategy must. `again`: what is recomputed, by default what `options.remat` says.
+    `pricing`: the cost model, by default ours; give the same one again to share its prices. `constraints`: what must be
+    among the choices because somebody may ask for it. `complete`: every strategy is there that is best at some
+    multipliers of the objective's sums; else only those that are when all times are added up. `again`: what is
+    recomputed, by default what `options.remat` says.
     """
     constraints = constraints or ResolvedConstraints()
     flow = trace(model, rules, training=options.training)
     fusion = fuse(model, rules, flow)
     again = again or recompute(model, rules, flow, fusion, options)
     pricing = pricing or Pricing.of(cluster)
-    prices = pricing.moves.at(overlap_weight)
+    prices = pricing.moves
     traffic = tensor_kinds(model, rules, flow, cluster.mesh, options, constraints)
     spaces: dict[TensorKind, TensorSpace] = {}
     kept = {name: _space(spaces, kind, prices) for name, kind in traffic.kept.items()}
     served = {name: _space(spaces, kind, prices) for name, kind in traffic.served.items()}
     updated = {name: _space(spaces, kind, prices) for name, kind in traffic.updated.items()}
-    pricer = OperatorPricer(cluster, pricing, options, overlap_weight)
+    pricer = OperatorPricer(cluster, pricing, options)
     asked = {one.operator for one in constraints.operators}
     operators = [
         pricer.space(
@@ -140,37 +148,44 @@ def _compute_dtype(model: Model, index: int) -> str:
     return next((model.tensor(n).dtype for n in names if model.tensor(n).is_float), model.tensor(names[0]).dtype)
 
 
+def _constant(picoseconds: NDArray[np.float64]) -> Priced:
+    """What every objective charges as it is: the optimizer's step, and what breaks ties."""
+    return priced({Term("update", "compute"): picoseconds}, shape=picoseconds.shape)
+
+
 def _add_nodes(built: CostGraph) -> None:
     """Nodes in graph order: what an operator reads, itself, what it makes."""
     graph, added = built.graph, set[str]()
+    spaces = {id(space): space for space in built.kept.values()}
+    ties = {number: _constant(space.ties) for number, space in spaces.items()}
 
     def add_tensor(name: str) -> None:
         if not name or name in added or name not in built.kept:
             return
         added.add(name)
         space = built.kept[name]
-        graph.add_node(("kept", name), cost=space.ties, space=space)
+        graph.add_node(("kept", name), priced=ties[id(space)], space=space)
         if name in built.trainable:
             node, state = built.optimizer_node(name)
             seconds = built.pricer.optimizer_seconds(state, built.model.tensor(name).dtype)
-            cost = np.rint(built.prices.weight * seconds * PS_PER_S) + state.ties
-            graph.add_node(node, cost=cost, space=state)
+            charged = np.rint(seconds * PS_PER_S) + state.ties
+            graph.add_node(node, priced=_constant(charged), space=state)
         if name in built.served:
             serving = built.served[name]
-            graph.add_node(("served", name), cost=np.zeros(len(serving)), space=serving)
+            graph.add_node(("served", name), priced=_constant(np.zeros(len(serving))), space=serving)
 
     for name in built.model.inputs:
         add_tensor(name)
-    for operator, space in zip(built.model.operators, built.operators, strict=True):
+    for index, (operator, space) in enumerate(zip(built.model.operators, built.operators, strict=True)):
         for name in operator.inputs:
             add_tensor(name)
-        graph.add_node(("operator", operator.name), cost=space.picoseconds, space=space)
+        graph.add_node(("operator", operator.name), priced=space.priced, space=space, position=index)
         for name in operator.outputs:
             add_tensor(name)
 
 
 def _add_edges(built: CostGraph) -> None:
-    tables: dict[tuple[object, ...], edges.Table] = {}
+    tables: dict[tuple[object, ...], Priced] = {}
     graph, again, outputs = built.graph, built.recompute, frozenset(built.model.outputs)
     model = built.model
     for index, (operator, space) in enumerate(zip(built.model.operators, built.operators, strict=True)):
@@ -182,8 +197,8 @@ def _add_edges(built: CostGraph) -> None:
                 key = ("read", id(source), id(strategies), position, times, turns)
                 if key not in tables:
                     last = source.kind.coalesces and turns == 1
-                    tables[key] = turns * edges.to_read(source, strategies, position, forwards=times, last=last)
-                _join(graph, built.source_of_reads(name), node, tables[key])
+                    tables[key] = edges.to_read(source, strategies, position, forwards=times, last=last, turns=turns)
+                _join(graph, built.source_of_reads(name), node, tables[key], index)
         for position, name in enumerate(operator.outputs):
             kept = built.kept.get(name)
             if kept is not None:
@@ -191,29 +206,32 @@ def _add_edges(built: CostGraph) -> None:
                 unread = name not in built.flow.readers and name not in outputs
                 made_key = ("made", id(kept), id(strategies), position, times, unread, turns)
                 if made_key not in tables:
-                    table = edges.made_to_kept(strategies, position, kept, forwards=times, unread=unread)
-                    tables[made_key] = turns * table
-                _join(graph, node, ("kept", name), tables[made_key])
+                    tables[made_key] = edges.made_to_kept(
+                        strategies, position, kept, forwards=times, unread=unread, turns=turns
+                    )
+                _join(graph, node, ("kept", name), tables[made_key], index)
     for name, serving in built.served.items():
         times, turns = again.serves(name), model.turns(built.flow.lives_in.get(name, ()))
         serving_key = ("served", id(built.kept[name]), id(serving), times, turns)
         if serving_key not in tables:
             last = built.kept[name].kind.coalesces and turns == 1
-            tables[serving_key] = turns * edges.kept_to_served(built.kept[name], serving, forwards=times, last=last)
-        _join(graph, ("kept", name), ("served", name), tables[serving_key])
+            tables[serving_key] = edges.kept_to_served(
+                built.kept[name], serving, forwards=times, last=last, turns=turns
+            )
+        _join(graph, ("kept", name), ("served", name), tables[serving_key], built.flow.first_reader(name))
     _add_updates(built, tables)
     _tie_carried(built, tables)
 
 
-def _add_updates(built: CostGraph, tables: dict[tuple[object, ...], edges.Table]) -> None:
+def _add_updates(built: CostGraph, tables: dict[tuple[object, ...], Priced]) -> None:
     for name, state in built.updated.items():
         updated_key = ("updated", id(built.kept[name]), id(state))
         if updated_key not in tables:
             tables[updated_key] = edges.kept_to_updated(built.kept[name], state)
-        _join(built.graph, ("kept", name), ("updated", name), tables[updated_key])
+        _join(built.graph, ("kept", name), ("updated", name), tables[updated_key], built.flow.first_reader(name))
 
 
-def _tie_carried(built: CostGraph, tables: dict[tuple[object, ...], edges.Table]) -> None:
+def _tie_carried(built: CostGraph, tables: dict[tuple[object, ...], Priced]) -> None:
     """What a loop carries has one layout around it."""
     for entering, leaving in carried_pairs(built.model):
         enter, leave = (built.operators[index].strategies for index in (entering, leaving))
@@ -221,9 +239,10 @@ def _tie_carried(built: CostGraph, tables: dict[tuple[object, ...], edges.Table]
         if key not in tables:
             tables[key] = edges.around(enter, leave)
         first, last = (("operator", built.model.operators[index].name) for index in (entering, leaving))
-        _join(built.graph, first, last, tables[key])
+        _join(built.graph, first, last, tables[key], leaving)
 
 
-def _join(graph: nx.MultiGraph, source: Node, target: Node, table: edges.Table) -> None:
-    """An undirected edge that remembers which node the rows of its table belong to."""
-    graph.add_edge(source, target, source=source, target=target, table=table)
+def _join(graph: nx.MultiGraph, source: Node, target: Node, moves: Priced, position: int) -> None:
+    """An undirected edge that remembers which node the rows of its tables belong to; `position`: the operator that is
+    first to wait for its moves in forward, and last to make the gradient that moves back."""
+    graph.add_edge(source, target, source=source, target=target, priced=moves, position=position)

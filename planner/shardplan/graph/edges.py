@@ -1,16 +1,20 @@
-"""Price matrices of the edges of the cost graph, in picoseconds per step.
+"""Prices of the edges of the cost graph: terms of a step's time (`shardplan.schedule.terms`), in picoseconds.
 
 made -> kept     the producer's result is brought into the layout in which it is kept; its gradient goes the other way
 kept -> served   a tensor with several readers is gathered once for all; their gradients are reduced once
 kept or served -> read   what one reader needs beyond that
 kept -> updated  the gradient of a weight is brought to where the optimizer's state is, and the new weight back, once
 
-The last moves of weights' gradients, and those of new weights, are charged their share of a bucket
-(`shardplan.cost.coalesce`). A value that backward reads again is gathered again there, unless it was kept as it is
-read. What happens inside of a loop happens in every turn; a value from outside is served once, and read in every turn.
+Activations and their gradients are waited for (`blocking`), as is whatever an operator makes; weights are gathered
+ahead of use (`gather`), and their gradients reduced beside what follows (`reduce`). The last moves of weights'
+gradients, and those of new weights, are charged their share of a bucket (`shardplan.cost.coalesce`). A value that
+backward reads again is gathered again there, unless it was kept as it is read. What happens inside of a loop happens in
+every turn; a value from outside is served once, and read in every turn.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,53 +22,66 @@ from numpy.typing import NDArray
 from shardplan.cost.moves import Index, Seconds
 from shardplan.graph.strategies import StrategySpace
 from shardplan.graph.tensors import TensorSpace
+from shardplan.schedule.terms import Priced, Resource, Segment, Table, Term, priced
 from shardplan.units import PS_PER_S
 
-Table = NDArray[np.float64]
+Part = tuple[Term, Table]
 
 
 def made_to_kept(
-    strategies: StrategySpace, position: int, kept: TensorSpace, *, forwards: int, unread: bool = False
-) -> Table:
+    strategies: StrategySpace, position: int, kept: TensorSpace, *, forwards: int, unread: bool = False, turns: int = 1
+) -> Priced:
     """Strategies (rows) to kept choices (columns). `forwards`: how often the value is made (2 when recomputed).
 
     `unread`: no operator reads the value but its maker's backward (the mask of a dropout); it stays as it was made.
+    `turns`: how often a microbatch does all this.
     """
     made = strategies.makes[position]
     assert made is not None
     value, gradient = made
-    table = forwards * kept.value_move(value, kept.forward)
+    moved = kept.value_move(value, kept.forward)
+    closed = np.zeros(moved.shape[1:], dtype=np.bool_)
     exclusive = strategies.exclusive_codes(position).any(axis=1)
     if exclusive.any():
         partial = (kept.codes == len(kept.kind.shards) + 1).any(axis=1)
-        table[exclusive] = forwards * kept.extremum_move(value[exclusive], kept.forward)
-        table[np.ix_(exclusive, partial)] = np.inf  # no layout holds two kinds of partial values
-    table += kept.kind.microbatches * kept.gradient_move(kept.gradient, gradient).T
+        moved[:, exclusive] = kept.extremum_move(value[exclusive], kept.forward)
+        closed[np.ix_(exclusive, partial)] = True  # no layout holds two kinds of partial values
     if unread:
-        table[value[:, None] != kept.forward[None, :]] = np.inf
-    return _picoseconds(table)
+        closed |= value[:, None] != kept.forward[None, :]
+    back = _swapped(kept.gradient_move(kept.gradient, gradient))
+    parts = [*_value(kept, moved, forwards, "blocking"), *_by_level(kept, "backward", "blocking", back)]
+    return _picoseconds(parts, turns, closed)
 
 
-def kept_to_served(kept: TensorSpace, served: TensorSpace, *, forwards: int, last: bool = False) -> Table:
+def kept_to_served(
+    kept: TensorSpace, served: TensorSpace, *, forwards: int, last: bool = False, turns: int = 1
+) -> Priced:
     """Kept choices (rows) to served choices (columns). `forwards`: 2 when backward gathers the value again; `last`:
     as in `to_read`."""
-    table = forwards * served.value_move(kept.forward, served.forward)
-    table += _gradient_back(served, kept.codes, kept.gradient, served.codes, served.gradient)
+    parts = list(_value(served, served.value_move(kept.forward, served.forward), forwards, _brought(served)))
+    back = _swapped(served.gradient_move(served.gradient, kept.gradient))
     if last:
-        together = kept.gradient_share(served.gradient, kept.gradient).T
-        table = np.where(kept.forward[:, None] == served.forward[None, :], together, table)
-    return _picoseconds(table)
+        together = _swapped(kept.gradient_share(served.gradient, kept.gradient))
+        back = np.where(kept.forward[:, None] == served.forward[None, :], together, back)
+    return _picoseconds([*parts, *_gradient(served, back, kept.codes, served.codes)], turns)
 
 
-def kept_to_updated(kept: TensorSpace, updated: TensorSpace) -> Table:
+def kept_to_updated(kept: TensorSpace, updated: TensorSpace) -> Priced:
     """Kept choices of a weight (rows) to the layouts its optimizer state may have (columns)."""
-    table = kept.gradient_share(kept.gradient, updated.gradient)
-    return _picoseconds(table + kept.value_share(updated.forward, kept.forward).T)
+    back = kept.gradient_share(kept.gradient, updated.gradient)
+    there = _swapped(kept.value_share(updated.forward, kept.forward))
+    return _picoseconds([*_by_level(kept, "once", "reduce", back), *_by_level(kept, "first", "gather", there)], 1)
 
 
 def to_read(
-    source: TensorSpace, strategies: StrategySpace, position: int, *, forwards: int, last: bool = False
-) -> Table:
+    source: TensorSpace,
+    strategies: StrategySpace,
+    position: int,
+    *,
+    forwards: int,
+    last: bool = False,
+    turns: int = 1,
+) -> Priced:
     """Kept or served choices (rows) to strategies of the reader (columns).
 
     `last`: this is the last move of a weight's gradient but for the one to the optimizer, once a step. Where the value
@@ -73,22 +90,22 @@ def to_read(
     read = strategies.reads[position]
     assert read is not None
     value, gradient = read
-    table = forwards * source.value_move(source.forward, value)
     codes = strategies.layout_codes("operands", position)
-    table += _gradient_back(source, source.codes, source.gradient, codes, gradient)
+    back = _swapped(source.gradient_move(gradient, source.gradient))
     if last:
-        together = source.gradient_share(gradient, source.gradient).T
-        table = np.where(source.forward[:, None] == value[None, :], together, table)
-    return _picoseconds(table)
+        together = _swapped(source.gradient_share(gradient, source.gradient))
+        back = np.where(source.forward[:, None] == value[None, :], together, back)
+    parts = _value(source, source.value_move(source.forward, value), forwards, _brought(source))
+    return _picoseconds([*parts, *_gradient(source, back, source.codes, codes)], turns)
 
 
-def around(enter: StrategySpace, leave: StrategySpace) -> Table:
+def around(enter: StrategySpace, leave: StrategySpace) -> Priced:
     """Strategies in which a turn of a loop begins with a value (rows) to those in which one ends with it (columns).
 
-    They must hand it on in one layout: 0 where they do, `inf` elsewhere."""
+    They must hand it on in one layout: everything else is closed."""
     begins = [enter.layout("results", 0, strategy) for strategy in range(len(enter))]
     ends = [leave.layout("operands", 0, strategy) for strategy in range(len(leave))]
-    return np.array([[0.0 if begin == end else np.inf for end in ends] for begin in begins])
+    return priced({}, np.array([[begin != end for end in ends] for begin in begins]))
 
 
 def gradient_count(space: TensorSpace, kept_codes: Index, read_codes: Index) -> Seconds:
@@ -106,15 +123,57 @@ def gradient_count(space: TensorSpace, kept_codes: Index, read_codes: Index) -> 
     return np.where(scattered, float(micro), 1.0)
 
 
-def _gradient_back(
-    space: TensorSpace, kept_codes: Index, kept_gradient: Index, read_codes: Index, read_gradient: Index
-) -> Seconds:
-    moved = space.gradient_move(read_gradient, kept_gradient).T
+def _is_weight(space: TensorSpace) -> bool:
+    return space.kind.traffic == "weight"
+
+
+def _by_level(space: TensorSpace, segment: Segment, resource: Resource, stack: Seconds) -> Iterator[Part]:
+    for levels, table in zip(space.level_sets, stack, strict=True):
+        yield Term(segment, resource, levels), table
+
+
+def _brought(space: TensorSpace) -> Resource:
+    return "gather" if _is_weight(space) else "blocking"
+
+
+def _value(space: TensorSpace, moved: Seconds, forwards: int, resource: Resource) -> Iterator[Part]:
+    """A value in forward, and once more in backward where `forwards` is 2."""
+    yield from _by_level(space, "forward", resource, moved)
+    if forwards > 1:
+        yield from _by_level(space, "backward", resource, (forwards - 1) * moved)
+
+
+def _gradient(space: TensorSpace, moved: Seconds, kept_codes: Index, read_codes: Index) -> Iterator[Part]:
+    """A gradient on its way back, shape (level sets, kept, read): in every microbatch, or once in the last."""
     if not space.kind.has_gradient:
-        return moved
-    return moved * gradient_count(space, kept_codes, read_codes)
+        return
+    if not _is_weight(space):
+        yield from _by_level(space, "backward", "blocking", moved)
+        return
+    if space.kind.microbatches == 1:
+        yield from _by_level(space, "once", "reduce", moved)
+        return
+    every = gradient_count(space, kept_codes, read_codes) > 1
+    closed = np.isinf(moved)
+    yield from _by_level(space, "backward", "reduce", np.where(every | closed, moved, 0.0))
+    yield from _by_level(space, "once", "reduce", np.where(every & ~closed, 0.0, moved))
 
 
-def _picoseconds(seconds: Seconds) -> Table:
-    table: Table = np.rint(seconds * PS_PER_S)
-    return table
+def _swapped(stack: Seconds) -> Seconds:
+    """Rows and columns of every table swapped."""
+    return stack.transpose(0, 2, 1)
+
+
+def _picoseconds(parts: list[Part], turns: int, closed: NDArray[np.bool_] | None = None) -> Priced:
+    """The tables of equal terms added up, in whole picoseconds of all `turns`."""
+    scale = turns * PS_PER_S
+    found: dict[Term, Table] = {}
+    shut = np.zeros(parts[0][1].shape, dtype=np.bool_) if closed is None else closed
+    for term, table in parts:
+        endless = np.isinf(table)
+        if endless.any():
+            shut = shut | endless
+        finite = np.where(endless, 0.0, table) if endless.any() else table
+        if finite.any():
+            found[term] = found[term] + finite if term in found else finite
+    return priced({term: np.rint(scale * table) for term, table in found.items()}, shut)

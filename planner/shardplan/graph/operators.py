@@ -16,6 +16,7 @@ from shardplan.graph.pricing import Pricing
 from shardplan.graph.strategies import StrategySpace, cheapest_of_equals, dominated
 from shardplan.graph.tensors import TensorSpace
 from shardplan.rules.types import Rule
+from shardplan.schedule.terms import Priced, Segment, Term, priced
 from shardplan.units import PS_PER_S
 
 Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
@@ -26,17 +27,16 @@ Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
 class OperatorSpace:
     """The strategies of operators of one kind with their prices.
 
-    `picoseconds`: what the objective charges per step, compute weighted as in `shardplan.planning.objective`.
-    `compute_s`, `inner_s`: its parts in seconds per step; `backward_s`: of `compute_s`, what runs after the forward
-    pass.
+    `priced`: its terms. `compute_s`: local work in seconds per step, of which `backward_s` after the forward pass.
+    `inner_s`: collectives inside in seconds per step, by phase (forward, later) and mesh axis: (2, axes, choices).
     `forward_bytes`, `backward_bytes`: what one device holds while a microbatch's forward (backward) of it runs.
     """
 
     strategies: StrategySpace
-    picoseconds: NDArray[np.float64]
+    priced: Priced
     compute_s: Seconds
-    inner_s: Seconds
     backward_s: Seconds
+    inner_s: Seconds
     forward_bytes: Index
     backward_bytes: Index
 
@@ -47,11 +47,11 @@ class OperatorSpace:
 class OperatorPricer:
     """Makes operator spaces; operators that are equal in all that matters get the same one."""
 
-    def __init__(self, cluster: Cluster, pricing: Pricing, options: PlanOptions, compute_weight: float) -> None:
+    def __init__(self, cluster: Cluster, pricing: Pricing, options: PlanOptions) -> None:
         self.cluster = cluster
         self.collectives = pricing.collectives
+        self.moves = pricing.moves
         self.options = options
-        self.compute_weight = compute_weight
         self.compute = pricing.compute
         self._charges_optimizer = pricing.optimizer
         self._spaces: dict[tuple[object, ...], OperatorSpace] = {}
@@ -112,18 +112,31 @@ class OperatorPricer:
             floats = max(1, sum(space is not None for space in operands))
             flops = rule.backward_flops * (sum(with_gradient) / floats if rule.gemm else 1.0)
             compute_s = compute_s + micro * self._kernel(strategies, flops, charged, dtype, passes=2)
-        inner_s = self._inner(strategies, forwards=forwards, backward=backward)
-        charged_s = self.compute_weight * compute_s + inner_s
-        keep = cheapest_of_equals(strategies, charged_s, (compute_s, inner_s) if complete else None)
+        inner = self._inner(strategies, forwards=forwards, backward=backward)
+        inner_s = inner.sum(axis=(0, 1))
+        keep = cheapest_of_equals(strategies, compute_s + inner_s, (compute_s, inner_s) if complete else None)
         strategies.keep(keep)
         held = _held_bytes(strategies, rule, micro)
         if not complete:
-            of_use = np.flatnonzero(~dominated(strategies, charged_s[keep], held, forwards=forwards))
+            of_use = np.flatnonzero(~dominated(strategies, (compute_s + inner_s)[keep], held, forwards=forwards))
             strategies.keep(of_use)
             keep, held = keep[of_use], held[of_use]
-        picoseconds = np.rint(turns * charged_s[keep] * PS_PER_S)
-        compute_s, inner_s, later_s = (turns * part[keep] for part in (compute_s, inner_s, compute_s - forward_s))
-        return OperatorSpace(strategies, picoseconds, compute_s, inner_s, later_s, held, 2 * held)
+        inner = turns * inner[:, :, keep]
+        compute_s, later_s = (turns * part[keep] for part in (compute_s, compute_s - forward_s))
+        terms = self._terms((compute_s - later_s, later_s), inner)
+        return OperatorSpace(strategies, terms, compute_s, later_s, inner, held, 2 * held)
+
+    def _terms(self, compute_s: tuple[Seconds, Seconds], inner_s: Seconds) -> Priced:
+        """Terms of one microbatch from seconds per step; both by phase: forward, later."""
+        phases: tuple[Segment, Segment] = ("forward", "backward")
+        scale = PS_PER_S / self.options.microbatches
+        closed: NDArray[np.bool_] = np.asarray(np.isinf(inner_s).any(axis=(0, 1)))
+        terms = {Term(phase, "compute"): np.rint(scale * each) for phase, each in zip(phases, compute_s, strict=True)}
+        for phase, by_axis in zip(phases, np.where(closed, 0.0, inner_s), strict=True):
+            for axis, each in enumerate(by_axis):
+                term = Term(phase, "blocking", self.moves.levels_of((axis,)))
+                terms[term] = terms.get(term, 0.0) + np.rint(scale * each)
+        return priced(terms, closed)
 
     def _kernel(self, strategies: StrategySpace, flops: float, charged: Charged, dtype: str, *, passes: int) -> Seconds:
         """Seconds of one microbatch on the busiest device; backward makes two passes over the bytes."""
@@ -147,19 +160,21 @@ class OperatorPricer:
         )  # fmt: skip
 
     def _inner(self, strategies: StrategySpace, *, forwards: int, backward: bool) -> Seconds:
-        """Seconds per step of the collectives that splitting some factor causes inside the operator."""
-        micro = self.options.microbatches
-        seconds = np.zeros(len(strategies))
+        """Seconds per step of the collectives that splitting some factor causes inside the operator, by phase (forward,
+        later) and mesh axis: shape (2, axes, strategies)."""
+        micro, sizes = self.options.microbatches, self.cluster.mesh.shape
+        seconds = np.zeros((2, len(sizes), len(strategies)))
         for number, choice in enumerate(strategies.axis_choices):
             for inner in choice.inner:
                 if inner.phase == "backward" and not backward:
                     continue
-                times = micro * inner.count * (forwards if inner.phase == "forward" else 1)
-                for axis, size in enumerate(self.cluster.mesh.shape):
+                times = micro * inner.count * np.array([1.0, forwards - 1] if inner.phase == "forward" else [0.0, 1.0])
+                for axis, size in enumerate(sizes):
                     rows = np.flatnonzero(strategies.choices[:, axis] == number)
                     payloads = inner.payload_bytes * size / (strategies.work[rows] * micro)
                     for row, payload in zip(rows.tolist(), payloads.tolist(), strict=True):
-                        seconds[row] += times * self.collectives.seconds(inner.kind, (axis,), payload)
+                        once = self.collectives.seconds(inner.kind, (axis,), payload)
+                        seconds[:, axis, row] += times * once if np.isfinite(once) else np.inf
         return seconds
 
 

@@ -10,6 +10,7 @@ from shardplan.cost.named import OURS, CostModel
 
 Mode = Literal["training", "inference"]
 Remat = Literal["none", "selective", "full", "auto"]
+Effort = Literal["quick", "thorough"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class PlanOptions:
     is kept for the keys and values of so many tokens, all sequences together. `cost_model`: whose prices; with those of
     another system the choices are narrowed to what it knows (`shardplan.cost.named`). `shard_optimizer`: in
     training, optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer).
-    `in_flight`: so many microbatches have run forward and wait for their backward, as in a stage of a pipeline."""
+    `in_flight`: so many microbatches have run forward and wait for their backward, as in a stage of a pipeline.
+    `effort`: where many plans are made to be compared, quick ones do: fewer candidates, bounds a little lower."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"
@@ -38,6 +40,7 @@ class PlanOptions:
     cost_model: CostModel = OURS
     shard_optimizer: bool = False
     in_flight: int = 1
+    effort: Effort = "thorough"
 
     @property
     def training(self) -> bool:

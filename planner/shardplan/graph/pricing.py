@@ -5,18 +5,24 @@ Other planners' cost models (`shardplan.cost.named`) stand in for ours: same gra
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shardplan.cluster.types import Cluster, Overlap
+from shardplan.cluster.types import Cluster
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ComputeModel
 from shardplan.cost.named import CostModel
+from shardplan.cost.occupancy import levels_of
 from shardplan.cost.types import CollectivePricer, ComputePricer, Floats
 from shardplan.graph.tensors import MovePrices
 from shardplan.layout.collective import Collective, CollectiveKind
 from shardplan.layout.mesh import Mesh
+from shardplan.schedule.streams import Levels
 
-NOTHING_HIDES = Overlap(weight_gather=0.0, grad_reduce=0.0, tp=0.0, a2a=0.0, p2p=0.0)
+
+def _one_link(axes: Sequence[int]) -> Levels:
+    """As if all mesh axes ran over one link."""
+    return frozenset({"link"}) if axes else frozenset()
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,11 @@ class Pricing:
     def of(cls, cluster: Cluster) -> Pricing:
         """Our own cost model of `cluster`."""
         collectives, compute = CollectiveModel(cluster), ComputeModel(cluster)
-        return cls.made(cluster.mesh, collectives, compute, cluster.overlap, cluster.coalesce.bucket_bytes)
+
+        def levels(axes: Sequence[int]) -> Levels:
+            return frozenset(levels_of(cluster, axes))
+
+        return cls.made(cluster.mesh, collectives, compute, levels, cluster.coalesce.bucket_bytes)
 
     @classmethod
     def named(cls, cost_model: CostModel, cluster: Cluster, element_bytes: int) -> Pricing:
@@ -59,7 +69,7 @@ class Pricing:
             return cls.of(cluster)
         collectives, compute = cost_model.pricers(cluster, element_bytes)
         priced = _Microseconds(collectives) if cost_model.unit else collectives
-        return replace(cls.made(cluster.mesh, priced, compute, NOTHING_HIDES), optimizer=False)
+        return replace(cls.made(cluster.mesh, priced, compute), optimizer=False)
 
     @classmethod
     def made(
@@ -67,12 +77,13 @@ class Pricing:
         mesh: Mesh,
         collectives: CollectivePricer,
         compute: ComputePricer,
-        overlap: Overlap,
+        levels_of: Callable[[Sequence[int]], Levels] = _one_link,
         bucket_bytes: float = 0.0,
     ) -> Pricing:
-        """A cost model from its parts; `bucket_bytes`: see `shardplan.cost.coalesce`."""
+        """A cost model from its parts. `levels_of(axes)`: the link levels that a collective over these axes occupies;
+        `bucket_bytes`: see `shardplan.cost.coalesce`."""
 
         def seconds(collective: Collective, size_bytes: float) -> float:
             return collectives.seconds(collective.kind, collective.axes, float(collective.share) * size_bytes)
 
-        return cls(collectives, compute, MovePrices(mesh, seconds, overlap, bucket_bytes=bucket_bytes))
+        return cls(collectives, compute, MovePrices(mesh, seconds, levels_of, bucket_bytes))

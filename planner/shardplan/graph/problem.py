@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Memory
+from shardplan.schedule.objective import (
+    Linear,
+    Objective,
+    Sum,
+    levels_of_sets,
+    serial_objective,
+    step_objective,
+)
+from shardplan.schedule.terms import Priced, Table, Term
 from shardplan.solve.problem import Edge, Problem, Usage
+
+_SOME_SIZE = 0.002
+"""Share of all parameters."""
+Arrays = tuple[tuple[Table, ...], tuple[Table, ...]]
+"""Costs of nodes and tables of edges, in picoseconds per step."""
 
 
 def node_order(built: CostGraph) -> tuple[Node, ...]:
@@ -12,15 +29,83 @@ def node_order(built: CostGraph) -> tuple[Node, ...]:
     return tuple(built.graph.nodes)
 
 
-def to_problem(built: CostGraph, memory: Memory, limit_bytes: int | None) -> Problem:
-    """Arrays for the solver; equal tables stay the same objects."""
+def objective_of(built: CostGraph) -> Objective:
+    """The time of a step, phase by phase; with the prices of another system, all times added up."""
+    options, cluster = built.options, built.cluster
+    if not options.cost_model.is_ours:
+        return serial_objective(training=options.training, microbatches=options.microbatches)
+    levels = levels_of_sets(built.prices.level_sets, [level.name for level in cluster.levels])
+    objective = step_objective(
+        levels,
+        training=options.training,
+        microbatches=options.microbatches,
+        sharded_optimizer=bool(built.updated),
+        kappa=cluster.overlap.kappa,
+    )
+    readers = _readers_of_weights(built)
+    if not levels or not readers:
+        return objective
+    first, last = Sum("gathered first", levels[-1], readers[0]), Sum("reduced last", levels[-1], readers[-1])
+    cuts = [(phase.name, last if "once" in phase.segments else first) for phase in objective.phases]
+    return objective.with_cuts([(name, cut) for name, cut in cuts if name != "backward"])
+
+
+def _readers_of_weights(built: CostGraph) -> list[int]:
+    """The operators that read a weight of some size, ascending: what is gathered for the first of them delays the step,
+    and no gradient is reduced before the backward of the last of them."""
+    sizes = {one.tensor: built.model.tensor(one.tensor).elements for one in built.model.parameters}
+    least = _SOME_SIZE * sum(sizes.values())
+    return sorted(
+        {
+            index
+            for index, operator in enumerate(built.model.operators)
+            if any(sizes.get(name, 0) > least for name in operator.inputs)
+        }
+    )
+
+
+def to_problem(built: CostGraph, memory: Memory, limit_bytes: int | None, linear: Linear) -> Problem:
+    """Arrays for the solver, of one linear function of the terms; equal tables stay the same objects."""
+    costs, tables = arrays(built, linear)
     number = {node: index for index, node in enumerate(node_order(built))}
+    ends = [(number[data["source"]], number[data["target"]]) for _, _, data in built.graph.edges(data=True)]
     return Problem(
-        costs=tuple(data["cost"] for _, data in built.graph.nodes(data=True)),
-        edges=tuple(
-            Edge(number[data["source"]], number[data["target"]], data["table"])
-            for _, _, data in built.graph.edges(data=True)
-        ),
+        costs=costs,
+        edges=tuple(Edge(u, v, table) for (u, v), table in zip(ends, tables, strict=True)),
         usages=tuple(Usage(number[h.node], h.start, h.end, h.amount) for h in memory.holdings),
         limit=limit_bytes,
     )
+
+
+def at(built: CostGraph, linear: Linear) -> CostGraph:
+    """The same cost graph, whose nodes carry `cost` (picoseconds per step and choice) and whose edges carry `table`
+    (per pair of choices), of one linear function of the terms."""
+    graph = built.graph.copy()
+    costs, tables = arrays(built, linear)
+    for (_, data), cost in zip(graph.nodes(data=True), costs, strict=True):
+        data["cost"] = cost
+    for (_, _, data), table in zip(graph.edges(data=True), tables, strict=True):
+        data["table"] = table
+    return replace(built, graph=graph)
+
+
+def arrays(built: CostGraph, linear: Linear) -> Arrays:
+    """Costs and tables of one linear function of the terms, in graph order; equal ones are the same object."""
+    known: dict[tuple[int, tuple[bool, ...]], Table] = {}
+    factors: dict[tuple[Term, tuple[bool, ...]], float] = {}
+
+    def coefficient(position: int, interval: tuple[bool, ...], term: Term) -> float:
+        if (term, interval) not in factors:
+            factors[term, interval] = linear.coefficient(term, position)
+        return factors[term, interval]
+
+    def table(priced: Priced, position: int) -> Table:
+        interval = linear.interval(position)
+        key = (id(priced), interval)
+        if key not in known:
+            known[key] = priced.at(partial(coefficient, position, interval))
+        return known[key]
+
+    nodes = tuple(table(data["priced"], data.get("position", 0)) for _, data in built.graph.nodes(data=True))
+    edges = tuple(table(data["priced"], data["position"]) for _, _, data in built.graph.edges(data=True))
+    return nodes, edges

@@ -223,21 +223,21 @@ def dominated(space: StrategySpace, seconds: Seconds, held_bytes: Index, *, forw
 
     Move prices are shortest paths, so bringing an operand to where b reads it costs at most what bringing it to where a
     reads it does, and then moving it from there; likewise for results. If that and the work of b is cheaper than the
-    work of a, a is of no use. (What a weight's gradient saves in a bucket where the value is read as it is kept, b may
-    not save.) `forwards`: how often the operator runs forward per microbatch.
+    work of a, a is of no use. `forwards`: how often the operator runs forward per microbatch.
     """
     extra = np.zeros((len(space), len(space)))
     for operand, pair in zip(space.operands, space.reads, strict=True):
         if operand is not None and pair is not None:
             value, gradient = pair
-            extra += _MOST_READS * operand.value_move(value, value)
-            extra += operand.kind.microbatches * operand.gradient_move(gradient, gradient).T
-            extra += np.where(value[:, None] == value[None, :], 0.0, operand.most_saved(gradient)[:, None])
+            micro = operand.kind.microbatches
+            extra += micro * _MOST_READS * operand.value_move(value, value).sum(axis=0)
+            extra += micro * operand.gradient_move(gradient, gradient).sum(axis=0).T
     for position, (result, pair) in enumerate(zip(space.results, space.makes, strict=True)):
         if result is not None and pair is not None:
             value, gradient = pair
-            extra += forwards * result.value_move(value, value).T
-            extra += result.kind.microbatches * result.gradient_move(gradient, gradient)
+            micro = result.kind.microbatches
+            extra += micro * forwards * result.value_move(value, value).sum(axis=0).T
+            extra += micro * result.gradient_move(gradient, gradient).sum(axis=0)
             extra[:, space.exclusive_codes(position).any(axis=1)] = np.inf
     cheaper = seconds[None, :] + extra < seconds[:, None] - _ROUNDINGS_S
     return np.asarray((cheaper & (held_bytes[None, :] <= held_bytes[:, None])).any(axis=1))

@@ -7,23 +7,20 @@ n is R, n+1 is P and, for tensors with a gradient, n+2 is R/P. Tensors of one `T
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.cluster.types import Overlap
 from shardplan.cost.coalesce import in_bucket
 from shardplan.cost.moves import CollectiveSeconds, Index, MoveSpace, Seconds, move_space
-from shardplan.layout.collective import Collective, CollectiveKind
+from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, Placement, R
-
-_LEAST_CHARGED = 0.05
-"""However well a collective hides, this share of it is charged: free moves would make ties."""
+from shardplan.schedule.streams import Levels
 
 _TIE_PICOSECONDS = 16.0
 Phase = Literal["forward", "backward"]
@@ -66,6 +63,7 @@ class TensorSpace:
         self.space: MoveSpace = move_space(mesh, len(kind.shards))
         self.legal = self.space.legal(kind.shape, kind.shards)
         self._prices = prices
+        self.level_sets = prices.level_sets
         self._forward_s = prices.of(kind, self.legal, "forward")
         self._gradient_s = prices.of(kind, self.legal, "backward") if kind.has_gradient else None
         self._shares_s: dict[Phase, Seconds] = {}
@@ -114,42 +112,32 @@ class TensorSpace:
         return [others.get(int(code)) or self.kind.shards[int(code)] for code in codes]
 
     def value_move(self, source: Index, target: Index) -> Seconds:
-        """Charged seconds of one step's moves of the value, every source state (row) to every target state (column)."""
-        return self.kind.microbatches * self.value_move_once(source, target)
-
-    def value_move_once(self, source: Index, target: Index) -> Seconds:
-        """As `value_move`, of a single move however many microbatches there are."""
-        return self._forward_s[np.ix_(source, target)]
+        """Seconds of one move of the value by level set, shape (level sets, source states, target states)."""
+        return self._forward_s[:, source[:, None], target[None, :]]
 
     def extremum_move(self, source: Index, target: Index) -> Seconds:
         """As `value_move` where partial values are maxima, minima or products: zeros do not fill those up."""
         seconds = self._prices.without_masks(self.kind, self.legal)
-        return self.kind.microbatches * seconds[np.ix_(source, target)]
+        return seconds[:, source[:, None], target[None, :]]
 
     def gradient_move(self, source: Index, target: Index) -> Seconds:
-        """Charged seconds of one microbatch's moves of the gradient, source states to target states."""
+        """As `value_move`, of one move of the gradient."""
         if self._gradient_s is None:
-            return np.zeros((len(source), len(target)))
-        return self._gradient_s[np.ix_(source, target)]
+            return self._nothing(source, target)
+        return self._gradient_s[:, source[:, None], target[None, :]]
+
+    def _nothing(self, source: Index, target: Index) -> Seconds:
+        return np.zeros((len(self.level_sets), len(source), len(target)))
 
     def gradient_share(self, source: Index, target: Index) -> Seconds:
         """As `gradient_move`, of the last move of a step's gradient: it shares buckets with those of other weights."""
         if self._gradient_s is None:
-            return np.zeros((len(source), len(target)))
-        return self._shares("backward")[np.ix_(source, target)]
-
-    def most_saved(self, source: Index) -> Seconds:
-        """Seconds that the gradient's last move from each of the states `source` costs less in a bucket, at most."""
-        if self._gradient_s is None or not self.kind.coalesces:
-            return np.zeros(len(source))
-        alone, together = self._gradient_s[source], self._shares("backward")[source]
-        saved = np.zeros_like(alone)
-        np.subtract(alone, together, out=saved, where=np.isfinite(alone))
-        return np.asarray(saved.max(axis=1))
+            return self._nothing(source, target)
+        return self._shares("backward")[:, source[:, None], target[None, :]]
 
     def value_share(self, source: Index, target: Index) -> Seconds:
-        """As `value_move_once`, of a new weight that is brought together with others."""
-        return self._shares("forward")[np.ix_(source, target)]
+        """As `value_move`, of a new weight that is brought together with others."""
+        return self._shares("forward")[:, source[:, None], target[None, :]]
 
     def _shares(self, phase: Phase) -> Seconds:
         if phase not in self._shares_s:
@@ -192,45 +180,36 @@ class TensorSpace:
 
 
 class MovePrices:
-    """Charged prices of moves on one cluster; kinds that differ only in their choices share one matrix.
+    """Prices of moves on one cluster; kinds that differ only in their choices share one stack of matrices.
 
-    `seconds(collective, size_bytes)`: real time of a collective on a tensor of so many bytes. `weight`: share of what
-    can hide that the objective takes to be hidden (see `shardplan.planning.objective`). `bucket_bytes`: of gradients
-    that are sent together (see `shardplan.cost.coalesce`).
+    `seconds(collective, size_bytes)`: time of a collective on a tensor of so many bytes. `level_sets`: the sets of link
+    levels that some collective occupies, which number the first dim of every stack; `levels_of(collective)`: which of
+    them. `bucket_bytes`: of gradients that are sent together (see `shardplan.cost.coalesce`).
     """
 
     def __init__(
         self,
         mesh: Mesh,
         seconds: CollectiveSeconds,
-        overlap: Overlap,
-        weight: float = 1.0,
+        levels_of: Callable[[Sequence[int]], Levels],
         bucket_bytes: float = 0.0,
     ) -> None:
         self.mesh = mesh
         self.bucket_bytes = bucket_bytes
         self.seconds = seconds
-        self.overlap = overlap
-        self.weight = weight
-        self._matrices: dict[tuple[object, ...], Seconds] = {}
-
-    def at(self, weight: float) -> MovePrices:
-        """The same prices at another weight; matrices that differ by a factor only are not computed again."""
-        other = MovePrices(self.mesh, self.seconds, self.overlap, weight, self.bucket_bytes)
-        other._matrices = self._matrices
-        return other
+        self.levels_of = levels_of
+        axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
+        groups = [group for count in range(len(axes) + 1) for group in itertools.combinations(axes, count)]
+        self.level_sets: tuple[Levels, ...] = tuple(dict.fromkeys(levels_of(group) for group in groups[1:])) or (
+            levels_of(()),
+        )
+        self._stacks: dict[tuple[object, ...], Seconds] = {}
 
     def of(self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase, bucket_bytes: float = 0.0) -> Seconds:
-        """Charged seconds between all plain layouts of a value (`forward`) or a gradient (`backward`), in a bucket of
-        so many bytes if not 0."""
+        """Seconds between all plain layouts of a value (`forward`) or a gradient (`backward`) by level set, in a bucket
+        of so many bytes if not 0: shape (level sets, states, states)."""
         size_bytes = kind.size_bytes if phase == "forward" else kind.gradient_bytes
-        shares = {self.hidden(kind, phase, kind_of) for kind_of in ("all_gather", "all_to_all")}
-        if len(shares) > 1:
-            rest = (self.weight, phase, kind.traffic, bucket_bytes)
-            charged = self.charged(kind, phase, bucket_bytes)
-            return self._matrix(len(kind.shards), rest, legal, size_bytes, charged)
-        exposed = 1.0 - self.weight * shares.pop()
-        return exposed * self._matrix(len(kind.shards), (bucket_bytes,), legal, size_bytes, self.one(bucket_bytes))
+        return self._stack(len(kind.shards), (bucket_bytes,), legal, size_bytes, self.one(bucket_bytes))
 
     def shares(self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase) -> Seconds:
         """As `of`, where values or gradients of many weights are sent together: what a device has of them at the end
@@ -241,45 +220,31 @@ class MovePrices:
         for count in sorted({int(count) for count in pieces[legal]}):
             bucket_bytes = self.bucket_bytes * count
             if (kind.size_bytes if phase == "forward" else kind.gradient_bytes) < bucket_bytes:
-                seconds[least == count] = self.of(kind, legal, phase, bucket_bytes)[least == count]
+                seconds[:, least == count] = self.of(kind, legal, phase, bucket_bytes)[:, least == count]
         return seconds
 
     def without_masks(self, kind: TensorKind, legal: NDArray[np.bool_]) -> Seconds:
-        """Charged seconds between all plain layouts of a value, when nothing may become partial on the way."""
-        charged = self.charged(kind, "forward")
+        """As `of` for values, when nothing may become partial on the way."""
 
         def price(collective: Collective, size_bytes: float) -> float:
-            return np.inf if collective.kind == "mask" else charged(collective, size_bytes)
+            return np.inf if collective.kind == "mask" else self.seconds(collective, size_bytes)
 
-        return self._matrix(
-            len(kind.shards), (self.weight, kind.traffic, "without masks"), legal, kind.size_bytes, price
-        )
+        return self._stack(len(kind.shards), ("without masks",), legal, kind.size_bytes, price)
 
-    def _matrix(
+    def _stack(
         self, count: int, rest: tuple[object, ...], legal: NDArray[np.bool_], size_bytes: int, price: CollectiveSeconds
     ) -> Seconds:
         key = (count, legal.tobytes(), size_bytes, *rest)
-        if key not in self._matrices:
-            self._matrices[key] = move_space(self.mesh, count).prices(legal, size_bytes, price)
-        return self._matrices[key]
+        if key not in self._stacks:
+            space = move_space(self.mesh, count)
+            self._stacks[key] = space.split(legal, size_bytes, price, self._groups(space), len(self.level_sets))
+        return self._stacks[key]
+
+    def _groups(self, space: MoveSpace) -> list[int]:
+        """The number of the level set of every collective; those that occupy no link take no time."""
+        number = {levels: index for index, levels in enumerate(self.level_sets)}
+        return [number.get(self.levels_of(collective.axes), 0) for collective in space.collectives]
 
     def one(self, bucket_bytes: float) -> CollectiveSeconds:
         """Time of a collective by itself, or of its share in a bucket of so many bytes."""
         return in_bucket(self.seconds, bucket_bytes) if bucket_bytes else self.seconds
-
-    def charged(self, kind: TensorKind, phase: Phase, bucket_bytes: float = 0.0) -> CollectiveSeconds:
-        """Time of a collective less what the objective takes to be hidden."""
-        seconds = self.one(bucket_bytes)
-
-        def price(collective: Collective, size_bytes: float) -> float:
-            return seconds(collective, size_bytes) * (1.0 - self.weight * self.hidden(kind, phase, collective.kind))
-
-        return price
-
-    def hidden(self, kind: TensorKind, phase: Phase, collective: CollectiveKind) -> float:
-        """Share of a collective's time that can hide behind compute, if there is enough of it."""
-        if kind.traffic == "weight":
-            share = self.overlap.weight_gather if phase == "forward" else self.overlap.grad_reduce
-        else:
-            share = self.overlap.a2a if collective == "all_to_all" else self.overlap.tp
-        return min(share, 1.0 - _LEAST_CHARGED)

@@ -87,10 +87,8 @@ class PipelineSolver:
         """The best cut of a small model, layouts at borders included, and a bound on all in nanoseconds: searched,
         planned, and searched again with what planning told, until there is nothing more to learn."""
         best: PipelineResult | None = None
-        bound = 0.0
         for _ in range(_MOST_ROUNDS):
             found = self.stage_costs.search(self.stages, worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
-            bound = self._bound(found, bound)
             if found.cuts is None:
                 break
             plans = self.planner.plans(found.cuts)
@@ -99,7 +97,7 @@ class PipelineSolver:
             best = _better(best, self._staged(found.cuts, plans))
             if not self._learn(found.cuts, plans):
                 break
-        return best, bound
+        return best, self._bound(self.stage_costs.search(self.stages, proven=True), 0.0)
 
     def _tightened(self) -> tuple[PipelineResult | None, float]:
         """The best cut that is found of a large model, and a bound on all in nanoseconds.
@@ -201,14 +199,14 @@ class PipelineSolver:
             waiting = self.planner.in_flight(place, len(cuts))
             least = plan if waiting == 1 else self.planner.plan(cut, 1, place)
             assert least is not None
-            learnt |= self.stage_costs.learn(cut, least.summary.step_ns, CLOSE)
+            learnt |= self.stage_costs.learn(cut, least.summary, CLOSE)
         return self._sharpened(cuts, plans) or learnt
 
     def _sharpened(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
         """Whether what stages send was brought into their bounds, because they cost more than these."""
         waiting = [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))]
         seen = zip(cuts, waiting, plans, strict=True)
-        return True in [self.stage_costs.sharpen(cut, held, plan.summary.step_ns) for cut, held, plan in seen]
+        return True in [self.stage_costs.sharpen(cut, held, plan.summary) for cut, held, plan in seen]
 
     @property
     def _small(self) -> bool:

@@ -24,6 +24,7 @@ from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.stage_inputs import limit_bytes, weight_bytes
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.pipeline.tied_weights import least_tied_ns, tied_at_both_ends, tied_ns
+from shardplan.plan.types import Summary
 from shardplan.planning import Planner
 from shardplan.solve.problem import Costs
 from shardplan.units import PS_PER_NS
@@ -65,6 +66,7 @@ class StageCosts:
     """Nothing was left out that might have been good."""
     _behind: list[Counts] = field(init=False)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
+    _proven: dict[Cut, float] = field(init=False, default_factory=dict)
     _seen: list[_Seen] = field(init=False, default_factory=list)
     _memory_bounds: dict[int, CostBounds] = field(init=False, default_factory=dict)
     _tables: dict[StageSite, Costs] = field(init=False, default_factory=dict)
@@ -89,14 +91,17 @@ class StageCosts:
         else:
             self._apart = PS_PER_NS * self._tied.apart_ns()
 
-    def search(self, stages: int | None, *, strained: bool = False, worth_ns: float = math.inf) -> Found:
+    def search(
+        self, stages: int | None, *, strained: bool = False, proven: bool = False, worth_ns: float = math.inf
+    ) -> Found:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
         `worth_ns`.
 
         `strained`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
-        and had no more in flight.
+        and had no more in flight. `proven`: stages that were planned cost what is proven of them, and not what they
+        were found to take.
         """
-        costs, sites = self._now(), self._sites
+        costs, sites = self._now(self._proven if proven else self._known), self._sites
         choices = Choices(
             costs=costs,
             sizes=[self.parts[site.part].size for site in sites],
@@ -227,10 +232,13 @@ class StageCosts:
         ends = chosen[::-1]
         return tuple(replace(cut, enters=ends[2 * place], leaves=ends[2 * place + 1]) for place, cut in enumerate(cuts))
 
-    def learn(self, cut: Cut, cost_ns: float, close: float) -> bool:
+    def learn(self, cut: Cut, summary: Summary, close: float) -> bool:
         """Take note of what a stage costs that holds one microbatch; whether that is more than was known."""
-        cost = cost_ns * PS_PER_NS
-        known = self._known.get(cut, self._least(cut)[cut.enters, cut.leaves])
+        cost = summary.step_ns * PS_PER_NS
+        least = float(self._least(cut)[cut.enters, cut.leaves])
+        proven_ns = summary.step_ns if summary.outcome == "optimal" else summary.bound_ns
+        self._proven[cut] = max(least, proven_ns * PS_PER_NS)
+        known = self._known.get(cut, least)
         if cost > known * (1.0 + close):
             self._known[cut] = cost
             return True
@@ -252,13 +260,12 @@ class StageCosts:
             cut.first, cut.last, in_flight, runs.least(cut.first, cut.last)
         )
 
-    def sharpen(self, cut: Cut, in_flight: int, cost_ns: float) -> bool:
-        """Where a stage costs more than it is known to at least, bring what is sent into the bounds
-        (`shardplan.pipeline.bounds.weighted`); whether that was left to do."""
-        runs = self.runs[cut.submesh]
-        if runs.is_sharp or cost_ns <= self.bound_ns(cut, in_flight) * (1.0 + _STRAINED):
+    def sharpen(self, cut: Cut, in_flight: int, summary: Summary) -> bool:
+        """Where a stage costs more than it is known to at least, bring the multipliers at which its own bound was found
+        into the bounds (`shardplan.pipeline.bounds.weighted`); whether they were not there."""
+        close = self.bound_ns(cut, in_flight) * (1.0 + _STRAINED)
+        if summary.step_ns <= close or not self.runs[cut.submesh].sharpen(summary.multipliers):
             return False
-        runs.sharpen()
         if self._tied:
             self._tied.sharpen(cut.submesh)
         self._tables = {site: table for site, table in self._tables.items() if site.part != cut.submesh}
@@ -270,7 +277,7 @@ class StageCosts:
         if never:
             self._exclude(cut, behind)
         elif self.exact:
-            self._known[cut] = np.inf
+            self._known[cut] = self._proven[cut] = np.inf
             self.proven = self.proven and one_waits
         else:
             self._exclude(cut, behind)
@@ -284,7 +291,7 @@ class StageCosts:
     def _least_costs(self, chain: Chain, part: Submesh) -> WeightedBounds:
         options = replace(self.options, constraints=(), memory_limit_bytes=1 << 60)
         planner = Planner(chain.model, part.cluster, options, reasons=False)
-        return WeightedBounds(lambda weight: RunCosts(planner.built_at(weight)[0], chain))
+        return WeightedBounds(lambda multipliers: RunCosts(planner.built_at(multipliers)[0], chain))
 
     def _fitting(self, part: Submesh, count: int) -> Counts:
         """How many stages may follow a run of units on `part`, as far as its weights and their states tell."""
@@ -318,11 +325,11 @@ class StageCosts:
         """How many layouts at borders the search tells apart."""
         return max((len(row) for runs in self.runs for row in runs.layouts), default=1) if self.exact else 1
 
-    def _now(self) -> list[Costs]:
+    def _now(self, known: Mapping[Cut, float]) -> list[Costs]:
         """The tables, and what planning has told."""
         sites = self._sites
         tables = [self._table(site) for site in sites]
-        for cut, cost_ps in self._known.items():
+        for cut, cost_ps in known.items():
             number = self._tied.number(cut) if self._tied else cut.submesh
             if tables[number] is self._tables[sites[number]]:
                 tables[number] = tables[number].copy()

@@ -108,6 +108,7 @@ class StagePlanner:
         model = part_of(chain, cut.first, cut.last, name)
         options = replace(
             self.options,
+            effort="quick",
             in_flight=in_flight,
             constraints=constraints_on(self.options.constraints, model, cluster.mesh),
             memory_limit_bytes=limit_bytes(self.options, self.cluster) // self.pieces,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,99 +25,178 @@ from shardplan.graph.remat import Recompute, recomputed
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model, Parameter
 from shardplan.plan.emit import Emitter
-from shardplan.plan.timeline import schedule_of
+from shardplan.plan.in_flight import in_flight_bytes
+from shardplan.plan.phases import POLICIES
+from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
+from shardplan.plan.step_moves import StepParts, block_starts
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
-from shardplan.solve.problem import Costs, Solution
+from shardplan.solve.problem import Costs
 from shardplan.units import NS_PER_S, PS_PER_S
 
+Outcome = Literal["optimal", "feasible", "interrupted"]
+OPTIMAL = 1e-6
+"""Relative: a plan whose schedule is so near to the bound is optimal."""
+MOST_ROUNDED = 1e-4
+"""Relative: what is left between bound and step is laid to the rounding of times to nanoseconds up to here at most."""
+SMALLER_BUCKETS = (0.25, 0.0625)
+"""Of the profile's bucket: smaller ones are on their way sooner, and cost more latency."""
+WORTH_A_TRY = 0.01
+"""Share of the step that is waited, beyond which smaller buckets are tried."""
+_TEMPORARIES = 4
+"""Row of `held_bytes` that has them."""
+
+
+STRICT = "SHARDPLAN_CHECK_PRICES"
 _TOLERANCE = 1e-7
 """Relative; beside the roundings of single prices to nanoseconds."""
 
 
-STRICT = "SHARDPLAN_CHECK_PRICES"
-
-
 class PriceMismatchError(RuntimeError):
-    """The plan's own price differs from the solver's: a defect of shardplan, never of its input."""
+    """The plan's own price differs from the cost graph's: a defect of shardplan, never of its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a search proved: `bound_s`, a lower bound on the step of any plan; `multipliers`: of the sums of every phase
+    where the bound was found."""
+
+    bound_s: float
+    outcome: Outcome = "feasible"
+    reproducible: bool = True
+    multipliers: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class Priced:
-    """An assignment with its moves and times. Seconds per step: `compute_s`; `exposed_s`, communication that cannot
-    hide; `hideable_s`, that can, of which `at_best_s` does if there is compute enough. `penalty_s`: charged for
-    broken soft constraints. `weight`: of f1 against f2, where the bound was found, if not that of the graph.
-    `mismatch`: the two prices, where the solver's was another."""
+    """An assignment with its moves and its schedule. `operators`: its decisions; `memory`: bytes at the peak, with what
+    is in flight; `penalty_s`: charged for broken soft constraints, seconds. `mismatch`: the two prices, where the cost
+    graph's was another."""
 
     built: CostGraph
-    solution: Solution
     choice: Mapping[Node, int]
+    operators: tuple[OperatorDecision, ...]
     moves: tuple[Move, ...]
-    compute_s: float
-    exposed_s: float
-    hideable_s: float
-    at_best_s: float
+    optimizer_ns: int
+    scheduled: StepSchedule
+    memory: Memory
     penalty_s: float = 0.0
-    weight: float | None = None
     mismatch: str = ""
 
     @property
-    def f1_s(self) -> float:
-        """The step if all communication hides that can (see `shardplan.planning.objective`)."""
-        return self.compute_s + self.exposed_s + self.hideable_s - self.at_best_s
-
-    @property
-    def f2_s(self) -> float:
-        """The step if all compute hides behind communication."""
-        return self.exposed_s + self.hideable_s
-
-    @property
     def step_s(self) -> float:
-        return max(self.f1_s, self.f2_s)
+        """The scheduled step; with the prices of another system, all times added up."""
+        return self.scheduled.seconds
 
 
-def price(built: CostGraph, solution: Solution, penalties: Mapping[Node, Costs] | None = None) -> Priced:
-    """Lower and price an assignment; `penalties`: picoseconds for choices that break soft constraints.
+def price(
+    built: CostGraph,
+    memory: MemoryRows,
+    choices: Sequence[int],
+    limit_bytes: int,
+    penalties: Mapping[Node, Costs] | None = None,
+) -> Priced:
+    """Lower, price and schedule an assignment. `penalties`: picoseconds for choices that break soft constraints.
 
-    Where that gives another objective, the solution gets it; with `SHARDPLAN_CHECK_PRICES` in the environment
-    `PriceMismatchError` is raised.
+    Weights are gathered as early, and gradients reduced as late, as the limit on memory allows; a plan that holds more
+    than that however it is scheduled is scheduled so that it holds least.
     """
-    assert solution.choices is not None
-    choice = dict(zip(node_order(built), solution.choices, strict=True))
-    moves = Emitter(built, choice).moves()
-    compute_s, exposed_s = _work_seconds(built, choice)
-    exposed_s += sum(move.time_ns for move in moves if not move.hidden) / NS_PER_S
-    hideable_s = sum(move.time_ns for move in moves if move.hidden) / NS_PER_S
-    at_best_s = sum(move.time_ns * move.hidden for move in moves) / NS_PER_S
+    choice = dict(zip(node_order(built), choices, strict=True))
+    operators = tuple(_operator(built, choice, index) for index in range(len(built.operators)))
+    optimizer_ns = round(_optimizer_seconds(built, choice) * NS_PER_S)
+    held = held_bytes(memory.holdings, memory.moments, choice)
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
-    priced = Priced(built, solution, choice, moves, compute_s, exposed_s, hideable_s, at_best_s, penalty_s)
-    return _checked(priced)
+    moves = Emitter(built, choice).moves()
+    parts = step_parts(built, operators, moves, optimizer_ns)
+    scheduled, peak = _scheduled(built, memory, parts, held, limit_bytes)
+    mismatch = _mismatch(built, choice, parts)
+    return Priced(built, choice, operators, moves, optimizer_ns, scheduled, peak, penalty_s, mismatch)
 
 
-def _checked(priced: Priced) -> Priced:
-    weight = priced.built.prices.weight
-    ties_s = priced.built.tie_picoseconds(priced.choice) / PS_PER_S
-    ours_s = weight * priced.f1_s + (1.0 - weight) * priced.f2_s + ties_s + priced.penalty_s
-    theirs_s = priced.solution.cost / PS_PER_S
-    roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in priced.moves) + 1e-6
+def _mismatch(built: CostGraph, choice: Mapping[Node, int], parts: StepParts) -> str:
+    """What the plan and the cost graph say of all compute and communication of a step, where that is not the same.
+
+    Raises `PriceMismatchError` for that where `SHARDPLAN_CHECK_PRICES` is set.
+    """
+    done_ns = parts.optimizer_ns + sum(one.compute_ns + one.inner_ns for one in parts.operators)
+    ours_s = (done_ns + sum(move.time_ns for move in parts.moves)) / NS_PER_S
+    theirs_s = charged_seconds(built, choice) - built.tie_picoseconds(choice) / PS_PER_S
+    roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in parts.moves) + 1e-6
     if abs(ours_s - theirs_s) <= _TOLERANCE * theirs_s + roundings_s:
-        return priced
-    message = f"the lowered plan costs {ours_s:.9f} s but the solver's assignment {theirs_s:.9f} s"
+        return ""
+    message = f"the lowered plan takes {ours_s:.9f} s in all but the cost graph says {theirs_s:.9f} s"
     if os.environ.get(STRICT):
         raise PriceMismatchError(message)
-    cost = ours_s * PS_PER_S
-    solution = replace(priced.solution, cost=cost, bound=min(priced.solution.bound, cost))
-    return replace(priced, solution=solution, mismatch=message)
+    return message
 
 
-def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s: float) -> Plan:
-    """The plan of a priced assignment; `step_bound_s`: proven lower bound on the step of any plan."""
+def charged_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
+    """What the cost graph charges an assignment for all compute and communication of a step, ties included."""
+    micro = built.options.microbatches
+    times = {"forward": micro, "backward": micro}
+    picoseconds = 0.0
+    for node, data in built.graph.nodes(data=True):
+        for term, cost in data["priced"].terms.items():
+            picoseconds += times.get(term.segment, 1) * float(cost[choice[node]])
+    for _, _, data in built.graph.edges(data=True):
+        pair = choice[data["source"]], choice[data["target"]]
+        for term, table in data["priced"].terms.items():
+            picoseconds += times.get(term.segment, 1) * float(table[pair])
+    return picoseconds / PS_PER_S
+
+
+def in_best_buckets(priced: Priced, memory: MemoryRows, limit_bytes: int) -> Priced:
+    """The same assignment with gradients in buckets of the size that makes the schedule shortest, and its moves with
+    their points of issue and of waiting."""
+    built, choice, best = priced.built, priced.choice, priced
+    waits = sum(phase.count * ran.waited for phase, ran in priced.scheduled.phases_ran())
+    if waits > WORTH_A_TRY * priced.step_s and any(move.bucket is not None for move in priced.moves):
+        held = held_bytes(memory.holdings, memory.moments, choice)
+        for share in SMALLER_BUCKETS:
+            moves = Emitter(built, choice, share).moves()
+            parts = step_parts(built, priced.operators, moves, priced.optimizer_ns)
+            scheduled, peak = _scheduled(built, memory, parts, held, limit_bytes)
+            if peak.total <= max(limit_bytes, best.memory.total) and scheduled.seconds < best.step_s:
+                best = replace(best, moves=moves, scheduled=scheduled, memory=peak)
+    return replace(best, moves=best.scheduled.marked(best.moves))
+
+
+def step_parts(
+    built: CostGraph, operators: Sequence[OperatorDecision], moves: Sequence[Move], optimizer_ns: int
+) -> StepParts:
+    """What the step of an assignment consists of."""
+    copies = [copy for block in built.model.blocks for copy in block.copies]
+    return StepParts(
+        operators,
+        moves,
+        tuple(built.cluster.levels[level].name for level in built.cluster.axis_levels),
+        built.options.training,
+        built.options.microbatches,
+        optimizer_ns,
+        block_starts(len(operators), copies),
+    )
+
+
+def _scheduled(
+    built: CostGraph, memory: MemoryRows, parts: StepParts, held: NDArray[np.int64], limit_bytes: int
+) -> tuple[StepSchedule, Memory]:
+    """The schedule that overlaps most of those that fit, and the bytes at its peak."""
+    kappa = built.cluster.overlap.kappa
+    if not built.options.cost_model.is_ours:
+        return serial_schedule(parts), Memory(*(int(value) for value in held[:, peak_moment(held)]))
+    for policy in POLICIES:
+        scheduled = schedule_step(parts, policy, kappa)
+        more = held.copy()
+        more[_TEMPORARIES] += in_flight_bytes(built, parts, scheduled, memory)
+        peak = peak_moment(more)
+        if more[:, peak].sum() <= limit_bytes:
+            break
+    return scheduled, Memory(*(int(value) for value in more[:, peak]))
+
+
+def assemble(priced: Priced, limit_bytes: int, proof: Proof) -> Plan:
+    """The plan of a priced assignment and what is proven of it."""
     built, choice = priced.built, priced.choice
     emitter = Emitter(built, choice)
-    operators = tuple(_operator(built, choice, index) for index in range(len(built.operators)))
-    summary = _summary(priced, memory, limit_bytes, step_bound_s)
-    if built.options.cost_model.is_ours:
-        laid_out = schedule_of(operators, priced.moves, summary, built.options.mode, built.cluster.overlap.kappa)
-        summary = replace(summary, scheduled_ns=round(laid_out.seconds * NS_PER_S))
     return Plan(
         model=model_section(built.model, built.options),
         cluster={
@@ -126,9 +206,9 @@ def assemble(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s:
         },
         mesh=built.cluster.mesh,
         axis_links=tuple(built.cluster.levels[level].name for level in built.cluster.axis_levels),
-        summary=summary,
+        summary=_summary(priced, limit_bytes, proof),
         tensors=_tensors(built, choice, emitter),
-        operators=operators,
+        operators=priced.operators,
         moves=priced.moves,
         warnings=tuple(str(diagnostic) for diagnostic in (*built.model.warnings, *built.pricer.compute.warnings)),
         blocks=tuple((block.names, block.copies) for block in built.model.blocks),
@@ -190,13 +270,8 @@ def _tensor(
         aliases=parameter.aliases if parameter else (),
         trainable=parameter is not None and name in built.flow.needs_grad,
         optimizer=emitter.updated_layout(name),
-        recomputed=_chosen(built) and _comes_again(built, name),
+        recomputed=_comes_again(built, name),
     )
-
-
-def _chosen(built: CostGraph) -> bool:
-    """Whether what is recomputed was chosen, and no flag says it."""
-    return built.options.remat == "auto"
 
 
 def _comes_again(built: CostGraph, name: str) -> bool:
@@ -223,6 +298,9 @@ def recompute_of(plan: Plan, built: CostGraph) -> Recompute:
 def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> OperatorDecision:
     operator, space = built.model.operators[index], built.operators[index]
     strategy, again = choice["operator", operator.name], built.recompute.until.get(index)
+    forward_ns, backward_ns = (
+        tuple(round(float(seconds) * NS_PER_S) for seconds in part) for part in space.inner_s[:, :, strategy]
+    )
     return OperatorDecision(
         name=operator.name,
         op_type=operator.kind,
@@ -233,46 +311,52 @@ def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> Opera
         makes=tuple(space.strategies.layout("results", i, strategy) for i in range(len(operator.outputs))),
         compute_ns=round(float(space.compute_s[strategy]) * NS_PER_S),
         backward_ns=round(float(space.backward_s[strategy]) * NS_PER_S),
-        inner_ns=round(float(space.inner_s[strategy]) * NS_PER_S),
+        inner_ns=sum(forward_ns) + sum(backward_ns),
+        inner_forward_ns=forward_ns if any(forward_ns) else (),
+        inner_backward_ns=backward_ns if any(backward_ns) else (),
         inputs=operator.inputs,
         outputs=operator.outputs,
-        again=built.model.operators[again].name if _chosen(built) and again is not None else "",
+        again=built.model.operators[again].name if again is not None else "",
     )
 
 
-def _summary(priced: Priced, memory: MemoryRows, limit_bytes: int, step_bound_s: float) -> Summary:
-    solution = priced.solution
-    compute_ns, step_ns = round(priced.compute_s * NS_PER_S), round(priced.step_s * NS_PER_S)
-    communication_s = priced.exposed_s + priced.hideable_s
-    assert solution.outcome in ("optimal", "feasible", "interrupted")
+def _summary(priced: Priced, limit_bytes: int, proof: Proof) -> Summary:
+    step_ns = round(priced.step_s * NS_PER_S)
+    bound_ns = min(step_ns, round(proof.bound_s * NS_PER_S))
+    operators_ns = sum(operator.compute_ns for operator in priced.operators)
+    compute_ns = min(step_ns, operators_ns + priced.optimizer_ns)  # each is rounded by itself
+    sent_ns = sum(move.time_ns for move in priced.moves) + sum(operator.inner_ns for operator in priced.operators)
+    exposed_ns = step_ns - compute_ns
+    gap = (step_ns - bound_ns) / step_ns if step_ns else 0.0
+    roundings_ns = 0.5 * (len(priced.operators) + sum(len(move.steps) for move in priced.moves) + 1)
+    rounded = step_ns - bound_ns <= roundings_ns and gap <= MOST_ROUNDED
+    proven: Outcome = "optimal" if rounded or gap <= OPTIMAL else "feasible"
     return Summary(
-        outcome=solution.outcome,
-        objective_ns=round(solution.cost / PS_PER_S * NS_PER_S),
-        bound_ns=round(min(solution.bound, solution.cost) / PS_PER_S * NS_PER_S),
-        gap=solution.gap,
+        outcome=proof.outcome if proof.outcome == "interrupted" else proven,
+        objective_ns=step_ns,
+        bound_ns=bound_ns,
+        gap=gap,
         step_ns=step_ns,
         compute_ns=compute_ns,
-        communication_ns=step_ns - compute_ns,
-        hidden_ns=max(0, round(communication_s * NS_PER_S) - (step_ns - compute_ns)),
-        memory=peak_memory(memory.holdings, memory.moments, priced.choice),
+        communication_ns=exposed_ns,
+        hidden_ns=max(0, sent_ns - exposed_ns),
+        memory=priced.memory,
         memory_limit_bytes=limit_bytes,
-        reproducible=solution.reproducible,
-        overlap_weight=priced.built.prices.weight if priced.weight is None else priced.weight,
-        step_bound_ns=min(step_ns, round(step_bound_s * NS_PER_S)),
+        reproducible=proof.reproducible,
+        multipliers=proof.multipliers,
+        step_bound_ns=bound_ns,
+        prefetch_distance=-1 if priced.scheduled.policy.distance is None else priced.scheduled.policy.distance,
+        reduces_beside=priced.scheduled.policy.deferred,
     )
 
 
-def _work_seconds(built: CostGraph, choice: Mapping[Node, int]) -> tuple[float, float]:
-    """Compute (operators and optimizer step) and collectives inside operators, seconds per step."""
-    compute_s = inner_s = 0.0
-    for operator, space in zip(built.model.operators, built.operators, strict=True):
-        strategy = choice["operator", operator.name]
-        compute_s += float(space.compute_s[strategy])
-        inner_s += float(space.inner_s[strategy])
+def _optimizer_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
+    """The optimizer's step."""
+    seconds = 0.0
     for name in sorted(built.trainable):
         node, state = built.optimizer_node(name)
-        compute_s += float(built.pricer.optimizer_seconds(state, built.model.tensor(name).dtype)[choice[node]])
-    return compute_s, inner_s
+        seconds += float(built.pricer.optimizer_seconds(state, built.model.tensor(name).dtype)[choice[node]])
+    return seconds
 
 
 def peak_memory(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> Memory:

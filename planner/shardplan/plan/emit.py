@@ -5,12 +5,14 @@ Moves are lowered by `shardplan.layout.lower` at the prices that the cost graph 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import cast
 
 import numpy as np
 
 from shardplan.cost.coalesce import COALESCED
+from shardplan.cost.moves import STEP_S
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.edges import gradient_count
 from shardplan.graph.tensors import Phase as Priced
@@ -21,21 +23,20 @@ from shardplan.layout.legal import is_legal
 from shardplan.layout.lower import lower
 from shardplan.layout.placement import P
 from shardplan.plan.buckets import UNNUMBERED, numbered, tiles
-from shardplan.plan.types import CollectiveStep, Move, Phase
+from shardplan.plan.types import CollectiveStep, Move, MoveKind, Phase
 from shardplan.units import NS_PER_S
-
-_STEP_S = 4e-15
-"""Charged for every step while the cheapest way is looked for: an all-reduce costs what a reduce-scatter and an
-all-gather do, and which of both has the lower rounded sum shall not decide."""
 
 
 class Emitter:
     """Lowers the moves of one assignment; equal moves of equal tensors are lowered once."""
 
-    def __init__(self, built: CostGraph, choice: Mapping[Node, int]) -> None:
+    def __init__(self, built: CostGraph, choice: Mapping[Node, int], bucket_share: float = 1.0) -> None:
+        """`bucket_share`: buckets are full at so much of what the profile says."""
         self.built = built
+        self.bucket_bytes = bucket_share * built.prices.bucket_bytes
         self.choice = choice
-        self._lowered: dict[tuple[object, ...], tuple[tuple[CollectiveStep, ...], float]] = {}
+        self._lowered = cast("dict[tuple[object, ...], tuple[CollectiveStep, ...]]", built.lowered)
+        self._patterns = cast("dict[tuple[object, ...], tuple[Move, ...]]", built.emitted)
 
     def moves(self) -> tuple[Move, ...]:
         """All moves that emit anything: forward ones in operator order, backward ones in reverse, then the update's."""
@@ -55,7 +56,7 @@ class Emitter:
 
     def _in_buckets(self, moves: Sequence[Move], updates: Sequence[Move]) -> tuple[Move, ...]:
         """Gradients come to the optimizer in the order of backward: last weight first."""
-        model, mesh, size = self.built.model, self.built.cluster.mesh, self.built.prices.bucket_bytes
+        model, mesh, size = self.built.model, self.built.cluster.mesh, self.bucket_bytes
 
         def dtype(name: str) -> str:
             return model.tensor(name).dtype
@@ -68,10 +69,22 @@ class Emitter:
         return (*found[:start], *(pairs[move.tensor, move.phase] for move in updates))
 
     @staticmethod
-    def _collect(forward: list[Move], backward: list[Move], moves: Iterator[Move]) -> None:
+    def _collect(forward: list[Move], backward: list[Move], moves: Iterable[Move]) -> None:
         for move in moves:
-            if move.steps:
-                (forward if move.phase == "forward" else backward).append(move)
+            (forward if move.phase == "forward" else backward).append(move)
+
+    def _of_pattern(
+        self, key: tuple[object, ...], name: str, reader: str, make: Callable[[], Iterator[Move]]
+    ) -> Iterator[Move]:
+        """The moves that emit anything, made once for all tensors and readers that are equal in `key`."""
+        key = (*key, self.bucket_bytes)
+        if key not in self._patterns:
+            self._patterns[key] = tuple(move for move in make() if move.steps)
+        for move in self._patterns[key]:
+            yield Move(
+                name, move.source, move.target, reader, move.phase, move.steps, regather=move.regather,
+                count=move.count, bucket=move.bucket, kind=move.kind,
+            )  # fmt: skip
 
     def kept_layout(self, name: str) -> Layout:
         return self.built.kept[name].layout(self.choice["kept", name])
@@ -84,14 +97,19 @@ class Emitter:
 
     def _storing(self, index: int, position: int, name: str) -> Iterator[Move]:
         space, strategy = self.built.operators[index].strategies, self._strategy(index)
+        turns = self.built.model.turns(self.built.model.operators[index].makes_in)
+        forwards, choice = self.built.recompute.forwards(index), self.choice["kept", name]
+        key = ("stored", id(self.built.kept[name]), id(space), position, forwards, turns, choice, strategy)
+        return self._of_pattern(key, name, "", lambda: self._stored(index, position, name, turns, forwards))
+
+    def _stored(self, index: int, position: int, name: str, turns: int, forwards: int) -> Iterator[Move]:
+        space, strategy = self.built.operators[index].strategies, self._strategy(index)
         made = space.layout("results", position, strategy)
         assert made is not None
         kept, micro = self.kept_layout(name), self.built.options.microbatches
-        forwards = self.built.recompute.forwards(index)
-        turns = self.built.model.turns(self.built.model.operators[index].makes_in)
-        yield self._move(name, made, kept, "", "forward", count=turns * micro * forwards)
+        yield self._move(name, made, kept, "", "forward", "blocking", count=turns * micro * forwards)
         if self.built.kept[name].kind.has_gradient:
-            yield self._move(name, kept, made, "", "backward", count=turns * micro)
+            yield self._move(name, kept, made, "", "backward", "blocking", count=turns * micro)
 
     def _serving(self, name: str) -> Iterator[Move]:
         kept, served = self.built.kept[name], self.built.served[name]
@@ -102,9 +120,20 @@ class Emitter:
         turns = self.built.model.turns(self.built.flow.lives_in.get(name, ()))
         layouts = self.kept_layout(name), self.served_layout(name)
         last = stays and kept.kind.coalesces and turns == 1
-        yield from self._bringing(name, *layouts, "", codes, again=again, turns=turns, last=last)
+        return self._of_pattern(
+            ("served", id(kept), id(served), again, turns, *choices), name, "",
+            lambda: self._bringing(name, *layouts, "", codes, again=again, turns=turns, last=last),
+        )  # fmt: skip
 
     def _reading(self, index: int, position: int, name: str) -> Iterator[Move]:
+        operator, space = self.built.model.operators[index], self.built.operators[index].strategies
+        node = self.built.source_of_reads(name)
+        source = self.built.served.get(name) or self.built.kept[name]
+        again, turns = self.built.recompute.reads(index, position) > 1, self.built.model.turns(operator.reads_in)
+        key = ("read", id(source), id(space), position, again, turns, self.choice[node], self._strategy(index))
+        return self._of_pattern(key, name, operator.name, lambda: self._read(index, position, name))
+
+    def _read(self, index: int, position: int, name: str) -> Iterator[Move]:
         operator, space = self.built.model.operators[index], self.built.operators[index].strategies
         read = space.layout("operands", position, self._strategy(index))
         assert read is not None
@@ -133,12 +162,15 @@ class Emitter:
         """A value is brought to where it is read, perhaps again for backward, and its gradient comes back; `last`:
         together with those of other weights (see `shardplan.graph.edges.to_read`)."""
         space, micro = self.built.kept[name], turns * self.built.options.microbatches
-        yield self._move(name, source, target, reader, "forward", count=micro)
+        weight = space.kind.traffic == "weight"
+        there: MoveKind = "prefetched" if weight else "blocking"
+        yield self._move(name, source, target, reader, "forward", there, count=micro)
         if space.kind.has_gradient:
             count = turns * int(gradient_count(space, codes[0][None], codes[1][None])[0, 0])
-            yield self._move(name, target, source, reader, "backward", count=count, together=last)
+            back: MoveKind = "deferred" if weight else "blocking"
+            yield self._move(name, target, source, reader, "backward", back, count=count, together=last)
         if again:
-            yield self._move(name, source, target, reader, "backward", count=micro, regather=True)
+            yield self._move(name, source, target, reader, "backward", there, count=micro, regather=True)
 
     def updated_layout(self, name: str) -> Layout | None:
         """Layout of a weight's optimizer state where it is another than that of the weight."""
@@ -150,8 +182,8 @@ class Emitter:
     def _updating(self, name: str) -> Iterator[Move]:
         kept, updated = self.kept_layout(name), self.updated_layout(name)
         if updated is not None:
-            yield self._move(name, kept, updated, "", "backward", count=1, together=True)
-            yield self._move(name, updated, kept, "", "update", count=1, together=True)
+            yield self._move(name, kept, updated, "", "backward", "deferred", count=1, together=True)
+            yield self._move(name, updated, kept, "", "update", "prefetched", count=1, together=True)
 
     def _strategy(self, index: int) -> int:
         return self.choice["operator", self.built.model.operators[index].name]
@@ -163,6 +195,7 @@ class Emitter:
         target: Layout,
         reader: str,
         phase: Phase,
+        kind: MoveKind,
         *,
         count: int,
         regather: bool = False,
@@ -173,48 +206,40 @@ class Emitter:
         value = phase != "backward" or regather
         start, goal = (source.forward, target.forward) if value else (source.gradient, target.gradient)
         priced: Priced = "forward" if value else "backward"
-        together = together and self.built.prices.bucket_bytes > 0
-        steps, hidden = self._lower(space, start, goal, priced, together=together)
+        together = together and self.bucket_bytes > 0
+        steps = self._lower(space, start, goal, priced, together=together)
         together = together and any(step.collective.kind in COALESCED for step in steps)
         bucket = UNNUMBERED if together else None
-        return Move(
-            name, start, goal, reader, phase, steps, regather=regather, count=count, hidden=hidden, bucket=bucket
-        )
+        return Move(name, start, goal, reader, phase, steps, regather=regather, count=count, bucket=bucket, kind=kind)
 
     def _lower(
         self, space: TensorSpace, source: Layout, target: Layout, priced: Priced, *, together: bool
-    ) -> tuple[tuple[CollectiveStep, ...], float]:
-        key = (id(space), source, target, priced, together)
+    ) -> tuple[CollectiveStep, ...]:
+        key = (id(space), source, target, priced, self.bucket_bytes if together else 0.0)
         if key not in self._lowered:
             self._lowered[key] = self._lower_anew(space, source, target, priced, together=together)
         return self._lowered[key]
 
     def _lower_anew(
         self, space: TensorSpace, source: Layout, target: Layout, priced: Priced, *, together: bool
-    ) -> tuple[tuple[CollectiveStep, ...], float]:
+    ) -> tuple[CollectiveStep, ...]:
         if source == target:
-            return (), 0.0
+            return ()
         kind, prices, mesh = space.kind, self.built.prices, self.built.cluster.mesh
         size_bytes = kind.size_bytes if priced == "forward" else kind.gradient_bytes
         ways = min(tiles(layout, mesh) for layout in (source, target))
-        bucket_bytes = prices.bucket_bytes * ways if together else 0.0
-        charged, real = prices.charged(kind, priced, bucket_bytes), prices.one(bucket_bytes)
+        bucket_bytes = self.bucket_bytes * ways if together else 0.0
+        seconds = prices.one(bucket_bytes)
 
         def price(collective: Collective) -> float:
-            return charged(collective, float(size_bytes)) + _STEP_S
+            return seconds(collective, float(size_bytes)) + STEP_S
 
         def legal(layout: Layout) -> bool:
             return is_legal(layout, mesh, kind.shape)
 
         partial = {p for p in (*source.placements, *target.placements) if p.kind == "P"} or {P()}
         steps = lower(mesh, source, target, price, shards=(*kind.shards, *partial), legal=legal)
-        seconds = [real(step.collective, float(size_bytes)) for step in steps]
-        hides = [prices.hidden(kind, priced, step.collective.kind) for step in steps]
-        emitted = [_emitted(step.collective, size_bytes, time) for step, time in zip(steps, seconds, strict=True)]
-        if len(set(hides)) == 1:
-            return tuple(emitted), hides[0]
-        hideable = sum(time * share for time, share in zip(seconds, hides, strict=True))
-        return tuple(emitted), hideable / sum(seconds) if sum(seconds) else 0.0
+        return tuple(_emitted(one.collective, size_bytes, seconds(one.collective, float(size_bytes))) for one in steps)
 
 
 def _emitted(collective: Collective, size_bytes: int, seconds: float) -> CollectiveStep:

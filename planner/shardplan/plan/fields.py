@@ -48,6 +48,7 @@ from shardplan.plan.record import REQUIRED, Checked, Field, Nested, Record, rows
 from shardplan.plan.types import (
     Memory,
     Move,
+    MoveKind,
     OperatorDecision,
     Phase,
     Pipeline,
@@ -132,12 +133,12 @@ MEMORY = Record("memory", (
 SUMMARY = Record("summary", (
     Field("outcome", Choice(("optimal", "feasible", "interrupted"))),
     Field("objective", Microseconds(minimum=None), "What was minimised, in microseconds.", "objective_ns"),
-    Field("step_us", Microseconds(), "Predicted time of one step: compute_us + communication_us.", "step_ns",
+    Field("step_us", Microseconds(), "The scheduled step: compute_us + communication_us.", "step_ns",
           diff="step"),
     Field("bound_us", Microseconds(minimum=None), "Proven lower bound on the objective.", "bound_ns"),
     Field("gap", Number(), "(objective - bound_us) / objective."),
     Field("compute_us", Microseconds(), "", "compute_ns", diff="compute"),
-    Field("communication_us", Microseconds(), "What does not hide behind compute.", "communication_ns",
+    Field("communication_us", Microseconds(), "Exposed communication: the rest of the step.", "communication_ns",
           diff="communication"),
     Field("memory_bytes", Integer(), "Of one device, at the moment when it is largest.", get=attrgetter("memory.total"),
           derived=True, diff="memory"),
@@ -153,12 +154,18 @@ def _detail(key: str, kind: Kind, about: str, attribute: str, *, default: object
 
 
 DETAILS = Record("details", (
-    _detail("hidden_us", Microseconds(), "Communication taken to hide behind compute; not part of communication_us.",
+    _detail("hidden_us", Microseconds(), "Communication overlapped with compute; not part of communication_us.",
             "hidden_ns"),
-    _detail("overlap_weight", Number(maximum=1), "Weight of hidden communication in the objective.", "overlap_weight"),
+    _detail("overlap_weight", Number(maximum=1), "1; of plans older than 1.4 the weight of hidden communication.",
+            "overlap_weight"),
     _detail("step_bound_us", Microseconds(), "No plan's step is predicted to be shorter.", "step_bound_ns"),
-    _detail("scheduled_us", Microseconds(), "The step when its work is laid out on one compute and two communication "
-            "streams.", "scheduled_ns", default=0),
+    Field("scheduled_us", Microseconds(), "Of plans older than 1.4 the step laid out in time, which now is step_us.",
+          "scheduled_ns", attrgetter("summary.scheduled_ns"), default=0),
+    _detail("multipliers", ListOf(ListOf(Number(maximum=1))), "Of the sums of every phase, where the bound was found.",
+            "multipliers", default=()),
+    _detail("prefetch_distance", Integer(-1), "So many blocks before its reader's a weight is gathered; -1: right "
+            "before it is read.", "prefetch_distance", default=1),
+    _detail("reduces_beside", Flag(), "Whether gradients are reduced beside compute.", "reduces_beside", default=True),
     _detail("reproducible", Flag(), "False when a clock decided where the search ended.", "reproducible"),
     Field("warnings", TEXTS),
 ), make=dict, shared=False, part=True)  # fmt: skip
@@ -181,7 +188,7 @@ STORED = (
           "readers.", like="layout", check=in_rank, diff="served {}"),
     Field("bytes_per_device", Integer(), "Of the kept layout."),
     Field("saved", Flag(), "Kept from forward for backward; absent means false.", default=False),
-    Field("recomputed", Flag(), "Not kept but made again for backward, under `remat` `auto`; absent means false.",
+    Field("recomputed", Flag(), "Not kept but made again for backward; absent means false.",
           default=False, since=2, diff="recomputed"),
 )  # fmt: skip
 
@@ -230,8 +237,12 @@ OPERATOR = Record("operator", (
     Field("compute_ns", Integer()),
     Field("backward_ns", Integer(), "Part of compute_ns after the forward pass; absent when 0.", default=0),
     Field("inner_ns", Integer(), "Collectives inside the operator; absent when 0.", default=0),
+    Field("inner_forward_ns", ListOf(Integer()), "Of inner_ns, what runs in forward, per mesh axis; absent when "
+          "nothing does.", default=(), since=4),
+    Field("inner_backward_ns", ListOf(Integer()), "Of inner_ns, what runs after the forward pass, per mesh axis.",
+          default=(), since=4),
     Field("again", Text(), "Name of the operator right before whose backward this one runs a second time; absent where "
-          "it runs once, and unless `remat` is `auto`.", default="", since=2, diff="run again"),
+          "it runs once.", default="", since=2, diff="run again"),
 ), make=made(OperatorDecision))  # fmt: skip
 
 
@@ -255,7 +266,13 @@ MOVE = Record("move", (
     Field("regather", Flag(), "A saved value is gathered again for backward; absent means false.", default=False),
     Field("collectives", rows(COLLECTIVE), "", "steps"),
     Field("count", Integer(1), "Times per step."),
-    Field("hidden", Number(maximum=1), "Share of its time taken to hide behind compute."),
+    Field("hidden", Number(maximum=1), "Share of its time that the schedule overlaps with compute."),
+    Field("kind", Choice(get_args(MoveKind)), "A `blocking` move is waited for where it stands; `prefetched` and "
+          "`deferred` ones run beside compute.", default="blocking", since=4),
+    Field("issue_after", Text(), "The operator of its phase after which it is issued; empty: as the phase begins.",
+          default="", since=4),
+    Field("wait_before", Text(), "The operator of its phase before which it is awaited; empty: as the phase ends.",
+          default="", since=4),
     Field("bucket", Integer(), "Moves with one number are sent together, and their times are shares of that; absent "
           "where it is sent by itself.", default=None, since=3),
     Field("time_ns", Integer(), "Of all its collectives, `count` times, hidden or not.", derived=True),

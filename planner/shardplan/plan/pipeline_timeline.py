@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from shardplan.cost.schedule import Task, Timeline, schedule
 from shardplan.plan.types import CollectiveStep, Pipeline, Plan, Stage, Transfer
+from shardplan.schedule.tasks import Task, Timeline, schedule
 from shardplan.units import S_PER_NS
 
 
@@ -97,7 +97,7 @@ def _time_ns(steps: Sequence[CollectiveStep]) -> int:
 
 
 def _halves(stage: Stage, microbatches: int, *, training: bool) -> tuple[float, float]:
-    """Nanoseconds of one microbatch forward and backward: what is not compute is shared out as compute is."""
+    """Nanoseconds of one microbatch forward and backward; what a stage does once a step is shared out over them."""
     each = stage.plan.summary.step_ns / microbatches
     compute = sum(operator.compute_ns for operator in stage.plan.operators)
     later = sum(operator.backward_ns for operator in stage.plan.operators)

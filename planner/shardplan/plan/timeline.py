@@ -1,41 +1,89 @@
-"""A plan laid out in time: what one device computes and sends in a step, as tasks that wait for each other.
+"""The timeline of a plan: its scheduled step, rebuilt from the plan file alone, and as a trace for Perfetto.
 
-Three streams: compute; communication of activations and their gradients, which somebody waits for; communication that
-can hide (weights gathered ahead of use, their gradients reduced behind it). All microbatches are laid out as one: the
-work of a step is the same, and what waits for what as well. Weights updated elsewhere come back as a step begins. What
-a plan names as running again does so right before the backward that asks for it, and not before that is reached.
+The phases of a step (`shardplan.plan.phases`) are simulated and stand one after the other. Of a phase that a step has
+many times, the first few are shown, and the rest is a gap.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
 
-from shardplan.cost.schedule import COMPUTE, Task, Timeline, schedule
+from shardplan.plan.phases import Phase, Policy
 from shardplan.plan.pipeline_timeline import pipeline_streams, pipeline_timeline
-from shardplan.plan.types import Move, OperatorDecision, Plan, Summary
-from shardplan.units import S_PER_NS
+from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
+from shardplan.plan.step_moves import StepParts, block_starts
+from shardplan.plan.types import Move, Plan
+from shardplan.schedule.streams import Item, Span
+from shardplan.schedule.tasks import COMPUTE, Task, Timeline
 
-ACTIVATIONS: Final = 1
-WEIGHTS: Final = 2
-STREAMS: Final = ("compute", "communication: activations", "communication: weights and gradients")
+MOST_SHOWN: Final = 2
+"""Of the microbatches of one phase."""
 _DEFAULT_KAPPA = 1.1
-_Awaited = tuple[int, ...]
-"""Numbers of tasks that somebody waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """One span of a timeline beside its task: the phase and which repetition of it, bytes on the link, seconds that
+    only it was waited for, and the operators after which it is issued and before which it is awaited."""
+
+    phase: str
+    repeat: int = 0
+    bytes: int = 0
+    exposed_s: float = 0.0
+    issue_after: str = ""
+    wait_before: str = ""
 
 
 def timeline(plan: Plan) -> Timeline:
     """The scheduled step of a plan."""
     if plan.pipeline is not None:
         return pipeline_timeline(plan)
-    return schedule_of(plan.operators, plan.moves, plan.summary, str(plan.model.get("mode")), kappa_of(plan.cluster))
+    return _timeline(plan, step_schedule(plan))[0]
+
+
+def step_schedule(plan: Plan) -> StepSchedule:
+    """The schedule of a plan without stages, from what its file says."""
+    parts = parts_of(plan)
+    if "cost_model" in plan.model:
+        return serial_schedule(parts)
+    distance = plan.summary.prefetch_distance
+    policy = Policy(None if distance < 0 else distance, plan.summary.reduces_beside)
+    return schedule_step(parts, policy, kappa_of(plan.cluster))
+
+
+def parts_of(plan: Plan) -> StepParts:
+    """What the step of a plan without stages consists of."""
+    optimizer_ns = plan.summary.compute_ns - sum(operator.compute_ns for operator in plan.operators)
+    return StepParts(
+        plan.operators,
+        tuple(map(_of_a_kind, plan.moves)),
+        plan.axis_links,
+        plan.model.get("mode") == "training",
+        cast("int", plan.model.get("microbatches", 1)),
+        optimizer_ns,
+        block_starts(len(plan.operators), [copy for _, copies in plan.blocks for copy in copies]),
+    )
+
+
+def _of_a_kind(move: Move) -> Move:
+    """Of plans older than format 1.4, what was taken to overlap with compute: a move that does is not blocking."""
+    if move.kind != "blocking" or not move.hidden:
+        return move
+    return replace(move, kind="deferred" if move.phase == "backward" and not move.regather else "prefetched")
 
 
 def streams_of(plan: Plan) -> tuple[str, ...]:
     """Names of the streams of `timeline`."""
-    return STREAMS if plan.pipeline is None else pipeline_streams(plan.pipeline)
+    if plan.pipeline is not None:
+        return pipeline_streams(plan.pipeline)
+    return ("compute", *(f"communication: {link}" for link in _links(plan)))
+
+
+def _links(plan: Plan) -> tuple[str, ...]:
+    """The link levels of the mesh's axes, the innermost first."""
+    return tuple(dict.fromkeys(reversed(plan.axis_links)))
 
 
 def kappa_of(cluster: Mapping[str, object]) -> float:
@@ -46,144 +94,103 @@ def kappa_of(cluster: Mapping[str, object]) -> float:
     return float(kappa)
 
 
-def schedule_of(
-    operators: Sequence[OperatorDecision], moves: Sequence[Move], summary: Summary, mode: str, kappa: float
-) -> Timeline:
-    """As `timeline`, of the parts of a plan in the making. `summary`: its compute includes the optimizer's."""
-    work = _Work(operators, moves)
-    work.forward()
-    if mode == "training":
-        work.backward()
-        rest_ns = summary.compute_ns - sum(operator.compute_ns for operator in operators)
-        work.add("optimizer step", COMPUTE, rest_ns, work.all_so_far())
-    return schedule(work.tasks, kappa)
+def _timeline(plan: Plan, scheduled: StepSchedule) -> tuple[Timeline, list[Laid]]:
+    """Tasks with their times, and what a trace says of each of them."""
+    stream = {link: number for number, link in enumerate(_links(plan), 1)}
+    tasks: list[Task] = []
+    starts: list[float] = []
+    ends: list[float] = []
+    laid: list[Laid] = []
+    now = 0.0
+    for phase, ran in scheduled.phases_ran():
+        for repeat in range(min(phase.count, MOST_SHOWN)):
+            for span in sorted(ran.spans, key=lambda one: (one.start, one.item)):
+                item = phase.program[span.item]
+                about = _about(plan, phase, repeat, span)
+                for number in _streams(item, stream):
+                    tasks.append(Task(item.name, number, item.seconds))
+                    starts.append(now + repeat * ran.seconds + span.start)
+                    ends.append(now + repeat * ran.seconds + span.end)
+                    laid.append(about)
+        now += phase.count * ran.seconds
+    return Timeline(tuple(tasks), tuple(starts), tuple(ends), scheduled.seconds), laid
 
 
-@dataclass
-class _Moves:
-    """Moves by tensor (of what serves all readers or stores the result) and by tensor and reader, in plan order."""
-
-    shared: dict[str, list[Move]] = field(default_factory=lambda: defaultdict(list))
-    own: dict[tuple[str, str], list[Move]] = field(default_factory=lambda: defaultdict(list))
-
-    def put(self, move: Move) -> None:
-        (self.own[move.tensor, move.reader] if move.reader else self.shared[move.tensor]).append(move)
+def _streams(item: Item, stream: Mapping[str, int]) -> Iterator[int]:
+    if item.action == "compute":
+        yield COMPUTE
+    else:
+        yield from sorted(stream[level] for level in item.levels)
 
 
-class _Work:
-    """Collects the tasks of a step. `made[t]`: tasks after which tensor t can be read; in backward, `there[t]` and
-    `there[t, r]`: after which it is there again for all of its readers, and for reader r."""
-
-    def __init__(self, operators: Sequence[OperatorDecision], moves: Sequence[Move]) -> None:
-        self.operators = operators
-        self.tasks: list[Task] = []
-        self.bring, self.again, self.back = _Moves(), _Moves(), _Moves()
-        for move in moves:
-            kind = self.back if move.phase == "backward" else self.bring
-            (self.again if move.regather else kind).put(move)
-        self.readers: dict[str, list[str]] = defaultdict(list)
-        for operator in operators:
-            for name in dict.fromkeys(filter(None, operator.inputs)):
-                self.readers[name].append(operator.name)
-        self.made: dict[str, tuple[int, ...]] = {}
-        self.there: dict[str | tuple[str, str], _Awaited] = {}
-        self.pieces: dict[str, list[OperatorDecision]] = defaultdict(list)
-        for operator in operators:
-            if operator.again:
-                self.pieces[operator.again].append(operator)
-
-    def add(self, name: str, stream: int, nanoseconds: int, after: _Awaited) -> _Awaited:
-        """A task, and its number as what to wait for; work that takes no time is no task."""
-        if nanoseconds <= 0:
-            return after
-        self.tasks.append(Task(name, stream, nanoseconds * S_PER_NS, tuple(dict.fromkeys(after))))
-        return (len(self.tasks) - 1,)
-
-    def all_so_far(self) -> _Awaited:
-        """Tasks that nobody waits for yet: when they have ended, all have."""
-        awaited = {before for task in self.tasks for before in task.after}
-        return tuple(number for number in range(len(self.tasks)) if number not in awaited)
-
-    def forward(self) -> None:
-        for operator in self.operators:
-            after: list[int] = []
-            for name in filter(None, operator.inputs):
-                if name not in self.made:
-                    self.made[name] = self._chain(self.bring.shared.get(name, ()), (), "")
-                after += self._chain(self.bring.own.get((name, operator.name), ()), self.made[name], "")
-            done = self._run(operator, "", operator.compute_ns - operator.backward_ns, tuple(after))
-            for name in filter(None, operator.outputs):
-                self.made[name] = self._chain(self.bring.shared.get(name, ()), done, "")
-
-    def backward(self) -> None:
-        """Operators in reverse; a gradient comes back from every reader, is stored, and starts the maker's backward."""
-        turn = reached = self.all_so_far()
-        come: dict[str, list[int]] = defaultdict(list)
-        missing = {name: len(readers) for name, readers in self.readers.items()}
-        stored: dict[str, tuple[int, ...]] = {}
-        for operator in reversed(self.operators):
-            after = list(turn)
-            for twice in self.pieces.get(operator.name, ()):
-                after += self._run_again(twice, turn, reached)
-            after += self._brought_again(operator, turn)
-            for name in filter(None, operator.outputs):
-                after += stored.get(name, ())
-            before = len(self.tasks)
-            done = self._run(operator, "backward: ", operator.backward_ns - operator.again_ns, tuple(after))
-            reached = (before,) if len(self.tasks) > before else reached
-            for name in dict.fromkeys(filter(None, operator.inputs)):
-                come[name] += self._chain(self.back.own.get((name, operator.name), ()), done, "gradient: ")
-                missing[name] -= 1
-                if not missing[name]:
-                    stored[name] = self._chain(self.back.shared.get(name, ()), tuple(come[name]), "gradient: ")
-
-    def _run_again(self, operator: OperatorDecision, turn: _Awaited, reached: _Awaited) -> _Awaited:
-        """A second run in backward, once that has `reached` what is computed before; what it makes is there again."""
-        after = (*reached, *self._brought_again(operator, turn))
-        done = self._run(operator, "again: ", operator.again_ns, after)
-        for name in filter(None, operator.outputs):
-            self.there[name] = self._chain(self.again.shared.get(name, ()), done, "again: ")
-        return done
-
-    def _brought_again(self, operator: OperatorDecision, turn: _Awaited) -> _Awaited:
-        """What an operator's second run or its backward waits for, whichever reads its operands first."""
-        after: list[int] = []
-        for name in dict.fromkeys(filter(None, operator.inputs)):
-            if name not in self.there:
-                self.there[name] = self._chain(self.again.shared.get(name, ()), turn, "again: ")
-            if (name, operator.name) not in self.there:
-                own = self.again.own.get((name, operator.name), ())
-                self.there[name, operator.name] = self._chain(own, self.there[name], "again: ")
-            after += self.there[name, operator.name]
-        return tuple(after)
-
-    def _run(self, operator: OperatorDecision, prefix: str, nanoseconds: int, after: _Awaited) -> _Awaited:
-        done = self.add(prefix + operator.name, COMPUTE, nanoseconds, after)
-        share = nanoseconds / operator.compute_ns if operator.compute_ns else 0.0
-        return self.add(f"{prefix}inside {operator.name}", ACTIVATIONS, round(operator.inner_ns * share), done)
-
-    def _chain(self, moves: Sequence[Move], after: _Awaited, prefix: str) -> _Awaited:
-        for move in moves:
-            stream = WEIGHTS if move.hidden else ACTIVATIONS
-            kinds = ", ".join(step.collective.kind.replace("_", "-") for step in move.steps)
-            after = self.add(f"{prefix}{move.tensor} ({kinds})", stream, move.time_ns, after)
-        return after
+def _about(plan: Plan, phase: Phase, repeat: int, span: Span) -> Laid:
+    moves = [plan.moves[number] for number in phase.moves[span.item]]
+    payload = sum(step.payload_bytes for move in moves for step in move.steps)
+    first = moves[0] if moves else None
+    after, before = (first.issue_after, first.wait_before) if first else ("", "")
+    return Laid(phase.name, repeat, payload, span.exposed, after, before)
 
 
-def chrome_trace(laid_out: Timeline, title: str, streams: Sequence[str] = STREAMS) -> dict[str, object]:
-    """The timeline as Chrome's trace event format, which Perfetto reads; times in microseconds."""
+def chrome_trace(plan: Plan) -> dict[str, object]:
+    """The timeline as Chrome's trace event format, which Perfetto reads; times in microseconds.
+
+    Every collective carries its bytes, its phase and its exposed time; arrows lead from the operator after which it is
+    issued to it, and from it to the operator that waits for it.
+    """
+    if plan.pipeline is not None:
+        laid_out = pipeline_timeline(plan)
+        about: list[Laid] = [Laid("step")] * len(laid_out.tasks)
+    else:
+        laid_out, about = _timeline(plan, step_schedule(plan))
+    streams = streams_of(plan)
     events: list[dict[str, object]] = [
-        {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": title}},
+        {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": str(plan.model.get("name", ""))}},
         *(
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": stream, "args": {"name": name}}
             for stream, name in enumerate(streams)
         ),
     ]
-    for task, start, end in zip(laid_out.tasks, laid_out.starts, laid_out.ends, strict=True):
+    for task, start, end, one in zip(laid_out.tasks, laid_out.starts, laid_out.ends, about, strict=True):
         events.append(
             {
                 "ph": "X", "name": task.name, "cat": streams[task.stream], "pid": 0, "tid": task.stream,
-                "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3),
+                "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3), "args": _args(one),
             }
         )  # fmt: skip
+    events += _arrows(laid_out, about)
     return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _args(one: Laid) -> dict[str, object]:
+    said: dict[str, object] = {"phase": one.phase}
+    if one.bytes:
+        said |= {"bytes": one.bytes, "exposed_us": round(one.exposed_s * 1e6, 3)}
+    if one.issue_after:
+        said["issued after"] = one.issue_after
+    if one.wait_before:
+        said["awaited before"] = one.wait_before
+    return said
+
+
+def _arrows(laid_out: Timeline, about: Sequence[Laid]) -> Iterator[dict[str, object]]:
+    """Flow events between compute and what runs beside it, in one repetition of a phase."""
+    computed: dict[tuple[str, int, str], int] = {}
+    for number, (task, one) in enumerate(zip(laid_out.tasks, about, strict=True)):
+        if task.stream == COMPUTE:
+            computed.setdefault((one.phase, one.repeat, task.name.removeprefix("backward: ")), number)
+    for number, (task, one) in enumerate(zip(laid_out.tasks, about, strict=True)):
+        if task.stream == COMPUTE:
+            continue
+        before = computed.get((one.phase, one.repeat, one.issue_after))
+        after = computed.get((one.phase, one.repeat, one.wait_before))
+        if before is not None:
+            yield from _arrow(2 * number, laid_out, before, number)
+        if after is not None:
+            yield from _arrow(2 * number + 1, laid_out, number, after)
+
+
+def _arrow(identity: int, laid_out: Timeline, tail: int, head: int) -> Iterator[dict[str, object]]:
+    common: dict[str, object] = {"name": "waits", "cat": "schedule", "id": identity, "pid": 0}
+    ends, starts = laid_out.ends[tail], laid_out.starts[head]
+    yield {**common, "ph": "s", "tid": laid_out.tasks[tail].stream, "ts": round(ends * 1e6, 3)}
+    yield {**common, "ph": "f", "bp": "e", "tid": laid_out.tasks[head].stream, "ts": round(max(ends, starts) * 1e6, 3)}

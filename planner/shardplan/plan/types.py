@@ -14,6 +14,7 @@ from shardplan.units import duration, size
 Mode = Literal["training", "inference"]
 Role = Literal["input", "output", "parameter", "constant", "activation"]
 Phase = Literal["forward", "backward", "update"]
+MoveKind = Literal["blocking", "prefetched", "deferred"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,9 @@ class OperatorDecision:
     `"+0"` (partial sums of operands 0 ... pass through). `reads`, `makes`: layouts of operands and results, whose names
     are `inputs` and `outputs` (`""` where an optional operand is absent). `compute_ns`: per step, of which
     `backward_ns` after the forward pass (recomputation included); `inner_ns`: collectives inside the operator, which
-    `compute_ns` leaves out. `again`: the operator right before whose backward this one runs a second time; `""` where
-    it does not, or `remat` says for the whole model what does."""
+    `compute_ns` leaves out; per mesh axis `inner_forward_ns` and, after the forward pass, `inner_backward_ns`. `again`:
+    the operator right before whose backward this one runs a second time; `""` where it does not, or `remat` says for
+    the whole model what does."""
 
     name: str
     op_type: str
@@ -64,6 +66,8 @@ class OperatorDecision:
     outputs: tuple[str, ...] = ()
     backward_ns: int = 0
     inner_ns: int = 0
+    inner_forward_ns: tuple[int, ...] = ()
+    inner_backward_ns: tuple[int, ...] = ()
     again: str = ""
 
     @property
@@ -87,8 +91,11 @@ class Move:
     readers or stores the producer's result). In phase `backward` it is the gradient that moves, from the reader back,
     or (`regather`) the saved value that is gathered again for the reader's backward. In phase `update` the new weight
     comes back from where the optimizer made it.
-    `count`: times per step (microbatches); `hidden`: the share of its time that can hide behind compute. `bucket`:
-    moves of one number are sent together, and times are shares of it (`shardplan.plan.buckets`); None: by itself."""
+    `count`: times per step (microbatches); `hidden`: the share of its time that the schedule overlaps with compute.
+    `bucket`: moves of one number are sent together, and times are shares of it (`shardplan.plan.buckets`); None: by
+    itself. `kind`: `blocking` moves are waited for where they stand; `prefetched` and `deferred` ones run beside
+    compute, from the operator `issue_after` to the operator `wait_before` of the pass in which they move ("" for the
+    beginning and the end of the pass)."""
 
     tensor: str
     source: Layout
@@ -100,6 +107,9 @@ class Move:
     count: int = 1
     hidden: float = 0.0
     bucket: int | None = None
+    kind: MoveKind = "blocking"
+    issue_after: str = ""
+    wait_before: str = ""
 
     @property
     def time_ns(self) -> int:
@@ -123,11 +133,12 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`objective_ns`: what was minimised, and `bound_ns` its proven lower bound: compute and communication of a step,
-    of which `overlap_weight` tells how much of what can hide is taken to (see `shardplan.planning.objective`).
-    `step_ns` = `compute_ns` + `communication_ns`; the latter is what stays exposed when no more hides than there is
-    compute, `hidden_ns` the rest. `step_bound_ns`: proven lower bound on the step of any plan.
-    `scheduled_ns`: the step when the same work is laid out in time (`shardplan.plan.timeline`); 0 where it was not."""
+    """`step_ns`: the scheduled step, `compute_ns` + `communication_ns` (exposed communication, and what compute beside
+    communication is slower); `hidden_ns`: communication overlapped with compute. `bound_ns`, `step_bound_ns`: proven
+    lower bound on the step of any plan; `gap`: its relative distance. `objective_ns`: `step_ns`. `scheduled_ns`,
+    `overlap_weight`: only of plans older than format 1.4. `multipliers`: of the sums of each phase where the bound was
+    found. `prefetch_distance`: how far ahead weights are gathered (blocks; -1: right before they are read);
+    `reduces_beside`: whether gradients are reduced beside compute."""
 
     outcome: Literal["optimal", "feasible", "interrupted"]
     objective_ns: int
@@ -143,6 +154,9 @@ class Summary:
     overlap_weight: float = 1.0
     step_bound_ns: int = 0
     scheduled_ns: int = 0
+    multipliers: tuple[tuple[float, ...], ...] = ()
+    prefetch_distance: int = 1
+    reduces_beside: bool = True
 
     @property
     def least_ns(self) -> int:

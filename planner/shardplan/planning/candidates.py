@@ -1,34 +1,44 @@
 """Where candidates come from: generators that ask questions, look at the answers, and return the best plan they know.
 
 Each generator yields a `Question` and is sent its `Answer`; it calls nobody who asks it. `shortest` lists them in the
-order in which they are tried.
+order in which they are tried. Whatever a question minimises, its assignments are compared by their scheduled steps, and
+what it proves is a bound on the schedule of every plan.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
+
+import numpy as np
 
 from shardplan.graph.remat import Recompute
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.instance import Instance
-from shardplan.planning.judge import Candidate, fits, judged, keeps, proven
-from shardplan.planning.objective import BOTH, MOST_WEIGHTS, improves, next_weight
+from shardplan.planning.judge import Candidate, Known, judged
+from shardplan.planning.recipes import RECIPES
+from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import flags
+from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers, plain_sum
 from shardplan.units import PS_PER_S
 
 T = TypeVar("T")
 Questions: TypeAlias = Generator[Question, Answer, T]
 
-BALANCED = 0.01
-"""Where the larger of two sums is proven to this relative gap, no integer program is asked for better."""
+ROUGH = 0.02
+"""The relative gap that is left of questions that only lead to further plans: nothing is to be proven of those."""
 UNPROVEN = 0.03
-"""The same where what is recomputed is chosen: its integer programs are large."""
+"""The relative gap that is left where what is recomputed is chosen: its integer programs are large."""
+PLAIN_SHARES = ((0.5, 0.75, False), (0.25, 0.5, False), (0.5, 0.5, True))
+"""Rules of thumb as `plain_sum` takes them: what is sent in forward hides better than what is sent in backward."""
 CLOSE = 0.01
-"""Where what was chosen to recompute leaves more than this share of the step unproven, the flags are tried too."""
+"""Where more than this share of the step is unproven, experts' layouts, flags and tighter limits are tried too."""
+TIGHTER = 0.8
+"""Share of the limit on memory under which another plan is sought where the limit stands in the way."""
 
 
 class NoPlanError(Exception):
@@ -41,10 +51,37 @@ class NoPlanError(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """The plan of the shortest step found, and the greatest proven lower bound on any step, in seconds."""
+    """The plan with the shortest schedule found, the greatest proven lower bound on any (seconds), and the multipliers
+    at which that was found. `limit_bytes`: under which that was proven; further questions are asked under it too: one
+    that stands in no way only costs time. `outcome`: of the last answer; `reproducible`: no clock decided anything."""
 
     candidate: Candidate
     bound_s: float
+    objective: Objective
+    multipliers: Weights
+    limit_bytes: int | None
+    outcome: str = "feasible"
+    reproducible: bool = True
+
+    @property
+    def linear(self) -> Linear:
+        """The objective at the best multipliers."""
+        return at_multipliers(self.objective, self.multipliers)
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of the bound."""
+        return 1.0 - self.bound_s / self.candidate.step_s if self.candidate.step_s else 0.0
+
+    @property
+    def is_only_one(self) -> bool:
+        """Whether the layouts are given: no node has a second choice."""
+        return all(np.isfinite(cost).sum() <= 1 for cost in self.candidate.layouts.problem.costs)
+
+    def better(self, others: list[Candidate], limit_bytes: int) -> Found:
+        """The same proof with the best of these plans."""
+        best = min([self.candidate, *(other for other in others if other.keeps(limit_bytes))], key=lambda c: c.step_s)
+        return replace(self, candidate=best)
 
 
 @dataclass(frozen=True)
@@ -53,6 +90,8 @@ class Search:
 
     instance: Instance
     ends_s: float
+    known: Known = field(default_factory=dict)
+    """Plans that were laid out already."""
 
     @classmethod
     def of(cls, instance: Instance) -> Search:
@@ -68,183 +107,141 @@ class Search:
         now = time.monotonic()
         return now + max(0.0, self.ends_s - now) / parts
 
-    def question(self, **asked: object) -> Question:
-        """A question about plans that keep the limit on memory."""
-        return Question(**{"limit_bytes": self.instance.limit_bytes, **asked})  # type: ignore[arg-type]
-
 
 def shortest(search: Search) -> Questions[Found]:
-    """The plan of the shortest step. Raises `NoPlanError` where there is none."""
+    """The plan of the shortest step. Where what is recomputed is to be chosen, the plans of the flags for that are
+    candidates too. Raises `NoPlanError` where there is none."""
     instance = search.instance
-    found = None
-    if instance.sums_are_separable and (instance.chooses_remat or instance.options.time_limit is None):
-        found = yield from without_limit(search)
-    if found is None:
-        found = yield from (choosing_remat if instance.chooses_remat else with_given_remat)(search)
+    found = yield from searched(search, chooses_remat=instance.chooses_remat)
+    if not instance.chooses_remat or found.limit_bytes is None or found.gap <= CLOSE:
+        return found
+    for remat in flags(found.candidate.layouts.built):
+        if found.outcome == "interrupted" or search.is_over:
+            break
+        with contextlib.suppress(NoPlanError):
+            other = yield from searched(search, remat)
+            found = replace(found.better([other.candidate], instance.limit_bytes), outcome=other.outcome)
     return found
 
 
-def without_limit(search: Search) -> Questions[Found | None]:
-    """The plan, where the best one at weight one without a limit on memory leads to it: it fits, or overlaps more than
-    it computes. Where what is recomputed is to be chosen, nothing is: if that fits, it is the answer."""
+def searched(search: Search, remat: Recompute | None = None, *, chooses_remat: bool = False) -> Questions[Found]:
+    """The best plan of all candidates; `remat`: what is recomputed, unless that is chosen. Raises `NoPlanError`."""
     instance = search.instance
-    answer = yield search.question(limit_bytes=None, ends_s=search.share(2))
-    if answer.solution.choices is None:
-        return None
-    known = judged(answer)
-    fitting = fits(answer, instance.limit_bytes)
-    if known.f1_s >= known.f2_s:
-        return Found(known, known.bound_s) if fitting else None
-    limit = None if instance.chooses_remat else instance.limit_bytes
-    remat = answer.layouts.built.recompute
-    best = yield from larger_sum(search, known, known.bound_s, remat, limit, parts=2, beaten=not fitting)
-    return best if best is not None and keeps(best.candidate, instance.limit_bytes) else None
-
-
-def with_given_remat(search: Search) -> Questions[Found]:
-    """The plan, where it is given what is recomputed."""
-    found: Found | None
-    if search.instance.sums_are_separable:
-        found = yield from by_weights(search, most=1)
-        known = found.candidate
-        if known.f1_s < known.f2_s:
-            remat, limit = known.priced.built.recompute, search.instance.limit_bytes
-            found = yield from larger_sum(search, known, found.bound_s, remat, limit)
-            if found is not None:
-                return found
-            found = yield from by_weights(search)
-    else:
-        found = yield from by_weights(search)
-    known = found.candidate
-    return found if known.weight == 1.0 and known.f1_s >= known.f2_s else _settled(found)
-
-
-def choosing_remat(search: Search) -> Questions[Found]:
-    """The plan with what is best recomputed for it."""
-    found = None
-    if search.instance.sums_are_separable:
-        found = yield from larger_sum_choosing_remat(search)
+    found = yield from without_limit(search, remat)
     if found is None:
-        found = yield from by_weights(search)
-    best = found.candidate
-    if search.ends_s == math.inf and best.step_s - found.bound_s > CLOSE * best.step_s:
-        others = yield from with_flags(search, best)
-        best = min([best, *others], key=lambda candidate: candidate.step_s)
-    return _settled(Found(best, found.bound_s))
+        found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat)
+    further = [with_plain_sums] if instance.is_quick else [with_plain_sums, with_experts]
+    if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
+        further.append(under_less_memory)
+    for look in further if instance.options.cost_model.is_ours else ():
+        if found.gap <= CLOSE or found.is_only_one or found.outcome == "interrupted" or search.is_over:
+            break
+        found = yield from look(search, found)
+    return found
 
 
-def larger_sum(
-    search: Search,
-    known: Candidate,
-    bound_s: float,
-    remat: Recompute,
-    limit_bytes: int | None,
-    *,
-    parts: float = 1,
-    beaten: bool = False,
-) -> Questions[Found | None]:
-    """The plan of the shortest step, or `known` (unless any is better: `beaten`), and the bound on any step, from
-    `bound_s`; `None` where the problem of the larger sum is too large."""
-    if known.priced.solution.outcome != "interrupted" and not search.is_over:
-        unproven = BALANCED if search.instance.options.gap else 0.0
-        answer = yield Question(limit_bytes, BOTH, remat, ends_s=search.share(parts), unproven=unproven)
-        if answer.too_large:
-            return None
-        if answer.solution.outcome != "infeasible":
-            bound_s = max(bound_s, answer.solution.bound / PS_PER_S)
-        if answer.solution.choices is not None:
-            other = judged(answer)
-            if beaten or other.step_s < known.step_s:
-                return Found(replace(other, bound_s=bound_s), bound_s)
-    return _settled(Found(known, bound_s))
-
-
-def larger_sum_choosing_remat(search: Search) -> Questions[Found | None]:
-    """The plan with what is best recomputed for it; `None` where the problem of both is too large, or its search ends
-    before anything is found."""
-    unproven = UNPROVEN if search.instance.options.gap else 0.0
-    answer = yield search.question(weights=BOTH, chooses_remat=True, ends_s=search.share(1), unproven=unproven)
-    solution = answer.solution
-    if solution.choices is None:
-        if solution.outcome in ("infeasible", "interrupted"):
-            raise NoPlanError(answer)
+def without_limit(search: Search, remat: Recompute | None = None) -> Questions[Found | None]:
+    """The plan, where the best one without a limit on memory fits. Where what is recomputed is to be chosen, nothing
+    is: if that fits, it is the answer."""
+    try:
+        found = yield from of_phases(search, None, remat, parts=2)
+    except NoPlanError:
         return None
-    return _settled(Found(judged(answer), solution.bound / PS_PER_S))
+    return found if found.candidate.keeps(search.instance.limit_bytes) else None
 
 
-def by_weights(search: Search, remat: Recompute | None = None, *, most: int = MOST_WEIGHTS) -> Questions[Found]:
-    """The plan of the shortest step and the bound on any, by weights of the two sums, of which the first is one.
-
-    `remat`: what is recomputed, if that is given. Raises `NoPlanError` where there is no plan at weight one.
-    """
-    trials: list[Candidate] = []
-    while len(trials) < most and (weight := next_weight(trials)) is not None:
-        answer = yield from at_weight(search, weight, remat, ends_s=search.share(MOST_WEIGHTS - len(trials)))
-        if answer.solution.choices is None:
-            if not trials:
-                raise NoPlanError(answer)
-            break
-        trial = judged(answer)
-        if not improves(trial, trials):
-            break
-        trials.append(trial)
-        if answer.solution.outcome == "interrupted" or search.is_over:
-            break
-    best = min(trials, key=lambda trial: trial.step_s)
-    return Found(best, max(trial.bound_s for trial in trials))
-
-
-def at_weight(
+def of_phases(
     search: Search,
-    weight: float,
+    limit_bytes: int | None,
     remat: Recompute | None = None,
     *,
-    ends_s: float = math.inf,
-    unlimited_first: bool = False,
+    parts: float = 1,
+    chooses_remat: bool = False,
+) -> Questions[Found]:
+    """The best plan that the phases' sums lead to. Raises `NoPlanError` where there is none."""
+    unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
+    answer = yield Question(
+        limit_bytes, remat=remat, chooses_remat=chooses_remat, ends_s=search.share(parts), unproven=unproven
+    )
+    solution = answer.solution
+    if solution.choices is None:
+        raise NoPlanError(answer)
+    best = judged(answer, search.instance.limit_bytes, search.known)[0]
+    multipliers = _by_phase(answer.objective, solution.multipliers)
+    bound_s = solution.bound / PS_PER_S
+    return Found(best, bound_s, answer.objective, multipliers, limit_bytes, solution.outcome, solution.reproducible)
+
+
+def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
+    """Multipliers of the maxima of a problem, phase by phase: a phase of one sum has none."""
+    given = iter(multipliers)
+    return tuple(next(given, ()) if size else () for size in objective.sizes)
+
+
+def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
+    """Plans that are best when a share of all traffic is added to what computes and blocks."""
+    sums = _plain_sums(found.objective)
+    questions = [_question(found, linear) for linear in (sums[:1] if search.instance.is_quick else sums)]
+    return _among(search, found, questions, proves=False)
+
+
+def _plain_sums(objective: Objective) -> list[Linear]:
+    return [plain_sum(objective, forward, backward, outermost=outer) for forward, backward, outer in PLAIN_SHARES]
+
+
+def with_experts(search: Search, found: Found) -> Questions[Found]:
+    """The layouts that experts write, the rest at the best multipliers; where that leaves hope, at their own."""
+    for recipe in RECIPES.values():
+        question = _question(found, found.linear, restriction=recipe)
+        found, hope = yield from _with(search, found, question)
+        if hope:
+            near = replace(question, linear=None, effort="quick")
+            found, _ = yield from _with(search, found, near, proves=False)
+    return found
+
+
+def under_less_memory(search: Search, found: Found) -> Questions[Found]:
+    """The best plan at the best multipliers under a tighter limit: it keeps the limit too, and leads elsewhere."""
+    tighter = int(TIGHTER * search.instance.limit_bytes)
+    return _among(search, found, [replace(_question(found, found.linear), limit_bytes=tighter)])
+
+
+def _question(found: Found, linear: Linear, *, restriction: Restrict | None = None) -> Question:
+    """The best assignment of a linear function, with what the best plan recomputes."""
+    remat = found.candidate.layouts.built.recompute
+    return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction)
+
+
+def _among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
+    """The best of what is known and the plans of some questions."""
+    for question in questions:
+        found, _ = yield from _with(search, found, question, proves=proves)
+    return found
+
+
+def _with(search: Search, found: Found, question: Question, *, proves: bool = True) -> Questions[tuple[Found, bool]]:
+    """The best of what is known and the plans of a question, and whether it was worth asking. `proves`: what it proves
+    is a bound on its plans, and where that is no better than what is known they are not laid out."""
+    if search.is_over or found.outcome == "interrupted":
+        return found, False
+    answer = yield replace(question, ends_s=search.share(2), unproven=ROUGH)
+    solution, limit = answer.solution, search.instance.limit_bytes
+    if solution.outcome == "interrupted":
+        found = replace(found, outcome="interrupted")
+    if solution.choices is None or (proves and solution.bound / PS_PER_S >= found.candidate.step_s):
+        return found, False
+    return found.better(judged(answer, limit, search.known), limit), True
+
+
+def of_linear(
+    search: Search, linear: Linear, *, ends_s: float = math.inf, remat: Recompute | None = None
 ) -> Questions[Answer]:
-    """The best assignment at a weight, or the proof that there is none.
-
-    `unlimited_first`: it is sought without a limit on memory first, which is quick; where that fits it is exact. Where
-    the search for what to recompute finds nothing that fits before it gives up, the flags are tried.
-    """
-    weights, chooses = (weight,), search.instance.chooses_remat and remat is None
-    unlimited = None
-    if unlimited_first or chooses:
-        unlimited = yield Question(None, weights, ends_s=ends_s)
-        if fits(unlimited, search.instance.limit_bytes):
+    """The best assignment of one linear function of the terms, or the proof that there is none; without a limit on
+    memory first, which is quick: where that fits it is exact."""
+    unlimited = yield Question(None, linear.objective, linear, remat, ends_s=ends_s)
+    if unlimited.solution.outcome == "optimal":
+        limit = search.instance.limit_bytes
+        plans = judged(unlimited, limit, search.known)
+        if plans and plans[0].keeps(limit):
             return unlimited
-    if unlimited is None or not chooses:
-        return (yield search.question(weights=weights, remat=remat, ends_s=ends_s))
-    unproven = UNPROVEN if search.instance.options.gap else 0.0
-    limited = search.question(weights=weights, ends_s=ends_s, unproven=unproven)
-    found = yield replace(limited, chooses_remat=True, unlimited=unlimited.solution)
-    if found.solution.outcome != "limit":
-        return found
-    for flag in flags(unlimited.layouts.built):
-        tried = yield replace(limited, remat=flag)
-        if tried.solution.choices is not None and tried.solution.cost < found.solution.cost:
-            outcome = "feasible" if tried.solution.outcome == "optimal" else tried.solution.outcome
-            solution = replace(tried.solution, bound=found.solution.bound, outcome=outcome)
-            found = replace(tried, solution=solution)
-    return found
-
-
-def with_flags(search: Search, chosen: Candidate) -> Questions[list[Candidate]]:
-    """The plans of the flags of rematerialisation that may be faster than what was chosen."""
-    found = []
-    for flag in flags(chosen.priced.built):
-        best = None
-        if search.instance.sums_are_separable:
-            best = yield from larger_sum(search, chosen, 0.0, flag, search.instance.limit_bytes)
-        if best is None:
-            there = (yield search.question(weights=(chosen.weight,), remat=flag)).solution
-            if there.choices is not None and there.bound / PS_PER_S < chosen.step_s:
-                best = yield from by_weights(search, flag)
-        if best is not None:
-            found.append(best.candidate)
-    return found
-
-
-def _settled(found: Found) -> Found:
-    """The same, where the solution says what is proven of the step."""
-    return Found(proven(found.candidate, found.bound_s), found.bound_s)
+    return (yield Question(search.instance.limit_bytes, linear.objective, linear, remat, ends_s=ends_s))

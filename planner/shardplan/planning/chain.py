@@ -4,128 +4,115 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
-from shardplan.graph.options import PlanOptions
-from shardplan.graph.problem import to_problem
+from shardplan.graph.options import Effort, PlanOptions
+from shardplan.graph.problem import objective_of, to_problem
 from shardplan.graph.remat import Recompute
 from shardplan.planning.constraint_masks import ConstraintMasks
 from shardplan.planning.instance import CostGraphs, Instance
-from shardplan.planning.objective import LargerSum, TooLargeError
+from shardplan.planning.objective import Maxima
 from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction, Restrict
 from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
-from shardplan.solve import Problem, Progress, Solution, evaluate, solve
+from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
+from shardplan.solve import Problem, Progress, Solution, solve
 
-Undo: TypeAlias = Sequence[tuple[Reduction[Any], Any]]
-"""Reductions, each with the data of its inversion, in the order in which they were applied."""
-UNSOLVED = Solution("limit", None, math.inf, -math.inf)
+AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10}
+"""Plain problems that are solved at most for the objective's maxima: more raise the bound a little."""
+MOST_JUDGED = 8
+"""Candidates of one answer that are laid out: the best of the sums need not have the shortest schedule."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A problem to be solved. `limit_bytes`: of memory, if any. `weights`: of the objective's first sum; with two of
-    them (`objective.BOTH`) the larger sum is minimised. `remat`: what is recomputed, by default what the options say;
-    `chooses_remat`: that is chosen too. `restriction`: what is allowed; `without`: constraints that are dropped.
-    `ends_s`: when the search ends (`time.monotonic`); `unproven`: the relative gap that is left when multipliers close
-    it no further. `unlimited`: the solution of the same without a limit and with nothing recomputed, where known."""
+    """A problem to be solved. `limit_bytes`: of memory, if any. `objective`: by default that of the step;
+    `linear`: one linear function of the terms in its place. `remat`: what is recomputed, by default what the
+    options say; `chooses_remat`: that is chosen too. `restriction`: what is allowed; `without`: constraints that are
+    dropped. `start`: multipliers to start from; `effort`: unless that of the instance. `ends_s`: when the search ends
+    (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes long."""
 
     limit_bytes: int | None
-    weights: tuple[float, ...] = (1.0,)
+    objective: Objective | None = None
+    linear: Linear | None = None
     remat: Recompute | None = None
     chooses_remat: bool = False
     restriction: Restrict | None = None
     without: Sequence[Constraint] = ()
+    start: Weights = ()
+    effort: Effort | None = None
     ends_s: float = math.inf
     unproven: float = 0.0
-    unlimited: Solution | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`solution`: in the choices of `layouts`, the problem of the first sum of the graph in which that is recomputed
-    which was chosen; its `candidates` are still those of the solver's problem, `undo` leads back from there.
-    `too_large`: the problem was too large to be posed."""
+    """`solution`: in the choices of `layouts`, the problem of the bases. `candidates`: assignments met on the way, the
+    best first, each with the graph in which that is recomputed which was chosen with it."""
 
     question: Question
+    objective: Objective
     layouts: Layouts
     solution: Solution
-    undo: Undo = ()
-    too_large: bool = False
-
-    def pool(self) -> Iterator[Assignment]:
-        """All assignments that the solver met, the cheapest first; each is an answer as `taking` has it."""
-        return (_inverted(self.undo, choices) for choices in self.solution.candidates)
+    candidates: tuple[tuple[Layouts, tuple[int, ...]], ...] = ()
 
 
-def chain(instance: Instance, question: Question) -> tuple[tuple[Reduction[Any], ...], tuple[Reduction[Any], ...]]:
+def chain(
+    instance: Instance, question: Question, objective: Objective
+) -> tuple[tuple[Reduction[Any], ...], tuple[Reduction[Any], ...]]:
     """The reductions in the order in which they are applied: those that rule out or penalise choices of one cost graph,
     then those that change what the choices are. Solutions go back in reverse order."""
     peers = () if instance.complete else (KnownToPlanner(instance.options.cost_model),)
     restricting = (ConstraintMasks(instance.constraints, question.without), Restriction(question.restriction), *peers)
-    return restricting, (Rematerialisation(), LargerSum())
+    return restricting, (Rematerialisation(), Maxima(objective.sizes))
 
 
 def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progress], None] | None = None) -> Answer:
     """The best assignment there is, or the proof that there is none. Raises `ShardplanError` for constraints that leave
     a tensor or an operator without any choice."""
     instance = graphs.instance
-    restricting, transforming = chain(instance, question)
-    posed, _ = _applied(restricting, _posed(graphs, question))
+    built, memory = graphs.asked() if question.remat is None else graphs.recomputing(question.remat)
+    objective = question.objective or objective_of(built)
+    restricting, transforming = chain(instance, question, objective)
+    linears = single_sums(objective) if question.linear is None else (question.linear,)
+    posed, _ = _applied(restricting, _posed(graphs, question, (built, memory), linears))
     layouts = posed.sums[0]
-    try:
-        reduced, undo = _applied(transforming, posed)
-    except TooLargeError:
-        return Answer(question, layouts, UNSOLVED, too_large=True)
-    solution = _solved(reduced.sums[0].problem, instance.options, question, _lifted(undo, question), on_progress)
+    reduced, undo = _applied(transforming, posed)
+    start = tuple(each for each in question.start or objective.usual_multipliers if each)
+    solution = _solved(reduced.sums[0].problem, instance.options, question, start, on_progress)
     if solution.choices is None:
-        return Answer(question, layouts, solution)
-    return taking(graphs, Answer(question, layouts, solution, undo), _inverted(undo, solution.choices))
+        return Answer(question, objective, layouts, solution)
+    candidates = []
+    for choices in (solution.candidates or (solution.choices,))[:MOST_JUDGED]:
+        assignment = _inverted(undo, choices)
+        chosen = layouts
+        if assignment.remat is not None:
+            decided = graphs.recomputing(assignment.remat)
+            posed, _ = _applied(restricting, Posed((_layouts(decided, question, linears[0]),)))
+            chosen = posed.sums[0]
+        candidates.append((chosen, assignment.choices))
+    return Answer(question, objective, candidates[0][0], replace(solution, choices=candidates[0][1]), tuple(candidates))
 
 
-def taking(graphs: CostGraphs, found: Answer, assignment: Assignment) -> Answer:
-    """An answer with another assignment: one of its pool."""
-    question, layouts = found.question, found.layouts
-    solution = replace(found.solution, choices=assignment.choices)
-    if assignment.remat is not None:
-        weight, complete = question.weights[0], len(question.weights) > 1
-        decided = _layouts(graphs.recomputing(weight, assignment.remat, complete=complete), question)
-        restricting, _ = chain(graphs.instance, question)
-        layouts = _applied(restricting, Posed((decided,)))[0].sums[0]
-    if len(question.weights) == 1:
-        cost = evaluate(layouts.problem, assignment.choices).cost
-        solution = replace(solution, cost=cost, bound=min(solution.bound, cost))
-    return replace(found, layouts=layouts, solution=solution)
-
-
-def _posed(graphs: CostGraphs, question: Question) -> Posed:
-    """The problem of layouts at each weight; with several weights all strategies are there, and so the same choices."""
-    complete, remat = len(question.weights) > 1, question.remat
-    if complete and remat is None:
-        remat = graphs.at(question.weights[0])[0].recompute
-
-    def at(weight: float, remat: Recompute | None) -> Layouts:
-        if remat is None:
-            return _layouts(graphs.at(weight), question)
-        return _layouts(graphs.recomputing(weight, remat, complete=complete), question)
-
-    sums = tuple(at(weight, remat) for weight in question.weights)
+def _posed(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], linears: Sequence[Linear]) -> Posed:
+    """The problem of layouts of every sum."""
+    sums = tuple(_layouts(asked, question, linear) for linear in linears)
     if not question.chooses_remat:
         return Posed(sums)
-    repeated = everything(sums[0].built)
-    return Posed(sums, tuple(at(weight, repeated) for weight in question.weights))
+    repeated = graphs.recomputing(everything(asked[0]))
+    return Posed(sums, tuple(_layouts(repeated, question, linear) for linear in linears))
 
 
-def _layouts(graph: tuple[CostGraph, Memory], question: Question) -> Layouts:
-    return Layouts(*graph, to_problem(*graph, question.limit_bytes), {})
+def _layouts(graph: tuple[CostGraph, Memory], question: Question, linear: Linear) -> Layouts:
+    return Layouts(*graph, to_problem(*graph, question.limit_bytes, linear), {})
 
 
-def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, Undo]:
+def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, list[tuple[Reduction[Any], Any]]]:
     """The problem after `reductions`, and how to go back."""
     undo = []
     for reduction in reductions:
@@ -134,7 +121,7 @@ def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed,
     return posed, undo
 
 
-def _inverted(undo: Undo, choices: tuple[int, ...]) -> Assignment:
+def _inverted(undo: Sequence[tuple[Reduction[Any], Any]], choices: tuple[int, ...]) -> Assignment:
     """An assignment of the solver's problem as one of the problem of layouts."""
     assignment = Assignment(choices)
     for reduction, data in reversed(undo):
@@ -142,22 +129,11 @@ def _inverted(undo: Undo, choices: tuple[int, ...]) -> Assignment:
     return assignment
 
 
-def _lifted(undo: Undo, question: Question) -> Solution | None:
-    """The solution that is known of the problem without a limit as one of the solver's problem."""
-    known = question.unlimited
-    if known is None or known.choices is None:
-        return None
-    assignment = Assignment(known.choices)
-    for reduction, data in undo:
-        assignment = reduction.lift(assignment, data)
-    return replace(known, choices=assignment.choices)
-
-
 def _solved(
     problem: Problem,
     options: PlanOptions,
     question: Question,
-    unlimited: Solution | None,
+    start: Weights,
     on_progress: Callable[[Progress], None] | None,
 ) -> Solution:
     left_s = question.ends_s - time.monotonic()
@@ -165,11 +141,12 @@ def _solved(
         left_s = min(options.time_limit, left_s)
     return solve(
         problem,
-        unproven=question.unproven,
         time_limit=None if left_s == math.inf else max(0.0, left_s),
         gap=options.gap,
         seed=options.seed,
         presolve=options.presolve,
         on_progress=on_progress,
-        roomy=unlimited,
+        unproven=question.unproven,
+        start=start,
+        averages=AVERAGES[question.effort or options.effort] if options.gap > 0.0 else 0,
     )

@@ -85,7 +85,7 @@ def refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanErro
         return LimitError(out_of_time(instance.model, instance.cluster))
     need = unasked = None
     if reasons:
-        asked = replace(none.question, weights=none.question.weights[:1], ends_s=math.inf, unproven=0.0, unlimited=None)
+        asked = replace(none.question, objective=none.objective.base, ends_s=math.inf, unproven=0.0, start=())
         hard = _hard(graphs, none)
         if conflict := _conflict(graphs, asked, hard):
             return InfeasibleError(irreconcilable(instance.model, instance.cluster, conflict))

@@ -50,10 +50,9 @@ class Instance:
         return self.options.training and self.options.remat == "auto" and self.decided is None
 
     @property
-    def sums_are_separable(self) -> bool:
-        """Whether both sums of the objective are sums over the choices: only weights and their gradients hide."""
-        overlap = self.pricing.moves.overlap
-        return not (overlap.tp or overlap.a2a)
+    def is_quick(self) -> bool:
+        """Whether this is one of many plans that are compared."""
+        return self.options.effort == "quick"
 
 
 def instance_of(
@@ -84,38 +83,40 @@ def instance_of(
     pricing = Pricing.named(options.cost_model, cluster, _element_bytes(model))
     if constraints.forbidden:
         collectives = Without(pricing.collectives, constraints.forbidden)
-        overlap, optimizer = pricing.moves.overlap, pricing.optimizer
-        pricing = replace(Pricing.made(cluster.mesh, collectives, pricing.compute, overlap), optimizer=optimizer)
+        moves, optimizer = pricing.moves, pricing.optimizer
+        made = Pricing.made(cluster.mesh, collectives, pricing.compute, moves.levels_of, moves.bucket_bytes)
+        pricing = replace(made, optimizer=optimizer)
     return Instance(model, rules, cluster, options, limit_bytes, constraints, pricing, complete, decided)
 
 
 class CostGraphs:
-    """The cost graphs of an instance with their memory rows; the last one asked for by its weight alone is kept."""
+    """The cost graphs of an instance with their memory rows; that of what the options say is built once."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self._last: tuple[float, CostGraph, Memory] | None = None
+        self._asked: tuple[CostGraph, Memory] | None = None
 
-    def at(self, weight: float) -> tuple[CostGraph, Memory]:
-        """The cost graph at a weight of the objective's first sum, with what the options say recomputed."""
-        if self._last is None or self._last[0] != weight:
-            built = self._build(weight)
+    def asked(self) -> tuple[CostGraph, Memory]:
+        """The cost graph with what the options say recomputed."""
+        if self._asked is None:
+            built = self._build()
             if self.instance.decided is not None and self.instance.options.remat == "auto":
-                built = self._build(weight, recompute_of(self.instance.decided, built))
-            self._last = (weight, built, Memory(built))
-        return self._last[1:]
+                built = self._build(recompute_of(self.instance.decided, built))
+            self._asked = (built, Memory(built))
+        return self._asked
 
-    def recomputing(self, weight: float, remat: Recompute, *, complete: bool = False) -> tuple[CostGraph, Memory]:
-        """The cost graph in which that is recomputed; `complete`: with all strategies."""
-        built = self._build(weight, remat, complete=complete)
+    def recomputing(self, remat: Recompute) -> tuple[CostGraph, Memory]:
+        """The cost graph in which that is recomputed."""
+        if remat is self.asked()[0].recompute:
+            return self.asked()
+        built = self._build(remat)
         return built, Memory(built)
 
-    def _build(self, weight: float, remat: Recompute | None = None, *, complete: bool = False) -> CostGraph:
+    def _build(self, remat: Recompute | None = None) -> CostGraph:
         asked = self.instance
-        complete = complete or asked.complete or not asked.options.cost_model.is_ours
         return build_cost_graph(
-            asked.model, asked.rules, asked.cluster, asked.options, pricing=asked.pricing, overlap_weight=weight,
-            constraints=asked.constraints, complete=complete, again=remat,
+            asked.model, asked.rules, asked.cluster, asked.options, pricing=asked.pricing,
+            constraints=asked.constraints, again=remat,
         )  # fmt: skip
 
 

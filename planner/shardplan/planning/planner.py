@@ -10,14 +10,17 @@ from shardplan.errors import Diagnostic, warning
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.problem import at, objective_of
 from shardplan.model.types import Model
-from shardplan.plan.assemble import assemble
+from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
-from shardplan.planning.candidates import NoPlanError, Questions, Search, T, at_weight, shortest
+from shardplan.planning.candidates import Found, NoPlanError, Questions, Search, T, of_linear, shortest
 from shardplan.planning.chain import Answer, answer
 from shardplan.planning.infeasible import refusal
 from shardplan.planning.instance import CostGraphs, instance_of
-from shardplan.planning.reduction import Restrict
+from shardplan.planning.judge import Known
+from shardplan.planning.reduction import Restrict, both
+from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 from shardplan.solve import Progress
 
 
@@ -66,36 +69,49 @@ class Planner:
         self._reasons = reasons
         self.instance = instance_of(model, cluster, options, self._warn, complete=complete, decided=decided)
         self._graphs = CostGraphs(self.instance)
+        self.known: Known = {}
+        """Plans that `solve_at` laid out."""
 
     @property
     def limit_bytes(self) -> int:
         """What a plan may use of a device's memory."""
         return self.instance.limit_bytes
 
-    def plan(self, restriction: Restrict | None = None) -> Plan:
-        """The best plan, of those that `restriction` allows. Raises as `plan_model`."""
+    def plan(self, restriction: Restrict | None = None, scheduled_bytes: int | None = None) -> Plan:
+        """The best plan, of those that `restriction` allows. `scheduled_bytes`: the limit on memory that its schedule
+        is to keep where it can, if not the one under which the plan is sought. Raises as `plan_model`."""
         try:
             found = self._answered(shortest(Search.of(self.instance)), restriction)
         except NoPlanError as none:
             raise self.refusal(none.answer) from None
-        best = found.candidate
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
-        if best.priced.mismatch:
-            self._warn(warning("price-mismatch", best.priced.mismatch, hint="the plan has the former"))
-        return assemble(best.priced, best.memory, self.limit_bytes, found.bound_s - best.priced.penalty_s)
+        candidate, limit = found.candidate, self.limit_bytes
+        if scheduled_bytes is not None:
+            candidate, limit = candidate.under(scheduled_bytes), scheduled_bytes
+        priced = in_best_buckets(candidate.priced, candidate.layouts.memory, limit)
+        if priced.mismatch:
+            self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
+        proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, found.multipliers)
+        return assemble(priced, limit, proof)
 
-    def solve_at(self, weight: float, restriction: Restrict | None = None, *, unlimited_first: bool = False) -> Answer:
-        """The best assignment at a weight of the objective's first sum, or the proof that there is none.
+    def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
+        """The best assignment at given multipliers of the objective's sums, or the proof that there is none."""
+        linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
+        return self._answered(of_linear(Search(self.instance, float("inf"), self.known), linear), restriction)
 
-        `unlimited_first`: as in `candidates.at_weight`.
-        """
-        search = Search(self.instance, float("inf"))
-        return self._answered(at_weight(search, weight, unlimited_first=unlimited_first), restriction)
+    def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:
+        """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums; by
+        default of what computes and blocks alone. At any multipliers they are a lower bound on every schedule."""
+        built, memory = self._graphs.asked()
+        return at(built, at_multipliers(objective_of(built), multipliers)), memory
 
-    def built_at(self, weight: float) -> tuple[CostGraph, Memory]:
-        """The cost graph at a weight of the objective's first sum and its memory rows; the last one is kept."""
-        return self._graphs.at(weight)
+    def built_serial(self) -> tuple[CostGraph, Memory]:
+        """The same with all compute and all communication added up, as if nothing ran beside anything else."""
+        built, memory = self._graphs.asked()
+        options = built.options
+        objective = serial_objective(training=options.training, microbatches=options.microbatches)
+        return at(built, at_multipliers(objective, ())), memory
 
     def refusal(self, none: Answer) -> BaseException:
         """What to raise for an answer without an assignment."""
@@ -106,8 +122,12 @@ class Planner:
         try:
             question = next(questions)
             while True:
-                asked = replace(question, restriction=restriction)
+                asked = replace(question, restriction=both(question.restriction, restriction))
                 question = questions.send(answer(self._graphs, asked, self._on_progress))
         except StopIteration as end:
             found: T = end.value
             return found
+
+
+def _outcome(found: Found) -> Outcome:
+    return "interrupted" if found.outcome == "interrupted" else "feasible"

@@ -45,8 +45,9 @@ class Layouts:
 
 @dataclass(frozen=True)
 class Posed:
-    """`sums[k]`: the problem in which sum k of the objective is minimised; all of them have the same choices.
-    `repeated[k]`: the same as if every operator were recomputed, where what is recomputed is to be chosen."""
+    """`sums[0]`: the problem of the bases of all phases; `sums[k]`: that with another sum in place of its phase's base
+    (`shardplan.schedule.objective.single_sums`). All of them have the same choices.
+    `repeated[k]`: the same as if every operator ran again, where what is recomputed is to be chosen."""
 
     sums: tuple[Layouts, ...]
     repeated: tuple[Layouts, ...] = ()
@@ -80,6 +81,19 @@ class Reduction(Generic[Data]):
         """An assignment of the problem before as one of the changed problem."""
         del data
         return assignment
+
+
+def both(one: Restrict | None, other: Restrict | None) -> Restrict | None:
+    """What two restrictions allow together; `None` allows everything."""
+    if one is None or other is None:
+        return one or other
+
+    def together(built: CostGraph) -> Allowed:
+        first, second = one(built), other(built)
+        shared = {node: first[node] & second[node] for node in first.keys() & second.keys()}
+        return {**first, **second, **shared}
+
+    return together
 
 
 def restrict(problem: Problem, built: CostGraph, allowed: Allowed) -> Problem:

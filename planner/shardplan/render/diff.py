@@ -20,6 +20,7 @@ _ESCAPED = {"%": "%25", ":": "%3A", ",": "%2C"}
 """In the properties of a workflow command, which end at a comma or a colon."""
 _MARKDOWN = str.maketrans({"|": "\\|", "<": "&lt;", "`": "'"})
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
+_SAID = {"communication": "exposed communication"}
 _NO_CAUSE = "none in what was asked: the planner decides otherwise (another version of it?)"
 
 
@@ -150,7 +151,7 @@ def _headline(diff: PlanDiff) -> str:
 
 
 def _effect(diff: PlanDiff, name: str) -> str:
-    effect, (old, new) = diff.effect(name), diff.measures
+    effect, (old, new), name = diff.effect(name), diff.measures, _SAID.get(name, name)
     before, after = (
         (size(effect.before), size(effect.after))
         if name == "memory"

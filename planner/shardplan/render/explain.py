@@ -44,8 +44,6 @@ def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
         rows.add_row(one.choice, f"+{measure.text(one.cost_ns)}", _memory(one.memory_bytes or 0), then)
         above = one.also
     emit(console, rows)
-    if plan.summary.overlap_weight < 1:
-        emit(console, "(costs are of what was minimised; --instead plans one of these, and says what its step takes)")
 
 
 def show_instead(console: Console, plan: Plan, found: Explanation, other: Instead, *, everything: bool = False) -> None:

@@ -11,7 +11,8 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
-from shardplan.plan.types import Move, Plan, TensorDecision
+from shardplan.plan.overlap import Exposure
+from shardplan.plan.types import Move, MoveKind, Plan, TensorDecision
 from shardplan.render.recipes import Recognizer
 
 T = TypeVar("T")
@@ -37,11 +38,11 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class MoveGroup:
-    """Moves alike in tensor name (but for layer numbers), layouts, phase and collectives; parameters in checkpoint
-    orientation.
+    """Moves alike in tensor name (but for layer numbers), layouts, kind, phase and collectives; parameters in
+    checkpoint orientation.
 
     `module`: that makes the tensor, `""` for a parameter or where it is unknown. `count`: moves per step. `time_ns`: of
-    all of them; `charged_ns`: what is not hidden behind compute, where there may be too little to hide all that could.
+    all of them; `exposed_ns`: of that, what is not overlapped with compute.
     """
 
     tensor: str
@@ -50,10 +51,16 @@ class MoveGroup:
     source: str
     target: str
     phase: str
+    kind: MoveKind
     collectives: str
     payload_bytes: int
     time_ns: int
-    charged_ns: int
+    exposed_ns: int
+
+    @property
+    def overlapped_ns(self) -> int:
+        """Beside compute."""
+        return self.time_ns - self.exposed_ns
 
 
 def parameter_groups(plan: Plan) -> list[ParameterGroup]:
@@ -100,7 +107,7 @@ def _layout_text(plan: Plan, parameter: TensorDecision) -> str:
 
 
 def move_groups(plan: Plan) -> list[MoveGroup]:
-    """Groups of moves that cost time, dearest first."""
+    """Groups of moves that cost time: the most exposed first, of those that are not exposed the longest."""
     stored = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "parameter"}
     modules = {name: operator.module for operator in plan.operators for name in operator.outputs}
     named = [
@@ -108,16 +115,16 @@ def move_groups(plan: Plan) -> list[MoveGroup]:
         for move in plan.moves
         if move.time_ns
     ]
-    hidden = _hidden_share(plan)
+    exposure = Exposure(plan)
     everything = {kind: sorted({getattr(item, kind) for item in named}) for kind in ("name", "module")}
 
     def alike(item: _Named) -> Hashable:
         move = item.move
-        how = (move.source, move.target, move.phase, move.regather, move.hidden, _described(move, plan.mesh))
+        how = (move.source, move.target, move.phase, move.regather, move.kind, _described(move, plan.mesh))
         return (pattern(item.name), pattern(item.module), *how)
 
-    groups = [_move_group(group, everything, plan.mesh, hidden) for group in _together(named, alike)]
-    return sorted(groups, key=lambda group: -group.charged_ns)
+    groups = [_move_group(group, everything, plan.mesh, exposure) for group in _together(named, alike)]
+    return sorted(groups, key=lambda group: (-group.exposed_ns, -group.time_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +144,7 @@ def _as_stored(move: Move, parameter: TensorDecision | None) -> tuple[str, Move]
     return parameter.checkpoint, replace(move, source=source, target=target)
 
 
-def _hidden_share(plan: Plan) -> float:
-    """How much of what could hide behind compute does: there may be too little compute for all of it."""
-    could = sum(move.time_ns * move.hidden for move in plan.moves)
-    return min(1.0, plan.summary.hidden_ns / could) if could else 1.0
-
-
-def _move_group(group: list[_Named], everything: dict[str, list[str]], mesh: Mesh, hidden: float) -> MoveGroup:
+def _move_group(group: list[_Named], everything: dict[str, list[str]], mesh: Mesh, exposure: Exposure) -> MoveGroup:
     moves = [item.move for item in group]
     first = moves[0]
     return MoveGroup(
@@ -153,10 +154,11 @@ def _move_group(group: list[_Named], everything: dict[str, list[str]], mesh: Mes
         source=to_text(first.source, mesh),
         target=to_text(first.target, mesh),
         phase=REGATHER if first.regather else first.phase,
+        kind=first.kind,
         collectives=_described(first, mesh),
         payload_bytes=sum(step.payload_bytes for step in first.steps),
         time_ns=sum(move.time_ns for move in moves),
-        charged_ns=round(sum(move.time_ns * (1 - move.hidden * hidden) for move in moves)),
+        exposed_ns=round(sum(exposure.exposed_ns(move) for move in moves)),
     )
 
 

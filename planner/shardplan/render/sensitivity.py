@@ -21,7 +21,7 @@ def describe_sensitivity(console: Console, found: Robustness) -> None:
         near = sum(regret <= WORTH_HAVING for regret in found.regrets)
         drawn = f"{near} of {len(found.regrets)} perturbed profiles (±{percent(SPREAD)})"
         line("robust", f"plan still optimal in {drawn}")
-        much = "does not fit" if worst == math.inf else f"is {percent(worst)} slower than the optimum there"
+        much = "does not fit" if worst == math.inf else f"is {percent(worst)} slower than the best plan there"
         line("", f"in the worst of them the plan {much}")
     touchy = [slack for slack in found.slacks if slack.low > 0 or slack.high < math.inf]
     for slack in touchy:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shardplan.plan.types import Memory, Plan, Summary
 from shardplan.render.console import emit
-from shardplan.units import TIME, Measure, count, duration, percent, rate, size, sizes_in_one_unit
+from shardplan.units import TIME, Measure, count, percent, rate, size, sizes_in_one_unit
 
 if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster
@@ -24,8 +24,6 @@ _NOTHING = 0.0005
 """A share that is shown as zero."""
 _FAR_LESS = 0.002
 """Share of the memory limit below which three digits of the limit's unit say little."""
-_MUCH = 0.05
-"""Share of the step by which sum and schedule must differ to be told apart."""
 
 
 def facts(*rows: tuple[str, str]) -> Table:
@@ -99,7 +97,6 @@ def describe_outcome(
         facts(
             ("plan", time_line(summary, measure)),
             ("", proof_line(summary, measure, staged=staged)),
-            *(("", line) for line in scheduled_lines(summary)),
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
             ("wrote" if written else "same as", path),
             ("next", f"shardplan show {path}"),
@@ -117,9 +114,9 @@ def time_line(summary: Summary, measure: Measure = TIME) -> str:
     """`step 38.2 ms   compute 31.0, exposed communication 7.2, overlapped 3.3`."""
     parts = [summary.compute_ns, summary.communication_ns, summary.hidden_ns]
     (compute, exposed, overlapped), _ = measure.texts(parts, summary.step_ns)
-    hidden = f", overlapped {overlapped}" if summary.hidden_ns else ""
+    beside = f", overlapped {overlapped}" if summary.hidden_ns else ""
     step = _step_and_bound(summary, measure)[0]
-    return f"step {step}   compute {compute}, exposed communication {exposed}{hidden}"
+    return f"step {step}   compute {compute}, exposed communication {exposed}{beside}"
 
 
 def proof_line(summary: Summary, measure: Measure = TIME, *, staged: bool = False) -> str:
@@ -139,15 +136,6 @@ def _step_and_bound(summary: Summary, measure: Measure) -> tuple[str, str]:
     if summary.outcome == "optimal" and summary.slack < _NOTHING:
         return (measure.text(summary.step_ns),) * 2
     return measure.apart(summary.step_ns, summary.least_ns)
-
-
-def scheduled_lines(summary: Summary) -> list[str]:
-    """The step laid out in time, where that says something else than the sum of its parts."""
-    if not summary.scheduled_ns or abs(summary.scheduled_ns - summary.step_ns) <= _MUCH * summary.step_ns:
-        return []
-    longer = summary.scheduled_ns > summary.step_ns
-    why = "less hides than the sum takes to" if longer else "more hides than the sum allows"
-    return [f"laid out in time it takes {duration(summary.scheduled_ns)}: {why} (shardplan timeline)"]
 
 
 def memory_line(memory: Memory, limit_bytes: int) -> str:

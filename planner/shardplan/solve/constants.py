@@ -74,6 +74,10 @@ FIRST_MULTIPLIER = 0.5
 """Of all sums of a maximum together, where the search of multipliers begins."""
 AVERAGES_SOLVES = 10
 """Plain problems that are solved at most."""
+AVERAGES_UNPROVEN = 0.02
+"""Relative gap that is left in each of them where memory binds: a proof there closes little of the whole."""
+AVERAGES_MIXED = 8
+"""Crossings of their assignments that are kept at most."""
 AVERAGES_GAP = 2e-3
 """Share of the cost that more multipliers must promise."""
 MULTIPLIER_DIGITS = 10

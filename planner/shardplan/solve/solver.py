@@ -8,7 +8,7 @@ import numpy as np
 
 from shardplan.solve.bound.averages import by_averages
 from shardplan.solve.budget import Budget, Phase, Progress
-from shardplan.solve.constants import AVERAGES_SOLVES, CANDIDATES, SHORTFALL_SECONDS, SUMS_BROADEST
+from shardplan.solve.constants import AVERAGES_SOLVES, AVERAGES_UNPROVEN, CANDIDATES, SHORTFALL_SECONDS, SUMS_BROADEST
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.incumbent import Incumbent, Pool
 from shardplan.solve.problem import Multipliers, Outcome, Problem, Solution
@@ -35,6 +35,7 @@ def solve(
     roomy: Solution | None = None,
     unproven: float = 0.0,
     start: Multipliers = (),
+    averages: int = 0,
 ) -> Solution:
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
@@ -42,13 +43,14 @@ def solve(
     `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores.
     `presolve=False` hands the whole integer program to HiGHS. `roomy`: the solution without the limit, where it is
     known already; `unproven`: a relative gap that is left when better prices of memory close it no further, and beyond
-    which no proof is sought; `start`: multipliers of the sums of `Problem.maxima` to begin with. Ctrl-C ends the search
-    and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
+    which no proof is sought; `start`: multipliers of the sums of `Problem.maxima` to begin with; `averages`: maxima are
+    only averaged, by at most so many plain problems, which is quick and does not close what is left between.
+    Ctrl-C ends the search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     return search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
-        unproven=unproven, start=start,
+        unproven=unproven, start=start, averages=averages,
     )  # fmt: skip
 
 
@@ -64,10 +66,12 @@ def search(
     roomy: Solution | None = None,
     unproven: float = 0.0,
     start: Multipliers = (),
+    averages: int = 0,
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
-    if presolve and problem.maxima and breadth(problem) > SUMS_BROADEST:
-        return _broad(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start)
+    if presolve and problem.maxima and (averages or breadth(problem) > SUMS_BROADEST):
+        most = averages or AVERAGES_SOLVES
+        return _averaged(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most)
     with Budget(time_limit, work_limit) as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
         phase: list[Phase] = ["reduce"]
@@ -94,7 +98,7 @@ def search(
         return _solution(problem, wide, best, budget, shortfall)
 
 
-def _broad(
+def _averaged(
     problem: Problem,
     time_limit: float | None,
     work_limit: float | None,
@@ -103,21 +107,23 @@ def _broad(
     on_progress: Callable[[Progress], None] | None,
     unproven: float,
     start: Multipliers,
+    most: int,
 ) -> Solution:
-    """A problem whose sums cannot become sums over nodes: plain problems at a few multipliers."""
+    """Plain problems at a few multipliers: the only way where sums are too broad to become sums over nodes."""
     with Budget(time_limit, work_limit) as budget:
         report = on_progress or (lambda _: None)
 
         def plain(averaged: Problem) -> Solution:
             left = None if time_limit is None else max(0.0, budget.seconds_left) / 2
-            work = None if work_limit is None else work_limit / AVERAGES_SOLVES
+            work = None if work_limit is None else work_limit / most
             found = search(
-                averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None, unproven=unproven
+                averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None,
+                unproven=max(unproven, AVERAGES_UNPROVEN) if gap else unproven,
             )  # fmt: skip
             report(Progress(budget.seconds, np.inf, -np.inf, "bound"))
             return found
 
-        return by_averages(problem, plain, start, budget.expired)
+        return by_averages(problem, plain, start, budget.expired, most)
 
 
 def _shortfall(problem: Problem, limit: int, budget: Budget) -> int:

@@ -1,7 +1,7 @@
 """Alternatives: every other choice of some tensors or of an operator, with all the rest solved again.
 
-The difference is that of the objective which the plan minimised, so no alternative is better than nothing; where the
-search proves both sides it is exact.
+The difference is that of scheduled steps. An alternative is the better of two: what the plan's multipliers lead to with
+all else free, and with all other tensors kept as the plan has them. A longer search may find it to cost less.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import CostGraph, Node
 from shardplan.layout.text import to_text
-from shardplan.plan.assemble import peak_memory
+from shardplan.plan.assemble import Priced, in_best_buckets
 from shardplan.plan.orientation import checkpoint_layout
+from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.chain import Answer
+from shardplan.planning.judge import judged
 from shardplan.planning.reduction import Allowed
-from shardplan.units import NS_PER_S, PS_PER_S, size
+from shardplan.study.decided import fixed_to
+from shardplan.units import NS_PER_S, size
 
 _MOST = 16
 _NAMED = 3
@@ -40,25 +43,24 @@ class Alternative:
     why_not: str = ""
 
 
-def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tuple[Alternative, ...]:
+def alternatives(planner: Planner, plan: Plan, nodes: Sequence[Node]) -> tuple[Alternative, ...]:
     """The choices that `nodes` (of one kind: kept tensors of one shape, or operators with one equation) have together.
 
-    `weight`: the overlap weight of the plan. The chosen one comes first, then by cost. Raises `ShardplanError` as
-    `plan_model` where there is no plan at all.
+    What `plan` chose comes first, then by cost. Raises `ShardplanError` as `plan_model` where there is no plan at all.
     """
-    best = planner.solve_at(weight, unlimited_first=True)
+    best = planner.solve_at(plan.summary.multipliers, fixed_to(plan))
     if best.solution.outcome == "interrupted":
         raise KeyboardInterrupt
     if best.solution.choices is None:
         raise planner.refusal(best)
-    choice = best.layouts.chosen(best.solution.choices)
+    choice, ours = best.layouts.chosen(best.solution.choices), _priced([best], planner)
     choices = {node: _choices(best.layouts.built, node) for node in nodes}
     named = [text for text in choices[nodes[0]] if all(text in masks for masks in choices.values())]
     taken = Counter(text for node, masks in choices.items() for text, mask in masks.items() if mask[choice[node]])
     (usual, _), *others = taken.most_common()
     tried = sorted(named, key=lambda text: (_distance(text, usual), text))[:_MOST]
     found = [
-        _try(planner, weight, {node: masks[text] for node, masks in choices.items()}, text, best)
+        _try(planner, plan, {node: masks[text] for node, masks in choices.items()}, text, ours)
         for text in tried
         if text != usual or others
     ]
@@ -69,33 +71,35 @@ def alternatives(planner: Planner, weight: float, nodes: Sequence[Node]) -> tupl
 
 
 def _try(
-    planner: Planner, weight: float, wanted: Mapping[Node, NDArray[np.bool_]], text: str, best: Answer
+    planner: Planner, plan: Plan, wanted: Mapping[Node, NDArray[np.bool_]], text: str, ours: Priced
 ) -> Alternative:
     def pin(_: CostGraph) -> Allowed:
         return dict(wanted)
 
-    solved = planner.solve_at(weight, pin, unlimited_first=True)
-    solution = solved.solution
-    if solution.outcome == "interrupted":
+    def near(built: CostGraph) -> Allowed:
+        return {node: mask for node, mask in fixed_to(plan)(built).items() if node[0] == "kept"} | dict(wanted)
+
+    answers = [planner.solve_at(plan.summary.multipliers, restriction) for restriction in (pin, near)]
+    if any(one.solution.outcome == "interrupted" for one in answers):
         raise KeyboardInterrupt
+    solution = answers[0].solution
     if solution.choices is None:
         short = solution.shortfall_bytes
         why = f"does not fit: {size(short)} too much" if short else "contradicts the constraints"
         return Alternative(text, False, None, None, why_not=why if solution.outcome == "infeasible" else "not decided")
-    before, after = _choice_of(best), _choice_of(solved)
-    cost_ns = round((solution.cost - best.solution.cost) / PS_PER_S * NS_PER_S)
-    memory = [
-        peak_memory(rows.holdings, rows.moments, choice).total
-        for rows, choice in ((best.layouts.memory, before), (solved.layouts.memory, after))
-    ]
-    return Alternative(
-        text, False, max(cost_ns, 0), memory[1] - memory[0], _changes(best.layouts.built, [*wanted], before, after)
-    )
+    theirs = _priced(answers, planner)
+    cost_ns = round((theirs.step_s - ours.step_s) * NS_PER_S)
+    memory_bytes = theirs.memory.total - ours.memory.total
+    also = _changes(ours.built, [*wanted], ours.choice, theirs.choice)
+    return Alternative(text, False, max(cost_ns, 0), memory_bytes, also)
 
 
-def _choice_of(solved: Answer) -> Mapping[Node, int]:
-    assert solved.solution.choices is not None
-    return solved.layouts.chosen(solved.solution.choices)
+def _priced(solved: Sequence[Answer], planner: Planner) -> Priced:
+    """The best plan of some answers, with gradients in the buckets that a plan would have."""
+    limit_bytes = planner.limit_bytes
+    plans = [plan for answer in solved for plan in judged(answer, limit_bytes, planner.known)]
+    best = min(plans, key=lambda one: (not one.keeps(limit_bytes), one.step_s))
+    return in_best_buckets(best.priced, best.layouts.memory, limit_bytes)
 
 
 def _choices(built: CostGraph, node: Node) -> dict[str, NDArray[np.bool_]]:

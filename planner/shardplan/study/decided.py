@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from shardplan.graph.operators import OperatorSpace
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.layout import Layout
 from shardplan.plan.types import OperatorDecision, Plan
+from shardplan.planning.reduction import Allowed
 
 Mask = NDArray[np.bool_]
 
@@ -34,6 +35,11 @@ def masks_of(plan: Plan, built: CostGraph) -> dict[Node, Mask]:
             masks[place] = np.array([tensor_space.layout(choice) == layout for choice in range(len(tensor_space))])
         found[node] = masks[place]
     return found
+
+
+def fixed_to(plan: Plan) -> Callable[[CostGraph], Allowed]:
+    """The restriction to what `plan` decides; where a cost graph no longer offers that, to nothing."""
+    return lambda built: {node: mask for node, mask in masks_of(plan, built).items() if mask.any()}
 
 
 def _layouts(plan: Plan, built: CostGraph) -> Iterator[tuple[Node, TensorSpace, Layout]]:

@@ -41,7 +41,7 @@ def evaluate_plan(model: Model, cluster: Cluster, options: PlanOptions, decided:
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
     planner = Planner(model, cluster, _roomy(options), reasons=False, complete=True, decided=decided)
     everything = len(decided.operators) + len(decided.tensors)
-    return _evaluation(finished(planner.plan(decisions_of(decided, file))), _limit(cluster, options), everything)
+    return _evaluation(planner.plan(decisions_of(decided, file), _limit(cluster, options)), everything)
 
 
 def evaluate_constraints(model: Model, cluster: Cluster, options: PlanOptions) -> Evaluation:
@@ -52,7 +52,7 @@ def evaluate_constraints(model: Model, cluster: Cluster, options: PlanOptions) -
     planner = Planner(model, cluster, _roomy(options), reasons=False)
     asked = [*planner.instance.constraints.operators, *planner.instance.constraints.tensors]
     fixed = {one.operator if hasattr(one, "operator") else one.tensor for one in asked}
-    return _evaluation(finished(planner.plan()), _limit(cluster, options), len(fixed))
+    return _evaluation(planner.plan(scheduled_bytes=_limit(cluster, options)), len(fixed))
 
 
 def _roomy(options: PlanOptions) -> PlanOptions:
@@ -64,9 +64,9 @@ def _limit(cluster: Cluster, options: PlanOptions) -> int:
     return cluster.device.usable_bytes if given is None else given
 
 
-def _evaluation(plan: Plan, limit_bytes: int, fixed: int) -> Evaluation:
-    plan = replace(plan, summary=replace(plan.summary, memory_limit_bytes=limit_bytes))
-    fits = plan.summary.memory.total <= limit_bytes
+def _evaluation(plan: Plan, fixed: int) -> Evaluation:
+    plan = finished(plan)
+    fits = plan.summary.memory.total <= plan.summary.memory_limit_bytes
     return Evaluation(plan, fits, fixed, len(plan.operators) + len(plan.tensors))
 
 

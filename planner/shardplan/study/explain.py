@@ -39,7 +39,8 @@ class Explanation:
 
 
 def explain(plan: Plan, file: str, model: Model, name: str) -> Explanation:
-    """Why `plan` treats what is called `name` (see `shardplan.study.named`) as it does.
+    """Why `plan` treats what is called `name` (see `shardplan.study.named`) as it does. All alternatives recompute what
+    the plan does.
 
     Raises `ShardplanError`: `stale-plan`, `no-match`, `too-many` (what matches is of several kinds).
     """
@@ -53,7 +54,7 @@ def explain(plan: Plan, file: str, model: Model, name: str) -> Explanation:
     if len(found.operators) == 1:  # of many, those strategies are enough that a plan might take
         complete = Constraint("operators", literal(nodes[0][1]), (), "", Mark(file, 1, 1), is_pin=True)
         options = replace(options, constraints=(*options.constraints, complete))
-    tried = alternatives(Planner(model, instance.cluster, options), plan.summary.overlap_weight, nodes)
+    tried = alternatives(Planner(model, instance.cluster, options, decided=plan), plan, nodes)
     return replace(described(plan, found), alternatives=tried)
 
 

@@ -174,7 +174,7 @@ def _work_ns(model: Model, cluster: Cluster, options: PlanOptions) -> int:
     does not grow when products shrink, and every kernel still starts."""
     alone = Mesh((Axis(cluster.mesh.axes[-1].name, 1),))
     single = replace(cluster, mesh=alone, axis_levels=cluster.axis_levels[-1:])
-    built, _ = Planner(model, single, replace(options, constraints=())).built_at(1.0)
+    built, _ = Planner(model, single, replace(options, constraints=())).built_at()
     seconds = math.fsum(float(space.compute_s.min()) for space in built.operators)
     for name in sorted(built.trainable):
         seconds += float(built.pricer.optimizer_seconds(built.kept[name], model.tensor(name).dtype).min())

@@ -77,7 +77,7 @@ def _first(model: Model, candidates: Sequence[tuple[str, Cluster, PlanOptions]],
         if time.monotonic() > ends_s:
             return None
         try:
-            quick = replace(options, gap=max(options.gap, _NEAR_ENOUGH), time_limit=_SECONDS)
+            quick = replace(options, effort="quick", gap=max(options.gap, _NEAR_ENOUGH), time_limit=_SECONDS)
             summary = finished(Planner(model, cluster, quick, reasons=False).plan()).summary
         except (InfeasibleError, LimitError):
             continue

@@ -10,21 +10,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardplan.cluster.perturb import constants, perturbed
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError, error
-from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
-from shardplan.planning.reduction import Allowed
 from shardplan.study.compare import Contender, compare_recipes
-from shardplan.study.decided import masks_of
+from shardplan.study.decided import fixed_to
 from shardplan.study.finished import finished
 
 SPREAD = 0.15
@@ -91,7 +89,7 @@ def robustness(
 
 def regret(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan) -> float:
     """Step of `plan` on `cluster` over that of the best plan there, less 1; infinite where it does not fit."""
-    planner = Planner(model, cluster, options, reasons=False)
+    planner = Planner(model, cluster, replace(options, effort="quick"), reasons=False)
     try:
         held = finished(planner.plan(fixed_to(plan))).summary.step_ns
     except InfeasibleError:
@@ -115,11 +113,6 @@ def _slack(name: str, regret_at: Callable[[Mapping[str, float]], float]) -> Slac
         return inside
 
     return Slack(name, FARTHEST ** -reach(-1.0), FARTHEST ** reach(1.0))
-
-
-def fixed_to(plan: Plan) -> Callable[[CostGraph], Allowed]:
-    """The restriction to what `plan` decides; where a cost graph no longer offers that, to nothing."""
-    return lambda built: {node: mask for node, mask in masks_of(plan, built).items() if mask.any()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from shardplan.folding import folded, pattern
+from shardplan.plan.overlap import Exposure
 from shardplan.plan.types import Move, OperatorDecision, Pipeline, Plan
 
 _INSIDE = "collectives inside"
@@ -43,12 +44,12 @@ def shares_of(
             items.setdefault((pattern(name), "compute"), []).append((name, operator.compute_ns - operator.again_ns))
             items.setdefault((pattern(name), _AGAIN), []).append((name, operator.again_ns))
             items.setdefault((pattern(name), _INSIDE), []).append((name, operator.inner_ns))
-    exposed = _exposed(plan)
+    exposure = Exposure(plan)
     for move in plan.moves:
         if everything or move.tensor in tensors or move.reader in operators:
             name = known.get(move.tensor, move.tensor)
-            time_ns = round(move.time_ns * (1 - move.hidden * exposed))
-            items.setdefault((pattern(name), _collectives(move, plan)), []).append((name, time_ns))
+            exposed_ns = round(exposure.exposed_ns(move))
+            items.setdefault((pattern(name), _collectives(move, plan)), []).append((name, exposed_ns))
     if everything:
         stepping_ns = plan.summary.compute_ns - sum(operator.compute_ns for operator in plan.operators)
         if stepping_ns > len(plan.operators):  # less is the rounding of single operators
@@ -87,16 +88,10 @@ def _operator_name(operator: OperatorDecision) -> str:
     return f"{operator.module} ({operator.op_type})" if operator.module else operator.name
 
 
-def _exposed(plan: Plan) -> float:
-    """How much of what could hide does: there may be too little compute for all of it."""
-    could = sum(move.time_ns * move.hidden for move in plan.moves)
-    return min(1.0, plan.summary.hidden_ns / could) if could else 1.0
-
-
 def _collectives(move: Move, plan: Plan) -> str:
     steps = [
         f"{step.collective.kind.replace('_', '-')}@{','.join(plan.mesh.names[axis] for axis in step.collective.axes)}"
         for step in move.steps
         if not step.collective.is_free
     ]
-    return f"{', '.join(steps) or 'slice'}, {'gathered again' if move.regather else move.phase}"
+    return f"{', '.join(steps) or 'slice'}, {'re-gather (backward)' if move.regather else move.phase}"

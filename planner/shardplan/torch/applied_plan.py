@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from shardplan.runtime.names import Named, Rename
 from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
 from shardplan.torch.microbatch_plan import one_microbatch
-from shardplan.torch.parameters.distribution import distribute
-from shardplan.torch.parameters.naming import name_parameters
+from shardplan.torch.parameters.distribution import distribute, place_constants
+from shardplan.torch.parameters.naming import name_parameters, without_constants
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Engine
 
@@ -39,17 +40,18 @@ class AppliedPlan:
         plan: Plan,
         groups: ProcessGroups,
         *,
+        named: Mapping[str, Named],
         strict: bool,
         received_dims: Mapping[str, int] | None = None,
     ) -> None:
         self.plan, self.groups, self.strict = plan, groups, strict
+        self.named, constants = without_constants(model, named)
         self.execution = LocalExecution(groups)
         micro = one_microbatch(plan, received_dims)
         self.buckets = Buckets.of(micro)
-        self.engine = Engine(self.buckets.without_bucketed_moves(micro), groups, self.execution)
+        self.engine = Engine(self.buckets.without_bucketed_moves(micro), groups, self.execution, constants)
         self.inputs = [tensor for tensor in micro.tensors if tensor.role == "input"]
         self.arguments = _argument_names(model)
-        self.named: dict[str, Named] = {}
         self.depth = 0
         self.weights: BucketedWeights | None = None
         self.planned: dict[str, Any] = {}
@@ -57,12 +59,22 @@ class AppliedPlan:
         self._hooks: contextlib.ExitStack | None = None
 
     @property
+    def sent_plan(self) -> Plan:
+        """The plan without moves of what is constant in the program, which nothing is sent for."""
+        known = self.engine.graph.keys
+        return replace(self.plan, moves=tuple(move for move in self.plan.moves if move.tensor in known))
+
+    @property
     def trains(self) -> bool:
         """Whether the plan has gradients; in one for inference nothing takes any."""
         return self.plan.model["mode"] == "training"
 
-    def begin_forward(self) -> None:
-        """From here on autograd saves what the plan saves, and nothing is compiled."""
+    def begin_forward(self, model: nn.Module) -> None:
+        """From here on autograd saves what the plan saves, and nothing is compiled. Passes that issue the same moves
+        are of one kind."""
+        grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
+        kind = (model.training, grads, accumulator.is_first, accumulator.is_last)
+        self.execution.order.begin(kind, has_backward=grads)
         self._hooks = contextlib.ExitStack()
         self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self.execution.pack, self.execution.unpack))
         self._hooks.enter_context(torch.compiler.set_stance("force_eager"))  # blocks may have been compiled
@@ -89,14 +101,15 @@ def prepare(
         summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages"
         hint = "run it with shardplan.torch.pipeline(model, example_inputs, plan, mesh, loss=...)"
         raise ShardplanError(error("pipeline-plan", summary, hint=hint))
-    applied = AppliedPlan(model, plan, ProcessGroups(plan, mesh), strict=strict)
-    applied.named = name_parameters(model, plan, rename=rename, ignore=ignore, strict=strict)
-    return applied
+    groups = ProcessGroups(plan, mesh)
+    named = name_parameters(model, plan, rename=rename, ignore=ignore, strict=strict)
+    return AppliedPlan(model, plan, groups, named=named, strict=strict)
 
 
 def attach(model: nn.Module, applied: AppliedPlan) -> None:
     """Make the parameters of `model` DTensors in the layouts in which the plan stores them, and remember the plan."""
     distribute(model, applied.named, applied.groups)
+    place_constants(model, applied.groups)
     remember(model, applied)
 
 
@@ -136,9 +149,8 @@ def run_graph_under(
     `results` what its outputs stand for; autograd saves what the plan saves."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        del module
         given = arguments(args, kwargs)
-        applied.begin_forward()
+        applied.begin_forward(module)
         return given, {}
 
     def leave(module: nn.Module, args: Any, output: Any) -> Any:

@@ -14,6 +14,7 @@ from shardplan.torch.applied_plan import AppliedPlan
 from shardplan.torch.microbatch_plan import microbatches_of
 from shardplan.torch.placements import to_layout, wrap
 from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.propagation.lineage import leaf
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Value
 
@@ -55,7 +56,9 @@ def input_value(applied: AppliedPlan, decision: TensorDecision, tensor: Tensor) 
     if local.device.type != "meta":
         local = local.to(applied.groups.device)
     key = Key(engine.graph.signatures.leaf("input", decision.name), shape)
-    return engine.result(local, layout, shape, key)
+    value = engine.result(local, layout, shape, key)
+    value.lineage = leaf("input", decision.name)
+    return value
 
 
 def _wrong_shape(decision: TensorDecision, shape: tuple[int, ...], micro: int) -> Diagnostic:

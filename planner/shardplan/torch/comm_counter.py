@@ -95,7 +95,7 @@ def count_comms(model: nn.Module | Pipeline) -> Iterator[Comms]:
     Bytes are those of one device (see `shardplan.runtime.predicted`). Raises `ShardplanError` (`not-parallel`).
     """
     applied = [applied_to(module) for module in (model.modules if isinstance(model, Pipeline) else (model,))]
-    found = Comms(tuple(each.plan for each in applied))
+    found = Comms(tuple(each.sent_plan for each in applied))
     with _Counting([each.groups for each in applied], found.sent.append):
         yield found
 

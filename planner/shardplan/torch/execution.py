@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardplan.torch.collectives.executor import MoveExecutor
+from shardplan.torch.collectives.order import Label, OrderCheck
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.accumulation import GradientAccumulator
 from shardplan.torch.gradients.bucketing import bucket_gradients, gather_updated
 from shardplan.torch.gradients.moves import Context, move
 from shardplan.torch.gradients.regather import Regathered
 from shardplan.torch.process_groups import ProcessGroups
+
+WHOLE = (Tensor, nn.Parameter)
+"""Types of tensors that a process has whole."""
 
 
 class LocalExecution:
@@ -29,26 +33,40 @@ class LocalExecution:
     def accumulator(self) -> GradientAccumulator:
         return self.context.accumulator
 
-    def move(self, local: Tensor, route: Route, label: str) -> Tensor:
+    @property
+    def order(self) -> OrderCheck:
+        return self.context.executor.order
+
+    @property
+    def tells_lineage(self) -> bool:
+        """Whether moves are compared with those of other processes."""
+        return self.order.is_active
+
+    def content(self, constant: Tensor) -> float:
+        """What tells a constant from others."""
+        return self.order.content(constant) if type(constant) in WHOLE else 0.0
+
+    def move(self, local: Tensor, route: Route, label: Label) -> Tensor:
         """The local tensor after a move; one that the plan gathers again in backward is not saved for it."""
-        del label
-        made = move(local, route, self.context)
+        made = move(local, route, self.context, label)
         if route.regather and torch.is_grad_enabled() and (made.requires_grad or not made.is_floating_point()):
-            steps, executor = route.regather_steps, self.context.executor
-            regather = Regathered(local.detach(), lambda source: executor.run([source], [steps])[0])
+            steps, executor, again = route.regather_steps, self.context.executor, label.of("again")
+            regather = Regathered(
+                local.detach(), lambda source: executor.run([source], [steps], again, is_backward=True)[0]
+            )
             storage = StorageWeakRef(made.untyped_storage())
             self._regathers[storage.cdata] = storage, regather
         return made
 
-    def gather_updated(self, locals_: Sequence[Tensor], routes: Sequence[Route]) -> list[Tensor]:
+    def gather_updated(self, locals_: Sequence[Tensor], routes: Sequence[Route], label: Label) -> list[Tensor]:
         """Updated weights, gathered from the shards of the optimizer as one bucket."""
-        return gather_updated(locals_, routes, self.context)
+        return gather_updated(locals_, routes, label, self.context)
 
     def bucket_gradients(
-        self, locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor]
+        self, locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor], label: Label
     ) -> list[Tensor]:
         """Weights (`updated` in their place, if given) whose gradients are sent as one bucket."""
-        return bucket_gradients(locals_, routes, updated, self.context)
+        return bucket_gradients(locals_, routes, updated, label, self.context)
 
     def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:
         """Dtype of a tensor, and whether it takes a gradient."""

@@ -112,12 +112,11 @@ def step(session: Session, /, plan: str, measured_ms: float) -> int:
     changes no choice.
     """
     from shardplan.plan.file import read_plan
-    from shardplan.plan.timeline import timeline
 
     if not math.isfinite(measured_ms):
         raise click.BadParameter(f"{measured_ms} is no time.", param_hint="'--measured-ms'")
     loaded = read_plan(plan)
-    predicted_ms, scheduled_ms = loaded.summary.step_ns / 1e6, timeline(loaded).seconds * 1e3
+    predicted_ms = loaded.summary.step_ns / 1e6
     factor = measured_ms / predicted_ms
     if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
         hint = "calibrate links and matrix products first: shardplan calibrate nccl, shardplan calibrate gemm"
@@ -125,16 +124,14 @@ def step(session: Session, /, plan: str, measured_ms: float) -> int:
     document = {
         "measured_ms": measured_ms,
         "step_ms": round(predicted_ms, 6),
-        "scheduled_ms": round(scheduled_ms, 6),
+        "scheduled_ms": round(predicted_ms, 6),
         "factor": round(factor, 4),
-        "scheduled_factor": round(measured_ms / scheduled_ms, 4),
+        "scheduled_factor": round(factor, 4),
     }
 
     def show(console: Console) -> None:
         console.print(f"measured   {measured_ms:.4g} ms", highlight=False)
-        console.print(f"sum        {predicted_ms:.4g} ms, measured is {factor:.3f} times that", highlight=False)
-        ratio = measured_ms / scheduled_ms
-        console.print(f"scheduled  {scheduled_ms:.4g} ms, measured is {ratio:.3f} times that", highlight=False)
+        console.print(f"planned    {predicted_ms:.4g} ms, measured is {factor:.3f} times that", highlight=False)
 
     return session.finish(document, show)
 

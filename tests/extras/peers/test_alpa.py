@@ -5,16 +5,15 @@ Source: alpa-projects/alpa, playground/auto_sharding_solver (tests, run with CBC
 
 import pytest
 from peer_chain import mlp
+from step_problems import serial_problem
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cost.named import parse_cost_model
 from shardplan.extras.peers.restrictions import alpa_products
 from shardplan.graph.build import build_cost_graph
-from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
-from shardplan.graph.problem import to_problem
 from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
 from shardplan.solve import solve
@@ -33,7 +32,7 @@ def objective(model, sizes, beta):
     cluster = make_cluster(load_profile("generic"), mesh_text)
     pricing = priced(cluster, beta)
     built = build_cost_graph(model, model_rules(model), cluster, PlanOptions(optimizer="none"), pricing=pricing)
-    problem = restrict(to_problem(built, Memory(built), None), built, alpa_products(built))
+    problem = restrict(serial_problem(built), built, alpa_products(built))
     solution = solve(problem)
     assert solution.outcome == "optimal"
     return solution.cost / PICOSECONDS_PER_UNIT
@@ -85,5 +84,5 @@ def test_our_own_space_is_larger_than_alpas():
         ("operator", operator.name): space.strategies.work == cluster.mesh.size
         for operator, space in zip(model.operators, built.operators, strict=True)
     }
-    free = solve(restrict(to_problem(built, Memory(built), None), built, divided))
+    free = solve(restrict(serial_problem(built), built, divided))
     assert free.cost / PICOSECONDS_PER_UNIT < 0.99 * objective(model, sizes, (1.0, 0.01))

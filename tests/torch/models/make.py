@@ -7,18 +7,19 @@ from pathlib import Path
 
 import onnx
 import torch
+import torch_families
+import torch_vision
 from tiny_models import tiny_gpt, tiny_llama
-from torch_idioms import seeded
 from torch_twins import twin
 
 
 def export_twin(tiny, path):
-    export(twin(tiny), torch.tensor(tiny.inputs["input_ids"]), "input_ids", path)
+    export(twin(tiny), {"input_ids": torch.tensor(tiny.inputs["input_ids"])}, path)
 
 
-def export(module, given, name, path):
+def export(module, batch, path):
     program = torch.onnx.export(
-        module.eval(), (given,), dynamo=True, optimize=False, input_names=[name], opset_version=20
+        module.eval(), tuple(batch.values()), dynamo=True, optimize=False, input_names=list(batch), opset_version=20
     )
     program.save(path)
     model = onnx.load(path)
@@ -40,4 +41,7 @@ if __name__ == "__main__":
     folder = Path(__file__).parent
     export_twin(tiny_gpt(), folder / "gpt.onnx")
     export_twin(tiny_llama(tied=True), folder / "llama_tied.onnx")
-    export(*seeded(), "pixels", folder / "vision.onnx")
+    vision, pixels = torch_vision.seeded()
+    export(vision, {"pixels": pixels}, folder / "vision.onnx")
+    for family in ("encoder", "attentive", "residual", "upsampling", "recurrent"):
+        export(*torch_families.seeded(family), folder / f"{family}.onnx")

@@ -96,7 +96,7 @@ def _whole_values(built: CostGraph) -> Allowed:
 def _nothing_inside(built: CostGraph) -> Allowed:
     """Operators have no collectives inside."""
     spaces = zip(built.model.operators, built.operators, strict=True)
-    return {("operator", operator.name): space.inner_s == 0 for operator, space in spaces}
+    return {("operator", operator.name): space.inner_s.sum(axis=(0, 1)) == 0 for operator, space in spaces}
 
 
 def _whole(built: CostGraph, names: Sequence[str]) -> Allowed:

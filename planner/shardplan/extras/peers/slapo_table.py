@@ -58,8 +58,6 @@ class _Reader:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.tensors: Mapping[str, TensorDecision] = {tensor.name: tensor for tensor in plan.tensors}
-        could = sum(move.time_ns * move.hidden for move in plan.moves)
-        self._exposed = min(1.0, plan.summary.hidden_ns / could) if could else 1.0
         self._moves: dict[tuple[str, str], list[Move]] = {}
         for move in plan.moves:
             self._moves.setdefault((move.tensor, move.reader), []).append(move)
@@ -69,7 +67,7 @@ class _Reader:
 
     def read_cost(self, name: str, reader: str) -> float:
         """What one reader's moves of a tensor take."""
-        return sum(self._charged(move) for move in self._moves.get((name, reader), ()))
+        return sum(move.time_ns for move in self._moves.get((name, reader), ()))
 
     def stored_costs(self, name: str, made: Layout | None) -> tuple[float, float, float]:
         """What reducing a result, bringing it to where it is kept, and serving it take."""
@@ -80,12 +78,12 @@ class _Reader:
             value = move.phase == "forward" or move.regather
             served = tensor.served.forward if value else tensor.served.gradient
             if made is None or (tensor.served != tensor.layout and served in ends and self._kept(move, tensor)):
-                serving += self._charged(move)
+                serving += move.time_ns
                 continue
             whole = move.time_ns or 1
             share = move.count * sum(s.time_ns for s in move.steps if s.collective.kind in _REDUCING) / whole
-            reducing += share * self._charged(move)
-            keeping += (1 - share) * self._charged(move)
+            reducing += share * move.time_ns
+            keeping += (1 - share) * move.time_ns
         return reducing, keeping, serving
 
     def scatters(self, name: str) -> bool:
@@ -99,12 +97,9 @@ class _Reader:
         kept = tensor.layout.forward if value else tensor.layout.gradient
         return kept in {move.source, move.target}
 
-    def _charged(self, move: Move) -> float:
-        return move.time_ns * (1 - move.hidden * self._exposed)
-
 
 def table_rows(plan: Plan) -> Iterator[Row]:
-    """The rows in graph order; they add up to the plan's step."""
+    """The rows in graph order; they add up to all that a step computes and sends, overlapped or not."""
     reader, total = _Reader(plan), 0.0
     for tensor in plan.tensors:
         if tensor.role in ("input", "parameter", "constant"):
@@ -115,7 +110,8 @@ def table_rows(plan: Plan) -> Iterator[Row]:
         for row in _of_operator(reader, operator):
             total += row.cost_ns
             yield row
-    rest = plan.summary.step_ns - total
+    summary = plan.summary
+    rest = summary.compute_ns + summary.communication_ns + summary.hidden_ns - total
     if plan.model.get("mode") == "training" and rest > len(plan.operators) + len(plan.moves):
         yield Row("optimizer step", "", "", rest)
 

@@ -90,7 +90,7 @@ class TiedLayouts:
         return np.maximum(least, costs)
 
     def sharpen(self, part: int) -> None:
-        """Bring in all weights of the costs on a part, the next time that they are asked for."""
+        """Bring in all multipliers of the costs on a part, the next time that they are asked for."""
         for behind in (False, True):
             self._sides.pop((part, behind), None)
         self._tied = {key: runs for key, runs in self._tied.items() if key[0] != part}
@@ -101,8 +101,8 @@ class TiedLayouts:
         if (part, behind) not in self._sides:
             chain = chain_part(self._chain, 1 if behind else 0, len(self._chain) - (0 if behind else 1))
             self._sides[part, behind] = self.least_costs(chain, self.parts[part])
-            if self.runs[part].is_sharp:
-                self._sides[part, behind].sharpen()
+            for multipliers in self.runs[part].multipliers[1:]:
+                self._sides[part, behind].sharpen(multipliers)
         if (part, behind, tied) not in self._tied:
             layout = self.runs[part].built.kept[self.weight].layout(tied)
             self._tied[part, behind, tied] = self._sides[part, behind].kept_so({self.weight: layout})

@@ -1,8 +1,9 @@
-"""Cost lower bounds of runs of units on one submesh: the maximum of their costs at several weights of the objective.
+"""Cost lower bounds of runs of units on one submesh: the maximum of their costs at several multipliers.
 
-The step is the larger of two sums: what is exposed, and all that is sent. Every convex combination of the two is at
-most the larger, so the costs of a run at any weight (`Planner.built_at`) are a lower bound, and so is the maximum of
-several. Weight one bounds best where all that can overlap does, and often suffices.
+A phase of a step takes the largest of several sums. Every convex combination of these is at most the largest, so the
+costs of a run at any multipliers (`Planner.built_at`) are a lower bound, and so is the maximum of several. Without
+multipliers the costs are what computes and blocks, which bounds best where all that may overlap does. Stages that
+are planned tell multipliers at which more is proven.
 """
 
 from __future__ import annotations
@@ -16,32 +17,31 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.layout.layout import Layout
 from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.pipeline.bounds.units import AddedCosts
+from shardplan.schedule.objective import Weights
 from shardplan.solve.problem import Costs
 
-_FIRST, _MORE = 1.0, (0.5, 0.25)
-"""Weights of the first sum: the one to begin with, and those for where much is sent."""
+MOST = 3
+"""Multipliers at which the costs of one submesh are known: each takes a pass over all runs."""
 
 
 @dataclass
 class WeightedBounds:
     """The largest of what `runs` say, picoseconds per step; layouts are numbered as in the first. `costs_at`: of the
-    same runs at another weight."""
+    same runs at given multipliers; `multipliers[i]`: those of `runs[i]`."""
 
-    costs_at: Callable[[float], RunCosts]
+    costs_at: Callable[[Weights], RunCosts]
     runs: tuple[RunCosts, ...] = ()
+    multipliers: tuple[Weights, ...] = ((),)
 
     def __post_init__(self) -> None:
-        self.runs = self.runs or (self.costs_at(_FIRST),)
+        self.runs = self.runs or tuple(map(self.costs_at, self.multipliers))
 
-    @property
-    def is_sharp(self) -> bool:
-        """Whether all weights are there."""
-        return len(self.runs) > 1
-
-    def sharpen(self) -> None:
-        """Bring in the other weights."""
-        if not self.is_sharp:
-            self.runs = (*self.runs, *map(self.costs_at, _MORE))
+    def sharpen(self, multipliers: Weights) -> bool:
+        """Bring in the costs at these multipliers, unless they are there or there are enough; whether it did."""
+        if multipliers in self.multipliers or len(self.runs) >= MOST:
+            return False
+        self.runs, self.multipliers = (*self.runs, self.costs_at(multipliers)), (*self.multipliers, multipliers)
+        return True
 
     @property
     def first(self) -> RunCosts:
@@ -82,9 +82,8 @@ class WeightedBounds:
 
     def kept_so(self, wanted: Mapping[str, Layout]) -> WeightedBounds:
         """The costs when these values are kept so."""
-        return WeightedBounds(
-            self.costs_at, tuple(runs.charged(AddedCosts(_all_but(runs.built, wanted))) for runs in self.runs)
-        )
+        runs = tuple(runs.charged(AddedCosts(_all_but(runs.built, wanted))) for runs in self.runs)
+        return WeightedBounds(self.costs_at, runs, self.multipliers)
 
 
 def _in(costs: Costs, known: Sequence[Layout], wanted: Sequence[Layout]) -> Costs:

@@ -15,10 +15,18 @@ from dataclasses import dataclass, replace
 import highspy
 import numpy as np
 
-from shardplan.solve.constants import AVERAGES_GAP, AVERAGES_SOLVES, MASTER_PULL, MASTER_STEADY, MULTIPLIER_DIGITS
+from shardplan.solve.constants import (
+    AVERAGES_GAP,
+    AVERAGES_MIXED,
+    AVERAGES_SOLVES,
+    MASTER_PULL,
+    MASTER_STEADY,
+    MULTIPLIER_DIGITS,
+)
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.highs.program import quiet_highs
 from shardplan.solve.problem import Costs, LinearSum, Multipliers, Problem, Solution
+from shardplan.solve.search.mixing import mixed
 
 Solve = Callable[[Problem], Solution]
 
@@ -32,15 +40,22 @@ class _Plane:
     sums: tuple[float, ...]
 
 
-def by_averages(problem: Problem, solve: Solve, start: Multipliers = (), stop: Callable[[], bool] = bool) -> Solution:
-    """The best assignment met and the best bound. `solve` solves a problem without maxima, `stop` says when to end.
+def by_averages(
+    problem: Problem,
+    solve: Solve,
+    start: Multipliers = (),
+    stop: Callable[[], bool] = bool,
+    most: int = AVERAGES_SOLVES,
+) -> Solution:
+    """The best assignment met and the best bound. `solve` solves a problem without maxima, `stop` says when to end,
+    and it ends after `most` of them.
 
     The time that it takes and what is missing where nothing fits are those of the plain problems.
     """
     search = _Search(problem, start)
     weights = search.first()
     seconds, reproducible = 0.0, True
-    for _ in range(AVERAGES_SOLVES):
+    for _ in range(most):
         plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS))
         seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
         if plain.choices is None and not search.planes:
@@ -52,6 +67,7 @@ def by_averages(problem: Problem, solve: Solve, start: Multipliers = (), stop: C
         if goal == weights:
             break
         weights = goal
+    search.mix()
     return search.answer(plain.outcome == "interrupted", seconds, reproducible)
 
 
@@ -108,10 +124,19 @@ class _Search:
         if bound > self.bound:
             self.bound, self.best = bound, weights
         if plain.choices is not None and plain.choices not in self.planes:
-            free = replace(self.problem, limit=None, maxima=())
-            sums = [one for maximum in self.problem.maxima for one in maximum.sums]
-            values = tuple(_value(self.problem, one, plain.choices) for one in sums)
-            self.planes[plain.choices] = _Plane(plain.choices, float(evaluate(free, plain.choices).cost), values)
+            self.planes[plain.choices] = self._plane(plain.choices)
+
+    def _plane(self, choices: tuple[int, ...]) -> _Plane:
+        free = replace(self.problem, limit=None, maxima=())
+        sums = [one for maximum in self.problem.maxima for one in maximum.sums]
+        values = tuple(_value(self.problem, one, choices) for one in sums)
+        return _Plane(choices, float(evaluate(free, choices).cost), values)
+
+    def mix(self) -> None:
+        """Add what lies between the assignments met, as far as it fits in memory."""
+        for choices in mixed(self.problem, list(self.planes), AVERAGES_MIXED):
+            if evaluate(self.problem, choices).feasible:
+                self.planes[choices] = self._plane(choices)
 
     def cost(self, plane: _Plane) -> float:
         """What an assignment costs, maxima and all."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from shardplan.torch.collectives.coalesced import run_coalesced
+from shardplan.torch.collectives.order import Label, OrderCheck
 from shardplan.torch.collectives.routes import TensorSteps
 
 if TYPE_CHECKING:
@@ -18,17 +19,25 @@ if TYPE_CHECKING:
 
 
 class MoveExecutor:
-    """Runs the collectives of moves over the process groups of a plan."""
+    """Runs the collectives of moves over the process groups of a plan. `order`: compares them with other processes."""
 
     def __init__(self, groups: ProcessGroups) -> None:
-        self.groups = groups
+        self.groups, self.order = groups, OrderCheck(groups)
 
     def run(
-        self, locals_: Sequence[Tensor], moves: Sequence[TensorSteps], purpose: Purpose | None = None
+        self,
+        locals_: Sequence[Tensor],
+        moves: Sequence[TensorSteps],
+        label: Label,
+        purpose: Purpose | None = None,
+        *,
+        is_backward: bool = False,
     ) -> list[Tensor]:
         """Local tensors after their moves; several moves have the same collectives and are sent as one bucket.
 
-        `purpose`: of what is sent outside of the forward and backward pass.
+        `purpose`: of what is sent outside of the forward and backward pass. Raises `ShardplanError` (`another-order`),
+        where in the first steps another process is about to make another move.
         """
+        self.order.compare(label, moves, is_backward=is_backward)
         with self.groups.sending(purpose):
             return run_coalesced(locals_, moves, self.groups)

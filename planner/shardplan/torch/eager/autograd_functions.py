@@ -41,7 +41,8 @@ class _Applied:
         """Of the inputs, as each takes it, for the gradient of the output, as it comes back."""
         output, engine = self.output, self.engine
         key = Key(engine.graph.signatures.leaf("gradient"), output.shape)
-        given = Value(local, output.layout.gradient, output.shape, local.dtype, grad=False, key=key)
+        told = output.lineage.then("gradient") if output.lineage else None
+        given = Value(local, output.layout.gradient, output.shape, local.dtype, False, key, lineage=told)
         context = _Context(self.node)
         with engine.beside_plan():
             made = self.node._forward_cls.backward(context, self.wrap(given, engine))  # noqa: SLF001 - as torch does

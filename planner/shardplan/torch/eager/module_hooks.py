@@ -1,66 +1,149 @@
-"""Module hooks of a forward pass: while a module runs, its parameters are planned tensors."""
+"""Module hooks of a forward pass: while a module runs, its parameters, and those of modules in it, are planned tensors.
+
+A program reads weights of other modules than the one that runs (attention, those of its projections), so the outermost
+module that is called, the model or a block that is recomputed, replaces all in it. Buffers that the program changes
+meanwhile, in place or by assignment, and parameters that it changes in place are written back when it has run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardplan.layout.layout import Layout
 from shardplan.torch.applied_plan import AppliedPlan
-from shardplan.torch.eager.planned_tensor import Planned
-from shardplan.torch.parameters.distribution import fused_weight, local_weight, parameter_value, stored_tensors
+from shardplan.torch.eager.planned_tensor import Planned, value_of
+from shardplan.torch.parameters.distribution import (
+    FusedWeight,
+    fused_weight,
+    local_weight,
+    parameter_value,
+    stored_tensors,
+)
+
+Owners = Mapping[nn.Module, Sequence[tuple[str, str]]]
+"""Module -> the parameters that it has itself, (attribute, name)."""
 
 
-def enter_module(applied: AppliedPlan, parameters: Sequence[tuple[str, str]]) -> Callable[..., None]:
-    """A forward pre-hook that replaces parameters, (attribute, name), by planned tensors."""
+class _Replaced(NamedTuple):
+    """A parameter or buffer that is a planned tensor while its module runs. `store`: where the module has it; `given`:
+    the local tensor that the program was given."""
 
-    def enter(module: nn.Module, args: Any) -> None:
+    module: nn.Module
+    store: dict[str, Any]
+    attribute: str
+    name: str
+    stored: DTensor
+    given: Tensor
+
+
+@dataclass
+class ModuleHooks:
+    """The hooks of all modules of a model. `_running`: the outermost module that runs, and `_entered`, how often it has
+    been entered; `_replaced`, `_fused`: what stands for its parameters."""
+
+    applied: AppliedPlan
+    owners: Owners
+    _running: nn.Module | None = None
+    _entered: int = 0
+    _replaced: list[_Replaced] = field(default_factory=list)
+    _fused: list[FusedWeight] = field(default_factory=list)
+
+    def register(self, model: nn.Module) -> None:
+        """Hook every module that has parameters of the plan in it."""
+        for module in model.modules():
+            if any(inner in self.owners for inner in module.modules()):
+                module.register_forward_pre_hook(self._enter)
+                module.register_forward_hook(self._leave, always_call=True)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
         del args
-        stores = module.__dict__.setdefault("_shardplan_stores", [])
-        stores.append((dict(module._parameters), dict(module._buffers)))  # noqa: SLF001 - restored when it has run
-        for attribute, name in parameters:
-            fused = fused_weight(module, attribute)
-            if fused is not None:
-                fused.running.append(_planned(applied, name, stored_tensors(module, attribute)))
-                continue
-            store = module._parameters if attribute in module._parameters else module._buffers  # noqa: SLF001
-            if isinstance(store[attribute], DTensor):
-                store[attribute] = _planned(applied, name, [store[attribute]])
+        if self._running not in {None, module}:
+            return
+        self._entered += 1
+        if self._running is None:
+            self._running = module
+            for owner in module.modules():
+                for attribute, name in self.owners.get(owner, ()):
+                    self._replace(owner, attribute, name)
+                _renew_flat_weights(owner)
 
-    return enter
-
-
-def leave_module(parameters: Sequence[tuple[str, str]]) -> Callable[..., None]:
-    """A forward hook that restores them."""
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         del args, output
-        stores = module.__dict__.get("_shardplan_stores")
-        if stores:
-            own, buffers = stores.pop()
-            module._parameters.update(own)  # noqa: SLF001 - as above
-            module._buffers.update(buffers)  # noqa: SLF001
-            for fused in filter(None, (fused_weight(module, attribute) for attribute, _ in parameters)):
-                fused.running.pop()
+        if self._running is not module:
+            return
+        self._entered -= 1
+        if self._entered:
+            return
+        replaced, self._running = self._replaced, None
+        self._replaced = []
+        while self._fused:
+            self._fused.pop().running.pop()
+        for each in replaced:
+            now, each.store[each.attribute] = each.store.get(each.attribute), each.stored
+            is_buffer = each.store is each.module._buffers  # noqa: SLF001 - there is no public name
+            if now is not None and (is_buffer or getattr(now, "changes", 0) > 0):
+                self._write_back(each, now)
+        for owner in {each.module for each in replaced}:
+            _renew_flat_weights(owner)
 
-    return leave
+    def _replace(self, module: nn.Module, attribute: str, name: str) -> None:
+        fused = fused_weight(module, attribute)
+        if fused is not None:
+            fused.running.append(self._planned(name, stored_tensors(module, attribute)))
+            self._fused.append(fused)
+            return
+        store = module._parameters if attribute in module._parameters else module._buffers  # noqa: SLF001
+        stored = store[attribute]
+        if isinstance(stored, DTensor):
+            store[attribute] = planned = self._planned(name, [stored])
+            self._replaced.append(_Replaced(module, store, attribute, name, stored, planned.value.local))
+
+    def _planned(self, name: str, stored: Sequence[DTensor]) -> Planned:
+        """A parameter as a planned tensor; the same one for all modules that share it in one forward pass."""
+        applied = self.applied
+        named = applied.named[name]
+        decision = named.decision
+        if applied.depth and decision.name in applied.planned:
+            found: Planned = applied.planned[decision.name]
+            return found
+        weights = applied.weights
+        if weights is not None:
+            _, local = weights.shards[decision.name]
+        else:
+            local = local_weight(named, stored, applied.groups, trains=applied.trains)
+        planned = Planned.of(parameter_value(applied.engine, named, local, weights), applied.engine)
+        if applied.depth:
+            applied.planned[decision.name] = planned
+        return planned
+
+    def _write_back(self, replaced: _Replaced, now: Tensor) -> None:
+        """Let a buffer be what the program has made of it, `now`, in the layout in which it is stored."""
+        engine = self.applied.engine
+        value = value_of(now) if isinstance(now, Planned) else engine.constant(now, now.shape)
+        if value.local is replaced.given:
+            return
+        with torch.no_grad():
+            local = engine.convert(value, self.applied.named[replaced.name].layout, inner=True).local
+            replaced.stored.to_local().copy_(local)
 
 
-def _planned(applied: AppliedPlan, name: str, stored: Sequence[DTensor]) -> Planned:
-    """A parameter as a planned tensor; the same one for all modules that share it in one forward pass."""
-    named = applied.named[name]
-    decision = named.decision
-    if applied.depth and decision.name in applied.planned:
-        found: Planned = applied.planned[decision.name]
-        return found
-    weights = applied.weights
-    if weights is not None:
-        _, local = weights.shards[decision.name]
-    else:
-        local = local_weight(named, stored, applied.groups, trains=applied.trains)
-    planned = Planned.of(parameter_value(applied.engine, named, local, weights), applied.engine)
-    if applied.depth:
-        applied.planned[decision.name] = planned
-    return planned
+def _renew_flat_weights(module: nn.Module) -> None:
+    """A recurrent module keeps a list of its parameters beside them."""
+    if isinstance(module, nn.RNNBase):
+        module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]  # noqa: SLF001
+
+
+def release_buffers(model: nn.Module, applied: AppliedPlan) -> None:
+    """Make buffers of the program, to which it has assigned planned tensors, whole again."""
+    engine = applied.engine
+    for module in model.modules():
+        for name, buffer in module._buffers.items():  # noqa: SLF001 - as above
+            if isinstance(buffer, Planned):
+                whole = Layout.replicated(len(engine.groups.mesh))
+                module._buffers[name] = engine.convert(value_of(buffer), whole, inner=True).local  # noqa: SLF001

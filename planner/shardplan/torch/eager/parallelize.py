@@ -12,11 +12,11 @@ from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Rename
 from shardplan.torch.applied_plan import AppliedPlan, attach, prepare, run_eagerly
 from shardplan.torch.arguments import input_value, match_inputs, output_tensor
-from shardplan.torch.eager.module_hooks import enter_module, leave_module
+from shardplan.torch.eager.module_hooks import ModuleHooks, release_buffers
 from shardplan.torch.eager.planned_tensor import Planned, value_of
 from shardplan.torch.gradients.bucketing import BucketedWeights
 from shardplan.torch.parameters.distribution import local_weights, owner_of
-from shardplan.torch.propagation.conformance import check_conformance
+from shardplan.torch.propagation.conformance import check_conformance, warn_of_differences
 from shardplan.torch.propagation.engine import Record
 
 
@@ -53,9 +53,7 @@ def _hook(model: nn.Module, applied: AppliedPlan) -> None:
     for name in applied.named:
         owner, attribute = owner_of(model, name)
         owners.setdefault(owner, []).append((attribute, name))
-    for module, parameters in owners.items():
-        module.register_forward_pre_hook(enter_module(applied, parameters))
-        module.register_forward_hook(leave_module(parameters), always_call=True)
+    ModuleHooks(applied, owners).register(model)
     run_eagerly(model, _enter(applied), _leave(applied))
 
 
@@ -67,7 +65,7 @@ def _enter(applied: AppliedPlan) -> Callable[..., Any]:
         applied.engine.record = Record()
         shards = local_weights(module, applied.named, applied.groups, trains=applied.trains)
         applied.weights = BucketedWeights(applied.engine, applied.buckets, shards)
-        applied.begin_forward()
+        applied.begin_forward(module)
         return _planned_arguments(applied, args, kwargs)
 
     return enter
@@ -75,19 +73,20 @@ def _enter(applied: AppliedPlan) -> Callable[..., Any]:
 
 def _leave(applied: AppliedPlan) -> Callable[..., Any]:
     def leave(module: nn.Module, args: Any, output: Any) -> Any:
-        del module, args
+        del args
         applied.depth -= 1
         if applied.depth:
             return None
+        release_buffers(module, applied)
         applied.end_forward()
         applied.planned.clear()
         applied.weights = None
         if output is None:
             return None
         found = _output(applied, output)
-        if applied.strict and not applied.checked:
+        if not applied.checked:
             applied.checked = True
-            check_conformance(applied.engine)
+            (check_conformance if applied.strict else warn_of_differences)(applied.engine)
         return found
 
     return leave
@@ -95,7 +94,8 @@ def _leave(applied: AppliedPlan) -> Callable[..., Any]:
 
 def _planned_arguments(applied: AppliedPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Tensors among the arguments as planned tensors, matched with the plan's inputs by `match_inputs`."""
-    names = [*applied.arguments[: len(args)], *kwargs]
+    named = applied.arguments[: len(args)]
+    names = [*named, *(f"argument {number}" for number in range(len(named), len(args))), *kwargs]
     values = [*args, *kwargs.values()]
     tensors = [name for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)]
     partner = match_inputs(tensors, applied.inputs)

@@ -6,17 +6,21 @@ of torch that is called with one is run by the engine, so code written for one d
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shardplan.torch.eager.aliases import SELVES, View, note_views, written_through
 from shardplan.torch.eager.autograd_functions import with_gradient
+from shardplan.torch.eager.composites import body_of
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
-from shardplan.torch.rules.dispatch import apply
-from shardplan.torch.rules.function_names import in_place
+from shardplan.torch.rules.dispatch import apply, has_rule
+from shardplan.torch.rules.function_names import in_place, name_of
+from shardplan.torch.rules.views import is_view
 
 _ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
 
@@ -24,12 +28,15 @@ _ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
 class Planned(Tensor):  # type: ignore[misc]
     """The global tensor by shape, dtype and device; holds the part of this process. Made by the adapter: programs meet
     them only inside a model. `seen`: the value that was last read with gradients off, and its version then;
-    `has_gradient_node`: it is the result of a program's `autograd.Function`, and its backward is in the graph."""
+    `has_gradient_node`: it is the result of a program's `autograd.Function`, and its backward is in the graph;
+    `view_of`: how it was made, if it is a view; `changes`: how often it has been changed."""
 
     value: Value
     engine: Engine
     seen: tuple[Value, int] | None
     has_gradient_node: bool
+    view_of: View | None
+    changes: int
 
     @staticmethod
     def of(value: Value, engine: Engine, *, is_leaf: bool = True) -> Planned:
@@ -39,6 +46,7 @@ class Planned(Tensor):  # type: ignore[misc]
             Planned, value.shape, dtype=value.dtype, device=value.local.device, requires_grad=value.grad and is_leaf
         )
         made.value, made.engine, made.seen, made.has_gradient_node = value, engine, None, False
+        made.view_of, made.changes = None, 0
         return made
 
     @classmethod
@@ -55,19 +63,22 @@ class Planned(Tensor):  # type: ignore[misc]
         engine = next(_planned((args, kwargs))).engine
         if name == "backward":
             raise RuntimeError("call backward on what the model returns, not on a value inside it")
-        values = [_value(argument) for argument in args]
-        made = apply(engine, func, values, {key: _value(argument) for key, argument in kwargs.items()})
-        if in_place(func) and isinstance(args[0], Planned):
-            args[0].value = made
-            return args[0]
-        return _wrap(made, engine)
+        body = None if has_rule(func) else body_of(func)
+        return body(*args, **kwargs) if body is not None else _run(func, args, kwargs, engine)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Every function is taken at `__torch_function__`; what comes here has bypassed it."""
+        """Functions are taken at `__torch_function__`; what comes here has bypassed it, as an operator of ATen."""
         if func is torch.ops.aten.detach.default:  # autograd gives back what it has saved, for a block to be recomputed
             return Planned.of(args[0].value, args[0].engine, is_leaf=False)
-        raise RuntimeError(f"{func} met a planned tensor below torch's functions; it has no layout there")
+        engine = next(_planned((args, kwargs))).engine
+        hidden = torch._C._dispatch_tls_local_exclude_set() - _AUTOGRAD  # noqa: SLF001 - there is no public way
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden):  # noqa: SLF001
+            named = {key: _value(argument) for key, argument in (kwargs or {}).items()}
+            made = apply(engine, func, [_value(argument) for argument in args], named)
+        if in_place(func):
+            return _changed(args[0], made, engine)
+        return _wrap(made, engine, is_leaf=False)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"Planned(shape={self.value.shape}, layout={self.value.layout.placements})"
@@ -78,6 +89,22 @@ _PLAIN = frozenset(
      "__repr__", "__hash__", "is_contiguous", "stride", "element_size", "data_ptr", "__format__", "is_nonzero_shape")
 )  # fmt: skip
 _VIEWS = {"T": torch.t, "mT": lambda tensor: tensor.transpose(-2, -1)}
+
+
+def _run(func: Any, args: Any, kwargs: Any, engine: Engine) -> Any:
+    """A function by its rule. Where it changes its first operand, that is what it returns."""
+    changes = in_place(func) or bool(kwargs.get("inplace"))
+    values = [_value(argument) for argument in args]
+    named = {key: _value(argument) for key, argument in kwargs.items() if key != "inplace"}
+    made = apply(engine, func, values, named)
+    if changes:
+        return _changed(args[0], made, engine)
+    if name_of(func) in SELVES and isinstance(args[0], Planned) and made.dtype == args[0].dtype:
+        return args[0] if not kwargs.get("copy") else _wrap(made, engine)
+    wrapped = _wrap(made, engine)
+    if args and isinstance(args[0], Planned) and is_view(func, args[1:]):
+        note_views(wrapped, args[0], func, args[1:], kwargs)
+    return wrapped
 
 
 def _attribute(func: Any, args: Any) -> Any:
@@ -91,6 +118,48 @@ def _attribute(func: Any, args: Any) -> Any:
         return planned
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as above
         return func(*args)
+
+
+def _changed(target: Any, made: Any, engine: Engine) -> Any:
+    """What a function has been told to change, which is now `made`."""
+    if isinstance(target, Planned):
+        target.value = made
+        target.changes += 1
+        _write_through(target)
+    elif isinstance(made, Value) and made.local is not target:  # a tensor of the program, which every process has whole
+        whole = engine.convert(made, engine.constant(target, target.shape).layout)
+        if whole.local is not target:
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as above
+                target.copy_(whole.local)
+    return target
+
+
+def _write_through(planned: Planned) -> None:
+    """Write a view that has been changed into what it is a view of."""
+    view = planned.view_of
+    if view is None:
+        return
+    made = written_through(view, value_of(view.base), planned.value, planned.engine)
+    if made is None:
+        planned.view_of = None
+        return
+    view.base.value = made
+    view.base.changes += 1
+    view.seen = view.base.changes
+    _write_through(view.base)
+
+
+def _renew(planned: Planned) -> None:
+    """Make a view again, if what it is a view of has been changed."""
+    view = planned.view_of
+    if view is None:
+        return
+    base = value_of(view.base)
+    if view.base.changes != view.seen:
+        made = apply(planned.engine, view.func, [base, *view.rest], dict(view.named))
+        planned.value = made if view.number is None else made[view.number]
+        planned.changes += 1
+        view.seen = view.base.changes
 
 
 def _planned(argument: Any) -> Iterator[Planned]:
@@ -108,9 +177,10 @@ def value_of(planned: Planned) -> Value:
 
     Raises `ShardplanError` (`lost-gradient`): see `shardplan.torch.custom`.
     """
+    _renew(planned)
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
         made_by = planned.grad_fn
-    if made_by is not None and not planned.has_gradient_node and not planned.engine.is_beside_plan:
+    if hasattr(made_by, "_forward_cls") and not planned.has_gradient_node and not planned.engine.is_beside_plan:
         planned.value = with_gradient(planned.value, made_by, planned.engine, Planned.of)
         planned.has_gradient_node = True
     if planned.value.grad and not torch.is_grad_enabled():
@@ -126,11 +196,21 @@ def _value(argument: Any) -> Any:
     return argument
 
 
-def _wrap(made: Any, engine: Engine) -> Any:
+def _wrap(made: Any, engine: Engine, *, is_leaf: bool = True) -> Any:
     if isinstance(made, Value):
-        return Planned.of(made, engine)
+        return Planned.of(made, engine, is_leaf=is_leaf)
     if isinstance(made, tuple) and hasattr(made, "_fields"):
-        return type(made)(*(_wrap(item, engine) for item in made))
+        return type(made)(*(_wrap(item, engine, is_leaf=is_leaf) for item in made))
     if isinstance(made, (tuple, list)):
-        return type(made)(_wrap(item, engine) for item in made)
+        return type(made)(_wrap(item, engine, is_leaf=is_leaf) for item in made)
     return made
+
+
+_AUTOGRAD = functools.reduce(
+    lambda one, other: one | other,
+    [
+        torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))  # noqa: SLF001 - there is no public name
+        for name in ("AutogradFunctionality", "AutogradOther", "ADInplaceOrView")
+    ],
+)
+"""What has been done with an operation when it comes below torch's functions, and is to be done with local ones."""

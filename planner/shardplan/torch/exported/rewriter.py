@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.utils import _pytree as pytree
 
+from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.plan.types import TensorDecision
 from shardplan.runtime.names import Named
@@ -26,6 +29,31 @@ from shardplan.torch.parameters.fused import part_name, parts_of
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply
+from shardplan.torch.rules.function_names import in_place, out_of_place
+from shardplan.torch.rules.views import is_view
+
+
+def write_back(stored: Tensor, local: Tensor) -> Tensor:
+    """Let what a process has stored of a buffer be `local`."""
+    return stored.detach().copy_(local.detach())
+
+
+def _refuse_aliases(node: fx.Node) -> None:
+    """Raises `ShardplanError` (`changed-view`) for an operator that changes a view, or what views of it are read of."""
+    changed, later = node.args[0], set(itertools.takewhile(lambda each: each.op != "output", _after(node)))
+    if not isinstance(changed, fx.Node):
+        return
+    views = [each for each in changed.users if each is not node and each not in later and is_view(each.target, ())]
+    if is_view(changed.target, ()) or any(set(view.users) & later for view in views):
+        summary = f"'{changed.name}' is changed in place by '{node.name}' and shares its memory with another tensor"
+        hint = "use shardplan.torch.parallelize, which follows views, or write it without a change in place"
+        raise ShardplanError(error("changed-view", summary, hint=hint))
+
+
+def _after(node: fx.Node) -> Iterator[fx.Node]:
+    while node.op != "output":
+        node = node.next
+        yield node
 
 
 class LocalShard(nn.Module):  # type: ignore[misc]
@@ -86,7 +114,22 @@ class GraphRewriter:
                 self.values[node] = self._call(node)
             elif node.op != "output":
                 self.values[node] = None
-        return [self.output(argument) for argument in self.results()]
+        outputs = [self.output(argument) for argument in self.results()]
+        self._write_buffers(specs)
+        return outputs
+
+    def _write_buffers(self, specs: Mapping[str, InputSpec]) -> None:
+        """Nodes that write back the buffers of the plan that the program has changed."""
+        for node in self.program.graph.nodes:
+            spec, value = specs.get(node.name) if node.op == "placeholder" else None, self.values.get(node)
+            if spec is None or spec.kind != InputKind.BUFFER or not isinstance(value, Value):
+                continue
+            named = self._named(spec)
+            assert named is not None
+            _, stored = self.weights.shards[named.decision.name]
+            if value.local is not stored:
+                local = self.engine.convert(value, named.layout, inner=True).local
+                self.writer.call(write_back, (stored, local), {})
 
     def wants(self, node: fx.Node) -> bool:
         """Whether a node is to be written."""
@@ -165,18 +208,53 @@ class GraphRewriter:
         value = input_value(self.applied, decision, whole)
         meta = value.local
         part = self.writer.module(f"input_{node.name}", LocalInput(self.applied, decision), place, meta)
-        return Value(part, value.layout, value.shape, value.dtype, value.grad, value.key)
+        return replace(value, local=part)
 
     def _call(self, node: fx.Node) -> Any:
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            return self._part(node)
         args, kwargs = self._given(node.args), self._given(node.kwargs)
         if node.target is operator.getitem:
             return args[0][args[1]]
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, Value) for leaf in leaves):
-            if not node.users:
+            changes = in_place(node.target)
+            if not node.users and not changes:
                 return None  # checks of metadata
-            return apply(self.engine, node.target, args, kwargs)
+            if changes:
+                _refuse_aliases(node)
+            target = out_of_place(node.target) if isinstance(args[0], Value) else node.target
+            made = apply(self.engine, target, args, kwargs)
+            if changes and isinstance(made, Value):
+                self._change(args[0], made)
+                return args[0]
+            return made
         return self._constant(node, args, kwargs)
+
+    def _part(self, node: fx.Node) -> Any:
+        """A part of the program that takes no gradients, or takes them again; its nodes become nodes of this graph."""
+        takes, part, *operands = node.args
+        module = self.program.graph_module.get_submodule(part.target)
+        given = iter([self._given(operand) for operand in operands])
+        for inner in module.graph.nodes:
+            if inner.op == "placeholder":
+                value = next(given)
+                has_gradient = isinstance(value, Value) and value.grad and not takes
+                self.values[inner] = apply(self.engine, torch.detach, [value], {}) if has_gradient else value
+            elif inner.op == "call_function":
+                self.values[inner] = self._call(inner)
+            elif inner.op == "output":
+                return self._given(inner.args[0])
+        return None
+
+    def _change(self, target: Any, made: Value) -> None:
+        """What an operator that works in place changes, a value or a constant, is `made` from here on."""
+        if not isinstance(target, Value):
+            if made.local is not target:
+                self.engine.write(target, made)
+            return
+        for name in ("local", "layout", "dtype", "grad", "key", "forms", "reads", "lineage"):
+            setattr(target, name, getattr(made, name))
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """What is computed from constants alone: the same on every process."""

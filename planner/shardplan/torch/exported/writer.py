@@ -7,30 +7,35 @@ local ones; the operations that they call become the graph.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from shardplan.layout.legal import local_shape
+from shardplan.torch.collectives.order import Label, content_of
 from shardplan.torch.collectives.routes import Route
+from shardplan.torch.execution import WHOLE
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Backend
 
 
 class Traced(Tensor):  # type: ignore[misc]
-    """A node of the graph under construction. `meta`: a tensor of its shape and dtype on the meta device."""
+    """A node of the graph under construction. `meta`: a tensor of its shape and dtype on the meta device; `content`:
+    the sum of those of the constants that it is made of."""
 
     node: fx.Node
     meta: Tensor
     writer: Writer
+    content: float
 
     @staticmethod
-    def of(node: fx.Node, meta: Tensor, writer: Writer) -> Traced:
+    def of(node: fx.Node, meta: Tensor, writer: Writer, content: float = 0.0) -> Traced:
         """A traced tensor at `node`."""
         make = Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents no other way
         made: Traced = make(Traced, meta.shape, dtype=meta.dtype, device=writer.device)
-        made.node, made.meta, made.writer = node, meta, writer
+        made.node, made.meta, made.writer, made.content = node, meta, writer, content
         return made
 
     @classmethod
@@ -67,7 +72,7 @@ def _traced(argument: Any) -> Iterator[Traced]:
 class PlannedMove(nn.Module):  # type: ignore[misc]
     """A node that makes a move of the plan."""
 
-    def __init__(self, backend: Backend, route: Route, label: str) -> None:
+    def __init__(self, backend: Backend, route: Route, label: Label) -> None:
         super().__init__()
         self.backend, self.route, self.label = backend, route, label
 
@@ -79,32 +84,32 @@ class PlannedMove(nn.Module):  # type: ignore[misc]
         """What moves."""
         kinds = ", ".join(step.collective.kind for step in self.route.forward) or "nothing"
         back = ", ".join(step.collective.kind for step in self.route.backward) or "nothing"
-        return f"{self.label or 'value'}: forward {kinds}; backward {back}"
+        return f"{self.label.name or 'value'}: forward {kinds}; backward {back}"
 
 
 class UpdateGather(nn.Module):  # type: ignore[misc]
     """A node that gathers updated weights from the shards of the optimizer."""
 
-    def __init__(self, backend: Backend, routes: Sequence[Route]) -> None:
+    def __init__(self, backend: Backend, routes: Sequence[Route], label: Label) -> None:
         super().__init__()
-        self.backend, self.routes = backend, routes
+        self.backend, self.routes, self.label = backend, routes, label
 
     def forward(self, *locals_: Tensor) -> tuple[Tensor, ...]:
         """The weights in the layouts that the plan keeps."""
-        return tuple(self.backend.gather_updated(locals_, self.routes))
+        return tuple(self.backend.gather_updated(locals_, self.routes, self.label))
 
 
 class GradientBucket(nn.Module):  # type: ignore[misc]
     """A node for weights whose gradients are sent as one bucket; given the weights, then what replaces them."""
 
-    def __init__(self, backend: Backend, routes: Sequence[Route]) -> None:
+    def __init__(self, backend: Backend, routes: Sequence[Route], label: Label) -> None:
         super().__init__()
-        self.backend, self.routes = backend, routes
+        self.backend, self.routes, self.label = backend, routes, label
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The weights, or what replaces them."""
         count = len(self.routes)
-        return tuple(self.backend.bucket_gradients(tensors[:count], self.routes, tensors[count:]))
+        return tuple(self.backend.bucket_gradients(tensors[:count], self.routes, tensors[count:], self.label))
 
 
 class Writer:
@@ -121,14 +126,26 @@ class Writer:
 
     def attribute(self, name: str, meta: Tensor) -> Traced:
         """A tensor that the root module holds."""
-        return Traced.of(self.graph.get_attr(name), meta, self)
+        tensor = attrgetter(name)(self.root)
+        content = content_of(tensor) if type(tensor) in WHOLE else 0.0
+        return Traced.of(self.graph.get_attr(name), meta, self, content)
+
+    @property
+    def tells_lineage(self) -> bool:
+        """Moves are told apart when they are written."""
+        return True
+
+    @staticmethod
+    def content(constant: Any) -> float:
+        """What tells a constant from others."""
+        return constant.content if isinstance(constant, Traced) else content_of(constant)
 
     def module(self, name: str, module: nn.Module, local: Traced, meta: Tensor) -> Traced:
         """The result of a module that is added to the root."""
         self.root.add_module(name, module)
         return Traced.of(self.graph.call_module(name, (local.node,)), meta, self)
 
-    def move(self, local: Traced, route: Route, label: str) -> Traced:
+    def move(self, local: Traced, route: Route, label: Label) -> Traced:
         """A move as a module of its own."""
         if route.is_identity:
             return local
@@ -137,15 +154,15 @@ class Writer:
         self._moves += 1
         return self.module(f"move_{self._moves}", PlannedMove(self.backend, route, label), local, meta)
 
-    def gather_updated(self, locals_: Sequence[Traced], routes: Sequence[Route]) -> list[Traced]:
+    def gather_updated(self, locals_: Sequence[Traced], routes: Sequence[Route], label: Label) -> list[Traced]:
         """Updated weights, by a module of its own."""
-        return self._several(UpdateGather(self.backend, routes), locals_, routes, trains=False)
+        return self._several(UpdateGather(self.backend, routes, label), locals_, routes, trains=False)
 
     def bucket_gradients(
-        self, locals_: Sequence[Traced], routes: Sequence[Route], updates: Sequence[Traced]
+        self, locals_: Sequence[Traced], routes: Sequence[Route], updates: Sequence[Traced], label: Label
     ) -> list[Traced]:
         """Weights whose gradients are sent as one bucket, by a module of its own."""
-        return self._several(GradientBucket(self.backend, routes), [*locals_, *updates], routes, trains=True)
+        return self._several(GradientBucket(self.backend, routes, label), [*locals_, *updates], routes, trains=True)
 
     def _several(
         self, module: nn.Module, given: Sequence[Traced], routes: Sequence[Route], *, trains: bool
@@ -183,7 +200,7 @@ class Writer:
             node = self.graph.call_method(name, tuple(nodes), named)
         else:
             node = self.graph.call_function(func, tuple(nodes), named)
-        return self._results(node, meta)
+        return self._results(node, meta, sum(traced.content for traced in _traced((args, kwargs))))
 
     def _constants(self, argument: Any) -> Any:
         """Concrete tensors become buffers of the root."""
@@ -197,12 +214,13 @@ class Writer:
         self.root.register_buffer(name, argument.to(self.device), persistent=False)
         return self.attribute(name, argument.to("meta"))
 
-    def _results(self, node: fx.Node, meta: Any) -> Any:
+    def _results(self, node: fx.Node, meta: Any, content: float = 0.0) -> Any:
         if isinstance(meta, Tensor):
-            return Traced.of(node, meta, self)
+            return Traced.of(node, meta, self, content)
         if isinstance(meta, (tuple, list)):
             picked = [
-                self._results(self.graph.call_function(_pick, (node, place)), item) for place, item in enumerate(meta)
+                self._results(self.graph.call_function(_pick, (node, place)), item, content)
+                for place, item in enumerate(meta)
             ]
             return picked if isinstance(meta, list) else tuple(picked)
         return meta

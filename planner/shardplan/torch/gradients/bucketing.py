@@ -19,6 +19,7 @@ from shardplan.layout.layout import Layout
 from shardplan.plan.buckets import buckets_of
 from shardplan.plan.types import Move, Plan, TensorDecision
 from shardplan.runtime.names import Named
+from shardplan.torch.collectives.order import Label, digest_of
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.moves import Context
 from shardplan.torch.parameters.orientation import in_module_dims
@@ -124,7 +125,8 @@ class BucketedWeights:
         if name not in self._updated:
             bucket = [each for each in self.buckets.updates.get(name, (name,)) if each in self.shards]
             routes = [self._update_route(each) for each in bucket]
-            made = self.engine.backend.gather_updated([self.shards[each][1] for each in bucket], routes)
+            locals_ = [self.shards[each][1] for each in bucket]
+            made = self.engine.backend.gather_updated(locals_, routes, _label(bucket))
             self._updated |= dict(zip(bucket, made, strict=True))
         return self._updated[name]
 
@@ -139,7 +141,7 @@ class BucketedWeights:
 
     def _bucketed(self, bucket: Sequence[str], locals_: Sequence[Any], updated: Sequence[Any]) -> dict[str, Any]:
         routes = [self._update_route(each) if updated else self._read_route(each) for each in bucket]
-        made = self.engine.backend.bucket_gradients(locals_, routes, updated)
+        made = self.engine.backend.bucket_gradients(locals_, routes, updated, _label(bucket))
         return dict(zip(bucket, made, strict=True))
 
     def _trained(self, names: Sequence[str]) -> list[str]:
@@ -159,13 +161,18 @@ class BucketedWeights:
         return self.engine.router.gradient_route(kept, read, named.shape, self.buckets.moves[name])
 
 
-def gather_updated(locals_: Sequence[Tensor], routes: Sequence[Route], context: Context) -> list[Tensor]:
+def _label(bucket: Sequence[str]) -> Label:
+    more = f" and {len(bucket) - 1} more" if len(bucket) > 1 else ""
+    return Label(f"{bucket[0]}{more}", digest_of(*bucket))
+
+
+def gather_updated(locals_: Sequence[Tensor], routes: Sequence[Route], label: Label, context: Context) -> list[Tensor]:
     """Updated weights, gathered from the shards of the optimizer as one bucket; once for all microbatches."""
 
     def gathered() -> list[Tensor]:
         with torch.no_grad():
             moves = [route.forward_steps for route in routes]
-            return context.executor.run([local.detach() for local in locals_], moves, "update")
+            return context.executor.run([local.detach() for local in locals_], moves, label, "update")
 
     return context.accumulator.once_per_step(routes[0], gathered)
 
@@ -175,9 +182,9 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, routes: Sequence[Route], context: Context, updated: Sequence[Tensor], *locals_: Tensor
+        ctx: Any, routes: Sequence[Route], context: Context, label: Label, updated: Sequence[Tensor], *locals_: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.routes, ctx.context, ctx.is_last = routes, context, context.accumulator.is_last
+        ctx.routes, ctx.context, ctx.is_last, ctx.label = routes, context, context.accumulator.is_last, label
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for tensor in updated or locals_)
 
@@ -189,14 +196,15 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
         ]
         present = [number for number, total in enumerate(totals) if total is not None]
         moves = [ctx.routes[number].backward_steps for number in present]
-        made = ctx.context.executor.run([totals[number] for number in present], moves)
+        label = ctx.label.of("the gradients of")
+        made = ctx.context.executor.run([totals[number] for number in present], moves, label, is_backward=True)
         by_number = dict(zip(present, made, strict=True))
-        return (None, None, None, *(by_number.get(number) for number in range(len(totals))))
+        return (None, None, None, None, *(by_number.get(number) for number in range(len(totals))))
 
 
 def bucket_gradients(
-    locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor], context: Context
+    locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor], label: Label, context: Context
 ) -> list[Tensor]:
     """The local parts of weights (`updated` in their place, if given), whose gradients go back by `routes` as one
     bucket."""
-    return list(_Bucketed.apply(routes, context, updated, *locals_))
+    return list(_Bucketed.apply(routes, context, label, updated, *locals_))

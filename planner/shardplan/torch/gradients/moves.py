@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shardplan.torch.collectives.executor import MoveExecutor
+from shardplan.torch.collectives.order import Label
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.accumulation import GradientAccumulator
 
@@ -25,35 +26,38 @@ class Context(NamedTuple):
 
 class _Move(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, local: Tensor, route: Route, context: Context) -> Tensor:
-        ctx.route, ctx.context, ctx.is_last = route, context, context.accumulator.is_last
+    def forward(ctx: Any, local: Tensor, route: Route, context: Context, label: Label) -> Tensor:
+        ctx.route, ctx.context, ctx.is_last, ctx.label = route, context, context.accumulator.is_last, label
         if not route.forward:
             return local.view_as(local)
         if route.is_update:
             return context.accumulator.once_per_step(
-                route, lambda: context.executor.run([local], [route.forward_steps], "update")[0]
+                route, lambda: context.executor.run([local], [route.forward_steps], label, "update")[0]
             ).detach()
-        (made,) = context.executor.run([local], [route.forward_steps])
+        (made,) = context.executor.run([local], [route.forward_steps], label)
         return made if made is not local else local.view_as(local)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
         route, total = ctx.route, gradient
         if route.accumulates:
             total = ctx.context.accumulator.accumulate(route, gradient, is_last=ctx.is_last)
         if total is None:
-            return None, None, None
-        return ctx.context.executor.run([total], [route.backward_steps])[0], None, None
+            return None, None, None, None
+        label = ctx.label.of("the gradient of")
+        (made,) = ctx.context.executor.run([total], [route.backward_steps], label, is_backward=True)
+        return made, None, None, None
 
 
-def move(local: Tensor, route: Route, context: Context) -> Tensor:
+def move(local: Tensor, route: Route, context: Context, label: Label) -> Tensor:
     """The local tensor after a move; `local` itself where the move does nothing."""
     if route.is_identity:
         return local
-    return _Move.apply(local, route, context)
+    return _Move.apply(local, route, context, label)
 
 
 def with_own_memory(local: Tensor) -> Tensor:
-    """`local`, cloned if a move returned it unchanged: autograd forbids to change such a view in place."""
-    is_unmoved_view = local._is_view() and isinstance(local.grad_fn, _Move._backward_cls)  # noqa: SLF001 - no public name
-    return local.clone() if is_unmoved_view else local
+    """`local`, cloned if it is a view: autograd forbids to change what a move has returned as it was."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - of a node there is no view
+        is_view = local._is_view()  # noqa: SLF001 - no public name
+    return local.clone() if is_view else local

@@ -19,6 +19,7 @@ from shardplan.torch.parameters.orientation import in_module_dims
 from shardplan.torch.placements import wrap
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.propagation.lineage import leaf
 from shardplan.torch.propagation.plan_graph import Key, permuted
 from shardplan.torch.propagation.values import Value
 
@@ -40,6 +41,14 @@ def distribute(model: nn.Module, named: Mapping[str, Named], groups: ProcessGrou
             owner._parameters[attribute] = made[id(tensor)]  # noqa: SLF001
         else:
             owner._buffers[attribute] = made[id(tensor)].data  # noqa: SLF001
+
+
+def place_constants(model: nn.Module, groups: ProcessGroups) -> None:
+    """Bring buffers that every process has whole to its device."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():  # noqa: SLF001 - a buffer is replaced in place
+            if buffer is not None and not isinstance(buffer, DTensor) and not buffer.is_meta:
+                module._buffers[name] = buffer.to(groups.device)  # noqa: SLF001
 
 
 def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -120,7 +129,8 @@ def parameter_value(engine: Engine, named: Named, local: Any, weights: BucketedW
     dtype, grad = engine.backend.describe(local)
     signature = engine.graph.signatures.leaf("weight", named.decision.checkpoint)
     key = Key(signature, named.shape, permuted((), named.perm))
-    value = Value(local, named.layout.forward, named.shape, dtype, grad, key)
+    told = leaf("weight", named.decision.checkpoint)
+    value = Value(local, named.layout.forward, named.shape, dtype, grad, key, lineage=told)
     if weights is not None:
         return weights.value(named.decision.name, value)
     if named.decision.optimizer is None:

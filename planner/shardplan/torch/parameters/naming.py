@@ -28,7 +28,7 @@ def name_parameters(
     """
     names = _tied_names(model, plan, rename)
     found = {first: tuple(model.get_parameter(first).shape) for first in names}
-    known = _with_buffers(model, plan, found)
+    known = _with_buffers(model, plan, found, rename)
     if strict:
         _check_export(plan, names.values(), found, rename)
     matched = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
@@ -38,16 +38,36 @@ def name_parameters(
     return {name: replace(named, name=name) for first, named in matched.items() for name in names.get(first, (first,))}
 
 
+def without_constants(model: nn.Module, named: Mapping[str, Named]) -> tuple[dict[str, Named], frozenset[str]]:
+    """The parameters of `named` that every process keeps its part of, and the tensors of the plan that are constants of
+    the program instead: buffers that no checkpoint has (rotary tables, masks), which each process has whole.
+    """
+    made = {
+        name
+        for path, module in model.named_modules()
+        for attribute in module._non_persistent_buffers_set  # noqa: SLF001 - there is no public name
+        for name in (f"{path}.{attribute}" if path else attribute,)
+    }
+    kept = {name: entry for name, entry in named.items() if name not in made}
+    return kept, frozenset(entry.decision.name for name, entry in named.items() if name in made)
+
+
 def _stored(named: Named) -> Named:
     return replace(named, layout=in_module_dims(stored_layout(named.decision), named))
 
 
-def _with_buffers(model: nn.Module, plan: Plan, parameters: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _with_buffers(
+    model: nn.Module, plan: Plan, parameters: dict[str, tuple[int, ...]], rename: Rename | None
+) -> dict[str, tuple[int, ...]]:
     """Parameters, and the buffers that the plan knows as such (running statistics)."""
     planned = {
         name for tensor in plan.tensors if tensor.role == "parameter" for name in (tensor.checkpoint, *tensor.aliases)
     }
-    buffers = {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in planned}
+    buffers = {
+        name: tuple(buffer.shape)
+        for name, buffer in model.named_buffers()
+        if planned.intersection(_called([name], rename))
+    }
     return {**parameters, **buffers}
 
 

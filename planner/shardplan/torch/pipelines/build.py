@@ -126,9 +126,9 @@ class _Build:
         self, number: int, received: Mapping[str, int], nodes: StageNodes, groups: ProcessGroups
     ) -> LocalStage:
         applied = AppliedPlan(
-            self.model, self.stages.stages[number].plan, groups, strict=self.strict, received_dims=received
-        )
-        applied.named = self.named[number]
+            self.model, self.stages.stages[number].plan, groups,
+            named=self.named[number], strict=self.strict, received_dims=received,
+        )  # fmt: skip
         return LocalStage(number, nodes, applied)
 
     def _arriving(self, number: int) -> tuple[str, Layout] | None:

@@ -24,6 +24,7 @@ from shardplan.layout.placement import S
 from shardplan.plan.types import CollectiveStep
 from shardplan.runtime.shards import Runs, runs_of
 from shardplan.torch.collectives.executor import MoveExecutor
+from shardplan.torch.collectives.order import Label
 from shardplan.torch.collectives.routes import TensorSteps
 from shardplan.torch.collectives.steps import Box, box_size, shared_boxes
 from shardplan.torch.process_groups import ProcessGroups
@@ -162,7 +163,7 @@ class PendingReceive:
         if transfer.gather is None:
             return made
         move = TensorSteps(transfer.wire.layout, (transfer.gather,), transfer.shape)
-        return MoveExecutor(transfer.groups).run([made], [move], "p2p")[0]
+        return MoveExecutor(transfer.groups).run([made], [move], Label(), "p2p")[0]
 
 
 def wire_endpoint(

@@ -26,6 +26,7 @@ from shardplan.torch.microbatch_plan import microbatches_of
 from shardplan.torch.pipelines.cut import StageNodes
 from shardplan.torch.propagation.conformance import check_conformance
 from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.propagation.lineage import leaf
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Value
 
@@ -169,7 +170,8 @@ class _StageRewriting(GraphRewriter):
         signatures = self.engine.graph.signatures
         key = Key(signatures.leaf("input", tensor), shape)
         arrived = layout if part.requires_grad else layout.forward
-        value = Value(place, arrived, shape, example.dtype, part.requires_grad, key)
+        told = leaf("received", tensor)
+        value = Value(place, arrived, shape, example.dtype, part.requires_grad, key, lineage=told)
         kept = self.engine.graph.values[key].layout
         return self.engine.convert(value, kept, inner=True)
 

@@ -9,8 +9,9 @@ operands disagree, a move is made that the plan does not have, and recorded.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -20,8 +21,10 @@ import torch
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import to_text
 from shardplan.plan.types import Plan, TensorDecision
+from shardplan.torch.collectives.order import Label, digest_of
 from shardplan.torch.collectives.routes import Route, Router
 from shardplan.torch.process_groups import ProcessGroups
+from shardplan.torch.propagation.lineage import Lineage, lineage_of, values_in
 from shardplan.torch.propagation.plan_graph import Key, PlanGraph, plan_graph
 from shardplan.torch.propagation.sharding import propagate
 from shardplan.torch.propagation.signatures import CONSTANT
@@ -31,13 +34,22 @@ from shardplan.torch.propagation.values import Call, Site, Value
 class Backend(Protocol):
     """What operations run on: local tensors, at once, or nodes of a graph under construction."""
 
-    def move(self, local: Any, route: Route, label: str) -> Any:
+    @property
+    def tells_lineage(self) -> bool:
+        """Whether moves are told apart by the lineage of what they move."""
+
+    def content(self, constant: Any) -> float:
+        """What tells a constant from others (see `shardplan.torch.collectives.order.content_of`)."""
+
+    def move(self, local: Any, route: Route, label: Label) -> Any:
         """The local tensor after a move."""
 
-    def gather_updated(self, locals_: Sequence[Any], routes: Sequence[Route]) -> list[Any]:
+    def gather_updated(self, locals_: Sequence[Any], routes: Sequence[Route], label: Label) -> list[Any]:
         """Updated weights, gathered from the shards of the optimizer as one bucket."""
 
-    def bucket_gradients(self, locals_: Sequence[Any], routes: Sequence[Route], updated: Sequence[Any]) -> list[Any]:
+    def bucket_gradients(
+        self, locals_: Sequence[Any], routes: Sequence[Route], updated: Sequence[Any], label: Label
+    ) -> list[Any]:
         """Weights, or `updated` in their place; their gradients are sent as one bucket."""
 
     def describe(self, local: Any) -> tuple[torch.dtype, bool]:
@@ -55,14 +67,19 @@ class Record:
 
 
 class Engine:
-    """Runs calls under a plan."""
+    """Runs calls under a plan. `constants`: tensors of the plan that the program has whole on every process. Of the
+    operation under way: `_operation`, the lineage of its results, and `_moves`, how many moves it has made."""
 
-    def __init__(self, plan: Plan, groups: ProcessGroups, backend: Backend) -> None:
+    def __init__(
+        self, plan: Plan, groups: ProcessGroups, backend: Backend, constants: Container[str] = frozenset()
+    ) -> None:
         self.plan, self.groups, self.backend = plan, groups, backend
-        self.graph: PlanGraph = plan_graph(plan)
+        self.graph: PlanGraph = plan_graph(plan, constants)
         self.router = Router(plan)
         self.record = Record()
         self.is_beside_plan = False
+        self._operation: Lineage | None = None
+        self._moves = 0
 
     @contextlib.contextmanager
     def beside_plan(self) -> Iterator[None]:
@@ -85,13 +102,29 @@ class Engine:
         target = kept if value.grad else kept.forward
         source = value.layout if value.grad else value.layout.forward
         route = self.router.update_route(source, target, value.shape, decision)
-        return replace(value, local=self.backend.move(value.local, route, decision.name), layout=target, forms={})
+        local = self.backend.move(value.local, route, Label(decision.name))
+        return replace(value, local=local, layout=target, forms={})
 
     def constant(self, tensor: Any, shape: Sequence[int]) -> Value:
         """A tensor that every process has whole."""
         dtype, grad = self.backend.describe(tensor)
         layout = Layout.replicated(len(self.groups.mesh))
         return Value(tensor, layout, tuple(shape), dtype, grad, Key(CONSTANT, tuple(shape)))
+
+    def run_rule(self, rule: Rule, op: Op) -> Any:
+        """The results of an operation by its rule, with their lineage, if moves are told apart by it."""
+        if not self.backend.tells_lineage:
+            return rule(self, op)
+        before = self._operation, self._moves
+        told = lineage_of(op.name, (op.args, op.kwargs), self.backend.content)
+        self._operation, self._moves = told, 0
+        try:
+            made = rule(self, op)
+        finally:
+            self._operation, self._moves = before
+        for number, value in enumerate(values_in(made)):
+            value.lineage = value.lineage or told.then(number)
+        return made
 
     def run(self, call: Call) -> list[Value]:
         """The results of a call, kept as the plan keeps them."""
@@ -170,6 +203,18 @@ class Engine:
                 return self._move(self.served(value), read.layout, read.tensor, read.reader)
         return value
 
+    def write(self, target: Any, made: Value) -> None:
+        """Let `target`, a value or a constant, be `made`: what an operation does that changes an operand in place."""
+        if not isinstance(target, Value):
+            whole = self.convert(made, Layout.replicated(len(self.groups.mesh)), inner=True)
+            target.copy_(whole.local.detach())
+            return
+        dtype, grad = self.backend.describe(made.local)
+        source = replace(made, grad=grad, layout=made.layout if grad else made.layout.forward, forms={})
+        kept = self.convert(source, target.layout, inner=True)
+        target.local, target.layout, target.dtype, target.grad = kept.local, kept.layout, dtype, grad
+        target.forms, target.reads, target.lineage = {}, 0, made.lineage
+
     def _move(self, value: Value, layout: Layout, tensor: str, reader: str, *, inner: bool = False) -> Value:
         target = layout if value.grad else layout.forward
         if tensor:
@@ -182,8 +227,19 @@ class Engine:
             self.record.unplanned[
                 f"{to_text(value.layout, mesh)} -> {to_text(target, mesh)} of {list(value.shape)}"
             ] += 1
-        local = self.backend.move(value.local, route, tensor)
-        return Value(local, target, value.shape, value.dtype, value.grad, value.key)
+        local = self.backend.move(value.local, route, self._label(value, tensor, reader))
+        return Value(local, target, value.shape, value.dtype, value.grad, value.key, lineage=value.lineage)
+
+    def _label(self, value: Value, tensor: str, reader: str) -> Label:
+        """Of a move: the value, and which of the moves of the operation under way it is."""
+        if not self.backend.tells_lineage:
+            return Label(tensor)
+        self._moves += 1
+        told = [lineage for lineage in (self._operation, value.lineage) if lineage is not None]
+        number = self._moves if self._operation is not None else 0
+        content = math.fsum(sorted({content for lineage in told for content in lineage.constants}))
+        digest = digest_of(number, *(lineage.digest for lineage in told))
+        return Label(f"{tensor} for {reader}" if reader else tensor, digest, content)
 
 
 class Op(NamedTuple):

@@ -7,7 +7,7 @@ Plans name values as the ONNX file does. A program has other names, other views 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -80,13 +80,13 @@ def permuted(perm: tuple[int, ...], by: Sequence[int]) -> tuple[int, ...]:
     return () if found == tuple(range(len(found))) else found
 
 
-def plan_graph(plan: Plan) -> PlanGraph:
-    """The graph of `plan`."""
+def plan_graph(plan: Plan, constants: Container[str] = frozenset()) -> PlanGraph:
+    """The graph of `plan`. `constants`: tensors of the plan that are none of it, but constants of the program."""
     graph = PlanGraph(Signatures())
     tensors = {tensor.name: tensor for tensor in plan.tensors}
     for tensor in plan.tensors:
         leaf = {"parameter": ("weight", tensor.checkpoint), "input": ("input", tensor.name)}.get(tensor.role)
-        if leaf is not None:
+        if leaf is not None and tensor.name not in constants:
             key = Key(graph.signatures.leaf(*leaf), tensor.shape, permuted((), tensor.perm))
             _enter(graph, key, tensor)
     for operator in plan.operators:

@@ -11,6 +11,7 @@ import torch
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import local_shape
 from shardplan.layout.mesh import Mesh
+from shardplan.torch.propagation.lineage import Lineage
 from shardplan.torch.propagation.plan_graph import Key
 
 Factors = tuple[str, ...]
@@ -22,7 +23,7 @@ Dims = tuple[Factors, ...]
 class Value:
     """A tensor of global `shape`. `local`: the part of this process (or a node of a graph under construction);
     `layout`: dual pairs where `grad` (a gradient comes back), else plain. `forms`: other layouts it has been brought
-    to, `reads`: how often it has been read there.
+    to, `reads`: how often it has been read there; `lineage`: what tells it from all others, while that is asked for.
     """
 
     local: Any
@@ -33,6 +34,7 @@ class Value:
     key: Key
     forms: dict[str, Value] = field(default_factory=dict)
     reads: int = 0
+    lineage: Lineage | None = None
 
     @property
     def rank(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -11,15 +12,18 @@ from shardplan.torch.propagation.engine import Engine, Op, Rule
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules import (
     attention,
+    channel_norms,
     convolution,
     dropout,
     elementwise,
     fallback,
+    losses,
     norms,
     products,
     reductions,
     slicing,
     views,
+    windows,
 )
 from shardplan.torch.rules.function_names import name_of
 
@@ -27,6 +31,17 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.elementwise),
     **dict.fromkeys(("softmax", "_softmax", "log_softmax"), norms.normalised),
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
+    "batch_norm": channel_norms.batch_norm,
+    "group_norm": channel_norms.group_norm,
+    "instance_norm": channel_norms.instance_norm,
+    **dict.fromkeys(windows.POOLS, windows.pool),
+    **dict.fromkeys(windows.SAMPLINGS, windows.sampling),
+    "pad": windows.pad,
+    "stack": slicing.stack,
+    "requires_grad": elementwise.requires_grad,
+    **dict.fromkeys(losses.DISTANCES, losses.distance),
+    "broadcast_tensors": views.broadcast,
+    "cross_entropy_loss": losses.cross_entropy,
     **dict.fromkeys(("dropout", "feature_dropout"), dropout.dropout),
     **dict.fromkeys(
         ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "any", "all",
@@ -43,6 +58,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("split", "chunk", "split_with_sizes", "tensor_split", "unbind"), slicing.split),
     **dict.fromkeys(("narrow", "select", "slice"), slicing.narrow),
     "getitem": slicing.getitem,
+    "setitem": slicing.setitem,
     **dict.fromkeys(("cat", "concat", "concatenate"), slicing.cat),
     "linear": products.linear,
     **dict.fromkeys(("addmm", "baddbmm"), products.addmm),
@@ -58,6 +74,12 @@ _NAMED = ("condition", "input", "self", "mask", "other", "exponent", "value", "m
 """Operands that elementwise functions also take by name, in the order in which they take them by place."""
 
 
+def has_rule(func: Callable[..., Any]) -> bool:
+    """Whether there is a rule for a function; of losses, for those of ATen, which take other arguments."""
+    name = name_of(func)
+    return name in RULES and not (name in losses.DISTANCES and isinstance(func, FunctionType))
+
+
 def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run one operation; `args` hold values where tensors would be."""
     name = name_of(func)
@@ -65,4 +87,4 @@ def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs:
     if named and name in elementwise.ELEMENTWISE:
         args = [*args, *(kwargs[key] for key in named)]
         kwargs = {key: given for key, given in kwargs.items() if key not in named}
-    return RULES.get(name, fallback.replicated)(engine, Op(name, func, args, kwargs))
+    return engine.run_rule(RULES.get(name, fallback.replicated), Op(name, func, args, kwargs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ SCALES = frozenset(("mul", "rmul", "imul", "multiply", "div", "truediv", "itrued
 SELECTS = frozenset(("where", "masked_fill"))
 SAME = frozenset(
     ("neg", "to", "_to_copy", "type_as", "float", "half", "bfloat16", "double", "type", "clone", "alias", "detach",
-     "contiguous", "cpu", "cuda", "positive", "lift_fresh_copy", "requires_grad_")
+     "contiguous", "cpu", "cuda", "positive", "lift_fresh_copy")
 )  # fmt: skip
 """Linear functions of one value."""
 OTHERS = frozenset(
@@ -29,7 +30,7 @@ OTHERS = frozenset(
      "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor", "and",
      "or", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "floor", "ceil", "round",
      "remainder", "mod", "floordiv", "floor_divide", "fmod", "atan2", "long", "int", "bool", "erfc", "expm1",
-     "addcmul", "addcdiv", "lerp", "softsign", "tan", "fill", "zeros_like", "ones_like", "full_like")
+     "addcmul", "addcdiv", "lerp", "softsign", "tan", "fill", "zeros_like", "ones_like", "full_like", "zero")
 )  # fmt: skip
 GUARDS = frozenset(("isnan", "isinf", "isfinite", "nan_to_num"))
 """What only asks whether a value is a number leaves it what it is: exporters guard a softmax so."""
@@ -68,6 +69,16 @@ def elementwise(engine: Engine, op: Op) -> Value:
         chains=op.name not in SAME,
     )
     return engine.run(call)[0]
+
+
+def requires_grad(engine: Engine, op: Op) -> Value:
+    """A value that takes a gradient from here on, as all do that have one."""
+    del engine
+    value: Value = op.args[0]
+    wanted = op.kwargs.get("requires_grad", op.args[1] if len(op.args) > 1 else True)
+    if value.grad or not wanted:
+        return value
+    return replace(value, local=value.local.detach().requires_grad_(), grad=True, forms={})
 
 
 def _aligned(shape: tuple[int, ...], replicated: tuple[int, ...]) -> Dims:

@@ -2,53 +2,93 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
+from shardplan.torch.gradients.moves import with_own_memory
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Value
+from shardplan.torch.rules.function_names import in_place
 
 
 def replicated(engine: Engine, op: Op) -> Any:
-    """An operation without a rule: every process does all of it."""
+    """An operation without a rule: every process does all of it. Operands that it changes in place are written."""
     engine.record.without_rule[op.name] += 1
-    leaves: list[Value] = []
-
-    def collect(argument: Any) -> Any:
-        if isinstance(argument, Value):
-            leaves.append(argument)
-            return _Place(len(leaves) - 1)
-        if isinstance(argument, (tuple, list)):
-            return type(argument)(collect(item) for item in argument)
-        return argument
-
-    given = [collect(argument) for argument in op.args]
-    named = {key: collect(argument) for key, argument in op.kwargs.items()}
-    plain = [engine.convert(value, engine.constant(value.local, value.shape).layout) for value in leaves]
-
-    def fill(argument: Any) -> Any:
-        if isinstance(argument, _Place):
-            return plain[argument.number].local
-        if isinstance(argument, (tuple, list)):
-            return type(argument)(fill(item) for item in argument)
-        return argument
-
-    made = op.func(*[fill(argument) for argument in given], **{key: fill(item) for key, item in named.items()})
-    signature = engine.graph.signatures.nonlinear([value.key.signature for value in leaves])
-
-    def as_value(result: Any) -> Any:
-        if isinstance(result, torch.Tensor):
-            shape = tuple(result.shape)
-            return engine.result(result, engine.constant(result, shape).layout, shape, Key(signature, shape))
-        if isinstance(result, (tuple, list)):
-            return type(result)(as_value(item) for item in result)
-        return result
-
-    return as_value(made)
+    gathered = _Gathered(engine)
+    given = [gathered.collect(argument) for argument in op.args]
+    named = {key: gathered.collect(argument) for key, argument in op.kwargs.items()}
+    before = [_version(value) for value in gathered.whole]
+    filled = [gathered.fill(argument) for argument in given]
+    if in_place(op.func) and isinstance(op.args[0], Value):
+        filled[0] = with_own_memory(filled[0])
+    made = op.func(*filled, **{key: gathered.fill(argument) for key, argument in named.items()})
+    told = {a.number for place, a in enumerate(given) if isinstance(a, _Place) and _is_changed(op.func, place)}
+    for number, (value, whole) in enumerate(zip(gathered.values, gathered.whole, strict=True)):
+        if number in told or _version(whole) != before[number]:
+            engine.write(value, whole)
+    signature = engine.graph.signatures.nonlinear([value.key.signature for value in gathered.values])
+    return _values(engine, made, signature)
 
 
+@dataclass(frozen=True)
 class _Place:
-    def __init__(self, number: int) -> None:
-        self.number = number
+    """Stands for a value among arguments."""
+
+    number: int
+
+
+@dataclass
+class _Gathered:
+    """The values among the arguments of an operation, in order, and the same gathered."""
+
+    engine: Engine
+    values: list[Value] = field(default_factory=list)
+    whole: list[Value] = field(default_factory=list)
+
+    def collect(self, argument: Any) -> Any:
+        """An argument with places for values, which are gathered."""
+        if isinstance(argument, Value):
+            layout = self.engine.constant(argument.local, argument.shape).layout
+            self.values.append(argument)
+            self.whole.append(self.engine.convert(argument, layout))
+            return _Place(len(self.values) - 1)
+        if isinstance(argument, (tuple, list)):
+            return type(argument)(self.collect(item) for item in argument)
+        return argument
+
+    def fill(self, argument: Any) -> Any:
+        """An argument with whole tensors in those places."""
+        if isinstance(argument, _Place):
+            return self.whole[argument.number].local
+        if isinstance(argument, (tuple, list)):
+            return type(argument)(self.fill(item) for item in argument)
+        return argument
+
+
+def _values(engine: Engine, result: Any, signature: int) -> Any:
+    """Results with values in place of tensors."""
+    if isinstance(result, torch.Tensor):
+        shape = tuple(result.shape)
+        return engine.result(result, engine.constant(result, shape).layout, shape, Key(signature, shape))
+    if isinstance(result, (tuple, list)):
+        items = [_values(engine, item, signature) for item in result]
+        return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+    return result
+
+
+def _version(value: Value) -> int:
+    """Rises with every change in place."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - a traced tensor has no versions
+        return 0 if value.local.is_inference() else value.local._version  # noqa: SLF001
+
+
+def _is_changed(func: Any, position: int) -> bool:
+    """Whether an operator of ATen says that it changes an argument."""
+    if not isinstance(func, OpOverload):
+        return False
+    alias = func._schema.arguments[position].alias_info  # noqa: SLF001 - there is no public name
+    return alias is not None and alias.is_write

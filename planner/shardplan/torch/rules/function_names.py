@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
-_IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__"))
+_IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"))
 
 
 def name_of(func: Any) -> str:
@@ -17,6 +18,14 @@ def name_of(func: Any) -> str:
     return name if name == "_" else name.rstrip("_") or name
 
 
+def out_of_place(func: Any) -> Any:
+    """The operator of ATen that returns what one that works in place writes; `func` itself where there is none."""
+    if not isinstance(func, OpOverload) or not func._schema.name.endswith("_"):  # noqa: SLF001 - as above
+        return func
+    packet = getattr(torch.ops.aten, func._schema.name.split("::")[-1].rstrip("_"), None)  # noqa: SLF001
+    return getattr(packet, func._overloadname, func)  # noqa: SLF001
+
+
 def in_place(func: Any) -> bool:
     """Whether an operation changes its first operand."""
     if isinstance(func, OpOverload):
@@ -24,4 +33,4 @@ def in_place(func: Any) -> bool:
     name = str(getattr(func, "__name__", ""))
     if name.startswith("__"):
         return name in _IN_PLACE
-    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return name.endswith("_") and not name.endswith("__")

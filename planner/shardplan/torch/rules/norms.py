@@ -32,8 +32,8 @@ def normalised(engine: Engine, op: Op) -> Value:
     dtype = op.kwargs.get("dtype", op.args[2] if len(op.args) > 2 and isinstance(op.args[2], torch.dtype) else None)
     key = Key(softmax(engine.graph.signatures, [value.key.signature]), value.shape)
     read = engine.read(value, [key])
-    if _is_split(read, (dim,)):
-        return _result(engine, _split_softmax(engine, read, dim, is_log=is_log), key)
+    if is_split(read, (dim,)):
+        return known_as(engine, _split_softmax(engine, read, dim, is_log=is_log), key)
     made = torch.log_softmax if is_log else torch.softmax
     call = unary(read, key, lambda locals_, _: made(locals_[0], dim, dtype=dtype), [dim])
     call.ready = True
@@ -42,11 +42,11 @@ def normalised(engine: Engine, op: Op) -> Value:
 
 def _split_softmax(engine: Engine, value: Value, dim: int, *, is_log: bool) -> Value:
     """The maximum and the sum of exponentials of a row come from all its parts."""
-    value = _unknown(value)
-    top = _over_parts(engine, _partial(engine, value, dim, lambda local: local.detach().amax(dim, True), "max"))
+    value = unknown(value)
+    top = over_parts(engine, _partial(engine, value, dim, lambda local: local.detach().amax(dim, True), "max"))
     shifted = elementwise(engine, Op("sub", torch.sub, [value, top]))
     powers = elementwise(engine, Op("exp", torch.exp, [shifted]))
-    total = _over_parts(engine, reduction(engine, Op("sum", torch.sum, [powers, dim, True])))
+    total = over_parts(engine, reduction(engine, Op("sum", torch.sum, [powers, dim, True])))
     if is_log:
         return elementwise(engine, Op("sub", torch.sub, [shifted, elementwise(engine, Op("log", torch.log, [total]))]))
     return elementwise(engine, Op("div", torch.div, [powers, total]))
@@ -61,12 +61,12 @@ def layer_norm(engine: Engine, op: Op) -> Value:
     dims = tuple(range(value.rank - size, value.rank))
     key = Key(engine.graph.signatures.nonlinear([operand.key.signature for operand in operands]), value.shape)
     read = [engine.read(operand, [key]) for operand in operands]
-    if any(_is_split(operand, range(operand.rank - size, operand.rank)) for operand in read):
+    if any(is_split(operand, range(operand.rank - size, operand.rank)) for operand in read):
         epsilon = given.get("eps")
         epsilon = torch.finfo(value.dtype).eps if epsilon is None else epsilon
-        parts = dict(zip(affine, map(_unknown, read[1:]), strict=True))
+        parts = dict(zip(affine, map(unknown, read[1:]), strict=True))
         centred = op.name == "layer_norm"
-        return _result(engine, _split_norm(engine, _unknown(read[0]), parts, dims, epsilon, centred=centred), key)
+        return known_as(engine, _split_norm(engine, unknown(read[0]), parts, dims, epsilon, centred=centred), key)
 
     def run(locals_: list[Any], site: Site) -> Any:
         del site
@@ -91,13 +91,9 @@ def _split_norm(
     engine: Engine, value: Value, affine: dict[str, Value], dims: tuple[int, ...], epsilon: float, *, centred: bool
 ) -> Value:
     """Mean and mean square come from all parts."""
-
-    def mean(of: Value) -> Value:
-        return _over_parts(engine, reduction(engine, Op("mean", torch.mean, [of, dims, True])))
-
     if centred:
-        value = elementwise(engine, Op("sub", torch.sub, [value, mean(value)]))
-    square = mean(elementwise(engine, Op("square", torch.square, [value])))
+        value = elementwise(engine, Op("sub", torch.sub, [value, mean_over(engine, value, dims)]))
+    square = mean_over(engine, elementwise(engine, Op("square", torch.square, [value])), dims)
     scale = elementwise(engine, Op("rsqrt", lambda local: torch.rsqrt(local + epsilon), [square]))
     made = elementwise(engine, Op("mul", torch.mul, [value, scale]))
     if "weight" in affine:
@@ -105,11 +101,17 @@ def _split_norm(
     return elementwise(engine, Op("add", torch.add, [made, affine["bias"]])) if "bias" in affine else made
 
 
-def _is_split(value: Value, dims: Sequence[int]) -> bool:
+def mean_over(engine: Engine, value: Value, dims: tuple[int, ...]) -> Value:
+    """The mean over dims, which stay, of all parts."""
+    return over_parts(engine, reduction(engine, Op("mean", torch.mean, [value, dims, True])))
+
+
+def is_split(value: Value, dims: Sequence[int]) -> bool:
+    """Whether any of `dims` is sharded."""
     return any(placement.is_shard and placement.dim in dims for placement in value.layout.placements)
 
 
-def _unknown(value: Value) -> Value:
+def unknown(value: Value) -> Value:
     """The value as one that no plan knows: what happens inside an operator is not the plan's business."""
     return replace(value, key=Key(CONSTANT, value.shape), forms={}, reads=0)
 
@@ -123,11 +125,12 @@ def _partial(engine: Engine, value: Value, dim: int, func: Callable[[Any], Any],
     return engine.run(call)[0]
 
 
-def _over_parts(engine: Engine, value: Value) -> Value:
+def over_parts(engine: Engine, value: Value) -> Value:
     """A statistic of all parts, from those of each."""
     placements = (p if p.kind != "P" else RP if value.grad else R for p in value.layout.placements)
     return engine.convert(value, Layout.of(*placements, order=value.layout.order), inner=True)
 
 
-def _result(engine: Engine, value: Value, key: Key) -> Value:
+def known_as(engine: Engine, value: Value, key: Key) -> Value:
+    """A value as what the plan knows by `key`, and in its layout."""
     return engine.result(value.local, value.layout, value.shape, key)

@@ -126,6 +126,17 @@ def getitem(engine: Engine, op: Op) -> Value:
     return result  # type: ignore[no-any-return]
 
 
+def setitem(engine: Engine, op: Op) -> Any:
+    """A value with some of its items set; every process does all of it."""
+    return replicated(engine, Op(op.name, _with_items, op.args))
+
+
+def _with_items(whole: Any, index: Any, items: Any) -> Any:
+    made = whole.clone()
+    made[index] = items
+    return made
+
+
 def _is_basic(item: Any) -> bool:
     if isinstance(item, list):
         return len(item) == 1 and type(item[0]) is int
@@ -159,3 +170,11 @@ def cat(engine: Engine, op: Op) -> Value:
         pieces=Pieces(f"x{dim}", sizes, (0,), joins=True),
     )  # fmt: skip
     return engine.run(call)[0]
+
+
+def stack(engine: Engine, op: Op) -> Value:
+    """Values one after the other along a new dim."""
+    values = [as_value(engine, item) for item in op.args[0]]
+    dim = int(op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)) % (values[0].rank + 1)
+    parts = [reshape(engine, Op("unsqueeze", torch.unsqueeze, [value, dim])) for value in values]
+    return cat(engine, Op("cat", torch.cat, [parts, dim]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key, permuted
 from shardplan.torch.propagation.values import Call, Dims, Value
+from shardplan.torch.rules.function_names import name_of
 
 PERMUTATIONS = frozenset(
     ("transpose", "permute", "t", "T", "mT", "movedim", "swapaxes", "swapdims", "moveaxis", "numpy_T")
@@ -28,6 +29,20 @@ RESHAPES = frozenset(
         "ravel",
     )
 )
+
+_PIECES = ("narrow", "select", "slice", "split", "chunk", "split_with_sizes", "tensor_split", "unbind", "getitem")
+_VIEWS = (PERMUTATIONS | RESHAPES | {"expand", "broadcast_to", "alias", "detach", *_PIECES}) - {"view_as", "reshape_as"}
+
+
+def is_view(func: Callable[..., Any], rest: Sequence[Any]) -> bool:
+    """Whether a function returns views of its first operand; `rest`: its other arguments."""
+    return name_of(func) in _VIEWS and not any(isinstance(item, torch.Tensor) for item in _flat(rest))
+
+
+def _flat(argument: Any) -> Sequence[Any]:
+    if isinstance(argument, (tuple, list)):
+        return [item for each in argument for item in _flat(each)]
+    return [argument]
 
 
 def reshape(engine: Engine, op: Op) -> Value:
@@ -155,6 +170,17 @@ def expand(engine: Engine, op: Op) -> Value:
         guide=None if planned is None else planned.layout,
     )  # fmt: skip
     return engine.run(call)[0]
+
+
+def broadcast(engine: Engine, op: Op) -> tuple[Value, ...]:
+    """Values in the shape that they have together."""
+    given = op.args[0] if len(op.args) == 1 and isinstance(op.args[0], (tuple, list)) else op.args
+    values = [item if isinstance(item, Value) else engine.constant(item, tuple(item.shape)) for item in given]
+    shape = torch.broadcast_shapes(*(value.shape for value in values))
+    return tuple(
+        value if value.shape == shape else expand(engine, Op("expand", torch.Tensor.expand, [value, *shape]))
+        for value in values
+    )
 
 
 def repeat(engine: Engine, op: Op) -> Value:

@@ -1,8 +1,7 @@
 """List scheduling: tasks on streams that each run one at a time, every stream taking the first of its ready tasks.
 
-The price of a plan is a sum in which a share of some communication is taken to hide (`shardplan.planning.objective`).
-Here the same work is laid out in time instead, so that a collective hides exactly where there is something to compute
-while it runs. Compute that runs beside communication is slower by `kappa`: both want memory bandwidth and processors.
+Pipelines are laid out so: stages run microbatches in an order of their own, and what is handed on makes them wait.
+Compute that runs beside communication is slower by `kappa`: both want memory bandwidth and processors.
 """
 
 from __future__ import annotations
@@ -26,15 +25,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`starts[i]`, `ends[i]`: seconds of task i from the start of the step; `seconds`: when the last one ends."""
+    """`starts[i]`, `ends[i]`: seconds of task i from the start of the step; `step_s`: its length, where not all of its
+    tasks are listed."""
 
     tasks: tuple[Task, ...]
     starts: tuple[float, ...]
     ends: tuple[float, ...]
+    step_s: float | None = None
 
     @property
     def seconds(self) -> float:
-        return max(self.ends, default=0.0)
+        """When the last task ends."""
+        return max(self.ends, default=0.0) if self.step_s is None else self.step_s
 
     def busy(self, stream: int) -> float:
         """Seconds in which a stream works."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardplan.cost.schedule import Task, schedule
+from shardplan.schedule.tasks import Task, schedule
 
 
 @st.composite

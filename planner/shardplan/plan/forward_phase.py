@@ -1,0 +1,113 @@
+"""The forward pass of one microbatch as a program, with weights prefetched for their readers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from shardplan.plan.phases import Phase, PhaseName, PhaseWriter
+from shardplan.plan.step_moves import Moves, StepMoves
+from shardplan.plan.types import OperatorDecision
+
+
+def forward(step: StepMoves, name: PhaseName, count: int) -> Phase:
+    """The forward pass of one microbatch; the `first forward` brings new weights to where they are kept."""
+    writer = PhaseWriter()
+    updated = _updates(step, writer) if name == "first forward" else {}
+    fetch = Prefetch(step, writer, step.bring, updated)
+    order = range(len(step.parts.operators))
+    ahead = step.ahead(order)
+    available = {tensor for tensor in step.readers if tensor not in step.makers}
+    pending: list[int] = []
+    for index in order:
+        operator = step.parts.operators[index]
+        pending += ahead.get(index, ())
+        pending = [other for other in pending if not fetch.issue(other, available, index)]
+        fetch.wait(index)
+        for tensor in dict.fromkeys(filter(None, operator.inputs)):
+            for number in (*fetch.first_blocking(tensor), *step.bring.own.get((tensor, operator.name), ())):
+                if step.parts.moves[number].kind == "blocking":
+                    writer.block(step.scaled(number, step.times(number)), index)
+        writer.compute(operator.name, _forward_ns(step, operator), index)
+        writer.block(step.inner(operator, operator.inner_forward_ns), index)
+        for tensor in filter(None, operator.outputs):
+            for number in step.bring.shared.get(tensor, ()):
+                writer.block(step.scaled(number, step.times(number, operator)), index)
+            available.add(tensor)
+    return writer.phase(name, count)
+
+
+def _updates(step: StepMoves, writer: PhaseWriter) -> dict[str, int]:
+    """New weights, in the order in which they are read, on their way to where they are kept."""
+    updates = {move.tensor: n for n, move in enumerate(step.parts.moves) if move.phase == "update"}
+    issued: dict[str, int] = {}
+    sent: dict[int, int] = {}
+    for operator in step.parts.operators:
+        for tensor in operator.inputs:
+            if tensor in updates and tensor not in issued:
+                bucket = step.parts.moves[updates[tensor]].bucket
+                if bucket is None:
+                    issued[tensor] = writer.issue(step.units(updates[tensor]), -1)
+                    continue
+                if bucket not in sent:
+                    sent[bucket] = writer.issue(step.bucket(bucket), -1)
+                issued[tensor] = sent[bucket]
+    return issued
+
+
+def _forward_ns(step: StepMoves, operator: OperatorDecision) -> float:
+    return (operator.compute_ns - operator.backward_ns) / step.parts.microbatches
+
+
+class Prefetch:
+    """Weights gathered for their readers, in forward or again in backward. `known[t]`: number of what brings tensor t
+    to all of its readers; `own[t, r]`: of what brings it to reader r."""
+
+    def __init__(self, step: StepMoves, writer: PhaseWriter, moves: Moves, known: Mapping[str, int]) -> None:
+        self.step, self.writer, self.moves = step, writer, moves
+        self.known: dict[str, int] = dict(known)
+        self.own: dict[tuple[str, str], int] = {}
+        self.stored: set[str] = set()
+        self._shared_blocking: set[str] = set()
+
+    def issue(self, index: int, available: Collection[str], at: int) -> bool:
+        """Issue what operator `index` reads, as far as it is there; whether that was all."""
+        operator, done = self.step.parts.operators[index], True
+        again = self.moves is self.step.regather
+        for tensor in dict.fromkeys(filter(None, operator.inputs)):
+            if tensor not in available and index != at:
+                done = done and not self._moves_later(tensor, operator.name)
+                continue
+            if tensor not in self.stored and (again or tensor not in self.step.makers):
+                self.stored.add(tensor)
+                self.known[tensor] = self._issue(self.moves.shared.get(tensor, ()), tensor, at)
+            if (tensor, operator.name) not in self.own:
+                own = self.moves.own.get((tensor, operator.name), ())
+                self.own[tensor, operator.name] = self._issue(own, tensor, at)
+        return done
+
+    def _moves_later(self, tensor: str, reader: str) -> bool:
+        numbers = (*self.moves.shared.get(tensor, ()), *self.moves.own.get((tensor, reader), ()))
+        return any(self.step.parts.moves[number].kind != "blocking" for number in numbers)
+
+    def _issue(self, numbers: Sequence[int], tensor: str, at: int) -> int:
+        """Issue the moves that are not waited for where they stand; the number of the last collective."""
+        after = self.known.get(tensor, -1)
+        for number in numbers:
+            move = self.step.parts.moves[number]
+            if move.kind != "blocking" and move.phase != "update":
+                after = self.writer.issue(self.step.scaled(number, self.step.times(number)), at, after)
+        return after
+
+    def first_blocking(self, tensor: str) -> Sequence[int]:
+        """The blocking moves of a tensor for all of its readers, when the first of them comes."""
+        if tensor in self._shared_blocking or tensor in self.step.makers:
+            return ()
+        self._shared_blocking.add(tensor)
+        return self.moves.shared.get(tensor, ())
+
+    def wait(self, index: int) -> None:
+        """Wait for what an operator reads."""
+        operator = self.step.parts.operators[index]
+        for tensor in dict.fromkeys(filter(None, operator.inputs)):
+            number = self.own.get((tensor, operator.name), self.known.get(tensor, -1))
+            self.writer.wait(number, tensor, index)

@@ -1,0 +1,86 @@
+"""Memory of what is in flight: gathered weights from their issue on, gradients until their reduction has ended.
+
+The memory rows of the cost graph (`shardplan.graph.memory`) count a gathered weight while its reader runs, and a
+gradient while it is made. This adds what a schedule holds for longer, moment by moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.graph.build import CostGraph
+from shardplan.graph.memory import Memory
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.plan.buckets import tiles
+from shardplan.plan.phases import Phase
+from shardplan.plan.step import StepSchedule
+from shardplan.plan.step_moves import StepParts
+from shardplan.schedule.streams import Simulation
+
+
+def in_flight_bytes(built: CostGraph, parts: StepParts, scheduled: StepSchedule, memory: Memory) -> NDArray[np.int64]:
+    """Bytes in flight at every moment of `memory`, shape (moments,)."""
+    change = np.zeros(memory.moments + 1, dtype=np.int64)
+    for phase, ran in zip(scheduled.phases, scheduled.simulations, strict=True):
+        backward = phase.name in ("backward", "last backward")
+        for number, issued, ended in _flights(phase, ran):
+            move = parts.moves[number]
+            if move.phase == "update":
+                continue  # it arrives where the weight is kept all the time
+            size = _bytes(built, parts, number, gradient=backward and not move.regather)
+            begin, end = _moments(memory, issued, ended, backward=backward, gathered=move.regather)
+            if end > begin:
+                change[begin] += size
+                change[end] -= size
+    return change.cumsum()[:-1]
+
+
+def _moments(memory: Memory, issued: int, ended: int, *, backward: bool, gathered: bool) -> tuple[int, int]:
+    """The moments in which a move is in flight that the rows of `memory` do not count: of a gathered weight from its
+    issue until its reader runs, of a gradient after its maker has run, and while that operator runs during which its
+    reduction ends."""
+    if not backward:
+        return issued, ended
+    begin, end = memory.time.backward(issued), memory.time.backward(ended)
+    return (begin, end) if gathered else (begin + 1, end + 1)
+
+
+def _flights(phase: Phase, ran: Simulation) -> Iterator[tuple[int, int, int]]:
+    """Moves that are in flight beyond one operator: (move, operator from which on, operator until which).
+
+    A gathered weight is held from its issue until its reader begins; what is reduced from when it is made until the
+    operator that runs when its reduction ends.
+    """
+    last = len(phase.operators) - 1
+    ends = {span.item: span.end for span in ran.spans}
+    computed = [(ends[i], phase.operators[i]) for i, item in enumerate(phase.program) if item.action == "compute"]
+    times = [end for end, _ in computed]
+    issued: dict[int, tuple[int, tuple[int, ...], int]] = {}
+    for index, item in enumerate(phase.program):
+        if item.action == "issue":
+            issued[item.number] = (phase.operators[index], phase.moves[index], index)
+    waited = {item.number: phase.operators[i] for i, item in enumerate(phase.program) if item.action == "wait"}
+    for number, (operator, moves, index) in issued.items():
+        until = waited.get(number, -1)
+        if until < 0 and computed:
+            place = int(np.searchsorted(times, ends.get(index, 0.0)))
+            until = computed[min(place, len(computed) - 1)][1]
+        if operator >= 0 and until >= 0 and last >= 0:
+            for move in moves:
+                yield move, operator, until
+
+
+def _bytes(built: CostGraph, parts: StepParts, number: int, *, gradient: bool) -> int:
+    """What a device holds of a gathered weight, or of a gradient before it is reduced."""
+    move, mesh = parts.moves[number], built.cluster.mesh
+    kind = built.kept[move.tensor].kind
+    whole = kind.gradient_bytes if gradient else kind.size_bytes
+    return -(-whole // _pieces(move.source if gradient else move.target, mesh))
+
+
+def _pieces(layout: Layout, mesh: Mesh) -> int:
+    return tiles(layout, mesh)

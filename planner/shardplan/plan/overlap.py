@@ -1,0 +1,18 @@
+"""Exposed and overlapped communication of a plan, move by move."""
+
+from __future__ import annotations
+
+from shardplan.plan.types import Move, Plan
+
+
+class Exposure:
+    """What each move makes a step longer: the time in which only it runs, and what it slows down compute that it runs
+    beside. Of all moves and operators together this is `summary.communication_ns`."""
+
+    def __init__(self, plan: Plan) -> None:
+        beside_ns = sum(move.time_ns * move.hidden for move in plan.moves)
+        self._overlapped = min(1.0, plan.summary.hidden_ns / beside_ns) if beside_ns else 1.0
+
+    def exposed_ns(self, move: Move) -> float:
+        """Nanoseconds per step; the rest of the move's time is overlapped."""
+        return move.time_ns * (1.0 - move.hidden * self._overlapped)

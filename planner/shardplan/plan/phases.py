@@ -1,0 +1,103 @@
+"""The phases of a step as programs of one device: what is computed, sent, issued and awaited, in order.
+
+Moves are of three kinds (`shardplan.plan.types.Move.kind`). Blocking ones (activations and their gradients) run where
+their value is made or read, and nothing is computed meanwhile. Prefetched ones (weights gathered for use) are issued
+`Policy.distance` blocks before the first reader's block begins and awaited by that reader. Deferred ones (gradients on
+their way to where they are kept) are issued when their bucket is full and awaited at the end of the phase, that is by
+the optimizer. What moves once a step moves in the last microbatch's backward.
+
+With M microbatches a step is: M forwards, M - 1 backwards, the last backward, the update. `forward_phase` and
+`backward_phase` write the programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shardplan.schedule.streams import Item, Levels
+
+PhaseName = Literal["first forward", "forward", "backward", "last backward", "update"]
+_SECOND = 1e-9
+AT_ITS_READER: int | None = None
+"""As `Policy.distance`: a weight is gathered right before it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How early weights are gathered: `distance` blocks before the block that reads them, `None`: right before they are
+    read, and nothing runs beside that. `deferred`: gradients are reduced beside backward; else where they are made."""
+
+    distance: int | None = 1
+    deferred: bool = True
+
+
+EAGER = Policy()
+POLICIES = (EAGER, Policy(0), Policy(AT_ITS_READER), Policy(AT_ITS_READER, deferred=False))
+"""From the fastest to the one that holds least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """`count`: how often a step has it. `program`: items of `shardplan.schedule.streams`; `moves[i]`: numbers of the
+    moves of which item i carries out a part; `operators[i]`: number of the operator that item i belongs to, or -1."""
+
+    name: PhaseName
+    count: int
+    program: tuple[Item, ...]
+    moves: tuple[tuple[int, ...], ...]
+    operators: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One collective of a move or of a bucket, once: `moves` it belongs to."""
+
+    name: str
+    seconds: float
+    levels: Levels
+    moves: tuple[int, ...]
+
+
+class PhaseWriter:
+    """Collects the items of one phase."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.moves: list[tuple[int, ...]] = []
+        self.operators: list[int] = []
+        self.waited: set[int] = set()
+        self._issued = 0
+
+    def add(self, item: Item, operator: int, moves: tuple[int, ...] = ()) -> None:
+        self.items.append(item)
+        self.moves.append(moves)
+        self.operators.append(operator)
+
+    def compute(self, name: str, nanoseconds: float, operator: int) -> None:
+        if nanoseconds > 0:
+            self.add(Item("compute", name, nanoseconds * _SECOND), operator)
+
+    def block(self, units: Sequence[Unit], operator: int) -> None:
+        for unit in units:
+            if unit.seconds > 0.0:
+                self.add(Item("blocking", unit.name, unit.seconds, unit.levels), operator, unit.moves)
+
+    def issue(self, units: Sequence[Unit], operator: int, after: int = -1, *, deferred: bool = False) -> int:
+        """Issue collectives one after the other; the number of the last one, or `after`."""
+        for unit in units:
+            if unit.seconds > 0.0:
+                item = Item("issue", unit.name, unit.seconds, unit.levels, self._issued, after, deferred)
+                self.add(item, operator, unit.moves)
+                after = self._issued
+                self._issued += 1
+        return after
+
+    def wait(self, number: int, name: str, operator: int) -> None:
+        if number >= 0 and number not in self.waited:
+            self.waited.add(number)
+            self.add(Item("wait", name, number=number), operator)
+
+    def phase(self, name: PhaseName, count: int) -> Phase:
+        return Phase(name, count, tuple(self.items), tuple(self.moves), tuple(self.operators))

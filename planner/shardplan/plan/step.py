@@ -1,0 +1,129 @@
+"""The scheduled step of a plan: its phases, simulated, and where every move is issued and awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shardplan.plan.backward_phase import backward
+from shardplan.plan.forward_phase import forward
+from shardplan.plan.phases import EAGER, Phase, PhaseWriter, Policy
+from shardplan.plan.step_moves import StepMoves, StepParts
+from shardplan.plan.types import Move
+from shardplan.schedule.streams import Item, Simulation, Span, simulate
+
+Sent = tuple[Item, Span, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class StepSchedule:
+    """`phases[i]` takes as long as `simulations[i]` and runs as often as it says. `seconds`: of the step."""
+
+    parts: StepParts
+    policy: Policy
+    phases: tuple[Phase, ...]
+    simulations: tuple[Simulation, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(phase.count * ran.seconds for phase, ran in zip(self.phases, self.simulations, strict=True))
+
+    def phases_ran(self) -> Iterator[tuple[Phase, Simulation]]:
+        """The phases with their simulations."""
+        yield from zip(self.phases, self.simulations, strict=True)
+
+    def spans(self) -> Iterator[tuple[Phase, Item, int, tuple[int, ...], Span]]:
+        """Everything that ran, phase by phase: phase, item, operator (-1 for none), moves, span."""
+        for phase, ran in zip(self.phases, self.simulations, strict=True):
+            for span in ran.spans:
+                number = span.item
+                yield phase, phase.program[number], phase.operators[number], phase.moves[number], span
+
+    def marked(self, moves: Sequence[Move]) -> tuple[Move, ...]:
+        """`moves` with the points of issue and of waiting, and the share of their time that is overlapped."""
+        places = self._places()
+        exposed, whole = [0.0] * len(moves), [0.0] * len(moves)
+        for phase, item, _, numbers, span in self.spans():
+            for number in numbers:
+                exposed[number] += phase.count * span.exposed / len(numbers)
+                whole[number] += phase.count * item.seconds / len(numbers)
+        return tuple(
+            replace(
+                move,
+                issue_after=places.get(number, ("", ""))[0],
+                wait_before=places.get(number, ("", ""))[1],
+                hidden=_share(move, exposed[number], whole[number]),
+            )
+            for number, move in enumerate(moves)
+        )
+
+    def _places(self) -> Mapping[int, tuple[str, str]]:
+        """By number of a move: the operator after which it is issued, the first one that waits for it."""
+        found: dict[int, tuple[str, str]] = {}
+        for phase in self.phases:
+            last, issued = "", dict[int, tuple[str, tuple[int, ...]]]()
+            for item, operator, numbers in zip(phase.program, phase.operators, phase.moves, strict=True):
+                name = self.parts.operators[operator].name if operator >= 0 else ""
+                if item.action == "compute":
+                    last = name
+                elif item.action == "issue":
+                    issued[item.number] = (last, numbers)
+                    for number in numbers:
+                        found[number] = (found.get(number, (last, ""))[0], "")
+                elif item.action == "wait":
+                    for number in self._chain(issued, item.number, phase):
+                        found[number] = (found[number][0], found[number][1] or name)
+        return found
+
+    @staticmethod
+    def _chain(issued: Mapping[int, tuple[str, tuple[int, ...]]], number: int, phase: Phase) -> Iterator[int]:
+        """The moves that have ended when the collective `number` has: its own, and those that it came after."""
+        after = {item.number: item.after for item in phase.program if item.action == "issue"}
+        while number >= 0:
+            yield from issued[number][1]
+            number = after[number]
+
+
+def _share(move: Move, exposed: float, whole: float) -> float:
+    """Share of a move's time that is overlapped, to a thousandth."""
+    if move.kind == "blocking" or not whole:
+        return 0.0
+    return round(max(0.0, 1.0 - exposed / whole), 3)
+
+
+def phases_of(parts: StepParts, policy: Policy = EAGER) -> tuple[Phase, ...]:
+    """The phases of a step in the order in which they first run."""
+    moves = StepMoves(parts, policy)
+    micro = parts.microbatches
+    phases: list[Phase] = []
+    if any(move.phase == "update" for move in parts.moves):
+        phases.append(forward(moves, "first forward", 1))
+        micro -= 1
+    if micro:
+        phases.append(forward(moves, "forward", micro))
+    if parts.training:
+        if parts.microbatches > 1:
+            phases.append(backward(moves, "backward", parts.microbatches - 1))
+        phases.append(backward(moves, "last backward", 1))
+        phases.append(_update(parts))
+    return tuple(phases)
+
+
+def _update(parts: StepParts) -> Phase:
+    """The optimizer."""
+    writer = PhaseWriter()
+    writer.compute("optimizer step", parts.optimizer_ns, -1)
+    return writer.phase("update", 1)
+
+
+def schedule_step(parts: StepParts, policy: Policy = EAGER, kappa: float = 1.0) -> StepSchedule:
+    """The schedule of a step; equal phases are simulated once."""
+    phases = phases_of(parts, policy)
+    return StepSchedule(parts, policy, phases, tuple(simulate(phase.program, kappa) for phase in phases))
+
+
+def serial_schedule(parts: StepParts) -> StepSchedule:
+    """As if nothing ran beside anything else, for prices that know no overlap: every collective is waited for."""
+    blocking = tuple(replace(move, kind="blocking", bucket=None) for move in parts.moves)
+    phases = phases_of(replace(parts, moves=blocking), EAGER)
+    return StepSchedule(parts, EAGER, phases, tuple(simulate(phase.program) for phase in phases))

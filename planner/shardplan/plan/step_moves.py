@@ -1,0 +1,130 @@
+"""What a step consists of, looked up by those who write its phases: moves by tensor and reader, as collectives."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardplan.plan.phases import Policy, Unit
+from shardplan.plan.types import Move, OperatorDecision
+
+_SECOND = 1e-9
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step consists of. `links[axis]`: level of a mesh axis; `optimizer_ns`: of the update; `blocks`: first
+    operators of the blocks in which weights are prefetched, ascending."""
+
+    operators: Sequence[OperatorDecision]
+    moves: Sequence[Move]
+    links: Sequence[str]
+    training: bool
+    microbatches: int
+    optimizer_ns: int
+    blocks: Sequence[int]
+
+
+def block_starts(operators: int, copies: Collection[Sequence[int]]) -> tuple[int, ...]:
+    """Where blocks begin: each copy of a repeated block is one, and what lies before, between and behind."""
+    starts = {0}
+    for copy in copies:
+        if copy:
+            starts |= {min(copy), max(copy) + 1}
+    return tuple(sorted(start for start in starts if start < max(operators, 1)))
+
+
+@dataclass
+class Moves:
+    """Numbers of moves by tensor (for all readers, or as it is stored) and by tensor and reader, in plan order."""
+
+    shared: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    own: dict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def put(self, number: int, move: Move) -> None:
+        (self.own[move.tensor, move.reader] if move.reader else self.shared[move.tensor]).append(number)
+
+
+class StepMoves:
+    """The moves of a step by tensor and reader: values brought to their readers, gathered again in backward, and
+    gradients on their way back; and when weights are gathered under a policy."""
+
+    def __init__(self, parts: StepParts, policy: Policy) -> None:
+        self.parts, self.policy = parts, policy
+        self.bring, self.regather, self.back = Moves(), Moves(), Moves()
+        for number, move in enumerate(parts.moves):
+            kind = self.back if move.phase == "backward" else self.bring
+            (self.regather if move.regather else kind).put(number, move)
+        self.makers = {name: i for i, one in enumerate(parts.operators) for name in filter(None, one.outputs)}
+        self.readers: dict[str, list[str]] = defaultdict(list)
+        for operator in parts.operators:
+            for name in dict.fromkeys(filter(None, operator.inputs)):
+                self.readers[name].append(operator.name)
+        self.recomputed: dict[str, list[int]] = defaultdict(list)
+        for index, operator in enumerate(parts.operators):
+            if operator.again:
+                self.recomputed[operator.again].append(index)
+        self.buckets: dict[int, list[int]] = defaultdict(list)
+        for number, move in enumerate(parts.moves):
+            if move.bucket is not None:
+                self.buckets[move.bucket].append(number)
+
+    def units(self, number: int) -> list[Unit]:
+        """The collectives of a move, once."""
+        move = self.parts.moves[number]
+        return [self._unit(move, step, (number,)) for step in range(len(move.steps))]
+
+    def _unit(self, move: Move, step: int, numbers: tuple[int, ...]) -> Unit:
+        one = move.steps[step]
+        nanoseconds = sum(self.parts.moves[number].steps[step].time_ns for number in numbers)
+        levels = frozenset(self.parts.links[axis] for axis in one.collective.axes)
+        name = f"{one.collective.kind.replace('_', '-')} {move.tensor}"
+        more = len(numbers) - 1
+        return Unit(name + (f" and {more} more" if more else ""), nanoseconds * _SECOND, levels, numbers)
+
+    def bucket(self, number: int) -> list[Unit]:
+        numbers = tuple(self.buckets[number])
+        move = self.parts.moves[numbers[0]]
+        return [self._unit(move, step, numbers) for step in range(len(move.steps))]
+
+    def times(self, number: int, operator: OperatorDecision | None = None) -> float:
+        """How often a forward move runs in one forward (1 but for loops, or where its maker also runs in backward)."""
+        move = self.parts.moves[number]
+        micro = 1 if move.phase == "update" else self.parts.microbatches
+        each = move.count / micro
+        return each / 2 if operator is not None and self.runs_twice(operator, each) else each
+
+    @staticmethod
+    def runs_twice(operator: OperatorDecision, each: float) -> bool:
+        return each == 2 and bool(operator.again)
+
+    def scaled(self, number: int, times: float) -> list[Unit]:
+        if times == 1:
+            return self.units(number)
+        return [Unit(u.name, u.seconds * times, u.levels, u.moves) for u in self.units(number)]
+
+    def ahead(self, order: Sequence[int]) -> Mapping[int, Sequence[int]]:
+        """For operators at which something is to be issued: whose operands, in the order of need."""
+        distance, starts = self.policy.distance, self.parts.blocks
+        if distance is None:
+            return {index: (index,) for index in order}
+        found: dict[int, list[int]] = defaultdict(list)
+        block = [bisect_right(starts, index) - 1 for index in range(len(self.parts.operators))]
+        first: dict[int, int] = {}
+        for index in order:
+            first.setdefault(block[index], index)
+        run = list(first)
+        place = {number: at for at, number in enumerate(run)}
+        for index in order:
+            found[first[run[max(0, place[block[index]] - distance)]]].append(index)
+        return found
+
+    def inner(self, operator: OperatorDecision, by_axis_ns: Sequence[int]) -> list[Unit]:
+        """The collectives inside an operator in one microbatch."""
+        name, micro = f"inside {operator.name}", self.parts.microbatches
+        return [
+            Unit(name, nanoseconds * _SECOND / micro, frozenset({self.parts.links[axis]}), ())
+            for axis, nanoseconds in enumerate(by_axis_ns)
+        ]

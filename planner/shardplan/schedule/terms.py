@@ -1,0 +1,64 @@
+"""Terms of a step's time: which part of the step something belongs to, and what it keeps busy.
+
+Every cost in the cost graph is a few tables of seconds, one per term, each once per microbatch or once per step as its
+segment says. An objective is a linear function of terms (`shardplan.schedule.objective`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.schedule.streams import Levels
+
+Segment = Literal["forward", "backward", "once", "first", "update"]
+"""`forward`, `backward`: of every microbatch; `once`: in the last backward; `first`: in the first forward."""
+Resource = Literal["compute", "blocking", "gather", "reduce"]
+"""What is kept busy: the compute stream; it and links, by something that is waited for; links alone, by weights that
+are gathered ahead of use or by gradients that are reduced."""
+NO_LEVELS: Final[Levels] = frozenset()
+
+
+class Term(NamedTuple):
+    segment: Segment
+    resource: Resource
+    levels: Levels = NO_LEVELS
+
+
+Table = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Terms = Mapping[Term, Table]
+"""Tables of equal shape, finite."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Priced:
+    """What a node's choices (a vector) or an edge's pairs of choices (a matrix) cost: `terms`, in whole picoseconds;
+    `closed`: what is not allowed, or `None` where everything is."""
+
+    terms: Terms
+    shape: tuple[int, ...]
+    closed: Mask | None = None
+
+    def at(self, coefficient: Callable[[Term], float]) -> Table:
+        """The linear function of the terms, rounded to whole picoseconds; `inf` where closed."""
+        result = np.zeros(self.shape)
+        for term, table in self.terms.items():
+            factor = coefficient(term)
+            if factor:
+                result += factor * table
+        np.rint(result, out=result)
+        if self.closed is not None:
+            result[self.closed] = np.inf
+        return result
+
+
+def priced(terms: Terms, closed: Mask | None = None, shape: tuple[int, ...] | None = None) -> Priced:
+    """Terms that are zero left out; `shape` where there may be none and nothing is closed."""
+    kept = {term: table for term, table in terms.items() if table.any()}
+    known = shape or (closed.shape if closed is not None else next(iter(terms.values())).shape)
+    return Priced(kept, known, closed if closed is not None and closed.any() else None)

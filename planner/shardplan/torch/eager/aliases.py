@@ -1,0 +1,61 @@
+"""Views of planned tensors: a view that is changed in place changes what it is a view of, and the other way round.
+
+The local tensors of a value and of its view need not share memory: there may be a move between them. So a view knows
+how it was made. It is made again when what it views has changed, and written into that when it is changed itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.propagation.values import Value
+
+SELVES = frozenset(("to", "float", "half", "bfloat16", "double", "type", "type_as", "contiguous", "cpu", "cuda"))
+"""Functions that return their operand where there is nothing to do."""
+
+
+@dataclass
+class View:
+    """How a planned tensor was made: by `func` of `base` (the result `number`, of several), when that had been changed
+    `seen` times."""
+
+    base: Any
+    func: Callable[..., Any]
+    rest: Sequence[Any]
+    named: Mapping[str, Any]
+    number: int | None
+    seen: int
+
+    def of(self, base: Any) -> Any:
+        """The same view of another tensor or value; `func` must be able to take it."""
+        made = self.func(base, *self.rest, **self.named)
+        return made if self.number is None else made[self.number]
+
+
+def note_views(made: Any, base: Any, func: Callable[..., Any], rest: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Let the planned tensors among `made` know that they are views of `base`."""
+    several = isinstance(made, (tuple, list))
+    for number, each in enumerate(made if several else [made]):
+        if each is not base and hasattr(each, "view_of"):
+            each.view_of = View(base, func, rest, named, number if several else None, base.changes)
+
+
+def written_through(view: View, value: Value, made: Value, engine: Engine) -> Value | None:
+    """What the base of a view is, whose value is `value`, when the view has become `made`; None where they share
+    nothing. Both are gathered for it."""
+    whole = engine.convert(value, engine.constant(value.local, value.shape).layout)
+    local = whole.local.clone()
+    part = view.of(local)
+    if part.untyped_storage().data_ptr() != local.untyped_storage().data_ptr():
+        return None
+    part.copy_(engine.convert(made, engine.constant(made.local, made.shape).layout).local)
+    dtype, grad = engine.backend.describe(local)
+    source = Value(local, whole.layout if grad else whole.layout.forward, value.shape, dtype, grad, value.key)
+    target = Value(
+        value.local, value.layout, value.shape, dtype, value.grad, value.key, lineage=made.lineage or value.lineage
+    )
+    engine.write(target, source)
+    return target

@@ -1,0 +1,64 @@
+"""Functions of windows of space (pools, interpolation), whose space is whole, and padding, whose padded dims are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from shardplan.torch.propagation.engine import Engine, Op
+from shardplan.torch.propagation.plan_graph import Key
+from shardplan.torch.rules.elementwise import unary
+
+POOLS = frozenset(
+    f"{kind}_pool{space}d{more}"
+    for kind in ("max", "avg", "lp", "adaptive_max", "adaptive_avg")
+    for space in (1, 2, 3)
+    for more in ("", "_with_indices")
+)
+SAMPLINGS = frozenset(("interpolate", "upsample", "grid_pool", "pixel_shuffle", "pixel_unshuffle"))
+
+
+def pool(engine: Engine, op: Op) -> Any:
+    """Pools over the last dims, with or without indices."""
+    space = int(next(letter for letter in op.name if letter.isdigit()))
+    value = op.args[0] if op.args else op.kwargs["input"]
+    return _of_dims(engine, op, range(value.rank - space, value.rank), is_linear="avg" in op.name)
+
+
+def sampling(engine: Engine, op: Op) -> Any:
+    """What makes other positions of space out of those there are; `pixel_shuffle` also of channels."""
+    value = op.args[0] if op.args else op.kwargs["input"]
+    first = value.rank - 3 if op.name.startswith("pixel") else 2
+    return _of_dims(engine, op, range(first, value.rank), is_linear=False)
+
+
+def pad(engine: Engine, op: Op) -> Any:
+    """Padding of the last dims."""
+    value = op.args[0]
+    widths = op.kwargs.get("pad", op.args[1] if len(op.args) > 1 else ())
+    padded = [value.rank - 1 - place // 2 for place, width in enumerate(widths) if width]
+    mode = op.kwargs.get("mode", op.args[2] if len(op.args) > 2 else "constant")
+    filler = op.kwargs.get("value", op.args[3] if len(op.args) > 3 else None)
+    return _of_dims(engine, op, padded, is_linear=mode != "constant" or not filler, adds=True)
+
+
+def _of_dims(engine: Engine, op: Op, changed: Collection[int], *, is_linear: bool, adds: bool = False) -> Any:
+    """A function of one value that changes the sizes of some dims, which are whole. `adds`: to the plan it is a sum."""
+    rest = {name: given for name, given in op.kwargs.items() if op.args or name != "input"}
+    value, more = (op.args[0], op.args[1:]) if op.args else (op.kwargs["input"], ())
+    made = op.func(torch.empty(value.shape, device="meta", dtype=value.dtype), *more, **rest)
+    results = list(made) if isinstance(made, (tuple, list)) else [made]
+    terms = engine.graph.signatures
+    signature = (terms.linear if adds else terms.nonlinear)([value.key.signature])
+    call = unary(value, value.key, lambda locals_, _: op.func(locals_[0], *more, **rest), sorted(changed))
+    shape = tuple(results[0].shape)
+    dims = tuple((f"y{dim}",) if dim in changed else (f"x{dim}",) for dim in range(len(shape)))
+    call.sizes = {**call.sizes, **{f"y{dim}": shape[dim] for dim in changed}}
+    call.whole = call.whole | {f"y{dim}" for dim in changed}
+    call.results, call.shapes = [dims] * len(results), [tuple(result.shape) for result in results]
+    call.keys = [Key(signature, tuple(result.shape)) for result in results]
+    call.linear = (frozenset({0}),) if is_linear else ()
+    found = engine.run(call)
+    return tuple(found) if len(found) > 1 else found[0]

@@ -1,0 +1,214 @@
+"""Laws of the step on tiny graphs of which every assignment is tried: objective, schedules, and plans."""
+
+import itertools
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from step_problems import count, every_assignment, step_problem
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import profile_from_text
+from shardplan.graph.build import build_cost_graph
+from shardplan.graph.memory import Memory
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.problem import objective_of, to_problem
+from shardplan.model.types import Model, Operator, Parameter, Tensor
+from shardplan.plan.assemble import price
+from shardplan.plan.file import dumps, loads
+from shardplan.plan.phases import POLICIES
+from shardplan.plan.step import schedule_step
+from shardplan.plan.timeline import timeline
+from shardplan.planning import Planner
+from shardplan.rules import model_rules
+from shardplan.schedule.objective import at_multipliers, single_sums
+from shardplan.solve import evaluate
+from shardplan.units import PS_PER_S
+
+NO_LIMIT = 1 << 60
+MOST = 450_000
+"""Assignments of an example, allowed or not."""
+ROUNDING_S = 1e-9
+"""Of one time to whole nanoseconds: half of that, and of a bound the same."""
+
+
+def model_of(rows, widths, relu):
+    """Products in a row, each with a Relu behind it where `relu` says so; the input's gradient is wanted nowhere."""
+    tensors = {"x0": Tensor("x0", (rows, widths[0]), "float", "input")}
+    operators, weights, last = [], [], "x0"
+    for number, (inner, wide) in enumerate(itertools.pairwise(widths), 1):
+        weight, made = f"w{number}", f"x{number}"
+        tensors[weight] = Tensor(weight, (inner, wide), "float", "parameter")
+        tensors[made] = Tensor(made, (rows, wide), "float", "activation")
+        operators.append(Operator(f"dot{number}", "MatMul", (last, weight), (made,), version=21))
+        weights.append(Parameter(weight, weight, weight))
+        last = made
+        if relu and number < len(widths) - 1:
+            tensors[f"a{number}"] = Tensor(f"a{number}", (rows, wide), "float", "activation")
+            operators.append(Operator(f"relu{number}", "Relu", (last,), (f"a{number}",), version=21))
+            last = f"a{number}"
+    return Model("tiny", tuple(operators), tensors, tuple(weights), ("x0",), (last,), {}, opset=21)
+
+
+sizes = st.sampled_from([8, 64, 512, 4096])
+models = st.tuples(sizes, st.lists(sizes, min_size=2, max_size=3).map(tuple), st.booleans())
+clusters = st.tuples(
+    st.sampled_from(["generic", "h100-dgx", "v100-p3-16xl"]),
+    st.sampled_from(["2x1", "1x4", "2x2"]),
+    st.sampled_from([1.0, 1.1, 1.5]),
+    st.sampled_from([0.0, 0.001, 25.0]),
+)
+options = st.builds(
+    PlanOptions,
+    mode=st.sampled_from(["training", "training", "inference"]),
+    microbatches=st.sampled_from([1, 2, 4]),
+    shard_optimizer=st.booleans(),
+)
+
+
+@cache
+def cluster_of(name, mesh, kappa, bucket_mb):
+    text = f"{{extends: 'builtin:{name}', overlap: {{kappa: {kappa}}}, coalesce: {{bucket_mb: {bucket_mb}}}}}"
+    return make_cluster(profile_from_text(text, "tiny"), mesh)
+
+
+def graph_of(model, cluster, asked):
+    made = model_of(*model)
+    built = build_cost_graph(made, model_rules(made), cluster_of(*cluster), asked)
+    return built, Memory(built)
+
+
+def slack_s(built):
+    """What rounding every time of a step to nanoseconds may amount to."""
+    micro = built.options.microbatches
+    return ROUNDING_S * (4 + 8 * micro * len(built.operators))
+
+
+@given(models, clusters, options, st.data())
+@settings(max_examples=40)
+def test_any_multipliers_bound_the_schedule_of_every_assignment(model, cluster, asked, data):
+    """No schedule of any assignment, whatever is prefetched and deferred, is shorter than the sums at any multipliers,
+    or than the largest sum of every phase."""
+    built, memory = graph_of(model, cluster, asked)
+    objective, whole = objective_of(built), step_problem(built)
+    weight = st.floats(0.0, 1.0)
+    drawn = [data.draw(st.lists(weight, min_size=size, max_size=size)) for size in objective.sizes]
+    multipliers = tuple(tuple(each / max(1.0, sum(phase)) for each in phase) for phase in drawn)
+    linear = to_problem(built, memory, None, at_multipliers(objective, multipliers))
+    allowed = every_assignment(whole) if count(whole) <= MOST else None
+    if allowed is None:
+        return
+    for number in data.draw(st.lists(st.integers(0, len(allowed.cost) - 1), min_size=1, max_size=6)):
+        choices = tuple(allowed.choices[number].tolist())
+        priced = price(built, memory, choices, NO_LIMIT)
+        parts, kappa = priced.scheduled.parts, built.cluster.overlap.kappa
+        shortest_s = min(schedule_step(parts, policy, kappa).seconds for policy in POLICIES)
+        assert evaluate(whole, choices).cost == allowed.cost[number]
+        assert evaluate(linear, choices).cost <= allowed.cost[number] + 1000
+        assert allowed.cost[number] / PS_PER_S <= shortest_s + slack_s(built)
+
+
+@given(models, clusters, options)
+@example((4096, (4096, 512), False), ("h100-dgx", "2x2", 1.1, 25.0), PlanOptions(microbatches=4))  # a gap of 12 %
+@settings(max_examples=15)
+def test_no_assignment_is_shorter_than_the_plan_by_more_than_its_gap(model, cluster, asked):
+    asked = replace(asked, gap=0.0)
+    built, memory = graph_of(model, cluster, asked)
+    whole = step_problem(built)
+    if count(whole) > MOST:
+        return
+    limit = built.cluster.device.usable_bytes
+    plan = Planner(built.model, built.cluster, asked).plan()
+    step_s, bound_s = plan.summary.step_ns / 1e9, plan.summary.step_bound_ns / 1e9
+    shorter = every_assignment(whole).within(limit)
+    best_s = step_s
+    for choices, cost, _ in shorter:
+        if cost / PS_PER_S > best_s:
+            break  # by the law above its schedule is no shorter
+        best_s = min(best_s, price(built, memory, choices, limit).step_s)
+    assert bound_s == pytest.approx(shorter.cost[0] / PS_PER_S, abs=slack_s(built))
+    assert bound_s <= best_s + slack_s(built)
+    assert step_s <= best_s + plan.summary.gap * step_s + slack_s(built)
+
+
+@given(models, clusters, options)
+@settings(max_examples=15)
+def test_the_file_alone_gives_the_step(model, cluster, asked):
+    built, _ = graph_of(model, cluster, asked)
+    plan = Planner(built.model, built.cluster, asked).plan()
+    again = loads(dumps(plan))
+    assert timeline(again).seconds == pytest.approx(plan.summary.step_ns / 1e9, rel=1e-6, abs=1e-9)
+
+
+@given(models, clusters, st.booleans())
+@example((4096, (4096, 512), False), ("h100-dgx", "2x2", 1.1, 25.0), False)  # three plans
+@settings(max_examples=8)
+def test_looser_memory_is_never_slower(model, cluster, shard_optimizer):
+    asked = PlanOptions(shard_optimizer=shard_optimizer, gap=0.0)
+    built, _ = graph_of(model, cluster, asked)
+    whole = step_problem(built)
+    if count(whole) > MOST:
+        return
+    allowed = every_assignment(whole)
+    least, most = int(allowed.peak.min()), int(1.5 * allowed.peak[allowed.cost.argmin()])
+    steps = []
+    for share in (0.0, 0.2, 0.4, 0.7, 1.0):
+        limit = least + round(share * max(0, most - least))
+        plan = Planner(built.model, built.cluster, replace(asked, memory_limit_bytes=limit)).plan()
+        assert plan.summary.memory.total <= limit
+        steps.append(plan.summary.step_ns)
+    assert all(later <= 1.005 * earlier + 1 for earlier, later in itertools.pairwise(steps)), steps
+
+
+@given(models, clusters)
+@settings(max_examples=10)
+def test_once_a_step_gradients_overlap_one_backward_whatever_the_microbatches(model, cluster):
+    """Whole weights everywhere: what is reduced once a step is exposed but for what one backward computes."""
+    for micro in (1, 2, 4, 8):
+        built, memory = graph_of(model, cluster, PlanOptions(microbatches=micro))
+        objective = objective_of(built)
+        base = to_problem(built, memory, None, single_sums(objective)[0])
+        choices = _replicated(built, base)
+        if choices is None:
+            continue
+        priced = price(built, memory, choices, NO_LIMIT)
+        once_s, computed_s = 0.0, 0.0
+        for phase, item, _, numbers, _ in priced.scheduled.spans():
+            if numbers and priced.moves[numbers[0]].phase == "backward" and priced.moves[numbers[0]].kind == "deferred":
+                assert phase.name == "last backward"
+                once_s += item.seconds
+            computed_s += phase.count * item.seconds * (item.action == "compute")
+        kappa = built.cluster.overlap.kappa
+        (backward_s,) = {
+            sum(item.seconds for item in phase.program if item.action == "compute")
+            for phase in priced.scheduled.phases
+            if phase.name == "last backward"
+        }
+        assert priced.step_s >= computed_s + max(0.0, once_s - kappa * backward_s) - slack_s(built)
+
+
+def _replicated(built, base):
+    """Choices of a data-parallel plan: rows over every device, weights whole; `None` where rows cannot be split."""
+    chosen, shape = [], built.cluster.mesh.shape
+    for node, cost in zip(built.graph.nodes, base.costs, strict=True):
+        space = built.graph.nodes[node]["space"]
+        kind, name = node
+        if kind == "operator":
+            reads = [space.strategies.layout("operands", 0, i) for i in range(len(space))]
+            want = [i for i, read in enumerate(reads) if _is(read, "S(0)", shape) and math.isfinite(cost[i])]
+        else:
+            role = "R" if name in built.trainable else "S(0)"
+            want = [i for i in range(len(space)) if _is(space.layout(i), role, shape)]
+        if not want:
+            return None
+        chosen.append(want[0])
+    choices = tuple(chosen)
+    return choices if np.isfinite(evaluate(base, choices).cost) else None
+
+
+def _is(layout, role, shape):
+    return all(str(placement) == role for placement, size in zip(layout.placements, shape, strict=True) if size > 1)

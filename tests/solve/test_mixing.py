@@ -1,0 +1,57 @@
+"""Crossings of two assignments, against the evaluator."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from random_problems import optimum, problem_of_maxima
+
+from shardplan.solve import LinearSum, Maximum, Problem, evaluate, solve
+from shardplan.solve.search.mixing import crossing_costs, mixed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_crossing_costs_what_the_evaluator_says(seed: int) -> None:
+    problem = problem_of_maxima(seed, memory=False)
+    rng = np.random.default_rng(seed)
+    head, tail = (np.array([rng.integers(len(cost)) for cost in problem.costs]) for _ in range(2))
+    costs = crossing_costs(problem, head, tail)
+    for place, cost in enumerate(costs.tolist()):
+        choices = tuple(np.concatenate([head[:place], tail[place:]]).tolist())
+        expected = evaluate(problem, choices).cost
+        assert cost == expected or (np.isinf(cost) and np.isinf(expected))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_mixed_assignments_are_new_allowed_and_none_below_the_optimum(seed: int) -> None:
+    problem = problem_of_maxima(seed, memory=False)
+    rng = np.random.default_rng(seed)
+    pool = list(dict.fromkeys(tuple(int(rng.integers(len(cost))) for cost in problem.costs) for _ in range(4)))
+    found = mixed(problem, pool, 5)
+    assert len(found) <= 5
+    assert not set(found) & set(pool)
+    costs = [evaluate(problem, choices).cost for choices in found]
+    assert costs == sorted(costs)
+    assert all(optimum(problem) <= cost < np.inf for cost in costs)
+    pairs = permutations(np.array(pool), 2)
+    least = min((crossing_costs(problem, head, tail).min() for head, tail in pairs), default=np.inf)
+    if found and least < min(evaluate(problem, choices).cost for choices in pool):
+        assert costs[0] == least
+
+
+def layers(count: int) -> Problem:
+    """Equal layers that compute 3 or send 2: any average makes all of them do the same, and half and half is best."""
+    sends, computes = np.array([0.0, 2.0]), np.array([3.0, 0.0])
+    longer = Maximum((LinearSum(tuple(computes - sends for _ in range(count)), ()),))
+    return Problem(tuple(sends for _ in range(count)), (), maxima=(longer,))
+
+
+def test_equal_layers_are_mixed_where_averages_change_them_all_at_once() -> None:
+    """Of 50 layers, 20 compute for 60 and 30 send for 60; all of one kind take 100 or 150."""
+    solution = solve(layers(50), averages=10)
+    assert solution.cost == 60.0
+    assert solution.choices is not None
+    assert sorted(solution.choices) == [0] * 20 + [1] * 30
+    assert solution.bound <= 60.0

@@ -1,0 +1,122 @@
+"""Models that change buffers while they run, which a plan has sharded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_cases import _gradient_error, far, mesh_of
+
+import shardplan.torch
+from shardplan.plan.types import Plan
+
+CNN = """
+cnn (float[4,3,8,8] pixels) => (float[4,8] y)
+<float[8,3,3,3] first_weight, float[8] first_bias, float[8] norm_weight, float[8] norm_bias, float[8] norm_running_mean,
+ float[8] norm_running_var, float[16,8,3,3] second_weight, float[16] second_bias, float[16] last_weight,
+ float[16] last_bias, float[16] last_running_mean, float[16] last_running_var, float[16,8] head_weight> {
+  a = Conv <pads = [1,1,1,1]> (pixels, first_weight, first_bias)
+  b = BatchNormalization (a, norm_weight, norm_bias, norm_running_mean, norm_running_var)
+  c = Relu (b)
+  d = Conv <pads = [1,1,1,1], strides = [2,2]> (c, second_weight, second_bias)
+  e = BatchNormalization (d, last_weight, last_bias, last_running_mean, last_running_var)
+  f = Relu (e)
+  over = Constant <value = int64[2] {2,3}> ()
+  g = ReduceMean <keepdims = 0> (f, over)
+  y = MatMul (g, head_weight)
+}"""
+AVERAGES = """
+averages (float[4,8] x) => (float[4,8] y) <float[8] in_place, float[8] assigned, float[8,8] weight> {
+  a = Add (x, in_place)
+  b = Mul (a, assigned)
+  y = MatMul (b, weight)
+}"""
+
+
+class Cnn(nn.Module):
+    """Two convolutions with batch norms, whose ReLU works in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.last = nn.Conv2d(8, 16, 3, 2, padding=1), nn.BatchNorm2d(16, momentum=0.3)
+        self.head_weight = nn.Parameter(torch.randn(16, 8) / 4)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = functional.relu(self.norm(self.first(pixels)), inplace=True)
+        return torch.relu_(self.last(self.second(x))).mean((2, 3)) @ self.head_weight
+
+
+class Averages(nn.Module):
+    """Running averages that a program keeps by itself: of the plan's buffers and of one that no plan knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8) / 4)
+        for name in ("in_place", "assigned", "unknown", "replaced"):
+            self.register_buffer(name, torch.linspace(0.5, 1, 8))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = ((x + self.in_place) * self.assigned) @ self.weight
+        with torch.no_grad():
+            self.in_place.mul_(0.9).add_(x.mean(0), alpha=0.1)
+            self.assigned = 0.5 * self.assigned + y.abs().amax(0)
+            self.unknown.mul_(0.5).add_(y.sum(0))
+            self.replaced = y.mean(0)
+            self.count = self.count + 1
+        return y
+
+
+CLAMPED = """
+clamped (float[4,8] x) => (float[4,8] y) <float[8,8] weight> { y = MatMul (x, weight) }"""
+
+
+class Clamped(nn.Module):
+    """Keeps its weight within bounds by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        with torch.no_grad():
+            self.weight.clamp_(-0.5, 0.5)
+        return y
+
+
+MODELS: dict[str, tuple[type[nn.Module], str, tuple[int, ...]]] = {
+    "cnn": (Cnn, CNN, (4, 3, 8, 8)),
+    "averages": (Averages, AVERAGES, (4, 8)),
+    "clamped": (Clamped, CLAMPED, (4, 8)),
+}
+
+
+def train(name: str, plan: Plan, mode: str = "eager") -> list[tuple[float, float, float]]:
+    """Errors of the result, of gradients and buffers, and of weights, for two steps, and for one in evaluation."""
+    torch.manual_seed(0)
+    kind, _, shape = MODELS[name]
+    model, reference = kind(), kind()
+    model.load_state_dict(reference.state_dict())
+    batches, mesh, found = torch.randn(3, *shape), mesh_of(plan), []
+    given: dict[str, Any] = {"rename": lambda name: name.replace(".", "_"), "ignore": ("*",), "strict": False}
+    if mode == "exported":
+        model = shardplan.torch.parallelize_exported(model, (batches[0],), plan, mesh, **given)
+    else:
+        shardplan.torch.parallelize(model, plan, mesh, **given)
+    for batch in batches:
+        if batch is batches[2] and mode == "eager":
+            model.eval(), reference.eval()
+        ours, theirs = model(batch), reference(batch)
+        ours.square().mean().backward()
+        theirs.square().mean().backward()
+        apart = float((ours.full_tensor() - theirs).detach().abs().max())
+        others = dict(reference.named_parameters())
+        weights = max(far(parameter, others[name]) for name, parameter in model.named_parameters())
+        found.append((apart, _gradient_error(model, reference), weights))
+        for each in (model, reference):
+            each.zero_grad()
+    return found

@@ -1,0 +1,45 @@
+"""Models of torch's own modules train as in one process: losses, gradients, buffers, under plans of all kinds."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forced_plans import forced_plan
+
+from shardplan.model.read import read_model
+
+FOLDER = Path(__file__).parent / "models"
+NAMES = ("encoder", "attentive", "residual", "upsampling", "recurrent")
+WITHOUT_RULE = {"recurrent": {"lstm"}}
+STRICT = {("encoder", "ZeRO-3"), ("attentive", "ZeRO-3"), ("residual", "ZeRO-3")}
+
+
+@pytest.fixture(scope="module")
+def plan_of():
+    return lambda name, **options: forced_plan(read_model(FOLDER / f"{name}.onnx"), "2x2", **options)
+
+
+def check(results, name):
+    for steps, without_rule in results:
+        assert max(error for step in steps for error in step) < 1e-5
+        assert without_rule.keys() <= WITHOUT_RULE.get(name, set())
+
+
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+@pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron", "seed 1", "seed 2"])
+@pytest.mark.parametrize("name", NAMES)
+def test_trains_as_one_process(four, plan_of, name, recipe, mode):
+    if (name, recipe) == ("recurrent", "seed 2"):
+        recipe = "seed 4"  # torch has no placement for what 2 draws
+    given = {"seed": int(recipe[5:])} if recipe.startswith("seed") else {"recipe": recipe}
+    is_strict = (name, recipe) in STRICT and mode == "eager"
+    check(four.run("torch_families", "train", name, plan_of(name, **given), is_strict, mode), name)
+
+
+@pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron"])
+def test_blocks_may_be_recomputed(four, plan_of, recipe):
+    """Hugging Face asks for gradients of what a block is given."""
+    plan = plan_of("encoder", recipe=recipe)
+    check(four.run("torch_families", "train", "encoder", plan, recipe == "ZeRO-3", "eager", True), "encoder")
