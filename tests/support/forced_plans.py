@@ -24,7 +24,7 @@ from shardplan.schedule.objective import plain_sum
 from shardplan.solve import solve
 from shardplan.solve.problem import Costs, Problem
 
-_EXPOSED = 0.1
+_EXPOSED = 0.02
 """Share of all traffic that counts beside what computes and blocks."""
 TRAINING, INFERENCE = PlanOptions(), PlanOptions(mode="inference")
 

@@ -1,7 +1,7 @@
 """Alternatives: every other choice of some tensors or of an operator, with all the rest solved again.
 
 The difference is that of scheduled steps. An alternative is the better of two: what the plan's multipliers lead to with
-all else free, and with all other tensors kept as the plan has them. A longer search may find it to cost less.
+all else free, and with all other tensors kept as the plan has them. A search from the start may come to another cost.
 """
 
 from __future__ import annotations

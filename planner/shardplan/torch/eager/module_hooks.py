@@ -40,6 +40,7 @@ class _Replaced(NamedTuple):
     name: str
     stored: DTensor
     given: Tensor
+    is_buffer: bool
 
 
 @dataclass
@@ -86,8 +87,7 @@ class ModuleHooks:
             self._fused.pop().running.pop()
         for each in replaced:
             now, each.store[each.attribute] = each.store.get(each.attribute), each.stored
-            is_buffer = each.store is each.module._buffers  # noqa: SLF001 - there is no public name
-            if now is not None and (is_buffer or getattr(now, "changes", 0) > 0):
+            if now is not None and (each.is_buffer or getattr(now, "changes", 0) > 0):
                 self._write_back(each, now)
         for owner in {each.module for each in replaced}:
             _renew_flat_weights(owner)
@@ -98,11 +98,12 @@ class ModuleHooks:
             fused.running.append(self._planned(name, stored_tensors(module, attribute)))
             self._fused.append(fused)
             return
-        store = module._parameters if attribute in module._parameters else module._buffers  # noqa: SLF001
+        is_buffer = attribute not in module._parameters  # noqa: SLF001 - there is no public name
+        store = module._buffers if is_buffer else module._parameters  # noqa: SLF001 - as above
         stored = store[attribute]
         if isinstance(stored, DTensor):
             store[attribute] = planned = self._planned(name, [stored])
-            self._replaced.append(_Replaced(module, store, attribute, name, stored, planned.value.local))
+            self._replaced.append(_Replaced(module, store, attribute, name, stored, planned.value.local, is_buffer))
 
     def _planned(self, name: str, stored: Sequence[DTensor]) -> Planned:
         """A parameter as a planned tensor; the same one for all modules that share it in one forward pass."""
