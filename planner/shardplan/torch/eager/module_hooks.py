@@ -79,8 +79,13 @@ class ModuleHooks:
         if self._running is not module:
             return
         self._entered -= 1
-        if self._entered:
-            return
+        if not self._entered:
+            self._restore(module)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _restore(self, module: nn.Module) -> None:
+        """Give the modules their parameters back, and buffers what the program has made of them. A compiler has nothing
+        to gain here, and loses track of modules that are kept in records."""
         replaced, self._running = self._replaced, None
         self._replaced = []
         while self._fused:
@@ -89,7 +94,7 @@ class ModuleHooks:
             now, each.store[each.attribute] = each.store.get(each.attribute), each.stored
             if now is not None and (each.is_buffer or getattr(now, "changes", 0) > 0):
                 self._write_back(each, now)
-        for owner in {each.module for each in replaced}:
+        for owner in module.modules():
             _renew_flat_weights(owner)
 
     def _replace(self, module: nn.Module, attribute: str, name: str) -> None:
