@@ -24,7 +24,7 @@ from shardplan.schedule.objective import plain_sum
 from shardplan.solve import solve
 from shardplan.solve.problem import Costs, Problem
 
-_EXPOSED = 0.02
+_EXPOSED = 0.1
 """Share of all traffic that counts beside what computes and blocks."""
 TRAINING, INFERENCE = PlanOptions(), PlanOptions(mode="inference")
 
@@ -44,13 +44,14 @@ def forced_plan(
     seed: int | None = None,
     limit_bytes: int | None = None,
     bucket_bytes: float | None = None,
+    exposed: float = _EXPOSED,
 ) -> Plan:
     """The plan of a recipe (`2-D`: every axis splits every matrix product, each in its own way), or, with a seed, one
-    whose every choice is drawn at random among those that fit."""
+    whose every choice is drawn at random among those that fit. `exposed`: share of all traffic that counts."""
     cluster = cluster_of(mesh, bucket_bytes)
     built = build_cost_graph(model, model_rules(model), cluster, options)
     memory = Memory(built)
-    little_exposed = plain_sum(objective_of(built), _EXPOSED, _EXPOSED, outermost=False)
+    little_exposed = plain_sum(objective_of(built), exposed, exposed, outermost=False)
     problem = to_problem(built, memory, limit_bytes, little_exposed)
     recipes = {**recipes_for(options), "2-D": alpa_products}
     wanted = restrict(problem, built, recipes[recipe](built)) if recipe else problem

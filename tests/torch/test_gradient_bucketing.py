@@ -21,7 +21,7 @@ def plan_of(tmp_path_factory):
     model = TINY.model(tmp_path_factory.mktemp("model"))
 
     def plan_of(recipe, bucket_bytes=BUCKET, **options):
-        return forced_plan(model, "2x2", PlanOptions(**options), recipe=recipe, bucket_bytes=bucket_bytes)
+        return forced_plan(model, "2x2", PlanOptions(**options), recipe=recipe, bucket_bytes=bucket_bytes, exposed=0.02)
 
     return plan_of
 
