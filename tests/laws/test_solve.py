@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_problems import problem_of_maxima
+from random_problems import between, problem_of_maxima
 
 from shardplan.solve import (
     Edge,
@@ -39,7 +39,7 @@ from shardplan.solve.reduce.fixing import prune
 from shardplan.solve.reduce.graph import Contradiction, Gone, Graph, build
 from shardplan.solve.reduce.memory import Profiles, tighten
 from shardplan.solve.reduce.minplus import min_plus
-from shardplan.solve.reduce.sums import between, sums_to_nodes
+from shardplan.solve.reduce.sums import sums_to_nodes
 from shardplan.solve.reduce.tables import NONE, Tables
 
 laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

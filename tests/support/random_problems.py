@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from shardplan.solve import Edge, LinearSum, Maximum, Problem, Usage, evaluate
+from shardplan.solve.problem import rise
 
 
 def random_problem(seed: int, nodes: int, choices: int = 3, forbidden: float = 0.2, tight: float = 0.3) -> Problem:
@@ -77,3 +79,8 @@ def problem_of_maxima(seed: int, memory: bool) -> Problem:
         for node, size in enumerate(sizes)
     )
     return Problem(costs, edges, usages, int(rng.integers(60, 60 * len(sizes))), maxima)
+
+
+def between(first: Problem, second: Problem) -> Problem:
+    """The problem of the larger of two sums: those of two problems that differ in nothing but their finite costs."""
+    return replace(first, maxima=(Maximum((rise(first, second),)),))

@@ -46,8 +46,9 @@ def objective_of(built: CostGraph) -> Objective:
     if not levels or not readers:
         return objective
     first, last = Sum("gathered first", levels[-1], readers[0]), Sum("reduced last", levels[-1], readers[-1])
-    cuts = [(phase.name, last if "once" in phase.segments else first) for phase in objective.phases]
-    return objective.with_cuts([(name, cut) for name, cut in cuts if name != "backward"])
+    cuts = {phase.name: last if "once" in phase.segments else first for phase in objective.phases}
+    cuts.pop("backward", None)
+    return objective.with_cuts(cuts)
 
 
 def _readers_of_weights(built: CostGraph) -> list[int]:

@@ -182,15 +182,15 @@ def _scheduled(
     """The schedule that overlaps most of those that fit, and the bytes at its peak."""
     kappa = built.cluster.overlap.kappa
     if not built.options.cost_model.is_ours:
-        return serial_schedule(parts), Memory(*(int(value) for value in held[:, peak_moment(held)]))
+        return serial_schedule(parts), peak_of(held)
     for policy in POLICIES:
         scheduled = schedule_step(parts, policy, kappa)
         more = held.copy()
         more[_TEMPORARIES] += in_flight_bytes(built, parts, scheduled, memory)
-        peak = peak_moment(more)
-        if more[:, peak].sum() <= limit_bytes:
+        peak = peak_of(more)
+        if peak.total <= limit_bytes:
             break
-    return scheduled, Memory(*(int(value) for value in more[:, peak]))
+    return scheduled, peak
 
 
 def assemble(priced: Priced, limit_bytes: int, proof: Proof) -> Plan:
@@ -361,8 +361,7 @@ def _optimizer_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
 
 def peak_memory(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> Memory:
     """Bytes by category at the moment when their sum is largest (the first such moment)."""
-    held = held_bytes(holdings, moments, choice)
-    return Memory(*(int(value) for value in held[:, peak_moment(held)]))
+    return peak_of(held_bytes(holdings, moments, choice))
 
 
 def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> NDArray[np.int64]:
@@ -375,6 +374,11 @@ def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, 
         change[row, holding.start] += amount
         change[row, holding.end] -= amount
     return change.cumsum(axis=1)[:, :-1]
+
+
+def peak_of(held: NDArray[np.int64]) -> Memory:
+    """What is held (as `held_bytes` has it) at the first moment at which that is most."""
+    return Memory(*(int(value) for value in held[:, peak_moment(held)]))
 
 
 def peak_moment(held: NDArray[np.int64]) -> int:

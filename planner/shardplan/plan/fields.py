@@ -159,7 +159,7 @@ DETAILS = Record("details", (
     _detail("overlap_weight", Number(maximum=1), "1; of plans older than 1.4 the weight of hidden communication.",
             "overlap_weight"),
     _detail("step_bound_us", Microseconds(), "No plan's step is predicted to be shorter.", "step_bound_ns"),
-    Field("scheduled_us", Microseconds(), "Of plans older than 1.4 the step laid out in time, which now is step_us.",
+    Field("scheduled_us", Microseconds(), "Of plans older than 1.4 the scheduled step, which now is step_us.",
           "scheduled_ns", attrgetter("summary.scheduled_ns"), default=0),
     _detail("multipliers", ListOf(ListOf(Number(maximum=1))), "Of the sums of every phase, where the bound was found.",
             "multipliers", default=()),

@@ -25,7 +25,7 @@ from shardplan.schedule.streams import Simulation
 def in_flight_bytes(built: CostGraph, parts: StepParts, scheduled: StepSchedule, memory: Memory) -> NDArray[np.int64]:
     """Bytes in flight at every moment of `memory`, shape (moments,)."""
     change = np.zeros(memory.moments + 1, dtype=np.int64)
-    for phase, ran in zip(scheduled.phases, scheduled.simulations, strict=True):
+    for phase, ran in scheduled.phases_ran():
         backward = phase.name in ("backward", "last backward")
         for number, issued, ended in _flights(phase, ran):
             move = parts.moves[number]

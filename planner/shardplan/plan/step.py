@@ -12,8 +12,6 @@ from shardplan.plan.step_moves import StepMoves, StepParts
 from shardplan.plan.types import Move
 from shardplan.schedule.streams import Item, Simulation, Span, simulate
 
-Sent = tuple[Item, Span, tuple[int, ...]]
-
 
 @dataclass(frozen=True)
 class StepSchedule:
@@ -26,7 +24,7 @@ class StepSchedule:
 
     @property
     def seconds(self) -> float:
-        return sum(phase.count * ran.seconds for phase, ran in zip(self.phases, self.simulations, strict=True))
+        return sum(phase.count * ran.seconds for phase, ran in self.phases_ran())
 
     def phases_ran(self) -> Iterator[tuple[Phase, Simulation]]:
         """The phases with their simulations."""
@@ -34,7 +32,7 @@ class StepSchedule:
 
     def spans(self) -> Iterator[tuple[Phase, Item, int, tuple[int, ...], Span]]:
         """Everything that ran, phase by phase: phase, item, operator (-1 for none), moves, span."""
-        for phase, ran in zip(self.phases, self.simulations, strict=True):
+        for phase, ran in self.phases_ran():
             for span in ran.spans:
                 number = span.item
                 yield phase, phase.program[number], phase.operators[number], phase.moves[number], span
@@ -61,27 +59,26 @@ class StepSchedule:
         """By number of a move: the operator after which it is issued, the first one that waits for it."""
         found: dict[int, tuple[str, str]] = {}
         for phase in self.phases:
-            last, issued = "", dict[int, tuple[str, tuple[int, ...]]]()
+            last, issued = "", dict[int, tuple[str, tuple[int, ...], int]]()
             for item, operator, numbers in zip(phase.program, phase.operators, phase.moves, strict=True):
                 name = self.parts.operators[operator].name if operator >= 0 else ""
                 if item.action == "compute":
                     last = name
                 elif item.action == "issue":
-                    issued[item.number] = (last, numbers)
+                    issued[item.number] = (last, numbers, item.after)
                     for number in numbers:
                         found[number] = (found.get(number, (last, ""))[0], "")
                 elif item.action == "wait":
-                    for number in self._chain(issued, item.number, phase):
+                    for number in self._chain(issued, item.number):
                         found[number] = (found[number][0], found[number][1] or name)
         return found
 
     @staticmethod
-    def _chain(issued: Mapping[int, tuple[str, tuple[int, ...]]], number: int, phase: Phase) -> Iterator[int]:
+    def _chain(issued: Mapping[int, tuple[str, tuple[int, ...], int]], number: int) -> Iterator[int]:
         """The moves that have ended when the collective `number` has: its own, and those that it came after."""
-        after = {item.number: item.after for item in phase.program if item.action == "issue"}
         while number >= 0:
-            yield from issued[number][1]
-            number = after[number]
+            _, moves, number = issued[number]
+            yield from moves
 
 
 def _share(move: Move, exposed: float, whole: float) -> float:

@@ -1,6 +1,6 @@
 """Where candidates come from: generators that ask questions, look at the answers, and return the best plan they know.
 
-Each generator yields a `Question` and is sent its `Answer`; it calls nobody who asks it. `shortest` lists them in the
+Each generator yields a `Question` and is sent its `Answer`; it calls nobody who asks it. `searched` lists them in the
 order in which they are tried. Whatever a question minimises, its assignments are compared by their scheduled steps, and
 what it proves is a bound on the schedule of every plan.
 """
@@ -233,15 +233,13 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     return found.better(judged(answer, limit, search.known), limit), True
 
 
-def of_linear(
-    search: Search, linear: Linear, *, ends_s: float = math.inf, remat: Recompute | None = None
-) -> Questions[Answer]:
+def of_linear(search: Search, linear: Linear) -> Questions[Answer]:
     """The best assignment of one linear function of the terms, or the proof that there is none; without a limit on
     memory first, which is quick: where that fits it is exact."""
-    unlimited = yield Question(None, linear.objective, linear, remat, ends_s=ends_s)
+    unlimited = yield Question(None, linear.objective, linear)
     if unlimited.solution.outcome == "optimal":
         limit = search.instance.limit_bytes
         plans = judged(unlimited, limit, search.known)
         if plans and plans[0].keeps(limit):
             return unlimited
-    return (yield Question(search.instance.limit_bytes, linear.objective, linear, remat, ends_s=ends_s))
+    return (yield Question(search.instance.limit_bytes, linear.objective, linear))

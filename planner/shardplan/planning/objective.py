@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from shardplan.planning.reduction import Posed, Reduction
-from shardplan.solve.problem import Costs, LinearSum, Maximum, Problem
+from shardplan.solve.problem import LinearSum, Maximum, rise
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Maxima(Reduction[None]):
         first, *others = posed.sums
         if not others:
             return posed, None
-        rises = iter([_rise(first.problem, other.problem) for other in others])
+        rises = iter([rise(first.problem, other.problem) for other in others])
         maxima = tuple(_maxima(self.sizes, rises))
         return Posed((replace(first, problem=replace(first.problem, maxima=maxima)),)), None
 
@@ -35,20 +33,3 @@ def _maxima(sizes: tuple[int, ...], rises: Iterator[LinearSum]) -> Iterator[Maxi
     for size in sizes:
         if size:
             yield Maximum(tuple(next(rises) for _ in range(size)))
-
-
-def _rise(first: Problem, second: Problem) -> LinearSum:
-    """What the costs of a second problem are above those of the first; nothing where a choice is not allowed."""
-    made: dict[tuple[int, int], Costs] = {}
-
-    def rise(low: Costs, high: Costs) -> Costs:
-        key = id(low), id(high)
-        if key not in made:
-            closed = np.isinf(low)
-            made[key] = np.where(closed, 0.0, high) - np.where(closed, 0.0, low)
-        return made[key]
-
-    return LinearSum(
-        tuple(map(rise, first.costs, second.costs)),
-        tuple(rise(a.table, b.table) for a, b in zip(first.edges, second.edges, strict=True)),
-    )

@@ -22,7 +22,7 @@ multipliers w_k >= 0 that add up to one in every phase, the least of sum_k w_k f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from shardplan.schedule.streams import Levels
@@ -76,15 +76,15 @@ class Objective:
     @property
     def base(self) -> Objective:
         """The objective of the bases alone: a lower bound of this one."""
-        phases = (PhaseSums(phase.name, phase.count, phase.segments, phase.sums[:1]) for phase in self.phases)
+        phases = (replace(phase, sums=phase.sums[:1]) for phase in self.phases)
         return Objective(tuple(phases), self.kappa)
 
-    def with_cuts(self, cuts: Sequence[tuple[str, Sum]]) -> Objective:
-        """The objective with further sums for phases by name; those that it has already are not added twice."""
-        phases = []
-        for phase in self.phases:
-            new = [added for name, added in cuts if name == phase.name and added not in phase.sums]
-            phases.append(PhaseSums(phase.name, phase.count, phase.segments, (*phase.sums, *dict.fromkeys(new))))
+    def with_cuts(self, cuts: Mapping[str, Sum]) -> Objective:
+        """The objective with a further sum for phases by name."""
+        phases = (
+            replace(phase, sums=(*phase.sums, cuts[phase.name])) if phase.name in cuts else phase
+            for phase in self.phases
+        )
         return Objective(tuple(phases), self.kappa)
 
 

@@ -103,3 +103,21 @@ class Solution:
         if self.choices is None or self.cost == self.bound:
             return 0.0
         return (self.cost - self.bound) / abs(self.cost) if self.cost else float("inf")
+
+
+def rise(first: Problem, second: Problem) -> LinearSum:
+    """What the costs of a second problem are above those of the first, from which it differs in nothing but its finite
+    costs; nothing where a choice is not allowed. Equal tables stay the same objects."""
+    made: dict[tuple[int, int], Costs] = {}
+
+    def above(low: Costs, high: Costs) -> Costs:
+        key = id(low), id(high)
+        if key not in made:
+            closed = np.isinf(low)
+            made[key] = np.where(closed, 0.0, high) - np.where(closed, 0.0, low)
+        return made[key]
+
+    return LinearSum(
+        tuple(map(above, first.costs, second.costs)),
+        tuple(above(a.table, b.table) for a, b in zip(first.edges, second.edges, strict=True)),
+    )

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardplan.solve.problem import Costs, Edge, LinearSum, Maximum, Problem
+from shardplan.solve.problem import Costs, Edge, LinearSum, Problem
 from shardplan.solve.reduce.graph import Groups
 
 Amounts = list[tuple[int, int, Costs]]
@@ -159,21 +159,3 @@ def _classes(table: Costs, amounts: list[Costs]) -> tuple[np.ndarray, np.ndarray
     both = np.concatenate([np.where(np.isinf(table), -1.0, table), *amounts], axis=1)
     _, first, inverse = np.unique(both, axis=0, return_index=True, return_inverse=True)
     return inverse.ravel(), first
-
-
-def between(first: Problem, second: Problem) -> Problem:
-    """The problem of the larger of two sums: those of two problems that differ in nothing but their finite costs."""
-    made: dict[tuple[int, int], Costs] = {}
-
-    def rise(low: Costs, high: Costs) -> Costs:
-        key = id(low), id(high)
-        if key not in made:
-            closed = np.isinf(low)
-            made[key] = np.where(closed, 0.0, high) - np.where(closed, 0.0, low)
-        return made[key]
-
-    above = LinearSum(
-        tuple(map(rise, first.costs, second.costs)),
-        tuple(rise(a.table, b.table) for a, b in zip(first.edges, second.edges, strict=True)),
-    )
-    return replace(first, maxima=(Maximum((above,)),))
