@@ -37,6 +37,9 @@ PLAIN_SHARES = ((0.5, 0.75, False), (0.25, 0.5, False), (0.5, 0.5, True))
 """Rules of thumb as `plain_sum` takes them: what is sent in forward hides better than what is sent in backward."""
 CLOSE = 0.01
 """Where more than this share of the step is unproven, experts' layouts, flags and tighter limits are tried too."""
+HOPE = 2 / 3
+"""Experts' layouts are searched further where their bound is below the step by more than this share of the gap: the
+schedule of what attains a bound is longer than that by about as much as the best plan's is."""
 TIGHTER = 0.8
 """Share of the limit on memory under which another plan is sought where the limit stands in the way."""
 
@@ -193,8 +196,8 @@ def with_experts(search: Search, found: Found) -> Questions[Found]:
     """The layouts that experts write, the rest at the best multipliers; where that leaves hope, at their own."""
     for recipe in RECIPES.values():
         question = _question(found, found.linear, restriction=recipe)
-        found, hope = yield from _with(search, found, question)
-        if hope:
+        found, bound_s = yield from _with(search, found, question)
+        if bound_s < found.candidate.step_s * (1.0 - HOPE * found.gap):
             near = replace(question, linear=None, effort="quick")
             found, _ = yield from _with(search, found, near, proves=False)
     return found
@@ -219,18 +222,19 @@ def _among(search: Search, found: Found, questions: Sequence[Question], *, prove
     return found
 
 
-def _with(search: Search, found: Found, question: Question, *, proves: bool = True) -> Questions[tuple[Found, bool]]:
-    """The best of what is known and the plans of a question, and whether it was worth asking. `proves`: what it proves
-    is a bound on its plans, and where that is no better than what is known they are not laid out."""
+def _with(search: Search, found: Found, question: Question, *, proves: bool = True) -> Questions[tuple[Found, float]]:
+    """The best of what is known and the plans of a question, and the bound of these, seconds. `proves`: where what it
+    proves is no better than what is known, they are not scheduled."""
     if search.is_over or found.outcome == "interrupted":
-        return found, False
+        return found, math.inf
     answer = yield replace(question, ends_s=search.share(2), unproven=ROUGH)
     solution, limit = answer.solution, search.instance.limit_bytes
     if solution.outcome == "interrupted":
         found = replace(found, outcome="interrupted")
-    if solution.choices is None or (proves and solution.bound / PS_PER_S >= found.candidate.step_s):
-        return found, False
-    return found.better(judged(answer, limit, search.known), limit), True
+    bound_s = solution.bound / PS_PER_S
+    if solution.choices is None or (proves and bound_s >= found.candidate.step_s):
+        return found, math.inf
+    return found.better(judged(answer, limit, search.known), limit), bound_s
 
 
 def of_linear(search: Search, linear: Linear) -> Questions[Answer]:
