@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,7 @@ def price(
     than that however it is scheduled is scheduled so that it holds least.
     """
     choice = dict(zip(node_order(built), choices, strict=True))
-    operators = tuple(_operator(built, choice, index) for index in range(len(built.operators)))
+    operators = tuple(_decision(built, choice, index) for index in range(len(built.operators)))
     optimizer_ns = round(_optimizer_seconds(built, choice) * NS_PER_S)
     held = held_bytes(memory.holdings, memory.moments, choice)
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
@@ -296,9 +296,17 @@ def recompute_of(plan: Plan, built: CostGraph) -> Recompute:
     return recomputed(built.model, built.rules, built.flow, until, saved)
 
 
-def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> OperatorDecision:
+def _decision(built: CostGraph, choice: Mapping[Node, int], index: int) -> OperatorDecision:
+    strategy = choice["operator", built.model.operators[index].name]
+    decided = cast("dict[tuple[int, int], OperatorDecision]", built.decided)
+    if (index, strategy) not in decided:
+        decided[index, strategy] = _operator(built, index, strategy)
+    return decided[index, strategy]
+
+
+def _operator(built: CostGraph, index: int, strategy: int) -> OperatorDecision:
     operator, space = built.model.operators[index], built.operators[index]
-    strategy, again = choice["operator", operator.name], built.recompute.until.get(index)
+    again = built.recompute.until.get(index)
     forward_ns, backward_ns = (
         tuple(round(float(seconds) * NS_PER_S) for seconds in part) for part in space.inner_s[:, :, strategy]
     )

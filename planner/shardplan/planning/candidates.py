@@ -89,17 +89,19 @@ class Found:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and until when (`time.monotonic`)."""
+    """What is searched, and until when (`time.monotonic`). `restricted`: in the layouts of an expert, so that those of
+    others lead nowhere."""
 
     instance: Instance
     ends_s: float
+    restricted: bool = False
     known: Known = field(default_factory=dict)
     """Plans that were laid out already."""
 
     @classmethod
-    def of(cls, instance: Instance) -> Search:
+    def of(cls, instance: Instance, *, restricted: bool = False) -> Search:
         limit = instance.options.time_limit
-        return cls(instance, math.inf if limit is None else time.monotonic() + limit)
+        return cls(instance, math.inf if limit is None else time.monotonic() + limit, restricted)
 
     @property
     def is_over(self) -> bool:
@@ -122,18 +124,23 @@ def shortest(search: Search) -> Questions[Found]:
         if found.outcome == "interrupted" or search.is_over:
             break
         with contextlib.suppress(NoPlanError):
-            other = yield from searched(search, remat)
+            other = yield from searched(search, remat, below_s=found.candidate.step_s)
             found = replace(found.better([other.candidate], instance.limit_bytes), outcome=other.outcome)
     return found
 
 
-def searched(search: Search, remat: Recompute | None = None, *, chooses_remat: bool = False) -> Questions[Found]:
-    """The best plan of all candidates; `remat`: what is recomputed, unless that is chosen. Raises `NoPlanError`."""
+def searched(
+    search: Search, remat: Recompute | None = None, *, chooses_remat: bool = False, below_s: float = math.inf
+) -> Questions[Found]:
+    """The best plan of all candidates; `remat`: what is recomputed, unless that is chosen; `below_s`: looked for only
+    as long as it may have a shorter step. Raises `NoPlanError`."""
     instance = search.instance
     found = yield from without_limit(search, remat)
-    if found is None:
+    if found is None or (found.bound_s < below_s and not found.candidate.keeps(instance.limit_bytes)):
         found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat)
-    further = [with_plain_sums] if instance.is_quick else [with_plain_sums, with_experts]
+    if found.candidate.step_s >= below_s:
+        return found
+    further = [with_plain_sums] if instance.is_quick or search.restricted else [with_plain_sums, with_experts]
     if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
         further.append(under_less_memory)
     for look in further if instance.options.cost_model.is_ours else ():
@@ -144,13 +151,11 @@ def searched(search: Search, remat: Recompute | None = None, *, chooses_remat: b
 
 
 def without_limit(search: Search, remat: Recompute | None = None) -> Questions[Found | None]:
-    """The plan, where the best one without a limit on memory fits. Where what is recomputed is to be chosen, nothing
-    is: if that fits, it is the answer."""
-    try:
-        found = yield from of_phases(search, None, remat, parts=2)
-    except NoPlanError:
-        return None
-    return found if found.candidate.keeps(search.instance.limit_bytes) else None
+    """The best plan without a limit on memory, if it can be told: where that fits, it is the answer. Where what is
+    recomputed is to be chosen, nothing is."""
+    with contextlib.suppress(NoPlanError):
+        return (yield from of_phases(search, None, remat, parts=2))
+    return None
 
 
 def of_phases(
