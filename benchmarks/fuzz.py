@@ -35,7 +35,7 @@ PATIENCE = 60
 def work(pipe: Connection, held_out: bool) -> None:
     """A worker: class and number in, faults and times out."""
     os.environ["SHARDPLAN_CHECK_PRICES"] = "1"
-    from fuzz_classes import CLASSES, Workplace
+    from fuzz_classes import CLASSES, Workplace, made
     from fuzz_held_out import HELD_OUT
     from fuzz_run import answer
 
@@ -49,7 +49,7 @@ def work(pipe: Connection, held_out: bool) -> None:
     pipe.send(str(folder))
     while (task := pipe.recv()) is not None:
         name, number = task
-        commands = (HELD_OUT if held_out else CLASSES)[name](place, Random(f"{name}{number}"))
+        commands = made(name, place, Random(f"{name}{number}"), HELD_OUT if held_out else CLASSES)
         pipe.send([(command, answer(command)) for command in commands])
     shutil.rmtree(folder)
 

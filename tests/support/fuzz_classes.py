@@ -204,9 +204,22 @@ def checkpoints(place: Workplace, random: Random) -> Commands:
     return [["split", given, plan, "-o", place.path("ranks"), *random.choice(((), ("--once",), ("--json",)))]]
 
 
+def _word(text: str, random: Random) -> str:
+    """As a word of a command line, in which no system has zero bytes."""
+    return changed_text(text, random).replace("\0", "")
+
+
+def settings(place: Workplace, random: Random) -> Commands:
+    """What stands in `shardplan.toml`, which holds for every verb."""
+    place.write("shardplan.toml", changed_text(SETTINGS, random, (SETTINGS,)))
+    return [["solve", place.path("mlp.onnx"), "-o", place.path("m.plan.json")]]
+
+
 def others(place: Workplace, random: Random) -> Commands:
     """Instances of the solver, descriptions of models, settings and what is written on the command line."""
-    what = random.randrange(3)
+    what = random.randrange(4)
+    if what == 3:
+        return settings(place, random)
     if what == 0:
         document = changed_document(json.loads(PROBLEM.read_text()), random)
         path = place.write("i.json", json.dumps(document))
@@ -215,7 +228,7 @@ def others(place: Workplace, random: Random) -> Commands:
         return [
             [
                 "solve",
-                changed_text(random.choice(DESCRIPTIONS), random).strip("-"),
+                _word(random.choice(DESCRIPTIONS), random).strip("-"),
                 *ON,
                 "-o",
                 place.path("m.plan.json"),
@@ -256,12 +269,19 @@ def others(place: Workplace, random: Random) -> Commands:
             "generic",
             "-o",
             place.path("m.plan.json"),
-            f"{flag}={changed_text(random.choice(words), random)}",
+            f"{flag}={_word(random.choice(words), random)}",
         ]
     ]
 
 
-CLASSES: dict[str, Callable[[Workplace, Random], Commands]] = {
+def made(name: str, place: Workplace, random: Random, classes: Classes | None = None) -> Commands:
+    """An input of the class called `name`, written to `place`, and the commands that read it."""
+    (place.folder / "shardplan.toml").unlink(missing_ok=True)  # else it holds for all that follow
+    return (classes or CLASSES)[name](place, random)
+
+
+Classes = dict[str, Callable[[Workplace, Random], Commands]]
+CLASSES: Classes = {
     "onnx-bytes": onnx_bytes,
     "onnx-structure": onnx_structure,
     "onnx-operators": onnx_operators,
