@@ -9,9 +9,8 @@ failed=0
 message() { local text=${1//'%'/%25}; text=${text//$'\r'/%0D}; printf '%s' "${text//$'\n'/%0A}"; }
 property() { local text; text=$(message "$1"); text=${text//:/%3A}; printf '%s' "${text//,/%2C}"; }
 
-# A line that names a file, in a log and in Markdown: without control characters and marks of either.
-# shellcheck disable=SC2016
-plain() { printf '%q' "$1" | tr -d '`<>|\000-\037\177'; }
+# The name of a file as a code span of Markdown, on one line and without what ends a span or a cell.
+code_span() { printf '`%s`' "$(printf '%q' "$1" | tr -d '`|')"; }
 
 fail() { # FILE TITLE TEXT
     printf '::error file=%s,title=%s::%s\n' "$(property "$1")" "$(property "$2")" "$(message "$3")"
@@ -61,19 +60,19 @@ check() {
 
 # diff OLD NEW: OLD as it is at the base.
 compare() {
-    local old=$1 new=$2 code=0 words=(--exit-zero)
+    local old=$1 new=$2 code=0
     if ! git show "$BASE:./$old" > "$scratch/old.plan.json"; then
         fail "$new" "no old plan" "git cannot show the plan as it is at the base $BASE"
         return
     fi
-    shardplan diff "${words[@]}" --format markdown -- "$scratch/old.plan.json" "$new" >> "$report" || code=$?
+    shardplan diff --exit-zero --format markdown -- "$scratch/old.plan.json" "$new" >> "$report" || code=$?
     if [ "$code" != 0 ]; then
         fail "$new" "cannot compare" "shardplan diff ended with exit code $code; the log of this step says why"
         return
     fi
-    shardplan diff "${words[@]}" --format github -- "$scratch/old.plan.json" "$new"
+    shardplan diff --exit-zero --format github -- "$scratch/old.plan.json" "$new"
     if [ "$old" != "$new" ]; then
-        printf '\nThe plan was %s before.\n\n' "$(plain "$old")" >> "$report"
+        printf '\nThe plan was %s before.\n\n' "$(code_span "$old")" >> "$report"
     fi
     if [ -n "${FAIL_IF:-}" ]; then
         shardplan diff --quiet --fail-if "$FAIL_IF" -- "$scratch/old.plan.json" "$new" > /dev/null || code=$?
@@ -86,7 +85,7 @@ compare() {
 }
 
 deleted() {
-    printf '**%s** is deleted\n\n' "$(plain "$1")" >> "$report"
+    printf '**%s** is deleted\n\n' "$(code_span "$1")" >> "$report"
     if [ -n "${FAIL_IF:-}" ] && [ "${ALLOW_DELETED:-false}" != true ]; then
         fail "$1" "plan deleted" "the plan is gone, so nothing can be compared; set allow-deleted if that is meant"
     else
@@ -99,7 +98,7 @@ diff() {
         fail "" "no base" "the base revision $BASE is not in this checkout: give actions/checkout the input fetch-depth: 0"
         exit 2
     fi
-    scratch=$(mktemp -d)
+    scratch=$(mktemp -d -p "${RUNNER_TEMP:-${TMPDIR:-/tmp}}")
     report=$scratch/report.md
     : > "$report"
     local list=$scratch/list status path other
@@ -111,7 +110,7 @@ diff() {
             R*) IFS= read -r -d '' other; compare "$path" "$other" ;;
             M | T) compare "$path" "$path" ;;
             D) deleted "$path" ;;
-            A) printf '**%s** is new\n\n' "$(plain "$path")" >> "$report" ;;
+            A) printf '**%s** is new\n\n' "$(code_span "$path")" >> "$report" ;;
         esac
     done < "$list"
     cat "$report" >> "${GITHUB_STEP_SUMMARY:-/dev/null}"

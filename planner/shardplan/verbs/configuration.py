@@ -42,9 +42,14 @@ def _table(file: Path, path: tuple[str, ...]) -> Mapping[str, object] | None:
         raise ShardplanError(error("bad-configuration", f"not valid TOML: {problem}", file=str(file))) from None
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
-    if "\0" in str(found):  # which no system takes in the name of a file
+    if _has_zero_byte(found):  # which no system takes in the name of a file
         raise ShardplanError(error("bad-configuration", "a value holds a zero byte", file=str(file)))
     return found if isinstance(found, Mapping) else None
+
+
+def _has_zero_byte(value: object) -> bool:
+    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return "\0" in value if isinstance(value, str) else any(map(_has_zero_byte, entries))
 
 
 def _by_verb(table: Mapping[str, object], group: click.Group, file: str) -> Settings:
