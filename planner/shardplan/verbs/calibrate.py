@@ -188,8 +188,10 @@ def _parse_group(text: str | None) -> tuple[int, int] | None:
 
 
 def _read(path: str) -> str:
+    from shardplan.text_files import read_text
+
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return read_text(path, "replace")
     except OSError as problem:
         reason = problem.strerror or str(problem)
         raise ShardplanError(error("unreadable-file", f"cannot read the file: {reason}", file=path)) from None

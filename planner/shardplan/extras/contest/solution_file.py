@@ -9,6 +9,7 @@ from typing import Any
 
 from shardplan.errors import ShardplanError, error
 from shardplan.solve.problem import Solution
+from shardplan.text_files import read_text
 from shardplan.whole_files import write_whole
 
 _HEADS = ('{"solution"', "[")
@@ -67,9 +68,11 @@ def read_solution(path: Path) -> tuple[list[int], int | None]:
     Raises `ShardplanError` for a file that cannot be read or is something else.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
     except OSError as fault:
         raise ShardplanError(error("unreadable", fault.strerror or str(fault), file=str(path))) from None
+    except RecursionError:
+        raise _bad_solution(path, "it is nested too deeply") from None
     except ValueError as fault:
         raise _bad_solution(path, f"not a JSON document: {fault}") from None
     choices, claimed = document, None
