@@ -60,7 +60,7 @@ class Worker:
     def __init__(self, held_out: bool) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=work, args=(other, held_out), daemon=True)
+        self.process = context.Process(target=work, args=(other, held_out))
         self.process.start()
         other.close()
         self.folder = self.pipe.recv()
@@ -109,14 +109,14 @@ class Tally:
 
     def show(self) -> None:
         print(
-            f"\n{'class':16}{'inputs':>9}{'runs':>9}{'planned':>9}{'refused':>9}{'other':>9}{'bad':>6}{'slowest':>10}"
+            f"\n{'class':26}{'inputs':>9}{'runs':>9}{'planned':>9}{'refused':>9}{'other':>9}{'bad':>6}{'slowest':>10}"
         )
         for name, count in sorted(self.inputs.items()):
             codes = self.codes[name]
             runs, bad = sum(codes.values()), sum(task[0] == name for tasks in self.faults.values() for task in tasks)
             other = runs - codes[0] - codes[2]
             print(
-                f"{name:16}{count:9,}{runs:9,}{codes[0]:9,}{codes[2]:9,}{other:9,}{bad:6,}{self.slowest[name]:8.1f} s"
+                f"{name:26}{count:9,}{runs:9,}{codes[0]:9,}{codes[2]:9,}{other:9,}{bad:6,}{self.slowest[name]:8.1f} s"
             )
         for (what, where), tasks in sorted(self.faults.items(), key=lambda item: -len(item[1])):
             print(f"{len(tasks):6} {what}: {where}   {tasks[0][0]} {tasks[0][1]}")

@@ -25,12 +25,12 @@ def one_operator(random: Random) -> onnx.ModelProto:
     domain, _, name = kind.rpartition(".")
     schema = _SCHEMAS.get(name) if not domain else None
     shape = [random.choice(SIZES) for _ in range(random.randint(0, 5))]
-    inputs, initializers, reads = [], [], []
+    inputs, initializers, reads, types = [], [], [], dict[str, int]()
     for place in range(_count(schema, random)):
         if random.random() < 0.06:
             reads.append("")
             continue
-        label, dtype = f"i{place}", _dtype(schema, place, random)
+        label, dtype = f"i{place}", _dtype(schema, place, random, types)
         dims = _near_shape(shape, random)
         reads.append(label)
         if dtype in (1, 6, 7, 11, 9) and random.random() < 0.45 and _product(dims) <= 64:
@@ -39,7 +39,7 @@ def one_operator(random: Random) -> onnx.ModelProto:
             initializers.append(TensorProto(name=label, data_type=dtype, dims=dims))
         else:
             inputs.append(helper.make_tensor_value_info(label, dtype, dims))
-    makes = [f"o{place}" for place in range(random.choice((1, 1, 1, 2, 3)))]
+    makes = [f"o{place}" for place in range(random.choice((1, 1, 1, 1, 1, 1, 2, 3)))]
     node = helper.make_node(name, reads, makes, name="n", domain=domain)
     _attributes(node, schema, random)
     outputs = [
@@ -48,7 +48,7 @@ def one_operator(random: Random) -> onnx.ModelProto:
     ]
     graph = helper.make_graph([node], "g", inputs, outputs, initializers)
     opsets = [
-        helper.make_opsetid("", random.choice((23, 23, 21, 18, 13, 11, 9, 7))),
+        helper.make_opsetid("", random.choice((23, 23, 23, 23, 21, 18, 13, 11, 9, 7))),
         helper.make_opsetid("com.microsoft", 1),
     ]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -60,14 +60,18 @@ def _count(schema: defs.OpSchema | None, random: Random) -> int:
     return random.randint(schema.min_input, min(schema.max_input, schema.min_input + 4))
 
 
-def _dtype(schema: defs.OpSchema | None, place: int, random: Random) -> int:
+def _dtype(schema: defs.OpSchema | None, place: int, random: Random, types: dict[str, int]) -> int:
+    """`types`: what type variables of the schema stand for so far."""
     known: list[int] = []
     if schema is not None and schema.inputs:
-        allowed = schema.inputs[min(place, len(schema.inputs) - 1)].types
-        known = [number for text, number in DTYPES.items() if text in allowed]
-    return (
-        random.choice(known) if known and random.random() < 0.95 else random.choice((1, 1, 7, 9, 10, *DTYPES.values()))
-    )
+        formal = schema.inputs[min(place, len(schema.inputs) - 1)]
+        if formal.type_str in types and random.random() < 0.95:
+            return types[formal.type_str]
+        known = [number for text, number in DTYPES.items() if text in formal.types]
+    dtype = random.choice((1, 1, 7, 9, 10, *DTYPES.values()))
+    if known and random.random() < 0.95:
+        dtype = types[formal.type_str] = random.choice(known)
+    return dtype
 
 
 def _near_shape(shape: list[int], random: Random) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, MutableMapping, MutableSequence, Sequence
 from random import Random
 from typing import Any
@@ -17,6 +18,25 @@ JUNK: tuple[Any, ...] = (
 BITS = ("\t", "\n", " ", ":", "-", "- ", "{", "}", "[", "]", ",", "'", '"', "#", "&a", "*a", "!!int ", "%", "|", ">",
         "~", "null", "true", "1e999", "-1", "0", "9" * 40, "nan", ".inf", "1 GB", "-3 us", "\x00", "\u202e",
         "\x1b[2J", "é", "<<: *a", "?", "\\", "\r", "1:30", "0x1f", "1_000", "=", "..", "/", "builtin:")  # fmt: skip
+
+NUMBERS = (
+    "0",
+    "-1",
+    "1",
+    "2",
+    "3",
+    "7",
+    "0.5",
+    "1e-9",
+    "1e9",
+    "1e18",
+    "1e300",
+    "1e999",
+    "nan",
+    "16777216",
+    "1000000",
+    "9" * 30,
+)
 
 
 def changed_bytes(content: bytes, random: Random, most: int = 4) -> bytes:
@@ -47,7 +67,7 @@ def changed_bytes(content: bytes, random: Random, most: int = 4) -> bytes:
 
 def changed_text(text: str, random: Random, donors: Sequence[str] = ()) -> str:
     """`text` with lines and words that are others, gone, repeated, moved, or those of a donor."""
-    for _ in range(random.randint(1, 3)):
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
         lines = text.splitlines(keepends=True) or [""]
         at = random.randrange(len(lines))
         what = random.randrange(8)
@@ -66,6 +86,10 @@ def changed_text(text: str, random: Random, donors: Sequence[str] = ()) -> str:
 
 
 def _changed_words(line: str, random: Random) -> str:
+    numbers = list(re.finditer(r"\d+(\.\d+)?", line))
+    if numbers and random.random() < 0.4:
+        number = random.choice(numbers)
+        return line[: number.start()] + random.choice(NUMBERS) + line[number.end() :]
     at = random.randrange(len(line) + 1)
     end = min(len(line), at + random.choice((0, 1, 2, 5)))
     if random.random() < 0.4:  # a whole word, so that values stay values
