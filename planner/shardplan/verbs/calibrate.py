@@ -118,6 +118,9 @@ def step(session: Session, /, plan: str, measured_ms: float) -> int:
         raise click.BadParameter(f"{measured_ms} is no time.", param_hint="'--measured-ms'")
     loaded = read_plan(plan)
     predicted_ms = loaded.summary.step_ns / 1e6
+    if not predicted_ms:
+        hint = "measure the step of a plan for a model that computes something"
+        raise ShardplanError(error("no-time", "the plan says that a step takes no time", hint=hint, file=plan))
     factor = measured_ms / predicted_ms
     if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
         hint = "calibrate links and matrix products first: shardplan calibrate nccl, shardplan calibrate gemm"
