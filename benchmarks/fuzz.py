@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import multiprocessing
 import os
 import re
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -130,8 +132,7 @@ def signature(said: str) -> str:
     return f"{places[-1][0]}:{places[-1][1]} {last}" if places else last
 
 
-def run(options: argparse.Namespace, names: list[str]) -> Tally:
-    tally = Tally(options.keep, options.verbose)
+def run(options: argparse.Namespace, names: list[str], tally: Tally) -> None:
     workers = [Worker(options.held_out) for _ in range(options.jobs)]
     tasks = ((name, number) for number in range(options.first, sys.maxsize) for name in names)
     ends = time.monotonic() + options.minutes * 60
@@ -162,7 +163,6 @@ def run(options: argparse.Namespace, names: list[str]) -> Tally:
                 workers.remove(worker)
             else:
                 worker.ask(next(tasks))
-    return tally
 
 
 def _lost(what: str) -> list:
@@ -186,7 +186,10 @@ def main() -> int:
     parser.add_argument("-v", "--verbose", action="store_true")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else sorted(HELD_OUT if options.held_out else CLASSES)
-    tally = run(options, names)
+    tally = Tally(options.keep, options.verbose)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        run(options, names, tally)
     tally.show()
     return bool(tally.faults)
 
