@@ -14,6 +14,7 @@ from shardplan.cluster.lint import lint_profile
 from shardplan.cluster.resolve import missing_keys, resolve
 from shardplan.cluster.yaml import Record, merge, read_yaml
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.text_files import read_text
 
 BUILTIN = "builtin:"
 _SUFFIXES = (".yaml", ".yml")
@@ -73,7 +74,7 @@ def _is_path(text: str) -> bool:
 
 def _file_source(path: Path, place: Mapping[str, object] | None = None) -> _Source:
     try:
-        return _Source(path.read_text(encoding="utf-8"), str(path), path.stem, path.parent)
+        return _Source(read_text(path), str(path), path.stem, path.parent)
     except UnicodeDecodeError:
         reason = "it is not UTF-8 text"
     except OSError as fault:

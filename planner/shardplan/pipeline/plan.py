@@ -124,7 +124,7 @@ def _summary(asked: _Asked, found: PipelineResult) -> Summary:
         outcome="optimal" if closed else "feasible",
         objective_ns=step_ns,
         bound_ns=step_ns if closed else bound_ns,
-        gap=0.0 if closed else (step_ns - bound_ns) / step_ns,
+        gap=0.0 if closed else (step_ns - bound_ns) / max(step_ns, 1),
         step_ns=step_ns,
         compute_ns=compute_ns,
         communication_ns=step_ns - compute_ns,

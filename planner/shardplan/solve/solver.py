@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -150,7 +151,8 @@ def _solution(problem: Problem, wide: SumsOnNodes, best: Incumbent, budget: Budg
     choices = None if best.choices is None else wide.invert(best.choices)
     if choices is not None:
         priced = evaluate(problem, choices)
-        if priced.cost != cost or not priced.feasible:
+        # Beyond 2^53 whole numbers are rounded on their way through the search.
+        if not (math.isclose(priced.cost, cost, rel_tol=2**-52) and priced.feasible):
             raise AssertionError(f"the search priced its answer {cost}, the evaluator {priced}")
         outcome = "interrupted" if budget.interrupted else "optimal" if best.closed else "feasible"
     else:

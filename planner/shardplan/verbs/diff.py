@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -59,7 +58,7 @@ def diff(
     found, recipes = diff_plans(before, after), recipe_changes(before, after)
     session.as_json = session.as_json or form == "json"
     if form in ("markdown", "github") and not session.as_json:
-        sys.stdout.write(diff_markdown(found, new, recipes) if form == "markdown" else diff_github(found, new))
+        session.write_text(diff_markdown(found, new, recipes) if form == "markdown" else diff_github(found, new))
     else:
         document = diff_document(found, recipes)
         session.finish(document, lambda console: show_diff(console, found, recipes, everything=show_all))
