@@ -7,20 +7,18 @@ checkpoint orientation; operators and moves speak of the graph's own dims.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from shardplan.layout.mesh import Mesh
-from shardplan.plan.fields import DIGEST, MAJOR, PLAN, SUMMARY
+from shardplan.plan.content import DIGESTED, content_digest
+from shardplan.plan.fields import MAJOR, PLAN, SUMMARY
 from shardplan.plan.kinds import Context
 from shardplan.plan.record import Json, write_record
 from shardplan.plan.types import Plan, Summary
 
 LINE_WIDTH = 110
-DIGESTED = next(field.since for field in PLAN.fields if field.key == "digest")
-"""Minor format version since which plans have a digest."""
 
 
 def dumps(plan: Plan) -> str:
@@ -49,14 +47,6 @@ def plain(document: Mapping[str, Any]) -> dict[str, Any]:
     """A document as reading its file gives it: objects, lists, texts, numbers."""
     found: dict[str, Any] = json.loads(_inline(document))
     return found
-
-
-def content_digest(document: Mapping[str, Any]) -> str:
-    """`sha256:` and 64 hex digits of a plan's document but for its own `digest`, whatever its spacing and the order of
-    its keys."""
-    rest = {key: value for key, value in document.items() if key != "digest"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False, default=dict)
-    return DIGEST + hashlib.sha256(text.encode()).hexdigest()
 
 
 def summary_record(summary: Summary) -> Json:

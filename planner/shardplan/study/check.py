@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from shardplan.cost.named import measure_of
 from shardplan.errors import InfeasibleError, ShardplanError, error
-from shardplan.layout.legal import check as check_layout
-from shardplan.layout.text import to_text
 from shardplan.model.types import Model
+from shardplan.plan.content import edited as edited_since
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.document_diff import Difference, differences
-from shardplan.plan.encode import DIGESTED, content_digest, document, plain
+from shardplan.plan.encode import document, plain
 from shardplan.plan.file import read_whole
+from shardplan.plan.legality import faults as illegal
 from shardplan.plan.types import Plan
 from shardplan.study.derive import NotDerivableError, derived
 from shardplan.study.finished import finished
@@ -76,9 +76,9 @@ def _verdict(
     found: Mapping[str, Any], plan: Plan, file: str, model_of: Callable[[], Model | None], given: Given, *,
     resolve: bool,
 ) -> Verdict:  # fmt: skip
-    if faults := tuple(_faults(plan)):
+    if faults := tuple(illegal(plan)):
         return Verdict("invalid", faults)
-    edited = tuple(_edited(found))
+    edited = tuple(edited_since(found))
     try:
         model = model_of()
         stale = tuple(input_changes(plan, file, model, given))
@@ -119,21 +119,6 @@ def _of_content(
     return Verdict("fresh", notes=() if model is not None else (_WITHOUT_MODEL,))
 
 
-def _edited(found: Mapping[str, Any]) -> Iterator[str]:
-    """Whether the content is what was written: formats since 1.5 have a digest of it."""
-    digest, now = found.get("digest"), content_digest(found)
-    minor = str(found["format_version"]).partition(".")[2]
-    if digest is None and int(minor) >= DIGESTED:
-        yield f"it was edited: a plan of format {found['format_version']} has a digest, and this one has none"
-    elif digest not in (None, now):
-        yield f"it was edited after it was written: its digest is {_short(digest)}, its content's {_short(now)}"
-
-
-def _short(digest: object) -> str:
-    text = str(digest)
-    return text if len(text) <= 19 else f"{text[:19]}…"
-
-
 def _shortened(texts: list[str] | tuple[str, ...]) -> list[str]:
     rest = len(texts) - _SHOWN
     return [*texts[:_SHOWN], f"and {rest} more"] if rest > 1 else list(texts)
@@ -144,32 +129,13 @@ def _wrong_fields(
 ) -> Iterator[Difference]:
     """Every field of the file that is not what the decisions of the plan make for `model`."""
     expected = plain(document(derived(plan, file, model)))
-    if is_intact and plan.pipeline is None:  # the file of the model may have another name now
+    if is_intact and plan.pipeline is None and not source(plan, "model"):  # its file may have another name now
         expected["model"]["name"] = found["model"]["name"]
     is_older = "digest" not in found
     for key in _NOT_DERIVED if is_older else _NOT_DERIVED[1:]:
         expected.pop(key, None)
     shown = {key: value for key, value in found.items() if key in expected or key not in _NOT_DERIVED}
     yield from differences(shown, expected)
-
-
-def _faults(plan: Plan) -> Iterator[str]:
-    for stage in plan.pipeline.stages if plan.pipeline else ():
-        yield from (f"{stage.name}: {sentence}" for sentence in _faults(stage.plan))
-    known = {tensor.name: tensor for tensor in plan.tensors}
-    for tensor in plan.tensors:
-        for sentence in check_layout(tensor.layout, plan.mesh, tensor.shape):
-            yield f"'{tensor.name}' cannot be {to_text(tensor.layout, plan.mesh)}: {sentence}"
-    for move in plan.moves:
-        if move.tensor not in known:
-            yield f"a move of '{move.tensor}', which is no tensor of the plan"
-    position = {operator.name: number for number, operator in enumerate(plan.operators)}
-    for number, operator in enumerate(plan.operators):
-        if operator.again and position.get(operator.again, -1) < number:
-            yield f"'{operator.name}' runs again before '{operator.again}', which is no operator after it"
-        for name, layout in zip((*operator.inputs, *operator.outputs), (*operator.reads, *operator.makes), strict=True):
-            if layout is not None and name not in known:
-                yield f"'{operator.name}' uses '{name}', which is no tensor of the plan"
 
 
 def _solve_again(plan: Plan, file: str, model: Model) -> Verdict:

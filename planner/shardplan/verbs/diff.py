@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import Attempts, ShardplanError, error
+from shardplan.errors import Attempts, ShardplanError, error, warning
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shardplan.plan.diff import PlanDiff
+    from shardplan.plan.types import Plan
 
 _CONDITION = re.compile(r"\s*(step|compute|communication|memory)\s*>\s*\+?\s*(.+?)\s*")
 
@@ -35,25 +36,43 @@ _CONDITION = re.compile(r"\s*(step|compute|communication|memory)\s*>\s*\+?\s*(.+
 @click.option(
     "--fail-if",
     metavar="CONDITION",
-    help="Exit with 1 only if this holds: 'step>+2%', 'step>+1 ms', 'memory>+1 GiB'.",
+    help="Exit with 1 only if this holds: 'step>+2%', 'step>+1 ms', 'memory>+1 GiB'. Numbers are derived again from "
+    "the decisions of the plans whose models are at hand.",
+)
+@click.option(
+    "--model",
+    "models",
+    metavar="MODEL",
+    multiple=True,
+    help="The model of the plans, to derive their numbers again; may be repeated.  [default: those that they record]",
 )
 @verb
 def diff(
-    session: Session, /, old: str, new: str, form: str, fail_if: str | None, *, show_all: bool, exit_zero: bool
+    session: Session,
+    /,
+    old: str,
+    new: str,
+    form: str,
+    fail_if: str | None,
+    models: tuple[str, ...],
+    *,
+    show_all: bool,
+    exit_zero: bool,
 ) -> int:
     """Say what the plan NEW decides otherwise than OLD, what that costs, and what caused it.
 
     Exits with 0 when they say the same, with 1 when they differ.
     """
     from shardplan.plan.diff import diff_plans
-    from shardplan.plan.file import read_plan
     from shardplan.render.diff import diff_document, diff_github, diff_markdown, show_diff
     from shardplan.render.recipes import recipe_changes
 
     attempt = Attempts()
     fails = attempt(lambda: _condition(fail_if)) if fail_if else None
-    before, after = attempt(lambda: read_plan(old)), attempt(lambda: read_plan(new))
+    read = _derived if fail_if or models else _as_written
+    plans = [attempt(lambda file=file: read(session, file, models)) for file in (old, new)]  # type: ignore[misc]
     attempt.finish()
+    before, after = plans
     assert before is not None
     assert after is not None
     found, recipes = diff_plans(before, after), recipe_changes(before, after)
@@ -65,6 +84,25 @@ def diff(
         session.finish(document, lambda console: show_diff(console, found, recipes, everything=show_all))
     bad = fails(found) if fails is not None else not found.is_empty
     return EXIT_NO if bad and not exit_zero else EXIT_DONE
+
+
+def _as_written(session: Session, file: str, _: Sequence[str]) -> Plan:
+    """The plan in a file, with a warning where it was edited."""
+    from shardplan.plan.content import edited
+    from shardplan.plan.file import read_whole
+
+    found, plan = read_whole(file)
+    session.say_all([warning("edited-plan", text, file=file) for text in edited(found)])
+    return plan
+
+
+def _derived(session: Session, file: str, models: Sequence[str]) -> Plan:
+    """The plan in a file with numbers that follow from its decisions, and warnings where the file has others."""
+    from shardplan.study.trusted import trusted
+
+    plan, said = trusted(file, models)
+    session.say_all(said)
+    return plan
 
 
 def _condition(text: str) -> Callable[[PlanDiff], bool]:
