@@ -26,10 +26,15 @@ def edited(document: Mapping[str, Any]) -> Iterator[str]:
     """That the document of a plan is not what was written, in a sentence; nothing where it is, or where it is of a
     format without digests."""
     digest, now, version = document.get("digest"), content_digest(document), str(document["format_version"])
-    if digest is None and int(version.partition(".")[2]) >= DIGESTED:
+    if digest is None and minor_of(document) >= DIGESTED:
         yield f"it was edited: a plan of format {version} has a digest, and this one has none"
     elif digest not in (None, now):
         yield f"it was edited after it was written: its digest is {_short(digest)}, its content's {_short(now)}"
+
+
+def minor_of(document: Mapping[str, Any]) -> int:
+    """The minor format version of a plan's document."""
+    return int(str(document["format_version"]).partition(".")[2])
 
 
 def _short(digest: object) -> str:

@@ -14,11 +14,13 @@ from shardplan.cost.named import measure_of
 from shardplan.errors import InfeasibleError, ShardplanError, error
 from shardplan.model.types import Model
 from shardplan.plan.content import edited as edited_since
+from shardplan.plan.content import minor_of
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.document_diff import Difference, differences
 from shardplan.plan.encode import document, plain
 from shardplan.plan.file import read_whole
 from shardplan.plan.legality import faults as illegal
+from shardplan.plan.timeline import unscheduled
 from shardplan.plan.types import Plan
 from shardplan.study.derive import NotDerivableError, derived
 from shardplan.study.finished import finished
@@ -33,7 +35,9 @@ Status = Literal["fresh", "stale", "invalid", "infeasible", "not optimal", "unre
 _SAME = 1e-6
 """Relative: objectives this close are equal."""
 _SHOWN = 8
-_WITHOUT_MODEL = "not compared with its model: give it with --model"
+_SCHEDULED = 4
+"""Minor format version since which a plan is a schedule."""
+_WITHOUT_MODEL = "not compared with its model"
 _NOT_DERIVED = ("format_version", "digest", "sources")
 
 
@@ -58,9 +62,6 @@ def check_file(file: str, given: Given = AS_RECORDED, *, resolve: bool = False) 
     `LimitError` when a search ends early.
     """
     found, plan = read_whole(file)
-    if resolve and not given.model and not source(plan, "model"):
-        summary = "it cannot be solved again: it does not say which model it is of"
-        raise ShardplanError(error("no-model", summary, file=file, hint="give it with --model"))
     verdict = _verdict(found, plan, file, lambda: model_now(plan, file, given), given, resolve=resolve)
     if verdict.status == "fresh" or verdict.repair is not NO_REPAIR:
         return verdict
@@ -69,14 +70,14 @@ def check_file(file: str, given: Given = AS_RECORDED, *, resolve: bool = False) 
 
 def check_plan(plan: Plan, file: str, model: Model | None = None, *, resolve: bool = False) -> Verdict:
     """The same of a plan that is in no file, and of its model if that is given."""
-    return _verdict(plain(document(plan)), plan, file, lambda: model, AS_RECORDED, resolve=resolve)
+    return _verdict(plain(document(plan)), plan, file, lambda: model, Given(alone=model is None), resolve=resolve)
 
 
 def _verdict(
     found: Mapping[str, Any], plan: Plan, file: str, model_of: Callable[[], Model | None], given: Given, *,
     resolve: bool,
 ) -> Verdict:  # fmt: skip
-    if faults := tuple(illegal(plan)):
+    if faults := (*illegal(plan), *(unscheduled(plan) if minor_of(found) >= _SCHEDULED else ())):
         return Verdict("invalid", faults)
     edited = tuple(edited_since(found))
     try:
@@ -91,6 +92,9 @@ def _verdict(
     if stale:
         return Verdict("invalid" if edited else "stale", (*edited, *stale))
     verdict = _of_content(found, plan, file, model, edited)
+    if verdict.status == "fresh" and model is None and not given.alone:
+        hint = "give it with --model, or check what the plan says of itself alone with --without-model"
+        raise ShardplanError(error("no-model", "it does not say which model it is of", file=file, hint=hint))
     if verdict.status != "fresh" or not resolve or model is None:
         return verdict
     return _solve_again(plan, file, model)
