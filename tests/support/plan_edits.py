@@ -26,20 +26,23 @@ class Edit:
 
 
 def edits(document: Mapping[str, Any], each: int = 2, most: int | None = None) -> Iterator[Edit]:
-    """Up to `each` edits of every way of every kind of field; `most`: of all ways of one kind."""
+    """Up to `each` edits of every way of every kind of field; `most`: of all ways of one kind, other ones for other
+    kinds."""
     fields: dict[str, list[Path]] = {}
     for path in _paths(document, ()):
         fields.setdefault(_PLACE.sub("[]", _text(path)), []).append(path)
-    values = {field: [_at(document, path) for path in paths] for field, paths in fields.items()}
-    for field, paths in fields.items():
-        done: dict[str, int] = {}
+    for number, (field, paths) in enumerate(fields.items()):
+        others = [_at(document, path) for path in paths]
+        found: dict[str, list[Edit]] = {}
         for path in _spread(paths, each):
-            for way, value in _changed(_at(document, path), values[field]):
-                if done.get(way, 0) < each and (most is None or sum(done.values()) < most):
-                    done[way] = done.get(way, 0) + 1
-                    yield Edit(field, way, path, _with(document, path, value))
+            ways = [(way, _with(document, path, value)) for way, value in _changed(_at(document, path), others)]
             if isinstance(path[-1], str):
-                yield Edit(field, "deleted", path, _without(document, path))
+                ways.append(("deleted", _without(document, path)))
+            for way, changed in ways:
+                found.setdefault(way, []).append(Edit(field, way, path, changed))
+        start = number % max(1, len(found))
+        in_turn = [edit for _, several in (*found.items(), *found.items())[start:] for edit in several[:each]]
+        yield from in_turn[: min(sum(len(several[:each]) for several in found.values()), most or len(in_turn))]
 
 
 def _spread(paths: list[Path], count: int) -> list[Path]:

@@ -130,7 +130,7 @@ def _summary(asked: Asked, found: PipelineResult) -> Summary:
     step_ns, bound_ns = round(found.step_ns), math.floor(found.bound_ns)
     compute_ns = min(step_ns, round(_weighted(asked, parts, [part.compute_ns for part in parts])))
     hidden_ns = round(_weighted(asked, parts, [part.hidden_ns for part in parts]))
-    closed = found.bound_ns >= found.step_ns * (1.0 - 1.001 * CLOSE)
+    closed = bound_ns >= step_ns or found.bound_ns >= found.step_ns * (1.0 - 1.001 * CLOSE)
     return Summary(
         outcome="optimal" if closed else "feasible",
         objective_ns=step_ns,

@@ -68,6 +68,11 @@ def check_file(file: str, given: Given = AS_RECORDED, *, resolve: bool = False) 
     return replace(verdict, repair=repair_of(plan, file, given.model, given.cluster))
 
 
+def check_document(found: Mapping[str, Any], plan: Plan, file: str, model: Model | None, given: Given) -> Verdict:
+    """The verdict on a document that was read, and the plan that it is."""
+    return _verdict(found, plan, file, lambda: model, given, resolve=False)
+
+
 def check_plan(plan: Plan, file: str, model: Model | None = None, *, resolve: bool = False) -> Verdict:
     """The same of a plan that is in no file, and of its model if that is given."""
     return _verdict(plain(document(plan)), plan, file, lambda: model, Given(alone=model is None), resolve=resolve)

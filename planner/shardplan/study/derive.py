@@ -17,7 +17,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, ShardplanError
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.problem import node_order
+from shardplan.graph.problem import node_order, objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, part_of
@@ -37,6 +37,8 @@ from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.rules import model_rules
 from shardplan.study.decided import masks_of
 from shardplan.units import NS_PER_S
+
+_ROUNDED = 1e-6
 
 
 class NotDerivableError(Exception):
@@ -71,6 +73,7 @@ def _on_one_mesh(plan: Plan, model: Model, cluster: Cluster, options: PlanOption
     instance = instance_of(model, cluster, options, _unheard, complete=True, decided=plan)
     built, memory = CostGraphs(instance).asked()
     _refuse(_other_names((one.name for one in plan.tensors), built.flow.planned, "tensors"))
+    _refuse(_no_multipliers(plan.summary.multipliers, objective_of(built).sizes))
     choice = _choices(plan, built)
     masks = constraint_masks(built, instance.constraints)
     _refuse(
@@ -88,6 +91,15 @@ def _proof(plan: Plan) -> Proof:
     summary = plan.summary
     outcome: Outcome = "interrupted" if summary.outcome == "interrupted" else "feasible"
     return Proof(summary.bound_ns / NS_PER_S, outcome, summary.reproducible, summary.multipliers)
+
+
+def _no_multipliers(found: Sequence[Sequence[float]], sizes: Sequence[int]) -> Iterator[str]:
+    """Multipliers are weights of the sums of every phase, of which the base has the rest up to 1."""
+    if len(found) != len(sizes) or any(row and len(row) != size for row, size in zip(found, sizes, strict=True)):
+        wanted = ", ".join(str(size) for size in sizes)
+        yield f"details.multipliers has {', '.join(str(len(row)) for row in found)} numbers by phase, not {wanted}"
+    elif any(sum(row) > 1.0 + _ROUNDED for row in found):
+        yield "details.multipliers of a phase are more than 1 together"
 
 
 def _unheard(_: Diagnostic) -> None:
