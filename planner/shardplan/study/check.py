@@ -82,7 +82,7 @@ def _verdict(
     found: Mapping[str, Any], plan: Plan, file: str, model_of: Callable[[], Model | None], given: Given, *,
     resolve: bool,
 ) -> Verdict:  # fmt: skip
-    if faults := (*illegal(plan), *(unscheduled(plan) if minor_of(found) >= _SCHEDULED else ())):
+    if faults := tuple(illegal(plan)):
         return Verdict("invalid", faults)
     edited = tuple(edited_since(found))
     try:
@@ -121,6 +121,8 @@ def _of_content(
     used, limit = plan.summary.memory.total, plan.summary.memory_limit_bytes
     if used > limit:
         return Verdict("infeasible", (f"it needs {size(used)} of the {size(limit)} that a device may use",))
+    if model is None and minor_of(found) >= _SCHEDULED and (late := tuple(unscheduled(plan))):
+        return Verdict("invalid", late)
     if wrong:
         what = "1 field does" if len(wrong) == 1 else f"{len(wrong)} fields do"
         first = f"{what} not follow from its decisions: it was made by another version, or changed by hand"
