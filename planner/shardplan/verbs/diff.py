@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import Attempts, ShardplanError, error, warning
+from shardplan.errors import Attempts, Diagnostic, ShardplanError, error, warning
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, verb
 
 if TYPE_CHECKING:
@@ -70,11 +70,10 @@ def diff(
     attempt = Attempts()
     fails = attempt(lambda: _condition(fail_if)) if fail_if else None
     read = _derived if fail_if or models else _as_written
-    plans = [attempt(lambda file=file: read(session, file, models)) for file in (old, new)]  # type: ignore[misc]
+    plans = [attempt(lambda file=file: read(file, models)) for file in (old, new)]  # type: ignore[misc]
     attempt.finish()
-    before, after = plans
-    assert before is not None
-    assert after is not None
+    (before, after), said = zip(*filter(None, plans), strict=True)
+    session.say_all([one for several in said for one in several])
     found, recipes = diff_plans(before, after), recipe_changes(before, after)
     session.as_json = session.as_json or form == "json"
     if form in ("markdown", "github") and not session.as_json:
@@ -86,23 +85,20 @@ def diff(
     return EXIT_NO if bad and not exit_zero else EXIT_DONE
 
 
-def _as_written(session: Session, file: str, _: Sequence[str]) -> Plan:
+def _as_written(file: str, _: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan in a file, with a warning where it was edited."""
     from shardplan.plan.content import edited
     from shardplan.plan.file import read_whole
 
     found, plan = read_whole(file)
-    session.say_all([warning("edited-plan", text, file=file) for text in edited(found)])
-    return plan
+    return plan, tuple(warning("edited-plan", text, file=file) for text in edited(found))
 
 
-def _derived(session: Session, file: str, models: Sequence[str]) -> Plan:
+def _derived(file: str, models: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan in a file with numbers that follow from its decisions, and warnings where the file has others."""
     from shardplan.study.trusted import trusted
 
-    plan, said = trusted(file, models)
-    session.say_all(said)
-    return plan
+    return trusted(file, models)
 
 
 def _condition(text: str) -> Callable[[PlanDiff], bool]:
