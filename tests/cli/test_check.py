@@ -131,7 +131,7 @@ def test_resolve_needs_a_model(shardplan, solved):
     write_plan(replace(read_plan(PLAN), sources={}), PLAN)
     run = shardplan("check", PLAN, "--resolve")
     assert (run.code, run.out) == (2, f"{PLAN}  unreadable\n")
-    assert "error[no-model]: it does not say which model it is of\n" in run.err
+    assert "error[no-model]: it cannot be solved again: it does not say which model it is of\n" in run.err
 
 
 def test_what_is_new_is_gathered_by_layers():

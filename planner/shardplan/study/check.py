@@ -37,7 +37,7 @@ _SAME = 1e-6
 _SHOWN = 8
 _SCHEDULED = 4
 """Minor format version since which a plan is a schedule."""
-_WITHOUT_MODEL = "not compared with its model"
+_WITHOUT_MODEL = "not compared with its model: give it with --model"
 _NOT_DERIVED = ("format_version", "digest", "sources")
 
 
@@ -97,9 +97,9 @@ def _verdict(
     if stale:
         return Verdict("invalid" if edited else "stale", (*edited, *stale))
     verdict = _of_content(found, plan, file, model, edited)
-    if verdict.status == "fresh" and model is None and not given.alone:
-        hint = "give it with --model, or check what the plan says of itself alone with --without-model"
-        raise ShardplanError(error("no-model", "it does not say which model it is of", file=file, hint=hint))
+    if verdict.status == "fresh" and resolve and model is None:
+        summary = "it cannot be solved again: it does not say which model it is of"
+        raise ShardplanError(error("no-model", summary, file=file, hint="give it with --model"))
     if verdict.status != "fresh" or not resolve or model is None:
         return verdict
     return _solve_again(plan, file, model)
