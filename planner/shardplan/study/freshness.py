@@ -15,6 +15,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.models.named import PREFIX
+from shardplan.pipeline.manual.stages import read_stages
 from shardplan.plan.diff import profile_differences
 from shardplan.plan.recorded import cluster_of, is_of
 from shardplan.plan.types import Plan
@@ -132,15 +133,32 @@ def constraint_changes(plan: Plan, file: str, model: Model | None) -> tuple[str,
     files, pins = sources(plan, "constraints"), sources(plan, "pins")
     if not files and not pins:
         return ()
-    asked = read_all_constraints([_constraint_file(recorded, file) for recorded in files], pins)
+    paths = [_constraint_file(recorded, file) for recorded in files]
+    asked = read_all_constraints(paths, pins)
     if plan.pipeline is None and model is not None:
         asked, _ = adapted(asked, model)
     then = plan.model.get("constraints", ())
     was, now = [str(text) for text in then] if isinstance(then, list | tuple) else [], [str(one) for one in asked]
     if was == now:
-        return ()
+        return tuple(_stage_changes(plan, paths))
     details = [*(f"+ {text}" for text in now if text not in was), *(f"- {text}" for text in was if text not in now)]
     return ("the constraints changed since", *details)
+
+
+def _stage_changes(plan: Plan, paths: Sequence[str]) -> Iterator[str]:
+    """What files say of stages by hand that the stages of the plan were not asked for."""
+    if plan.pipeline is None or plan.model.get("stages") != "manual" or (by_hand := read_stages(paths)) is None:
+        return
+    stages = plan.pipeline.stages
+    if len(by_hand.stages) != len(stages):
+        yield f"the stages changed since: {len(stages)} then, {len(by_hand.stages)} now"
+        return
+    for stage, wish in zip(stages, by_hand.stages, strict=True):
+        then = stage.plan.model.get("constraints")
+        was = {str(text) for text in then} if isinstance(then, list | tuple) else set()
+        if new := [str(one) for one in wish.constraints if str(one) not in was]:
+            yield f"the constraints of {stage.name} changed since"
+            yield from (f"+ {text}" for text in new)
 
 
 def _constraint_file(recorded: str, file: str) -> str:
