@@ -209,7 +209,7 @@ def test_stages_by_hand_are_solved_again_as_they_were_asked_for(tmp_path, shardp
     for wrong, said in (
         (
             replace(plan, pipeline=changed),
-            "stale: the constraints of stage 0 changed since\n  + parameters: w1: replic",
+            "stale: the constraints of stage 0 changed since\n  + inputs: x: replicate",
         ),
         (replace(plan, summary=worse), "fields do not follow from its decisions"),
     ):
