@@ -11,7 +11,7 @@ from example_plans import example_plan, example_summary
 
 from shardplan import __version__
 from shardplan.plan.file import write_plan
-from shardplan.plan.types import Plan
+from shardplan.plan.types import Plan, Summary
 
 ROOT = Path(__file__).resolve().parents[1]
 ACTION = yaml.safe_load((ROOT / "github-action" / "action.yml").read_text(encoding="utf-8"))
@@ -44,7 +44,13 @@ def run(step: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]
 def stored_plan(**changes: object) -> Plan:
     """What the example stores, on a cluster that is not shipped."""
     mine = {**example_plan().cluster, "name": "mine"}
-    return example_plan(cluster=mine, operators=(), moves=(), blocks=(), **changes)
+    summary = {"summary": computing(41_234_567)}
+    return example_plan(**{**summary, "cluster": mine, "operators": (), "moves": (), "blocks": (), **changes})
+
+
+def computing(step_ns: int) -> Summary:
+    """Of a step that does nothing but compute."""
+    return example_summary(step_ns=step_ns, compute_ns=step_ns, communication_ns=0)
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -67,7 +73,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def slower(repository: Path) -> None:
-    write_plan(stored_plan(summary=example_summary(step_ns=50_000_000)), repository / CHECKED)
+    write_plan(stored_plan(summary=computing(50_000_000)), repository / CHECKED)
 
 
 def report(repository: Path) -> str:
@@ -94,7 +100,7 @@ def commands(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_check(repository: Path):
     done = run("Check", repository)
     assert (done.returncode, commands(done)) == (0, [])
-    assert f"{CHECKED}  fresh\n" in done.stdout
+    assert f"{CHECKED}  fresh  not compared with its model: give it with --model\n" in done.stdout
     (repository / CHECKED).write_text("{}")
     done = run("Check", repository)
     assert done.returncode == 2

@@ -35,5 +35,6 @@ def test_stages_recompute_what_they_need_to():
         except InfeasibleError:
             continue
     text = dumps(auto)
-    assert json.loads(text)["format_version"] == "1.4"  # its gradients are reduced beside compute
+    stages = [stage["plan"]["format_version"] for stage in json.loads(text)["pipeline"]["stages"]]
+    assert "1.4" in stages  # gradients are reduced beside compute
     assert dumps(loads(text)) == text

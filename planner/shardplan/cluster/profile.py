@@ -38,7 +38,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     Raises `ShardplanError` with every fault of the file and of those it extends.
     """
     text = str(name_or_path)
-    return _load(_file_source(Path(text)) if _is_path(text) else _builtin_source(text.removeprefix(BUILTIN), None))
+    return _load(_file_source(Path(text)) if is_path(text) else _builtin_source(text.removeprefix(BUILTIN), None))
 
 
 def profile_from_text(text: str, name: str) -> Profile:
@@ -68,7 +68,8 @@ class _Source:
     folder: Path | None
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
+    """Whether a cluster is given by its file, not by a name."""
     return not text.startswith(BUILTIN) and (text.endswith(_SUFFIXES) or "/" in text or "\\" in text)
 
 
