@@ -211,7 +211,7 @@ def test_stages_by_hand_are_solved_again_as_they_were_asked_for(tmp_path, shardp
             replace(plan, pipeline=changed),
             "stale: the constraints of stage 0 changed since\n  + inputs: x: replicate",
         ),
-        (replace(plan, summary=worse), "fields do not follow from its decisions"),
+        (replace(plan, summary=worse), "1 field does not follow from its decisions"),
     ):
         write_plan(wrong, "p.json")
         run = shardplan(*resolve)
