@@ -12,6 +12,7 @@ from fuzz_run import answer
 
 CORPUS = Path(__file__).parent / "corpus"
 EXPECTED = {
+    "attribute_dims": "cannot-plan-node",
     "bad_utf8": "bad-name",
     "bad_utf8b": "bad-name",
     "conv1d_1000000": "",
