@@ -42,6 +42,7 @@ EXPECTED = {
     "softmax_scalar": "incompatible-dims",
     "twice_in_body": "duplicate-value",
     "unknown_op": "unresolved-shape",
+    "unsqueeze_grows": "cannot-plan-node",
     "vocab_tokens": "",
     "workflow_command_injection": "bad-name",
 }
