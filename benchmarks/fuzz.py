@@ -30,8 +30,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "planner"), str(ROOT / "tests" / "support")]
 
 MEMORY = 4 << 30
-PATIENCE = 60
-"""Seconds without an answer after which a worker is ended: what it does cannot be interrupted from inside."""
+PATIENCE = 240
+"""Seconds without an answer after which a worker is ended: what it does cannot be interrupted from inside, or it waits
+for a machine that is busy."""
 
 
 def work(pipe: Connection, held_out: bool) -> None:

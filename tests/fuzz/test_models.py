@@ -12,6 +12,7 @@ from fuzz_run import answer
 
 CORPUS = Path(__file__).parent / "corpus"
 EXPECTED = {
+    "attribute_dims": "cannot-plan-node",
     "bad_utf8": "bad-name",
     "bad_utf8b": "bad-name",
     "conv1d_1000000": "",
@@ -41,6 +42,7 @@ EXPECTED = {
     "softmax_scalar": "incompatible-dims",
     "twice_in_body": "duplicate-value",
     "unknown_op": "unresolved-shape",
+    "unsqueeze_grows": "cannot-plan-node",
     "vocab_tokens": "",
     "workflow_command_injection": "bad-name",
 }
@@ -60,3 +62,19 @@ def test_what_once_went_wrong(name, tmp_path):
     assert not found.fault, found.said
     assert found.code == {"": 0, "infeasible": 3}.get(EXPECTED[name], 2), found.said
     assert f"error[{EXPECTED[name]}]" in found.said if EXPECTED[name] else "error[" not in found.said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("layers=4000000000", "layers is 4000000000, it must be at most 4096"),
+        ("capacity=nan", "capacity is nan, it must be positive"),
+        (f"seq={'9' * 5000}", "should be seq=N"),
+        ("hidden=1000000000000,heads=1", "elements (SHARDPLAN_MAX_ELEMENTS allows more)"),
+    ],
+)
+def test_descriptions_of_what_nobody_has(words, why, tmp_path):
+    where = ("--mesh", "2x2", "-c", "generic", "-o", str(tmp_path / "p.json"))
+    found = answer(("solve", f"transformer:style=gpt,layers=1,{words}", *where), seconds=5)
+    assert (found.code, found.fault) == (2, ""), found.said
+    assert why in found.said

@@ -6,6 +6,8 @@ Fresh ones for as long as one likes: `--hypothesis-profile=fresh`, or benchmarks
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
 import os
 from pathlib import Path
 
@@ -43,3 +45,13 @@ def test_a_fault_is_seen(place):
     """Of each kind that `answer` looks for."""
     assert answer(("show", place.path("training.plan.json"))).fault == ""
     assert answer(("show", place.path("training.plan.json")), seconds=1e-3).fault == "it takes too long"
+
+
+def test_a_stage_that_runs_nothing(place):
+    document = copy.deepcopy(place.plans["stages"])
+    stage = document["pipeline"]["stages"][0]
+    stage["units"] = []
+    path = place.write("p.plan.json", json.dumps(document))
+    found = answer(("diff", place.path("training.plan.json"), path))
+    assert (found.code, found.fault) == (2, "")
+    assert "'units' is [], expected a list of at least 1" in found.said

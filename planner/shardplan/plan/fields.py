@@ -317,7 +317,7 @@ TRANSFER = Record("transfer", (
 STAGE = Record("stage", (
     Field("name", Text()),
     Field("first_device", Integer(), "Rank of its first device; it has as many as the mesh of its plan."),
-    Field("units", TEXTS, "Blocks of the model that it runs."),
+    Field("units", ListOf(Text(), least=1), "Blocks of the model that it runs."),
     Field("in_flight", Integer(1), "Microbatches whose activations it holds at once."),
     Field("plan", WholePlan()),
 ), make=made(Stage), shared=False, named=True)  # fmt: skip

@@ -23,6 +23,9 @@ from shardplan.solve.shortfall import least_limit
 from shardplan.solve.small import fit
 from shardplan.solve.validate import validate
 
+_EXACT, _ROUNDED = 2.0**53, 1e-12
+"""Whole numbers beyond are rounded on their way through the search, by less than this part."""
+
 
 def solve(
     problem: Problem,
@@ -151,8 +154,8 @@ def _solution(problem: Problem, wide: SumsOnNodes, best: Incumbent, budget: Budg
     choices = None if best.choices is None else wide.invert(best.choices)
     if choices is not None:
         priced = evaluate(problem, choices)
-        # Beyond 2^53 whole numbers are rounded on their way through the search.
-        if not (math.isclose(priced.cost, cost, rel_tol=2**-52) and priced.feasible):
+        rounded = _ROUNDED if cost > _EXACT else 0.0
+        if not (math.isclose(priced.cost, cost, rel_tol=rounded) and priced.feasible):
             raise AssertionError(f"the search priced its answer {cost}, the evaluator {priced}")
         outcome = "interrupted" if budget.interrupted else "optimal" if best.closed else "feasible"
     else:
