@@ -56,7 +56,7 @@ def test_every_edit_is_told(made):
         assert list(disagreements(edited, model)), name
 
 
-@pytest.mark.parametrize("verb", ["verify", "evaluate", "export"])
+@pytest.mark.parametrize("verb", ["evaluate", "export"])
 def test_nobody_uses_a_plan_with_a_row_missing(made, verb, capsys):
     """The file is sound in itself, and its digest is the model's."""
     _, plan, folder = made
@@ -67,7 +67,6 @@ def test_nobody_uses_a_plan_with_a_row_missing(made, verb, capsys):
     file, model = folder / "edited.json", str(folder / "mlp.onnx")
     file.write_text(text)
     words = {
-        "verify": ("verify", model, str(file)),
         "evaluate": ("evaluate", model, "--fix", str(file)),
         "export": ("export", str(file), model, "--to", "onnx", "-o", str(folder / "out.onnx")),
     }[verb]

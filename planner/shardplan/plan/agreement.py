@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from shardplan.errors import ShardplanError, error
-from shardplan.model.types import Model
-from shardplan.plan.types import Plan, TensorDecision
+from shardplan.graph.flow import Flow, trace
+from shardplan.model.types import Model, Parameter
+from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
+from shardplan.rules import model_rules
 
 _MOST_SHOWN = 5
 
@@ -29,52 +31,65 @@ def require_agreement(plan: Plan, model: Model, file: str | None = None) -> None
 
 
 def disagreements(plan: Plan, model: Model) -> Iterator[str]:
-    """What the plan says otherwise than the model, one sentence each."""
-    yield from _operators(plan, model)
-    decided = {tensor.name: tensor for tensor in plan.tensors}
-    for name, tensor in model.tensors.items():
-        if tensor.role != "constant" and name not in decided:
-            yield f"the tensor '{name}' of the model is not in the plan"
-    for name, decision in decided.items():
-        known = model.tensors.get(name)
-        if known is None:
-            yield f"the model has no tensor '{name}'"
-        elif (known.shape, known.dtype) != (decision.shape, decision.dtype):
-            yield (
-                f"the tensor '{name}' is {_typed(decision.shape, decision.dtype)} in the plan and "
-                f"{_typed(known.shape, known.dtype)} in the model"
-            )
-    yield from _parameters(decided, model)
+    """What the plan says otherwise than the model, one sentence each: names, shapes, types, the names of parameters in
+    checkpoint and file, their dims and aliases, what operators read and make, what is missing."""
+    flow = trace(model, model_rules(model), training=plan.model.get("mode") == "training")
+    parameters = {one.tensor: one for one in model.parameters}
+    tensors = {name: _of_tensor(model, flow, name, parameters.get(name)) for name in flow.planned}
+    yield from _compared("tensor", tensors, {one.name: _said_of_tensor(one) for one in plan.tensors})
+    operators = {
+        one.name: {"place": place, "op": one.kind, "inputs": one.inputs, "outputs": one.outputs}
+        for place, one in enumerate(model.operators)
+    }
+    said = {one.name: _said_of_operator(place, one) for place, one in enumerate(plan.operators)}
+    yield from _compared("operator", operators, said)
 
 
-def _operators(plan: Plan, model: Model) -> Iterator[str]:
-    for one, other in zip_longest(plan.operators, model.operators):
-        if other is None:
-            yield f"the model has no operator '{one.name}'"
-        elif one is None:
-            yield f"the operator '{other.name}' of the model is not in the plan"
-        elif (one.name, one.op_type) != (other.name, other.kind):
-            planned, known = f"'{one.name}' ({one.op_type})", f"'{other.name}' ({other.kind})"
-            yield f"the plan has the operator {planned} where the model has {known}"
-        elif (one.inputs, one.outputs) != (other.inputs, other.outputs):
-            yield f"the operator '{one.name}' reads or makes other tensors in the model"
-        else:
-            continue
-        return  # all that follow are shifted
+def _compared(what: str, model: Mapping[str, dict[str, Any]], plan: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    yield from (f"the {what} '{name}' of the model is missing" for name in model if name not in plan)
+    yield from (f"the {what} '{name}' is none of the model's" for name in plan if name not in model)
+    for name, facts in model.items():
+        said = plan.get(name, facts)
+        for key, fact in facts.items():
+            if said[key] != fact:
+                yield f"{key} of the {what} '{name}' is {_text(said[key])}, in the model {_text(fact)}"
 
 
-def _parameters(decided: dict[str, TensorDecision], model: Model) -> Iterator[str]:
-    known = {parameter.tensor: parameter for parameter in model.parameters}
-    for name, decision in decided.items():
-        parameter = known.get(name)
-        if (parameter is None) != (decision.role != "parameter"):
-            yield f"the tensor '{name}' is a parameter in {'the model' if parameter else 'the plan'} alone"
-        elif parameter is not None:
-            said = (decision.checkpoint, decision.onnx, decision.perm, decision.aliases)
-            if said != (parameter.name, parameter.onnx, parameter.perm, parameter.aliases):
-                what = "another name, other aliases or another order of dims"
-                yield f"the parameter '{parameter.name}' has {what} in the plan"
+def _of_tensor(model: Model, flow: Flow, name: str, parameter: Parameter | None) -> dict[str, Any]:
+    tensor = model.tensor(name)
+    is_output = name in model.outputs and tensor.role == "activation"
+    return {
+        "role": "output" if is_output else tensor.role,
+        "shape": tensor.shape,
+        "dtype": tensor.dtype,
+        "checkpoint name": parameter.name if parameter else "",
+        "initializer": parameter.onnx if parameter else "",
+        "perm": parameter.perm if parameter else (),
+        "aliases": parameter.aliases if parameter else (),
+        "trainable": parameter is not None and name in flow.needs_grad,
+    }
 
 
-def _typed(shape: tuple[int, ...], dtype: str) -> str:
-    return f"{dtype}[{', '.join(map(str, shape))}]"
+def _said_of_tensor(said: TensorDecision) -> dict[str, Any]:
+    return {
+        "role": said.role,
+        "shape": said.shape,
+        "dtype": said.dtype,
+        "checkpoint name": said.checkpoint,
+        "initializer": said.onnx,
+        "perm": said.perm,
+        "aliases": said.aliases,
+        "trainable": said.trainable,
+    }
+
+
+def _said_of_operator(place: int, said: OperatorDecision) -> dict[str, Any]:
+    return {"place": place, "op": said.op_type, "inputs": said.inputs, "outputs": said.outputs}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return f"'{value}'"
+    if isinstance(value, bool) or not isinstance(value, Iterable):
+        return str(value).lower()
+    return f"[{', '.join(map(str, value))}]"
