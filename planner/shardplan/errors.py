@@ -17,6 +17,10 @@ Severity = Literal["error", "warning", "note"]
 T = TypeVar("T")
 
 
+ITEM = "\n  - "
+"""What parts the items of a list in a hint; other line ends in hints are written out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
     """One statement to a person, with a stable `code` for machines (`unknown-axis`, `cyclic-graph` ...)."""
@@ -36,7 +40,8 @@ class Diagnostic:
         lines = [one_line(f"{head}{self.severity}[{self.code}]: {self.summary}")]
         lines += [f"  {line}" for line in self.detail.splitlines()]
         if self.hint:
-            lines.append(f"hint: {one_line(self.hint)}")
+            first, *items = self.hint.split(ITEM)
+            lines.append(f"hint: {ITEM.join(map(one_line, (first, *items)))}")
         return visible("\n".join(lines))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from shardplan.cluster.build import Profile, profile_from_resolved
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.types import Cluster
-from shardplan.errors import InfeasibleError, LimitError, ShardplanError
+from shardplan.errors import ITEM, InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.planning import Planner
@@ -58,10 +58,10 @@ def remedies_text(remedies: Sequence[Remedy], measure: Measure = TIME) -> str:
     """`these were solved, and fit:` and a line for each."""
     width = max(len(remedy.change) for remedy in remedies)
     lines = [
-        f"  - {remedy.change:{width}}  step {measure.text(remedy.step_ns)}, {size(remedy.memory_bytes)} per device"
+        f"{remedy.change:{width}}  step {measure.text(remedy.step_ns)}, {size(remedy.memory_bytes)} per device"
         for remedy in remedies
     ]
-    return "\n".join(["these were solved, and fit:", *lines])
+    return ITEM.join(["these were solved, and fit:", *lines])
 
 
 def remedies_record(remedies: Sequence[Remedy]) -> list[dict[str, object]]:
