@@ -34,7 +34,7 @@ def plans_of(
     form that is about it.
     """
     cluster = cluster_of(mesh)
-    options = replace(options, memory_limit_bytes=UNLIMITED)
+    options = replace(options, memory_limit_bytes=UNLIMITED, effort="quick")
     planner = Planner(model, cluster, options, reasons=False)
     best = planner.plan()
     for form in forms:
