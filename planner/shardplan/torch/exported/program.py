@@ -19,7 +19,7 @@ from shardplan.errors import ShardplanError, error
 def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """The model as a graph, by `torch.export`. Raises `ShardplanError` (`cannot-export`)."""
     try:
-        with _with_fake_parameters(model, args, kwargs) as given:
+        with with_fake_parameters(model, args, kwargs) as given:
             return torch.export.export(model, *given, strict=False)
     except Exception as problem:
         text = str(problem).strip().splitlines()
@@ -29,9 +29,9 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @contextlib.contextmanager
-def _with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+def with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """The arguments to export a model with. Within the context, a model on the meta device has fake parameters on the
-    device of its arguments."""
+    device of its arguments, and so have arguments that are on the meta device themselves."""
     owned = [
         (store, name, tensor)
         for module in model.modules()
@@ -39,12 +39,13 @@ def _with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[
         for name, tensor in store.items()
         if tensor is not None
     ]
-    if not any(tensor.is_meta for _, _, tensor in owned):
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if not any(tensor.is_meta for tensor in (*tensors, *(tensor for _, _, tensor in owned))):
         yield args, kwargs
         return
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    given = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
-    device = next((leaf.device for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)), torch.device("cpu"))
+    device = next((tensor.device for tensor in tensors if not tensor.is_meta), torch.device("cpu"))
+    given = pytree.tree_map_only(Tensor, lambda tensor: _fake_like(tensor, mode, device), (args, kwargs))
     looks = {id(tensor): _fake_like(tensor, mode, device) for _, _, tensor in owned}
     try:
         for store, name, tensor in owned:

@@ -1,0 +1,58 @@
+"""`shardplan.torch.plan`: from a module and a batch to a plan in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from shardplan.api import make_plan
+from shardplan.model.read import read_model_bytes
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.torch.applied_plan import refuse_parallel
+from shardplan.torch.planning.onnx_program import onnx_bytes
+from shardplan.torch.with_loss import WithLoss, with_loss
+
+Inputs = Any
+"""Arguments of a module: one tensor, a tuple of them, or a mapping of names to them."""
+
+
+def plan(
+    model: nn.Module,
+    example_inputs: Inputs,
+    mesh: str | None = None,
+    *,
+    loss: Callable[..., Any] | None = None,
+    **asked: Any,
+) -> Plan:
+    """The fastest plan for `model` called with `example_inputs`, the batch of a whole step, ready for `parallelize`.
+
+    `example_inputs`: arguments by place (a tuple, or one tensor) or by name (a mapping); only shapes matter, so model
+    and inputs may be on the meta device. `loss(result, target, ...)`: a loss outside of the model, whose targets follow
+    the model's arguments; apply the plan to `with_loss(model, loss)`. `mesh`, `asked`: as in `shardplan.make_plan`
+    (`cluster`, `mode`, `memory_limit`, `stages`, ...).
+
+    >>> plan = shardplan.torch.plan(model, (ids, targets), "2x2", loss=functional.cross_entropy)
+
+    Raises `ShardplanError` as `make_plan`, and `cannot-export`, `missing-package`, `loss-parameters`.
+    """
+    return make_plan(read_module(model, example_inputs, loss=loss), mesh, **asked)
+
+
+def read_module(
+    model: nn.Module, example_inputs: Inputs, *, loss: Callable[..., Any] | None = None, name: str = ""
+) -> Model:
+    """What plans are made of, read from a module. Raises `ShardplanError` (`cannot-export`, `missing-package`)."""
+    refuse_parallel(model)
+    whole = model if loss is None else with_loss(model, loss)
+    args, kwargs = _arguments(example_inputs)
+    inner = whole.model if isinstance(whole, WithLoss) else whole
+    return read_model_bytes(onnx_bytes(whole, args, kwargs), name or type(inner).__name__)
+
+
+def _arguments(example_inputs: Inputs) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(example_inputs, Mapping):
+        return (), {str(name): value for name, value in example_inputs.items()}
+    return (tuple(example_inputs), {}) if isinstance(example_inputs, tuple | list) else ((example_inputs,), {})
