@@ -37,20 +37,21 @@ def read_model(path: str | Path, dims: Mapping[str, int] = _NO_DIMS) -> Model:
     return replace(model, warnings=_located(model.warnings, path))
 
 
-def read_model_bytes(data: bytes, name: str) -> Model:
-    """As `read_model`, of the bytes of an ONNX file without symbolic dims; `name`: the model's."""
-    return _read(load_bytes(data), name, _NO_DIMS)
+def read_model_bytes(data: bytes, name: str, weights: Mapping[str, bool] | None = None) -> Model:
+    """As `read_model`, of the bytes of an ONNX file without symbolic dims. `name`: the model's; `weights`: `known` of
+    `find_weights`."""
+    return _read(load_bytes(data), name, _NO_DIMS, weights)
 
 
 def _located(diagnostics: Iterable[Diagnostic], path: Path) -> tuple[Diagnostic, ...]:
     return tuple(replace(entry, file=entry.file or str(path)) for entry in diagnostics)
 
 
-def _read(proto: onnx.ModelProto, name: str, dims: Mapping[str, int]) -> Model:
+def _read(proto: onnx.ModelProto, name: str, dims: Mapping[str, int], known: Mapping[str, bool] | None = None) -> Model:
     draft = draft_graph(proto)
     draft.nodes = needed_nodes(draft.nodes, draft.outputs)
     binding = bind(draft, dims)
-    weights = find_weights(draft)
+    weights = find_weights(draft, known)
     inferred = infer(draft, binding, weights)
     if inferred.problems:
         raise ShardplanError(*inferred.problems)

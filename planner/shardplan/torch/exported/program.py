@@ -11,15 +11,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
+from shardplan.torch.plain_forms import in_plain_forms
 
 
 def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """The model as a graph, by `torch.export`. Raises `ShardplanError` (`cannot-export`)."""
     try:
-        with with_fake_parameters(model, args, kwargs) as given:
+        with without_looking_into_masks(), in_plain_forms(), with_fake_parameters(model, args, kwargs) as given:
             return torch.export.export(model, *given, strict=False)
     except Exception as problem:
         text = str(problem).strip().splitlines()
@@ -29,9 +31,27 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @contextlib.contextmanager
+def without_looking_into_masks() -> Iterator[None]:
+    """Torch's encoder and decoder look whether a mask is causal, to tell kernels; a graph has no values to see."""
+    look = transformer._detect_is_causal_mask  # noqa: SLF001 - there is no public name
+
+    def told(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        del mask, size
+        return bool(is_causal)
+
+    transformer._detect_is_causal_mask = told  # noqa: SLF001 - put back below
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = look  # noqa: SLF001
+
+
+@contextlib.contextmanager
 def with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """The arguments to export a model with. Within the context, a model on the meta device has fake parameters on the
-    device of its arguments, and so have arguments that are on the meta device themselves."""
+    """The arguments to export a model with, every tensor once: torch takes a tensor that is given twice for one
+    argument. Within the context, a model on the meta device has fake parameters on the device of its arguments, and so
+    have arguments that are on the meta device themselves."""
+    args, kwargs = _apart((args, kwargs))
     owned = [
         (store, name, tensor)
         for module in model.modules()
@@ -54,6 +74,18 @@ def with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     finally:
         for store, name, tensor in owned:
             store[name] = tensor
+
+
+def _apart(given: Any) -> Any:
+    """The same structure, in which no two tensors are one."""
+    seen: set[int] = set()
+
+    def own(tensor: Tensor) -> Tensor:
+        first = id(tensor) not in seen
+        seen.add(id(tensor))
+        return tensor if first else tensor.clone()
+
+    return pytree.tree_map_only(Tensor, own, given)
 
 
 def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:

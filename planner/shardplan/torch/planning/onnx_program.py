@@ -19,12 +19,24 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
-from shardplan.torch.exported.program import with_fake_parameters
+from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
+from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.refusals import refusal
 from shardplan.torch.with_loss import WithLoss, argument_names
 
 _WEIGHTS = "weights"
 """The file in which the weights would be; it is never opened."""
+
+
+def weights_of(model: nn.Module) -> dict[str, bool]:
+    """The float tensors of a module, and whether they are trained."""
+    inner = model.model if isinstance(model, WithLoss) else model
+    owned = _owned(inner)
+    return {
+        name: isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        for name, tensor in owned.items()
+        if tensor.is_floating_point()
+    }
 
 
 def onnx_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
@@ -46,7 +58,7 @@ def onnx_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             program = torch.onnx.export(
                 inner, given, kwargs=named, dynamo=True, optimize=False, verbose=False, input_names=names
             )
-            _leave_weights_out(program, inner)
+            _strip(program, inner)
             data: bytes = program.model_proto.SerializeToString()
     except ShardplanError:
         raise
@@ -81,13 +93,15 @@ def _step(key: Any) -> str:
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module as in evaluation, and then as it was; none takes a fast path that has no gradients."""
+    """Every module as in evaluation, and then as it was; none takes a fast path that has no gradients, nor looks into a
+    mask to find out that it is causal."""
     trained = [module for module in model.modules() if module.training]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     model.eval()
     try:
-        yield
+        with without_looking_into_masks(), in_plain_forms():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         for module in trained:
@@ -130,20 +144,35 @@ def _tensors(result: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _leave_weights_out(program: Any, model: nn.Module) -> None:
-    """Let the tensors of the module be in another file, which nobody opens."""
+_READ = ("pkg.torch.onnx.name_scopes", "pkg.onnxscript.optimizer.folded_from")
+
+
+def _strip(program: Any, model: nn.Module) -> None:
+    """Let the tensors of the module be in another file, which nobody opens; leave out what nobody reads; and call no
+    value as a tensor of the module, which torch does for a buffer `index` and what an operator of that name makes."""
     import onnx_ir  # noqa: PLC0415 - as above
 
-    owned = {
-        *(name for name, _ in model.named_parameters(remove_duplicate=False)),
-        *(name for name, _ in model.named_buffers(remove_duplicate=False)),
-    }
-    for name, value in program.model.graph.initializers.items():
+    graph, owned = program.model.graph, _owned(model)
+    for name, value in graph.initializers.items():
         if name in owned:
             tensor = value.const_value
             value.const_value = onnx_ir.ExternalTensor(
                 _WEIGHTS, 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name
             )
+    for node in graph.all_nodes():
+        for key in [key for key in node.metadata_props if key not in _READ]:
+            del node.metadata_props[key]
+        for made in node.outputs:
+            if made.name in graph.initializers:
+                made.name = f"{made.name}_made_by_{node.name}"
+
+
+def _owned(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, under all their names."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
 
 
 @contextlib.contextmanager

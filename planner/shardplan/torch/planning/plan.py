@@ -12,7 +12,7 @@ from shardplan.model.read import read_model_bytes
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.torch.applied_plan import refuse_parallel
-from shardplan.torch.planning.onnx_program import onnx_bytes
+from shardplan.torch.planning.onnx_program import onnx_bytes, weights_of
 from shardplan.torch.with_loss import WithLoss, with_loss
 
 Inputs = Any
@@ -49,7 +49,7 @@ def read_module(
     whole = model if loss is None else with_loss(model, loss)
     args, kwargs = _arguments(example_inputs)
     inner = whole.model if isinstance(whole, WithLoss) else whole
-    return read_model_bytes(onnx_bytes(whole, args, kwargs), name or type(inner).__name__)
+    return read_model_bytes(onnx_bytes(whole, args, kwargs), name or type(inner).__name__, weights_of(whole))
 
 
 def _arguments(example_inputs: Inputs) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
