@@ -216,11 +216,11 @@ class GraphRewriter:
         args, kwargs = self._given(node.args), self._given(node.kwargs)
         if node.target is operator.getitem:
             return args[0][args[1]]
+        if not node.users and not in_place(node.target):
+            return None  # checks of metadata
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, Value) for leaf in leaves):
             changes = in_place(node.target)
-            if not node.users and not changes:
-                return None  # checks of metadata
             if changes:
                 _refuse_aliases(node)
             target = out_of_place(node.target) if isinstance(args[0], Value) else node.target
