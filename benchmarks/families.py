@@ -1,9 +1,9 @@
 """Plain torch programs of many families under plans: `python benchmarks/families.py [NAME ...] [--exported]`.
 
-Every program of `family_programs` is planned by `shardplan.torch` on 2x2 in several ways and trained for two steps
-by four gloo processes, each with a `PYTHONHASHSEED` of its own, beside one process, in double precision: losses, gradients,
-parameters and buffers. A line for each: `exact`; `exact, more sent` where only `strict=False` takes it, with what
-`strict` said; `refused`, `crashed`, `hung` or `WRONG`, with why.
+Every program of `family_programs` is planned by `shardplan.torch` on 2x2 in several ways and trained for two steps by
+four gloo processes, each with a `PYTHONHASHSEED` of its own, beside one process, in double precision. Losses, gradients,
+parameters and buffers are compared. A line for each: `exact`; `exact, more sent` where only `strict=False` takes it,
+with what `strict` said; `refused`, `crashed`, `hung` or `WRONG`, with why.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def plan_of(model: Model, form: str) -> Plan | None:
         return forced_plan(model, MESH, seed=int(form[7:]), limit_bytes=UNLIMITED, exposed=0.02)
     if form == "all sharded":
         try:
-            return shardplan.make_plan(model, MESH, cluster=cluster_of(MESH), pins=list(_pins(model)))
+            return shardplan.make_plan(model, MESH, cluster=cluster_of(MESH), pins=list(_pins(model)), time_limit=40)
         except InfeasibleError:
             return None
     wanted = "best" if form == "optimum" else form

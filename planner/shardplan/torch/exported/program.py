@@ -27,6 +27,8 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         text = str(problem).strip().splitlines()
         summary = f"torch.export cannot write this model as a graph: {text[0] if text else type(problem).__name__}"
         hint = "apply a plan without stages with parallelize: it needs no graph"
+        if "not a known type" in summary or "pytree" in summary:
+            hint = f"return tensors, in tuples or dicts (Hugging Face: use_cache=False), or {hint}"
         raise ShardplanError(error("cannot-export", summary, hint=hint)) from problem
 
 
