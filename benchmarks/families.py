@@ -2,8 +2,8 @@
 
 Every program of `family_programs` is planned by `shardplan.torch` on 2x2 in several ways and trained for two steps by
 four gloo processes, each with a `PYTHONHASHSEED` of its own, beside one process, in double precision. Losses,
-gradients, parameters and buffers are compared. A line for each: `exact`; `exact, more sent` where only `strict=False` takes it,
-with what `strict` said; `refused`, `crashed`, `hung` or `WRONG`, with why.
+gradients, parameters and buffers are compared. A line for each: `exact`; `exact, more sent` where only `strict=False`
+takes it, with what `strict` said; `refused`, `crashed`, `hung` or `WRONG`, with why.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import logging
 import re
 import traceback
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -66,48 +67,57 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
             optimizer.zero_grad()
             loss.backward()
         seen = {
-            "loss": _apart({"": losses[0]}, {"": losses[1]}),
+            "loss": _apart(_together([("", losses[0])]), _together([("", losses[1])])),
             "gradients": _apart(_of(model, gradients=True), _of(reference, gradients=True)),
         }
         for optimizer in optimizers:
             optimizer.step()
         seen["parameters"] = _apart(_of(model), _of(reference))
-        seen["buffers"] = _apart(
-            dict(model.named_buffers()), dict(reference.named_buffers()), missing=mode == "exported"
-        )
+        buffers = [_together(each.named_buffers()) for each in (model, reference)]
+        seen["buffers"] = _apart(*buffers, missing=mode == "exported")
         found = {key: max(value, seen[key]) for key, value in found.items()}
     return found
 
 
-def _of(model: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
-    """Whole parameters, or their gradients, by name; those that are kept in parts are put together."""
+def _of(model: nn.Module, *, gradients: bool = False) -> dict[str, list[Tensor]]:
+    """Whole parameters, or their gradients, by name."""
+    named = ((name, tensor.grad if gradients else tensor) for name, tensor in model.named_parameters())
+    return _together((name, held) for name, held in named if held is not None)
+
+
+def _together(named: Iterable[tuple[str, Tensor]]) -> dict[str, list[Tensor]]:
+    """Tensors by name; of those that are kept in parts, all parts."""
     parts: dict[str, list[Tensor]] = {}
-    for name, tensor in model.named_parameters():
-        held = tensor.grad if gradients else tensor
-        if held is not None:
-            parts.setdefault(re.sub(r"\.parametrizations\.(\w+)\.original(\d+)$", r".\1", name), []).append(held)
-    return {name: several[0] if len(several) == 1 else _joined(several) for name, several in parts.items()}
+    for name, tensor in named:
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        parts.setdefault(_PART.sub(r".\1", name), []).append(whole.detach().double())
+    return parts
 
 
-def _joined(several: list[Tensor]) -> Tensor:
-    return torch.cat([_whole(each).flatten() for each in several])
+_PART = re.compile(r"\.parametrizations\.(\w+)\.original\d+$")
 
 
-def _whole(tensor: Any) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+def _joined(parts: list[Tensor], shape: torch.Size) -> Tensor:
+    """Parts one after the other along the dim in which they make up `shape`."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = (torch.cat(parts, dim) for dim in range(len(shape)) if _fits(parts, dim))
+    return next(whole for whole in joined if whole.shape == shape)
 
 
-def _apart(ours: dict[str, Any], theirs: dict[str, Any], *, missing: bool = False) -> float:
+def _fits(parts: list[Tensor], dim: int) -> bool:
+    return len({(*part.shape[:dim], *part.shape[dim + 1 :]) for part in parts}) == 1
+
+
+def _apart(ours: dict[str, list[Tensor]], theirs: dict[str, list[Tensor]], *, missing: bool = False) -> float:
     """The largest difference over all tensors, relative to the largest entry of `theirs`."""
-    if not missing:
-        assert ours.keys() == theirs.keys(), f"{sorted(ours.keys() ^ theirs.keys())} on one side alone"
-    pairs = [(_whole(ours[name]), theirs[name].detach()) for name in theirs if name in ours]
-    top = max((float(other.abs().max()) for _, other in pairs if other.numel()), default=1.0) or 1.0
-    found = 0.0
-    for one, other in pairs:
-        if other.numel():
-            wrong = (one.flatten().sort().values if one.shape != other.shape else one).double()
-            right = (other.flatten().sort().values if one.shape != other.shape else other).double()
-            apart = float((wrong - right).abs().max())
-            found = max(found, float("inf") if apart != apart else apart / top)
-    return found
+    if not missing and ours.keys() != theirs.keys():
+        raise AssertionError(f"{sorted(ours.keys() ^ theirs.keys())} on one side alone")
+    found, top = 0.0, 0.0
+    for name, several in theirs.items():
+        for number, other in enumerate(several):
+            if name in ours and other.numel():
+                one = _joined(ours[name], other.shape) if len(several) == 1 else ours[name][number]
+                apart = float((one - other).abs().max())
+                found, top = max(found, float("inf") if apart != apart else apart), max(top, float(other.abs().max()))
+    return found / (top or 1.0)

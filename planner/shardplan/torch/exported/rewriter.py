@@ -129,7 +129,16 @@ class GraphRewriter:
             _, stored = self.weights.shards[named.decision.name]
             if value.local is not stored:
                 local = self.engine.convert(value, named.layout, inner=True).local
-                self.writer.call(write_back, (stored, local), {})
+                for held, piece in self._pieces(str(spec.target), named, stored, local):
+                    self.writer.call(write_back, (held, piece), {})
+
+    def _pieces(self, name: str, named: Named, stored: Traced, local: Any) -> list[tuple[Traced, Any]]:
+        """The tensors that a buffer is stored in, and what each of them is to be."""
+        parts = parts_of(named.layout, self.applied.groups.mesh)
+        if parts is None:
+            return [(stored, local)]
+        pieces = enumerate(parts.split_local(local))
+        return [(self._local(part_name(name, number)), piece) for number, piece in pieces]
 
     def wants(self, node: fx.Node) -> bool:
         """Whether a node is to be written."""

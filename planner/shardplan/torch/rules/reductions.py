@@ -78,8 +78,9 @@ def shifted(engine: Engine, op: Op) -> Value:
     """`flip` and `roll`: the dims that they move are whole; `roll` without dims has none left."""
     value: Value = op.args[0]
     place = 2 if op.name == "roll" else 1
-    given = op.kwargs.get("dims", op.args[place:] or ())
-    dims = _dims_of(given[0] if len(given) == 1 else given, value.rank) if given else tuple(range(value.rank))
+    given = op.kwargs.get("dims", op.args[place:])
+    given = given[0] if isinstance(given, (tuple, list)) and len(given) == 1 else given
+    dims = tuple(range(value.rank)) if given == () else _dims_of(given, value.rank)
     call = unary(value, value.key, lambda locals_, _: op.func(locals_[0], *op.args[1:], **op.kwargs), dims)
     call.keys = [Key(engine.graph.signatures.nonlinear([value.key.signature]), value.shape)]
     call.linear = (frozenset({0}),)
