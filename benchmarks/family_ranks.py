@@ -6,7 +6,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
         model = shardplan.torch.parallelize_exported(model, batch, plan, mesh, **given)
     else:
         shardplan.torch.parallelize(model, plan, mesh, **given)
+    known = {name for name, _ in [*reference.named_parameters(), *reference.named_buffers()]}
     optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in (model, reference)]
     found = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0, "buffers": 0.0}
     for _ in range(2):
@@ -68,29 +69,29 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
             loss.backward()
         seen = {
             "loss": _apart(_together([("", losses[0])]), _together([("", losses[1])])),
-            "gradients": _apart(_of(model, gradients=True), _of(reference, gradients=True)),
+            "gradients": _apart(*(_of(each, known, gradients=True) for each in (model, reference))),
         }
         for optimizer in optimizers:
             optimizer.step()
-        seen["parameters"] = _apart(_of(model), _of(reference))
-        buffers = [_together(each.named_buffers()) for each in (model, reference)]
+        seen["parameters"] = _apart(*(_of(each, known) for each in (model, reference)))
+        buffers = [_together(each.named_buffers(), known) for each in (model, reference)]
         seen["buffers"] = _apart(*buffers, missing=mode == "exported")
         found = {key: max(value, seen[key]) for key, value in found.items()}
     return found
 
 
-def _of(model: nn.Module, *, gradients: bool = False) -> dict[str, list[Tensor]]:
+def _of(model: nn.Module, known: Container[str], *, gradients: bool = False) -> dict[str, list[Tensor]]:
     """Whole parameters, or their gradients, by name."""
     named = ((name, tensor.grad if gradients else tensor) for name, tensor in model.named_parameters())
-    return _together((name, held) for name, held in named if held is not None)
+    return _together(((name, held) for name, held in named if held is not None), known)
 
 
-def _together(named: Iterable[tuple[str, Tensor]]) -> dict[str, list[Tensor]]:
-    """Tensors by name; of those that are kept in parts, all parts."""
+def _together(named: Iterable[tuple[str, Tensor]], known: Container[str] = ()) -> dict[str, list[Tensor]]:
+    """Tensors by name; of those that are kept in parts, all parts under the name in `known` that they are of."""
     parts: dict[str, list[Tensor]] = {}
     for name, tensor in named:
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        parts.setdefault(_PART.sub(r".\1", name), []).append(whole.detach().double())
+        parts.setdefault(name if name in known else _PART.sub(r".\1", name), []).append(whole.detach().double())
     return parts
 
 
