@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -41,7 +42,9 @@ def test_a_plan_is_that_of_the_command_line_to_the_byte(mlp):
 
 
 def test_a_model_is_a_file_a_description_or_what_was_read(mlp):
-    assert dumps(shardplan.make_plan("mlp.onnx", "2x2")) == dumps(shardplan.make_plan(read_model("mlp.onnx"), "2x2"))
+    by_file, by_value = shardplan.make_plan("mlp.onnx", "2x2"), shardplan.make_plan(read_model("mlp.onnx"), "2x2")
+    assert by_file.sources == {"model": "mlp.onnx", **by_value.sources}
+    assert dumps(by_file) == dumps(replace(by_value, sources=by_file.sources))
     described = shardplan.make_plan("transformer:llama3-8b,layers=1", "1x2", mode="inference")
     assert str(described.model["name"]).startswith("llama3-8b")
 

@@ -1,8 +1,9 @@
 """Plan how a neural network is split over a device mesh, prove the plan optimal, and save it as a file.
 
-`make_plan` makes a plan of a model, `save` writes it and `load` reads it; `robustness` says what it is worth where the
-profile is wrong, and `slices` what a rank holds; `shardplan.torch` and `shardplan.jax` apply it. `cost_graph` is what a
-plan is chosen from, as a networkx graph. What cannot be done is said in a `ShardplanError`.
+`make_plan` makes a plan of a model, `save` writes it, `load` reads it and `check` says whether it still holds;
+`robustness` says what it is worth where the profile is wrong, and `slices` what a rank holds; `shardplan.torch` and
+`shardplan.jax` apply it. `cost_graph` is what a plan is chosen from, as a networkx graph. What cannot be done is said
+in a `ShardplanError`.
 
 >>> plan = shardplan.make_plan("model.onnx", "4x4")
 >>> shardplan.save(plan, "plans/model.4x4.plan.json")
@@ -13,19 +14,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardplan.api import make_plan, robustness, save
+    from shardplan.api import check, load, make_plan, robustness, save
     from shardplan.cost_graph import cost_graph
     from shardplan.errors import ShardplanError
-    from shardplan.plan.file import read_plan as load
     from shardplan.runtime.shards import slices
 
 __version__ = "0.1.0"
-__all__ = ["ShardplanError", "__version__", "cost_graph", "load", "make_plan", "robustness", "save", "slices"]
+__all__ = ["ShardplanError", "__version__", "check", "cost_graph", "load", "make_plan", "robustness", "save", "slices"]
 
 _ELSEWHERE = {
     "ShardplanError": ("shardplan.errors", "ShardplanError"),
+    "check": ("shardplan.api", "check"),
     "cost_graph": ("shardplan.cost_graph", "cost_graph"),
-    "load": ("shardplan.plan.file", "read_plan"),
+    "load": ("shardplan.api", "load"),
     "make_plan": ("shardplan.api", "make_plan"),
     "robustness": ("shardplan.api", "robustness"),
     "save": ("shardplan.api", "save"),

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
-from shardplan.errors import Diagnostic
-from shardplan.plan.file import write_plan
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.plan.content import edited
+from shardplan.plan.file import read_whole, write_plan
+from shardplan.plan.legality import faults as illegal
 from shardplan.plan.types import Plan
 from shardplan.request import Request, request_of
 
 if TYPE_CHECKING:
     from shardplan.model.types import Model
+    from shardplan.study.check import Verdict
     from shardplan.study.robust import Robustness
 
 P = ParamSpec("P")
@@ -81,6 +84,45 @@ def save(plan: Plan, path: str | Path) -> bool:
     (`unwritable-output`; `output-not-a-plan` rather than replace a file that is none).
     """
     return write_plan(plan, path)
+
+
+def load(path: str | Path, verify: bool = False, *, model: str | Path | None = None) -> Plan:
+    """The plan in the file at `path`.
+
+    `verify`: refuse one that was edited since it was written, by the digest of its content, or whose decisions are not
+    legal. `model`: and one of which any field does not follow from its decisions for this model, as `shardplan check`
+    says it; that takes onnx and about a second.
+
+    Raises `ShardplanError` (`unreadable-plan`, `not-a-plan`, `damaged-plan`; `edited-plan`, `invalid-plan`,
+    `stale-plan`).
+    """
+    found, plan = read_whole(path)
+    if verify and (faults := [*edited(found), *illegal(plan)]):
+        hint = "solve again, or take the file that was written"
+        raise ShardplanError(error("edited-plan", faults[0], detail="\n".join(faults[1:]), hint=hint, file=str(path)))
+    if model is not None:
+        verdict = check(path, model=model)
+        if verdict.status != "fresh":
+            code = verdict.status.replace(" ", "-") + "-plan"
+            first, *rest = verdict.findings
+            hint = verdict.repair.text
+            raise ShardplanError(error(code, first, detail="\n".join(rest), hint=hint, file=str(path)))
+    return plan
+
+
+def check(
+    path: str | Path, *, model: str | Path | None = None, cluster: str | None = None, resolve: bool = False
+) -> Verdict:
+    """What `shardplan check` says of the plan in the file at `path`: `status` is `fresh`, or `findings` say why not.
+
+    `model`, `cluster`: in place of those that the plan records. `resolve`: solve again, and compare.
+    Raises `ShardplanError` where the plan or an input cannot be read.
+    """
+    from shardplan.study.check import check_file
+    from shardplan.study.freshness import Given
+
+    given = Given(None if model is None else str(model), cluster)
+    return check_file(str(path), given, resolve=resolve)
 
 
 def robustness(plan: Plan, model: str | Path | Model, draws: int) -> Robustness:

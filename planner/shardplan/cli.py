@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ from click.core import ParameterSource
 
 from shardplan import __version__
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.escapes import visible
 from shardplan.verbs.asking import IN_SETTINGS
 from shardplan.verbs.calibrate import calibrate
 from shardplan.verbs.check import check
@@ -184,7 +186,9 @@ def _fail(run: _Run, given: list[str], diagnostics: Sequence[Diagnostic], code: 
 def _refuse_usage(problem: click.UsageError, given: list[str]) -> int:
     """Click's own words on standard error: the usage line, the fault and the nearest option."""
     with contextlib.suppress(BrokenPipeError):
-        problem.show()
+        said = io.StringIO()
+        problem.show(said)
+        click.echo(visible(said.getvalue()), err=True, nl=False)
         if _is_setting(problem):
             click.echo(f"hint: {IN_SETTINGS}", err=True)
         if _asks_json(given):
@@ -207,7 +211,7 @@ def _report_defect(run: _Run, given: list[str], problem: Exception) -> int:
     summary = f"shardplan failed where it should not: {type(problem).__name__}: {problem}"
     hint = "this is a defect of shardplan; please report it as CONTRIBUTING.md says, with what -v prints"
     if verbose:
-        click.echo("".join(traceback.format_exception(problem)), err=True)
+        click.echo(visible("".join(traceback.format_exception(problem))), err=True)
     return _fail(run, given, [error("internal", summary, hint=hint)], EXIT_DEFECT)
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from shardplan.escapes import one_line, visible
+
 Severity = Literal["error", "warning", "note"]
 T = TypeVar("T")
-_CODES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +33,11 @@ class Diagnostic:
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         head = f"{where}: " if where else ""
-        lines = [f"{head}{self.severity}[{self.code}]: {self.summary}"]
+        lines = [one_line(f"{head}{self.severity}[{self.code}]: {self.summary}")]
         lines += [f"  {line}" for line in self.detail.splitlines()]
         if self.hint:
-            lines.append(f"hint: {self.hint}")
+            lines.append(f"hint: {one_line(self.hint)}")
         return visible("\n".join(lines))
-
-
-def visible(text: str) -> str:
-    """`text` with control characters written out: names come from files that anybody may have made, and a terminal
-    would obey them."""
-    return text.translate(_CODES)
 
 
 def error(code: str, summary: str, **fields: object) -> Diagnostic:

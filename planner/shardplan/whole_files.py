@@ -28,7 +28,7 @@ def write_whole(path: str | Path, data: bytes) -> bool:
             stream.flush()
             os.fsync(stream.fileno())
         beside.replace(target)
-        _settle(target.parent)
+        settle(target.parent)
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -44,10 +44,10 @@ def _take_after(file: int, before: os.stat_result) -> None:
         os.fchmod(file, stat.S_IMODE(before.st_mode))
 
 
-def _settle(folder: Path) -> None:
-    """Bring a change of names to the disk, where a folder can be."""
+def settle(path: Path) -> None:
+    """Bring to the disk what is in a file, or the names that are in a folder, where the system can."""
     with contextlib.suppress(OSError):
-        place = os.open(folder, os.O_RDONLY)
+        place = os.open(path, os.O_RDONLY)
         try:
             os.fsync(place)
         finally:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,9 @@ from shardplan.errors import ShardplanError, error
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEEPEST = 32
+_LONGEST = 1 << 21
+_MOST_NODES = 200_000
+"""Characters, and entries when every alias stands for what it means: what a profile or constraints never have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ def compose(text: str, file: str) -> yaml.Node:
 
     Raises `ShardplanError` (`yaml-syntax`) when the text is no YAML document, an empty one, or one nested too deep.
     """
+    if len(text) > _LONGEST:
+        raise ShardplanError(error("yaml-syntax", f"it has more than {_LONGEST:,} characters", file=file))
     try:
         _check_depth(text, file)
         node: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
@@ -55,7 +61,24 @@ def compose(text: str, file: str) -> yaml.Node:
         raise ShardplanError(error("yaml-syntax", f"not valid YAML: {str(fault).splitlines()[0]}", file=file)) from None
     if node is None:
         raise ShardplanError(error("yaml-syntax", "the file is empty", file=file))
+    entries, depth = _extent(node, {})
+    if entries > _MOST_NODES or depth > _DEEPEST:
+        summary = f"its aliases stand for more than {_MOST_NODES:,} entries, or {_DEEPEST} levels"
+        raise ShardplanError(error("yaml-syntax", summary, file=file))
     return node
+
+
+def _extent(node: yaml.Node, known: dict[int, tuple[float, float]]) -> tuple[float, float]:
+    """How many nodes and levels there are, those behind an alias as often as it is used; infinitely many where a node
+    is below itself. An alias comes after what it stands for, so that the recursion is as deep as the text."""
+    if id(node) not in known:
+        known[id(node)] = math.inf, math.inf  # as long as it is not known: for whoever asks from below
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        below = [one for pair in pairs for one in pair] + (node.value if isinstance(node, yaml.SequenceNode) else [])
+        found = [_extent(one, known) for one in below]
+        deepest = max((depth for _, depth in found), default=0)
+        known[id(node)] = 1 + sum(count for count, _ in found), deepest + bool(below)
+    return known[id(node)]
 
 
 def mark_of(node: yaml.Node, file: str) -> Mark:

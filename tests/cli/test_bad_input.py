@@ -42,7 +42,7 @@ def inputs(folder: Path) -> Path:
     Path("key.yaml").write_text(PROFILE + "device:\n  memory_byte: 80 GB\n")
     Path("twice.yaml").write_text(PROFILE + "name: yours\n")
     Path("unit.yaml").write_text(PROFILE + "device:\n  memory_bytes: 80 GHz\n")
-    Path("old.plan.json").write_text(dumps(example_plan()).replace('"1.0"', '"2.0"', 1))
+    Path("old.plan.json").write_text(dumps(example_plan()).replace('"1.5"', '"2.0"', 1))
     return folder
 
 
@@ -156,7 +156,7 @@ CASES = {
     "a plan of another format version": (
         "good.onnx --mesh 4x4 --dim batch=8 --output old.plan.json",
         (
-            "old.plan.json: error[unsupported-format]: the plan here has format version 2.0; this shardplan writes 1.0 "
+            "old.plan.json: error[unsupported-format]: the plan here has format version 2.0; this shardplan writes 1.x "
             "and does not overwrite it\nhint: write elsewhere with --output, or remove the file\n"
         ),
     ),

@@ -113,3 +113,13 @@ def test_what_a_shell_offers(words, offered, folder):
     env = {**os.environ, "PYTHONPATH": str(root / "planner"), **asked}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.stderr) == (offered, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("x = " + "[" * 5000, "it is nested too deeply"), ('cluster = "a\\u0000"', "a value holds a zero byte")],
+)
+def test_settings_that_nobody_wrote(text, why, shardplan, mlp):
+    Path("shardplan.toml").write_text(text)
+    run = shardplan(*SOLVE)
+    assert (run.code, run.err) == (2, f"shardplan.toml: error[bad-configuration]: {why}\n")

@@ -115,7 +115,9 @@ def test_refusals(arguments, said, shardplan, mlp: Path):
 
 def test_a_plan_of_another_model_is_refused(shardplan, mlp: Path):
     shardplan("solve", "mlp.onnx", *SMALL, "-o", "one.json")
-    Path("one.json").write_text(Path("one.json").read_text().replace('"digest": "', '"digest": "0', 1))
+    plan = json.loads(Path("one.json").read_text())
+    plan["model"]["digest"] = "0"
+    Path("one.json").write_text(json.dumps(plan))
     run = shardplan("evaluate", "mlp.onnx", "--fix", "one.json")
     assert run.code == 2
     assert run.err == "one.json: error[stale-plan]: the plan was made for another model\nhint: solve again\n"

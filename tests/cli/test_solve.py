@@ -73,8 +73,7 @@ def test_the_bytes_do_not_depend_on_the_process(mlp):
         texts.append(run.stdout)
     assert texts[0] == texts[1]
     plan = json.loads(texts[0])
-    beside = any(move.get("kind", "blocking") != "blocking" for move in plan["moves"])
-    assert plan["format_version"] == ("1.4" if beside else "1.0")
+    assert plan["format_version"] == "1.5"
 
 
 def test_output_goes_where_it_is_told(shardplan, mlp):

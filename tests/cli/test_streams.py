@@ -12,7 +12,8 @@ import pytest
 
 from shardplan import processes
 from shardplan.errors import ShardplanError
-from shardplan.plan.file import write_text
+from shardplan.export.files import folder_in_place, write_file
+from shardplan.plan.file import write_other, write_text
 from shardplan.solve.budget import Budget
 from shardplan.verbs import streams
 
@@ -126,6 +127,37 @@ def test_nothing_is_left_of_a_plan_that_cannot_be_written(tmp_path, monkeypatch,
         write_text('{"format_version": "1.0", "model": "new"}\n', target)
     assert [file.name for file in tmp_path.iterdir()] == ["a.plan.json"]
     assert "old" in target.read_text()
+
+
+WRITERS = {
+    "export": lambda path, n: write_file(b"%d" % n, path),
+    "plan": lambda path, n: write_text(f'{{"format_version": "1.0", "model": "{n}"}}\n', path),
+    "graph": lambda path, n: write_other(f"<?xml {n}?>", path, "graph"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(WRITERS))
+def test_every_writer_keeps_permissions_and_forces_what_it_wrote_to_the_disk(tmp_path, monkeypatch, kind):
+    path, forced = tmp_path / "made", []
+    WRITERS[kind](path, 1)
+    path.chmod(0o640)
+    before = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (forced.append(os.fstat(file).st_ino), before(file))[1])
+    WRITERS[kind](path, 2)
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert path.stat().st_ino in forced
+    assert tmp_path.stat().st_ino in forced
+    assert [file.name for file in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_folder_of_an_export_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    forced = []
+    before = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (forced.append(os.fstat(file).st_ino), before(file))[1])
+    with folder_in_place(tmp_path / "out", "mark") as folder:
+        (folder / "rank-0").mkdir()
+        (folder / "rank-0" / "mark").write_text("x")
+    assert {(tmp_path / "out" / "rank-0" / "mark").stat().st_ino, tmp_path.stat().st_ino} <= set(forced)
 
 
 def test_a_sweep_that_cannot_be_written_is_refused_before_it_begins(shardplan, mlp):

@@ -1,6 +1,5 @@
 """What gradients that are sent together are charged, and what their buckets take: docs/cost-model.md."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +15,10 @@ from shardplan.graph.pricing import Pricing
 from shardplan.graph.tensors import TensorKind, TensorSpace
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import P, R, S
-from shardplan.plan.buckets import UNNUMBERED, buckets_of, held_bytes, numbered
-from shardplan.plan.types import CollectiveStep, Move
+from shardplan.plan.bucketing import UNNUMBERED, BucketPrices, in_buckets
+from shardplan.plan.buckets import buckets_of, held_bytes
+from shardplan.plan.step_moves import StepParts
+from shardplan.plan.types import CollectiveStep, Move, OperatorDecision
 
 BUCKET = 25e6
 PRICINGS = {
@@ -81,31 +82,40 @@ def gradient(prices, number, size_bytes, target):
     collective = next(c for c in space.collectives if (c.kind, c.axes) == wanted)
     seconds = in_bucket(prices.seconds, BUCKET)(collective, float(size_bytes))
     step = CollectiveStep(collective, size_bytes, round(seconds * 1e9))
-    return Move(f"w{number}", source, target, "", "backward", (step,), bucket=UNNUMBERED)
+    return Move(f"w{number}", source, target, "", "backward", (step,), count=1, kind="deferred", bucket=UNNUMBERED)
+
+
+def parts_of(moves, compute_ns):
+    """A step of one operator for each weight, the last of which is the first in backward."""
+    operators = [
+        OperatorDecision(
+            f"n{number}", "Op", "", "", (), (), (), 3 * compute_ns, (move.tensor,), backward_ns=2 * compute_ns
+        )
+        for number, move in enumerate(moves)
+    ]
+    return StepParts(operators, moves, ("net", "up"), True, 1, 0, (0,))
 
 
 @pytest.mark.parametrize("where", PRICINGS)
-@given(sizes=st.lists(st.tuples(st.integers(1, 60_000_000), st.booleans()), min_size=1, max_size=40))
-def test_shares_make_up_buckets_but_for_less_than_one_of_each_group(where, sizes):
+@pytest.mark.parametrize("full", [False, True])
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 60_000_000), st.booleans()), min_size=1, max_size=40),
+    compute_ns=st.integers(0, 2_000_000),
+)
+def test_buckets_take_what_their_collectives_take_and_never_less_than_is_charged(where, full, sizes, compute_ns):
     prices = PRICINGS[where].moves
     targets = Layout.of(R, R), Layout.of(S(0), S(0))
     moves = [gradient(prices, number, size, targets[scattered]) for number, (size, scattered) in enumerate(sizes)]
-    found = numbered(moves, prices.mesh, lambda _: "float", BUCKET)
-    assert [replace(move, bucket=UNNUMBERED) for move in found] == moves
+    buckets_are = BucketPrices(prices.mesh, prices.seconds, BUCKET, ["up", "net"], full)
+    found = in_buckets(parts_of(moves, compute_ns), buckets_are, lambda _: "float")
+    assert [(move.tensor, move.target) for move in found] == [(move.tensor, move.target) for move in moves]
     buckets = buckets_of(found)
     assert list(buckets) == list(range(len(buckets)))
-    for target in targets:
-        own = [bucket for bucket in buckets.values() if bucket[0].target == target]
-        assert all(move.target == target for bucket in own for move in bucket)
-        held = [sum(held_bytes(move, prices.mesh) for move in bucket) for bucket in own]
-        assert all(full >= BUCKET for full in held[:-1])
-        assert all(sum(held_bytes(move, prices.mesh) for move in bucket[:-1]) < BUCKET for bucket in own)
-        if own:
-            collective = own[0][0].steps[0].collective
-            sent = [prices.seconds(collective, float(full)) for full in held]
-            charged = [sum(move.time_ns for move in bucket) * 1e-9 for bucket in own]
-            rounding = 1e-9 * len(sizes)
-            for real, share in itertools.islice(zip(sent, charged, strict=True), len(own) - 1):
-                assert share / 2 - rounding <= real <= share + rounding
-            assert sum(sent) <= sum(charged) + prices.seconds(collective, BUCKET) + rounding
-            assert sum(charged) <= 2 * sum(sent) + rounding
+    charged = {move.tensor: move.time_ns for move in moves}
+    for bucket in buckets.values():
+        assert len({move.target for move in bucket}) == 1
+        held = float(sum(held_bytes(move, prices.mesh) for move in bucket))
+        assert held <= BUCKET * (1 + 1e-9) or len(bucket) == 1
+        real_ns = prices.seconds(bucket[0].steps[0].collective, held) * 1e9
+        assert sum(move.time_ns for move in bucket) == pytest.approx(real_ns, rel=1e-6, abs=len(bucket))
+        assert real_ns >= sum(charged[move.tensor] for move in bucket) * (1 - 1e-6) - len(bucket)

@@ -15,6 +15,7 @@ from shardplan.layout.legal import is_legal
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.plan import assemble
 from shardplan.plan.assemble import STRICT, PriceMismatchError, price
+from shardplan.plan.emit import Emitter
 from shardplan.rules import model_rules
 from shardplan.solve import evaluate, solve
 
@@ -121,9 +122,12 @@ def test_a_plan_is_priced_again_and_must_agree(monkeypatch):
     priced = price(built, memory, choices, limit)
     assert not priced.mismatch
     serial_s = evaluate(serial_problem(built), choices).cost / 1e12
-    sent_ns = sum(move.time_ns for move in priced.moves) + sum(one.inner_ns for one in priced.operators)
+    charged = Emitter(built, priced.choice).moves()
+    sent_ns = sum(move.time_ns for move in charged) + sum(one.inner_ns for one in priced.operators)
     done_ns = sum(one.compute_ns for one in priced.operators) + priced.optimizer_ns
     assert (sent_ns + done_ns) / 1e9 == pytest.approx(serial_s, abs=1e-8)
+    assert [move.tensor for move in charged] == [move.tensor for move in priced.moves]
+    assert all(own.time_ns <= full.time_ns + 1 for own, full in zip(charged, priced.moves, strict=True))
     monkeypatch.setattr(assemble, "charged_seconds", lambda *_: 1.01 * serial_s + 1e-5)
     with pytest.raises(PriceMismatchError, match="the lowered plan takes"):
         price(built, memory, choices, limit)

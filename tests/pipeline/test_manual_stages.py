@@ -206,12 +206,19 @@ def test_stages_by_hand_are_solved_again_as_they_were_asked_for(tmp_path, shardp
     free = replace(stages[0].plan, model={**stages[0].plan.model, "constraints": []})
     worse = replace(plan.summary, step_ns=plan.summary.step_ns + 1000)
     changed = replace(plan.pipeline, stages=(replace(stages[0], plan=free), *stages[1:]))
-    write_plan(replace(plan, summary=worse, pipeline=changed), "p.json")
-    run = shardplan(*resolve)
-    assert run.code == 1
-    assert "p.json: error[not-optimal-plan]: not optimal: a step of" in run.err
-    assert "--constraints FILE --output p.json" in run.err
-    assert "--stages" not in run.err
+    for wrong, said in (
+        (
+            replace(plan, pipeline=changed),
+            "stale: the constraints of stage 0 changed since\n  + inputs: x: replicate",
+        ),
+        (replace(plan, summary=worse), "1 field does not follow from its decisions"),
+    ):
+        write_plan(wrong, "p.json")
+        run = shardplan(*resolve)
+        assert run.code == 1
+        assert said in run.err
+        assert "--constraints fixed.yaml --output p.json" in run.err
+        assert "--stages" not in run.err
 
 
 def test_a_stage_is_called_by_the_blocks_that_it_runs():

@@ -149,16 +149,10 @@ def test_the_plan_of_a_pipeline(staged):
     assert staged.pipeline.bubble == pytest.approx(1 - max(parts) / summary.step_ns, abs=1e-5)
 
 
-def version_of(plan) -> str:
-    """That which its readers have to know: of moves beside compute, or of stages alone."""
-    moves = [move for stage in plan.pipeline.stages for move in stage.plan.moves]
-    return "1.4" if any(move.kind != "blocking" for move in moves) else "1.1"
-
-
 def test_the_file_of_a_pipeline(staged):
     text = dumps(staged)
     assert dumps(loads(text)) == text
-    assert json.loads(text)["format_version"] == version_of(staged)
+    assert json.loads(text)["format_version"] == "1.5"
     Draft202012Validator(PLAN_SCHEMA).validate(json.loads(text))
     broken = text.replace('"receiver": 1', '"receiver": 7')
     with pytest.raises(ShardplanError) as problem:

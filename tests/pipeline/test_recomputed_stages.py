@@ -12,7 +12,7 @@ from shardplan.pipeline.schedule import parse_schedule
 from shardplan.plan.decode import loads
 from shardplan.plan.encode import dumps
 
-GPT = {"style": "llama", "layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
+GPT = {"style": "gpt", "layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
 
 
 def test_stages_recompute_what_they_need_to():
@@ -24,7 +24,7 @@ def test_stages_recompute_what_they_need_to():
         return plan_stages(model, cluster, options, parse_schedule("1f1b"), 2)
 
     free = planned("none")
-    limit = int(0.7 * free.summary.memory.total)
+    limit = int(0.85 * free.summary.memory.total)
     auto = planned("auto", limit)
     again = [operator for stage in auto.pipeline.stages for operator in stage.plan.operators if operator.again]
     assert again
@@ -35,5 +35,6 @@ def test_stages_recompute_what_they_need_to():
         except InfeasibleError:
             continue
     text = dumps(auto)
-    assert json.loads(text)["format_version"] == "1.4"  # its gradients are reduced beside compute
+    stages = [stage["plan"]["format_version"] for stage in json.loads(text)["pipeline"]["stages"]]
+    assert "1.4" in stages  # gradients are reduced beside compute
     assert dumps(loads(text)) == text

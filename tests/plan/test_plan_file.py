@@ -30,6 +30,7 @@ class TestText:
     def test_sections_stand_in_a_fixed_order(self):
         assert list(json.loads(TEXT)) == [
             "format_version",
+            "digest",
             "model",
             "cluster",
             "mesh",
@@ -226,7 +227,7 @@ class TestRefused:
         )
 
     def test_another_major_version(self):
-        assert refused(TEXT.replace('"format_version": "1.0"', '"format_version": "2.3"')) == (
+        assert refused(TEXT.replace('"format_version": "1.5"', '"format_version": "2.3"')) == (
             "a.plan.json: error[unsupported-format]: this plan has format version 2.3; this shardplan reads 1.x\n"
             "hint: solve again with this version, or install the version that wrote the plan"
         )
@@ -334,10 +335,10 @@ class TestWriting:
 
     def test_refuses_a_plan_of_another_format(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.chdir(tmp_path)
-        Path("old.json").write_text(TEXT.replace('"1.0"', '"2.0"', 1))
+        Path("old.json").write_text(TEXT.replace('"1.5"', '"2.0"', 1))
         assert self.refuses("old.json") == (
             "old.json: error[unsupported-format]: the plan here has format version 2.0; "
-            "this shardplan writes 1.0 and does not overwrite it\n"
+            "this shardplan writes 1.x and does not overwrite it\n"
             "hint: write elsewhere with --output, or remove the file"
         )
 

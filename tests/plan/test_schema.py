@@ -47,7 +47,7 @@ def test_so_do_the_plans_of_the_repository(path):
 
 
 def test_it_asks_for_every_section():
-    for section in document():
+    for section in document().keys() - {"digest"}:  # plans of older formats have none
         without = document()
         del without[section]
         assert not VALIDATOR.is_valid(without), section

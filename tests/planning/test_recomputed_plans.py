@@ -84,7 +84,7 @@ def test_the_scores_of_attention_are_among_what_runs_again(model, tight):
 def test_it_is_written_and_read_back(tight):
     text = dumps(tight)
     document = json.loads(text)
-    assert document["format_version"] == "1.4"
+    assert document["format_version"] == "1.5"
     assert {row["name"] for row in document["operators"] if row.get("again")} == {
         operator.name for operator in tight.operators if operator.again
     }

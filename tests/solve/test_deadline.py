@@ -14,6 +14,7 @@ from random_problems import random_problem
 from shardplan.solve import solve
 from shardplan.solve.budget import Budget
 from shardplan.solve.highs.deadline import AbandonedError, within_deadline
+from shardplan.solve.highs.program import quiet_highs
 
 
 def test_results_and_failures_come_back() -> None:
@@ -97,3 +98,13 @@ def test_calls_may_have_a_limit_of_their_own() -> None:
     with pytest.raises(AbandonedError):
         within_deadline(lambda: time.sleep(3), Budget(), seconds=0.1)
     assert time.monotonic() - started < 2.5
+
+
+def test_the_solver_of_integer_programs_prints_nothing(capfd):
+    """Standard output is for the answer, which may be a document."""
+    highs = quiet_highs()
+    column = highs.addIntegral(lb=0, ub=3)
+    highs.addConstr(2 * column <= 5)
+    highs.maximize(column)
+    assert highs.val(column) == 2
+    assert capfd.readouterr() == ("", "")

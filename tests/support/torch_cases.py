@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ from tiny_models import Tiny
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardplan.torch
 from shardplan.plan.types import Plan
+from shardplan.torch.gradients.bucketing import Flights
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,43 @@ def train(
         losses.append(abs(loss.item() - expected.item()))
         errors.append(_gradient_error(model, reference))
     return seen(losses, errors, model, comms)
+
+
+class _Products(TorchDispatchMode):
+    """Tells `events` of matrix products."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.events = events
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm}:
+            self.events.append("product")
+        return func(*args, **(kwargs or {}))
+
+
+def events_of_buckets(tiny: Tiny, plan: Plan, mode: str = "eager") -> list[str]:
+    """What a backward pass does, in order: products, buckets that are sent, and buckets that are waited for."""
+    model, ids, mesh = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"]), mesh_of(plan)
+    if mode == "exported":
+        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh)
+    else:
+        shardplan.torch.parallelize(model, plan, mesh)
+    logits, events = model(ids), []
+    (gradient,) = torch.autograd.grad(_loss(logits.full_tensor(), ids), logits)
+    depart, arrive = Flights.depart, Flights.arrive
+
+    def sent(*args: Any) -> Any:
+        events.append("sent")
+        return depart(*args)
+
+    def awaited(*args: Any) -> Any:
+        events.append("awaited")
+        return arrive(*args)
+
+    with mock.patch.object(Flights, "depart", sent), mock.patch.object(Flights, "arrive", awaited), _Products(events):
+        logits.backward(gradient)
+    return events
 
 
 def optimizer_of(model: Any, *, adam: bool = False) -> torch.optim.Optimizer:

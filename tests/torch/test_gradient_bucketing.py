@@ -50,6 +50,33 @@ def test_it_trains_as_one_process_and_sends_whole_buckets(four, plan_of, recipe,
         assert seen.differences == {}
 
 
+@pytest.mark.parametrize(
+    ("recipe", "options", "mode"),
+    [
+        ("data parallel", {}, "eager"),
+        ("data parallel", {}, "exported"),
+        ("ZeRO-1", {"shard_optimizer": True}, "eager"),
+    ],
+)
+def test_buckets_are_on_their_way_while_backward_computes(four, plan_of, recipe, options, mode):
+    """They are sent between products, and nobody waits for one before the last product is computed."""
+    plan = plan_of(recipe, **options)
+    assert plan.summary.reduces_beside
+    for events in four.run("torch_cases", "events_of_buckets", TINY, plan, mode):
+        products = [place for place, event in enumerate(events) if event == "product"]
+        sent = [place for place, event in enumerate(events) if event == "sent"]
+        assert len(sent) == events.count("awaited") > 2
+        assert sum(products[0] < place < products[-1] for place in sent) >= len(sent) / 2
+        assert events.index("awaited") > max(*products, *sent)
+
+
+def test_a_plan_that_reduces_beside_nothing_waits_at_once(four, plan_of):
+    plan = plan_of("data parallel")
+    plan = replace(plan, summary=replace(plan.summary, reduces_beside=False))
+    for events in four.run("torch_cases", "events_of_buckets", TINY, plan):
+        assert set(events) == {"product"}
+
+
 @pytest.mark.parametrize("recipe", ["data parallel", "ZeRO-1"])
 def test_once_for_all_microbatches(four, plan_of, recipe):
     plan = plan_of(recipe, microbatches=2, shard_optimizer=recipe == "ZeRO-1")

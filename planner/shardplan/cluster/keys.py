@@ -222,7 +222,7 @@ OVERLAP: Final = Keys(
 )
 
 COALESCE: Final = Keys((
-    Key("bucket_mb", Number(MEGABYTES), "gradients of weights are sent together until a device has so much of them (as "
+    Key("bucket_mb", Number(MEGABYTES), "gradients of weights are sent together, at most so much of a device (as "
         "torch's DDP does it; XLA joins up to 30 MB); 0: each by itself "
         "([cost-model.md](cost-model.md#gradients-together))",
         25.0, "bucket_bytes"),

@@ -14,6 +14,7 @@ from shardplan.cluster.lint import lint_profile
 from shardplan.cluster.resolve import missing_keys, resolve
 from shardplan.cluster.yaml import Record, merge, read_yaml
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.text_files import read_text
 
 BUILTIN = "builtin:"
 _SUFFIXES = (".yaml", ".yml")
@@ -37,7 +38,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     Raises `ShardplanError` with every fault of the file and of those it extends.
     """
     text = str(name_or_path)
-    return _load(_file_source(Path(text)) if _is_path(text) else _builtin_source(text.removeprefix(BUILTIN), None))
+    return _load(_file_source(Path(text)) if is_path(text) else _builtin_source(text.removeprefix(BUILTIN), None))
 
 
 def profile_from_text(text: str, name: str) -> Profile:
@@ -67,13 +68,14 @@ class _Source:
     folder: Path | None
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
+    """Whether a cluster is given by its file, not by a name."""
     return not text.startswith(BUILTIN) and (text.endswith(_SUFFIXES) or "/" in text or "\\" in text)
 
 
 def _file_source(path: Path, place: Mapping[str, object] | None = None) -> _Source:
     try:
-        return _Source(path.read_text(encoding="utf-8"), str(path), path.stem, path.parent)
+        return _Source(read_text(path), str(path), path.stem, path.parent)
     except UnicodeDecodeError:
         reason = "it is not UTF-8 text"
     except OSError as fault:

@@ -24,6 +24,7 @@ from shardplan.cluster.quantity import MICROSECONDS, parse_quantity
 from shardplan.constraints.types import SECTIONS, AxisUse, Constraint, Dims, Section, Spec, Split
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.collective import FREE, CollectiveKind
+from shardplan.text_files import read_text
 from shardplan.yaml_source import compose, is_null, mark_of
 
 _SECTIONS: dict[str, Section] = {section: section for section in get_args(Section)}
@@ -38,13 +39,15 @@ _AXIS_KEYS = ("inputs", "parameters", "forbid")
 def read_constraints(path: str | Path) -> tuple[Constraint, ...]:
     """The constraints in a file. Raises `ShardplanError` with everything that is wrong with it."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except UnicodeDecodeError:
         raise ShardplanError(error("unreadable-constraints", "it is not UTF-8 text", file=str(path))) from None
     except OSError as fault:
-        reason = (fault.strerror or str(fault)).lower()
+        reason = fault.strerror or str(fault)
         raise ShardplanError(
-            error("unreadable-constraints", f"cannot read constraints: {reason}", file=str(path))
+            error(
+                "unreadable-constraints", f"cannot read constraints: {reason[:1].lower()}{reason[1:]}", file=str(path)
+            )
         ) from None
     return parse_constraints(text, str(path))
 

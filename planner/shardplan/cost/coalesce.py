@@ -5,10 +5,9 @@ that. With T(S) what it takes to move a tensor of which a device has S bytes, an
 
     S / B T(B)   for S < B,      T(S)   else
 
-T is concave and 0 at 0, so that is min(T(S), S / B T(B)): it rises, is concave, and never above T. A bucket is closed
-when it holds at least B; whatever it is made of, it takes at most the sum of what its parts are charged, and more than
-half of that. Of every group of moves that can be sent together the last bucket may be emptier: the sum is too small by
-less than one bucket, T(B), for each group (tests/cost/test_coalesce.py).
+T is concave and 0 at 0, so that is min(T(S), S / B T(B)): it rises, is concave, and never above T. A bucket holds at
+most B, or a single tensor; whatever it is made of, it takes at least the sum of what its parts are charged
+(tests/cost/test_coalesce.py). Which buckets there are is decided for a whole plan: `shardplan.plan.bucketing`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.whole_files import settle, write_whole
 
 
 def write_file(data: bytes, output: str | Path) -> bool:
@@ -18,24 +19,15 @@ def write_file(data: bytes, output: str | Path) -> bool:
     The data is written to a file beside it that then takes its place. Missing folders are made. Raises
     `ShardplanError` (`unwritable-output`).
     """
-    target = Path(os.path.realpath(output))
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    target = Path(output)
     try:
         if target.is_dir():
             raise ShardplanError(_unwritable(output, "it is a folder", "name a file"))
         if target.exists() and not target.is_file():
             raise ShardplanError(_unwritable(output, "it is not a regular file"))
-        if target.exists() and target.read_bytes() == data:
-            return False
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
-        beside.replace(target)
+        return write_whole(target, data)
     except OSError as problem:
         raise ShardplanError(_unwritable(output, _reason(problem))) from None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-    return True
 
 
 @contextlib.contextmanager
@@ -57,9 +49,12 @@ def folder_in_place(output: str | Path, mark: str) -> Iterator[Path]:
         made = beside / target.name
         made.mkdir()
         yield made
+        for file in made.rglob("*"):
+            settle(file)
         if target.exists():
             target.replace(old)
         made.replace(target)
+        settle(target.parent)
     except OSError as problem:
         if old.exists() and not target.exists():
             old.replace(target)

@@ -68,7 +68,11 @@ def _listed(axes: tuple[str, ...]) -> str:
 
 def _quoted(text: str) -> str:
     """A string of MLIR, which knows no escape but that of a byte as two hexadecimal digits."""
-    return '"' + "".join(f"\\{ord(c):02X}" if c in '"\\' or ord(c) < 32 or c == "\x7f" else c for c in text) + '"'
+    return '"' + "".join(c if c.isprintable() and c not in '"\\' else _bytes(c) for c in text) + '"'
+
+
+def _bytes(character: str) -> str:
+    return "".join(f"\\{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 def _other_reductions(plan: Plan) -> Iterator[str]:

@@ -59,6 +59,8 @@ class CostGraph:
     trainable: frozenset[str]
     lowered: dict[tuple[object, ...], object] = field(default_factory=dict)
     """Moves as collectives, by what they depend on: lowered once for all assignments."""
+    decided: dict[tuple[int, int], object] = field(default_factory=dict)
+    """What a plan says of an operator, by its number and strategy."""
     emitted: dict[tuple[object, ...], object] = field(default_factory=dict)
     """Moves along one edge for a pair of choices, likewise."""
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.loading.header import Entry, read_header
+from shardplan.text_files import read_bytes
 
 _SUFFIX = ".safetensors"
 _INDEX = ".safetensors.index.json"
@@ -94,7 +95,7 @@ def _indexed(given: Path, index: Path) -> Checkpoint:
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor -> file, the files in the order of their names."""
     try:
-        document = json.loads(index.read_bytes())
+        document = json.loads(read_bytes(index))
     except OSError as problem:
         reason = problem.strerror or str(problem)
         _refuse("unreadable-checkpoint", index, f"cannot read the checkpoint: {reason[:1].lower()}{reason[1:]}")

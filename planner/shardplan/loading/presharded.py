@@ -13,6 +13,7 @@ from shardplan.loading.header import Entry, read_header
 from shardplan.loading.layout import MANIFEST, OURS
 from shardplan.loading.load import LocalTensor
 from shardplan.loading.ranged import Reader
+from shardplan.text_files import read_bytes
 
 MAJOR = "1"
 
@@ -83,7 +84,7 @@ def iterate_presharded(path: str | Path, rank: int, ranks: int | None = None) ->
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_bytes(path))
     except OSError:
         _refuse(folder, "not-a-split", f"there is no {MANIFEST} here", "make it with shardplan split")
     except (ValueError, RecursionError):

@@ -22,6 +22,7 @@ from shardplan.loading.checkpoint import Checkpoint
 from shardplan.loading.load import LocalTensor
 from shardplan.loading.ranged import Array, Reader, carrier
 from shardplan.loading.steps import Function, Step, find_builtin, runs_after
+from shardplan.text_files import read_bytes
 
 ShardInfo = Mapping[str, tuple[Step, ...]]
 DTYPES: dict[str, str] = {
@@ -37,7 +38,7 @@ T = TypeVar("T")
 def read_shard_info(path: str | Path) -> ShardInfo:
     """The steps in the JSON file at `path`. Raises `ShardplanError` (`unreadable-shard-info`, `bad-shard-info`)."""
     try:
-        text = Path(path).read_bytes()
+        text = read_bytes(path)
     except OSError as problem:
         reason = problem.strerror or str(problem)
         summary = f"cannot read the steps: {reason[:1].lower()}{reason[1:]}"

@@ -29,6 +29,7 @@ from shardplan.loading.load import renumber
 from shardplan.loading.ranged import WINDOW_BYTES, Array, Reader, Window, kept, windows
 from shardplan.runtime.shards import Run, Runs
 from shardplan.units import size
+from shardplan.whole_files import write_whole
 
 JOURNAL = ".split-journal.json"
 PART = ".part"
@@ -257,12 +258,7 @@ class _Journal:
         if outputs is not None:
             outputs.sync()
         text = json.dumps({**self._identity, "done": sorted(self.done)})
-        beside = self._path.with_name(f"{self._path.name}.tmp")
-        with beside.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
+        write_whole(self._path, text.encode())
 
 
 def _finish(folder: Path, layout: SplitLayout, assignment: Assignment) -> None:
@@ -273,9 +269,8 @@ def _finish(folder: Path, layout: SplitLayout, assignment: Assignment) -> None:
             leftover.unlink()
     for file in layout.files:
         _unfinished(folder, file).replace(folder / file.name)
-    beside = folder / f".{MANIFEST}.tmp"
-    beside.write_text(manifest(assignment, layout), encoding="utf-8")
-    beside.replace(folder / MANIFEST)
+    (folder / MANIFEST).unlink(missing_ok=True)  # its time says when the split was made
+    write_whole(folder / MANIFEST, manifest(assignment, layout).encode())
     (folder / JOURNAL).unlink(missing_ok=True)
 
 

@@ -16,6 +16,7 @@ from shardplan.model.names import Use, identity_of, other_names
 from shardplan.model.node_types import is_optional_output
 from shardplan.model.types import CONTROL, AttributeValue, Border, Model, Operator, Parameter, Role, Tensor
 from shardplan.model.unresolved import dtype_of, unresolved_values
+from shardplan.model.wall import UNREADABLE, unplannable
 from shardplan.model.weights import Weights
 
 
@@ -139,7 +140,7 @@ class _Builder:
     def _perm(self, node: Node, rank: int) -> tuple[int, ...] | None:
         if node.op_type != "Transpose" or node.domain or node.captured:
             return None
-        perm = attributes_of(node.proto).get("perm")
+        perm = _attributes(node).get("perm")
         return perm if isinstance(perm, tuple) and perm else tuple(range(rank))[::-1]  # type: ignore[return-value]
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -192,7 +193,7 @@ class _Builder:
         return Tensor(name, self._shape(name), dtype_of(self.inferred.typed[name].elem_type), role)
 
     def _operator(self, node: Node) -> Operator:
-        attributes: dict[str, AttributeValue] = attributes_of(node.proto)
+        attributes: dict[str, AttributeValue] = _attributes(node)
         if node.captured:
             attributes[CAPTURED] = len(node.captured)
         return Operator(
@@ -242,3 +243,11 @@ class _Builder:
 
 
 _GRAPH = onnx.AttributeProto.GRAPH
+
+
+def _attributes(node: Node) -> dict[str, AttributeValue]:
+    """Attributes as values. Raises `ShardplanError` for a stored tensor that has other data than its dims say."""
+    try:
+        return attributes_of(node.proto)
+    except UNREADABLE as problem:
+        raise ShardplanError(unplannable(node.label, problem)) from problem

@@ -201,6 +201,8 @@ def _graph_problems(proto: onnx.ModelProto, budget: Budget) -> Iterator[Diagnost
     for graph in _graphs(proto):
         if isinstance(graph, onnx.GraphProto):
             yield from _stored_problems(graph, budget)
+        if graph is not proto.graph:  # whose own names are checked where it is read
+            yield from _twice_problems(graph)
         for node in graph.node:
             yield from _node_problems(node, scans_plainly, budget)
 
@@ -218,6 +220,16 @@ def _tensor_problems(label: str, tensor: onnx.TensorProto, budget: Budget) -> It
     if found := beyond(tensor.dims, budget):
         dims = ", ".join(str(dim) for dim in tensor.dims[:8])
         yield error("bad-tensor", f"{label} has dims [{dims}{', ...' * (len(tensor.dims) > 8)}]: {found}")
+
+
+def _twice_problems(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[Diagnostic]:
+    """Values that a nested graph or a function is handed or makes a second time."""
+    handed = [value.name for value in graph.input] if isinstance(graph, onnx.GraphProto) else list(graph.input)
+    seen: set[str] = set()
+    for name in (*handed, *(name for node in graph.node for name in node.output if name)):
+        if name in seen:
+            yield error("duplicate-value", f"value '{name}' is made twice in the graph or function '{graph.name}'")
+        seen.add(name)
 
 
 _DEFAULT = {"", "ai.onnx"}

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from shardplan.errors import ShardplanError, error
 from shardplan.model.blocks import find_blocks
 from shardplan.model.types import AttributeValue, Model, Operator, Parameter, Role, Tensor
+from shardplan.model.wall import Budget, beyond
 
 OPSET = 23
 Shape = Sequence[int]
@@ -24,6 +26,7 @@ class GraphWriter:
         self.parameters: list[Parameter] = []
         self.constants: dict[str, np.ndarray[Any, Any]] = {}
         self.inputs: list[str] = []
+        self._budget = Budget.of_environment()
 
     def input(self, name: str, shape: Shape, dtype: str) -> str:
         """A graph input; its name."""
@@ -102,6 +105,8 @@ class GraphWriter:
         )
 
     def _tensor(self, name: str, shape: Shape, dtype: str, role: Role) -> str:
+        if found := beyond(shape, self._budget):
+            raise ShardplanError(error("too-large", f"the described model cannot be planned: in '{name}' {found}"))
         self.tensors[name] = Tensor(name, tuple(shape), dtype, role)
         return name
 

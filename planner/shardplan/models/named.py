@@ -101,7 +101,7 @@ def _read(text: str) -> tuple[TransformerSpec, list[Diagnostic]]:
 def _value(name: str, text: str) -> object:
     """What a word gives a field; `None` when it is of the wrong kind."""
     if _KINDS[name] == "N":
-        return int(text) if text.isascii() and text.isdigit() else None
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
     if _KINDS[name] == "true|false":
         return {"true": True, "false": False}.get(text)
     if _KINDS[name] == "NUMBER":

@@ -93,6 +93,9 @@ class TransformerSpec:
 
 
 SIZES: Final = frozenset(field.name for field in fields(TransformerSpec) if field.type == "int")
+MOST: Final = 1 << 40
+MOST_LAYERS: Final = 4096
+"""Sizes beyond which nobody describes a model, and nobody could plan it."""
 _MAY_BE_ZERO: Final = frozenset({"kv_heads", "ffn", "experts", "head_size"})
 _CHOICES: Final[dict[str, Iterable[str]]] = {
     "style": tuple(STYLES),
@@ -115,8 +118,10 @@ def _out_of_range(spec: TransformerSpec) -> Iterable[Diagnostic]:
         value, least = getattr(spec, name), 0 if name in _MAY_BE_ZERO else 1
         if value < least:
             yield _bad(f"{name} is {value}, it must be at least {least}")
-    if spec.capacity <= 0:
-        yield _bad(f"capacity is {spec.capacity:g}, it must be positive")
+        elif value > (most := MOST_LAYERS if name == "layers" else MOST):
+            yield _bad(f"{name} is {value}, it must be at most {most}")
+    if not 0 < spec.capacity <= MOST:
+        yield _bad(f"capacity is {spec.capacity:g}, it must be positive and at most {MOST}")
 
 
 def _wrong_choices(spec: TransformerSpec) -> Iterable[Diagnostic]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardplan.cluster.mesh import cluster_digest
 from shardplan.cluster.types import Cluster
@@ -23,8 +23,8 @@ from shardplan.plan.types import Memory, Pipeline, Plan, Stage, Summary, Transfe
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a pipeline was asked for."""
+class Asked:
+    """What a pipeline was asked for. `stages`: their number, `auto` or `manual`."""
 
     model: Model
     cluster: Cluster
@@ -48,26 +48,27 @@ def plan_stages(
     """
     if isinstance(stages, ManualStages):
         found = plan_manual(model, cluster, options, schedule, stages)
-        asked = _Asked(model, cluster, options, schedule, "manual")
+        asked = Asked(model, cluster, options, schedule, "manual")
     else:
         found = PipelineSolver(model, cluster, options, schedule, stages).solve()
-        asked = _Asked(model, cluster, options, schedule, stages or "auto")
+        asked = Asked(model, cluster, options, schedule, stages or "auto")
     if on_warning is not None:
         for plan in found.plans:
             for text in plan.warnings:
                 on_warning(warning("stage", text))
-    return _plan(asked, found)
+    return plan_of(asked, found)
 
 
-def _plan(asked: _Asked, found: PipelineResult) -> Plan:
+def plan_of(asked: Asked, found: PipelineResult) -> Plan:
     """The plan of a pipeline: its summary is that of a whole step, its decisions are in its stages."""
     cluster = asked.cluster
     count = len(found.parts) // asked.schedule.pieces
     starts = placed([part.size for part in found.parts[:count]]) * asked.schedule.pieces
+    names = [stage_name(asked.model, place) for place in range(len(found.parts))]
     stages = tuple(
-        Stage(_name(place, count, asked), start, found.chain.names[cut.first : cut.last], waiting, plan)
-        for place, (cut, start, waiting, plan) in enumerate(
-            zip(found.cuts, starts, found.in_flight, found.plans, strict=True)
+        Stage(_name(place, count, asked), start, found.chain.names[cut.first : cut.last], waiting, _named(plan, name))
+        for place, (cut, start, waiting, plan, name) in enumerate(
+            zip(found.cuts, starts, found.in_flight, found.plans, names, strict=True)
         )
     )
     slowest = max(_by_stage(asked, [plan.summary.step_ns for plan in found.plans]))
@@ -92,7 +93,17 @@ def _plan(asked: _Asked, found: PipelineResult) -> Plan:
     )
 
 
-def _transfers(asked: _Asked, found: PipelineResult) -> tuple[Transfer, ...]:
+def stage_name(model: Model, place: int) -> str:
+    """What the model of a stage is called."""
+    return f"{model.name}.stage{place}"
+
+
+def _named(plan: Plan, name: str) -> Plan:
+    """A stage that was planned for another place in the pipeline is called after its own."""
+    return plan if plan.model["name"] == name else replace(plan, model={**plan.model, "name": name})
+
+
+def _transfers(asked: Asked, found: PipelineResult) -> tuple[Transfer, ...]:
     transfers = Transfers(asked.cluster)
     made = []
     for sender, ((source, target), (value, gradient)) in enumerate(zip(found.borders, found.sizes, strict=True)):
@@ -113,18 +124,18 @@ def _transfers(asked: _Asked, found: PipelineResult) -> tuple[Transfer, ...]:
     return (*made, *found.tied)
 
 
-def _summary(asked: _Asked, found: PipelineResult) -> Summary:
+def _summary(asked: Asked, found: PipelineResult) -> Summary:
     """Of a whole step: the stages' times as the schedule adds them up, the memory of the fullest stage."""
     parts = [plan.summary for plan in found.plans]
     step_ns, bound_ns = round(found.step_ns), math.floor(found.bound_ns)
     compute_ns = min(step_ns, round(_weighted(asked, parts, [part.compute_ns for part in parts])))
     hidden_ns = round(_weighted(asked, parts, [part.hidden_ns for part in parts]))
-    closed = found.bound_ns >= found.step_ns * (1.0 - 1.001 * CLOSE)
+    closed = bound_ns >= step_ns or found.bound_ns >= found.step_ns * (1.0 - 1.001 * CLOSE)
     return Summary(
         outcome="optimal" if closed else "feasible",
         objective_ns=step_ns,
         bound_ns=step_ns if closed else bound_ns,
-        gap=0.0 if closed else (step_ns - bound_ns) / step_ns,
+        gap=0.0 if closed else (step_ns - bound_ns) / max(step_ns, 1),
         step_ns=step_ns,
         compute_ns=compute_ns,
         communication_ns=step_ns - compute_ns,
@@ -136,7 +147,7 @@ def _summary(asked: _Asked, found: PipelineResult) -> Summary:
     )
 
 
-def _weighted(asked: _Asked, parts: Sequence[Summary], amounts: Sequence[int]) -> float:
+def _weighted(asked: Asked, parts: Sequence[Summary], amounts: Sequence[int]) -> float:
     """Amounts of the stages as the step adds them up: the slowest stage's whole, of the others their share of it."""
     steps, sums = _by_stage(asked, [part.step_ns for part in parts]), _by_stage(asked, amounts)
     slowest = steps.index(max(steps))
@@ -144,18 +155,18 @@ def _weighted(asked: _Asked, parts: Sequence[Summary], amounts: Sequence[int]) -
     return math.fsum(amount * (1.0 if place == slowest else share) for place, amount in enumerate(sums))
 
 
-def _by_stage(asked: _Asked, amounts: Sequence[int]) -> list[int]:
+def _by_stage(asked: Asked, amounts: Sequence[int]) -> list[int]:
     """The amounts of all pieces that a stage runs, together."""
     count = len(amounts) // asked.schedule.pieces
     return [sum(amounts[place::count]) for place in range(count)]
 
 
-def _name(place: int, count: int, asked: _Asked) -> str:
+def _name(place: int, count: int, asked: Asked) -> str:
     piece = f" piece {place // count}" if asked.schedule.pieces > 1 else ""
     return f"stage {place % count}{piece}"
 
 
-def _fullest(asked: _Asked, parts: Sequence[Summary]) -> Memory:
+def _fullest(asked: Asked, parts: Sequence[Summary]) -> Memory:
     """Of the devices that hold most; those of a stage with several pieces hold them all."""
     count = len(parts) // asked.schedule.pieces
     held = [[part.memory for part in parts[place::count]] for place in range(count)]

@@ -247,6 +247,8 @@ class StageCosts:
     def see(self, cut: Cut, in_flight: int, cost_ns: float) -> None:
         """Take note of how much more a stage costs than the least, for memory above all."""
         least_ps = self._least_ps(cut)
+        if not least_ps:  # operators on tensors without elements: nothing says how much of nothing more is
+            return
         seen = _Seen(cut.submesh, least_ps, in_flight, cost_ns * PS_PER_NS / least_ps)
         if seen not in self._seen:
             self._seen.append(seen)

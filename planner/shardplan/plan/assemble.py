@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute, recomputed
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model, Parameter
+from shardplan.plan.bucketing import BucketPrices, in_buckets
 from shardplan.plan.emit import Emitter
 from shardplan.plan.in_flight import in_flight_bytes
 from shardplan.plan.phases import POLICIES
@@ -38,10 +39,6 @@ OPTIMAL = 1e-6
 """Relative: a plan whose schedule is so near to the bound is optimal."""
 MOST_ROUNDED = 1e-4
 """Relative: what is left between bound and step is laid to the rounding of times to nanoseconds up to here at most."""
-SMALLER_BUCKETS = (0.25, 0.0625)
-"""Of the profile's bucket: smaller ones are on their way sooner, and cost more latency."""
-WORTH_A_TRY = 0.01
-"""Share of the step that is waited, beyond which smaller buckets are tried."""
 _TEMPORARIES = 4
 """Row of `held_bytes` that has them."""
 
@@ -101,15 +98,35 @@ def price(
     than that however it is scheduled is scheduled so that it holds least.
     """
     choice = dict(zip(node_order(built), choices, strict=True))
-    operators = tuple(_operator(built, choice, index) for index in range(len(built.operators)))
+    operators = tuple(_decision(built, choice, index) for index in range(len(built.operators)))
     optimizer_ns = round(_optimizer_seconds(built, choice) * NS_PER_S)
     held = held_bytes(memory.holdings, memory.moments, choice)
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
-    moves = Emitter(built, choice).moves()
-    parts = step_parts(built, operators, moves, optimizer_ns)
+    charged = step_parts(built, operators, Emitter(built, choice).moves(), optimizer_ns)
+    mismatch = _mismatch(built, choice, charged)
+    parts = _in_buckets(built, charged)
     scheduled, peak = _scheduled(built, memory, parts, held, limit_bytes)
-    mismatch = _mismatch(built, choice, parts)
-    return Priced(built, choice, operators, moves, optimizer_ns, scheduled, peak, penalty_s, mismatch)
+    return Priced(built, choice, operators, tuple(parts.moves), optimizer_ns, scheduled, peak, penalty_s, mismatch)
+
+
+def _in_buckets(built: CostGraph, charged: StepParts, *, full: bool = False) -> StepParts:
+    levels = [level.name for level in built.cluster.levels]
+    prices = BucketPrices(built.cluster.mesh, built.prices.seconds, built.prices.bucket_bytes, levels, full)
+    return replace(charged, moves=in_buckets(charged, prices, lambda name: built.model.tensor(name).dtype))
+
+
+def in_best_buckets(priced: Priced, memory: MemoryRows, limit_bytes: int) -> Priced:
+    """The same assignment, with full buckets where the schedule is shorter with these, and its moves with their points
+    of issue and of waiting."""
+    built, choice = priced.built, priced.choice
+    if any(move.bucket is not None for move in priced.moves):
+        charged = step_parts(built, priced.operators, Emitter(built, choice).moves(), priced.optimizer_ns)
+        parts = _in_buckets(built, charged, full=True)
+        held = held_bytes(memory.holdings, memory.moments, choice)
+        scheduled, peak = _scheduled(built, memory, parts, held, limit_bytes)
+        if peak.total <= max(limit_bytes, priced.memory.total) and scheduled.seconds < priced.step_s:
+            priced = replace(priced, moves=tuple(parts.moves), scheduled=scheduled, memory=peak)
+    return replace(priced, moves=priced.scheduled.marked(priced.moves))
 
 
 def _mismatch(built: CostGraph, choice: Mapping[Node, int], parts: StepParts) -> str:
@@ -142,22 +159,6 @@ def charged_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
         for term, table in data["priced"].terms.items():
             picoseconds += times.get(term.segment, 1) * float(table[pair])
     return picoseconds / PS_PER_S
-
-
-def in_best_buckets(priced: Priced, memory: MemoryRows, limit_bytes: int) -> Priced:
-    """The same assignment with gradients in buckets of the size that makes the schedule shortest, and its moves with
-    their points of issue and of waiting."""
-    built, choice, best = priced.built, priced.choice, priced
-    waits = sum(phase.count * ran.waited for phase, ran in priced.scheduled.phases_ran())
-    if waits > WORTH_A_TRY * priced.step_s and any(move.bucket is not None for move in priced.moves):
-        held = held_bytes(memory.holdings, memory.moments, choice)
-        for share in SMALLER_BUCKETS:
-            moves = Emitter(built, choice, share).moves()
-            parts = step_parts(built, priced.operators, moves, priced.optimizer_ns)
-            scheduled, peak = _scheduled(built, memory, parts, held, limit_bytes)
-            if peak.total <= max(limit_bytes, best.memory.total) and scheduled.seconds < best.step_s:
-                best = replace(best, moves=moves, scheduled=scheduled, memory=peak)
-    return replace(best, moves=best.scheduled.marked(best.moves))
 
 
 def step_parts(
@@ -295,9 +296,17 @@ def recompute_of(plan: Plan, built: CostGraph) -> Recompute:
     return recomputed(built.model, built.rules, built.flow, until, saved)
 
 
-def _operator(built: CostGraph, choice: Mapping[Node, int], index: int) -> OperatorDecision:
+def _decision(built: CostGraph, choice: Mapping[Node, int], index: int) -> OperatorDecision:
+    strategy = choice["operator", built.model.operators[index].name]
+    decided = cast("dict[tuple[int, int], OperatorDecision]", built.decided)
+    if (index, strategy) not in decided:
+        decided[index, strategy] = _operator(built, index, strategy)
+    return decided[index, strategy]
+
+
+def _operator(built: CostGraph, index: int, strategy: int) -> OperatorDecision:
     operator, space = built.model.operators[index], built.operators[index]
-    strategy, again = choice["operator", operator.name], built.recompute.until.get(index)
+    again = built.recompute.until.get(index)
     forward_ns, backward_ns = (
         tuple(round(float(seconds) * NS_PER_S) for seconds in part) for part in space.inner_s[:, :, strategy]
     )

@@ -12,7 +12,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.layout.mesh import Mesh
 from shardplan.plan.fields import DETAILS, MESH, PLAN, SUMMARY
 from shardplan.plan.kinds import Context, ListOf, RecordError
-from shardplan.plan.parse import parsed
+from shardplan.plan.parse import Document, parsed
 from shardplan.plan.record import Field, compare_derived, read_field
 from shardplan.plan.types import Plan
 
@@ -23,9 +23,14 @@ def loads(text: str, path: str = "plan") -> Plan:
     Raises `ShardplanError`: `not-a-plan` (no JSON object with a format version), `unsupported-format` (another major
     version), `damaged-plan` (syntax, missing or wrong entries), each with the line where it can be known.
     """
+    return loads_whole(text, path)[1]
+
+
+def loads_whole(text: str, path: str = "plan") -> tuple[Document, Plan]:
+    """The document in `text`, and the plan that it is. Raises as `loads`."""
     document = parsed(text, path)
     try:
-        return read_document(document)
+        return document, read_document(document)
     except _DamagedError as problem:
         place = {"file": path, "line": _line(text, problem.section, problem.row)}
         raise ShardplanError(error("damaged-plan", str(problem), hint="solve again", **place)) from None

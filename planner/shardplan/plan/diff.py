@@ -225,9 +225,17 @@ def _cluster_causes(old: Plan, new: Plan) -> Iterator[str]:
     if old.cluster.get("name") != new.cluster.get("name"):
         yield f"cluster {old.cluster.get('name')} → {new.cluster.get('name')}"
         return
-    profiles = [plan.cluster.get("profile") for plan in (old, new)]
-    was, now = (_leaves({k: v for k, v in _mapping(p).items() if k not in ("mesh", "provenance")}) for p in profiles)
-    yield from (f"cluster profile changed: {text}" for text in _differences(was, now, ""))
+    was, now = (_mapping(plan.cluster.get("profile")) for plan in (old, new))
+    yield from (f"cluster profile changed: {text}" for text in profile_differences(was, now))
+
+
+def profile_differences(was: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
+    """The keys of two resolved profiles that differ, with their values; without the mesh and where numbers are from."""
+    before, after = (
+        _leaves({key: value for key, value in profile.items() if key not in ("mesh", "provenance")})
+        for profile in (was, now)
+    )
+    return _differences(before, after, "")
 
 
 def _differences(was: Mapping[str, object], now: Mapping[str, object], label: str) -> Iterator[str]:

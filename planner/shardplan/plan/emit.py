@@ -5,7 +5,7 @@ Moves are lowered by `shardplan.layout.lower` at the prices that the cost graph 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import cast
 
@@ -22,18 +22,19 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.lower import lower
 from shardplan.layout.placement import P
-from shardplan.plan.buckets import UNNUMBERED, numbered, tiles
+from shardplan.plan.bucketing import UNNUMBERED
+from shardplan.plan.buckets import tiles
 from shardplan.plan.types import CollectiveStep, Move, MoveKind, Phase
 from shardplan.units import NS_PER_S
 
 
 class Emitter:
-    """Lowers the moves of one assignment; equal moves of equal tensors are lowered once."""
+    """Lowers the moves of one assignment; equal moves of equal tensors are lowered once. Those that can be sent
+    together with others are `UNNUMBERED`, and have the times that the cost graph charges."""
 
-    def __init__(self, built: CostGraph, choice: Mapping[Node, int], bucket_share: float = 1.0) -> None:
-        """`bucket_share`: buckets are full at so much of what the profile says."""
+    def __init__(self, built: CostGraph, choice: Mapping[Node, int]) -> None:
         self.built = built
-        self.bucket_bytes = bucket_share * built.prices.bucket_bytes
+        self.bucket_bytes = built.prices.bucket_bytes
         self.choice = choice
         self._lowered = cast("dict[tuple[object, ...], tuple[CollectiveStep, ...]]", built.lowered)
         self._patterns = cast("dict[tuple[object, ...], tuple[Move, ...]]", built.emitted)
@@ -52,21 +53,7 @@ class Emitter:
                 if name in self.built.kept:
                     self._collect(forward, backward, self._storing(index, position, name))
         updates = [move for name in self.built.updated for move in self._updating(name) if move.steps]
-        return self._in_buckets((*forward, *reversed(backward)), updates)
-
-    def _in_buckets(self, moves: Sequence[Move], updates: Sequence[Move]) -> tuple[Move, ...]:
-        """Gradients come to the optimizer in the order of backward: last weight first."""
-        model, mesh, size = self.built.model, self.built.cluster.mesh, self.bucket_bytes
-
-        def dtype(name: str) -> str:
-            return model.tensor(name).dtype
-
-        home = [move for move in updates if move.phase == "backward"]
-        news = [move for move in updates if move.phase == "update"]
-        found = numbered((*moves, *reversed(home), *news), mesh, dtype, size)
-        start = len(moves)
-        pairs = {(move.tensor, move.phase): move for move in found[start:]}
-        return (*found[:start], *(pairs[move.tensor, move.phase] for move in updates))
+        return (*forward, *reversed(backward), *updates)
 
     @staticmethod
     def _collect(forward: list[Move], backward: list[Move], moves: Iterable[Move]) -> None:
@@ -77,7 +64,6 @@ class Emitter:
         self, key: tuple[object, ...], name: str, reader: str, make: Callable[[], Iterator[Move]]
     ) -> Iterator[Move]:
         """The moves that emit anything, made once for all tensors and readers that are equal in `key`."""
-        key = (*key, self.bucket_bytes)
         if key not in self._patterns:
             self._patterns[key] = tuple(move for move in make() if move.steps)
         for move in self._patterns[key]:

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardplan.layout.mesh import Mesh
+from shardplan.plan.content import DIGESTED, content_digest
 from shardplan.plan.fields import MAJOR, PLAN, SUMMARY
 from shardplan.plan.kinds import Context
 from shardplan.plan.record import Json, write_record
 from shardplan.plan.types import Plan, Summary
 
-FORMAT_VERSION = f"{MAJOR}.0"
-"""Of a plan that says nothing that later versions added."""
 LINE_WIDTH = 110
 
 
@@ -28,12 +27,26 @@ def dumps(plan: Plan) -> str:
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The plan as plain data, with the least version whose readers understand all that it says."""
-    on = Context(plan.mesh, document)
+    """The plan as plain data, with the digest of all of it."""
+    version, *rest = _sections(plan, least=DIGESTED).items()
+    unsigned = dict([version, *rest])
+    return dict([version, ("digest", content_digest(unsigned)), *rest])
+
+
+def _sections(plan: Plan, least: int = 0) -> dict[str, Any]:
+    """The sections of a plan or of that of a stage, with the least minor version whose readers understand all that they
+    say, but at least `least`."""
+    on = Context(plan.mesh, _sections, minor=least)
     if plan.pipeline is not None:
-        on.stages = [Context(stage.plan.mesh, document) for stage in plan.pipeline.stages]
+        on.stages = [Context(stage.plan.mesh, _sections) for stage in plan.pipeline.stages]
     sections = write_record(PLAN, plan, on)
     return sections | {"format_version": f"{MAJOR}.{on.minor}"}
+
+
+def plain(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document as reading its file gives it: objects, lists, texts, numbers."""
+    found: dict[str, Any] = json.loads(_inline(document))
+    return found
 
 
 def summary_record(summary: Summary) -> Json:
@@ -47,7 +60,7 @@ def infeasible_summary(memory_limit_bytes: int) -> Json:
     return {field.key: known.get(field.key) for field in SUMMARY.fields}
 
 
-_NOWHERE = Context(Mesh(()), document)
+_NOWHERE = Context(Mesh(()), _sections)
 """For records in which nothing is laid out."""
 
 

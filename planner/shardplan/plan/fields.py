@@ -58,6 +58,7 @@ from shardplan.plan.types import (
 )
 
 MAJOR: Final = 1
+DIGEST: Final = "sha256:"
 TEXTS, COUNTS = ListOf(Text()), ListOf(Integer())
 
 
@@ -100,6 +101,16 @@ CLUSTER = Record("cluster", (
     Field("digest", Text(), "Of everything in the profile that decides a price."),
     Field("profile", Carried(), "The resolved profile, every default written out; it can be planned with again."),
 ), make=dict, shared=False)  # fmt: skip
+
+SOURCES = Record("sources", (
+    Field("model", Text(), "The model: a path from the folder in which `solve` ran, or a description. Of an absolute "
+          "path outside of that folder the name alone.", default=None),
+    Field("cluster", Text(), "The cluster profile: its name, or a path as above.", default=None),
+    Field("constraints", TEXTS, "Files of constraints, and plans whose layouts were kept.", default=None),
+    Field("pins", TEXTS, "Single constraints.", default=None),
+    Field("stages", Text(), "The plan as which the model was cut.", default=None),
+), make=dict, shared=False)  # fmt: skip
+"""Carried as plain data. What was given to a program as a value has no source."""
 
 
 # ---- the mesh --------------------------------------------------------------------------------------------------------
@@ -306,7 +317,7 @@ TRANSFER = Record("transfer", (
 STAGE = Record("stage", (
     Field("name", Text()),
     Field("first_device", Integer(), "Rank of its first device; it has as many as the mesh of its plan."),
-    Field("units", TEXTS, "Blocks of the model that it runs."),
+    Field("units", ListOf(Text(), least=1), "Blocks of the model that it runs."),
     Field("in_flight", Integer(1), "Microbatches whose activations it holds at once."),
     Field("plan", WholePlan()),
 ), make=made(Stage), shared=False, named=True)  # fmt: skip
@@ -324,8 +335,11 @@ PIPELINE = Record("pipeline", (
 
 PLAN = Record("plan", (
     Field("format_version", Text(rf"^{MAJOR}\.\d+$"), get=lambda _: f"{MAJOR}.0"),
+    Field("digest", Text(rf"^{DIGEST}[0-9a-f]{{64}}$"), "Of all the rest of the document, as canonical JSON.",
+          get=lambda _: None, default=None, since=5),
     Field("model", Checked(MODEL), "Which model, and what was asked for."),
     Field("cluster", Checked(CLUSTER), "The whole resolved profile: a plan can be priced again without the YAML file."),
+    Field("sources", Checked(SOURCES), "Where what was asked for was read from.", default={}, since=5),
     Field("mesh", Nested(MESH), "Axes, outermost first, with their links.", get=itself),
     Field("summary", Nested(SUMMARY), "Predicted times, memory of one device by category, outcome, bound, gap."),
     Field("details", Nested(DETAILS), "What few readers need of the summary, and warnings.", get=itself),

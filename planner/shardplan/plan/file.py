@@ -10,9 +10,10 @@ import re
 from pathlib import Path
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.plan.decode import loads
-from shardplan.plan.encode import FORMAT_VERSION, dumps
+from shardplan.plan.decode import loads, loads_whole
+from shardplan.plan.encode import dumps
 from shardplan.plan.fields import MAJOR
+from shardplan.plan.parse import Document
 from shardplan.plan.types import Plan
 from shardplan.whole_files import write_whole
 
@@ -33,6 +34,15 @@ _OTHERS = {
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in the file at `path`. Raises `ShardplanError` (`unreadable-plan`, or as `loads`)."""
+    return loads(_text_of(path), str(path))
+
+
+def read_whole(path: str | Path) -> tuple[Document, Plan]:
+    """The document in the file at `path` and the plan that it is. Raises as `read_plan`."""
+    return loads_whole(_text_of(path), str(path))
+
+
+def _text_of(path: str | Path) -> str:
     try:
         with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -49,7 +59,7 @@ def read_plan(path: str | Path) -> Plan:
         summary = f"cannot read the plan: {_reason(problem)}"
         hint = _nearest(Path(path))
         raise ShardplanError(error("unreadable-plan", summary, hint=hint, file=str(path))) from None
-    return loads(text, str(path))
+    return text
 
 
 def _nearest(path: Path) -> str:
@@ -145,7 +155,7 @@ def _check_existing(head: str, path: str | Path) -> None:
         raise ShardplanError(_something_else(path, "plan"))
     if match and match["major"] != str(MAJOR):
         summary = (
-            f"the plan here has format version {match['version']}; this shardplan writes {FORMAT_VERSION} "
+            f"the plan here has format version {match['version']}; this shardplan writes {MAJOR}.x "
             "and does not overwrite it"
         )
         hint = "write elsewhere with --output, or remove the file"

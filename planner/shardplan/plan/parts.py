@@ -156,7 +156,7 @@ def whole_plan(found: Mapping[str, Any]) -> Plan:
         tensors=tensors,
         warnings=warnings,
         blocks=blocks_of(found["blocks"], len(found["operators"])),
-        **{name: found[name] for name in ("model", "cluster", "operators", "moves", "pipeline")},
+        **{name: found[name] for name in ("model", "cluster", "sources", "operators", "moves", "pipeline")},
     )
 
 

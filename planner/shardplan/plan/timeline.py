@@ -17,10 +17,13 @@ from shardplan.plan.step_moves import StepParts, block_starts
 from shardplan.plan.types import Move, Plan
 from shardplan.schedule.streams import Item, Span
 from shardplan.schedule.tasks import COMPUTE, Task, Timeline
+from shardplan.units import NS_PER_S
 
 MOST_SHOWN: Final = 2
 """Of the microbatches of one phase."""
 _DEFAULT_KAPPA = 1.1
+_SAME = 1e-6
+"""Relative: steps this close are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,17 @@ def step_schedule(plan: Plan) -> StepSchedule:
     distance = plan.summary.prefetch_distance
     policy = Policy(None if distance < 0 else distance, plan.summary.reduces_beside)
     return schedule_step(parts, policy, kappa_of(plan.cluster))
+
+
+def unscheduled(plan: Plan) -> Iterator[str]:
+    """That the step of a plan, or of one of its stages, is not what its moves and operators are scheduled in, in a
+    sentence. Not for plans of formats up to 1.3, which had no schedule."""
+    for stage in plan.pipeline.stages if plan.pipeline else ():
+        yield from (f"{stage.name}: {text}" for text in unscheduled(stage.plan))
+    if plan.pipeline is None:
+        step_ns, scheduled_ns = plan.summary.step_ns, round(step_schedule(plan).seconds * NS_PER_S)
+        if abs(step_ns - scheduled_ns) > _SAME * step_ns + 1:
+            yield f"summary.step_us is {step_ns / 1000}, and the schedule of its moves takes {scheduled_ns / 1000}"
 
 
 def parts_of(plan: Plan) -> StepParts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shardplan.layout.collective import Collective
@@ -236,6 +236,8 @@ class Plan:
     """Repeated blocks as (module paths of the copies, operator indices of each copy): for folding in `show`."""
     pipeline: Pipeline | None = None
     """Stages, each with a plan of its own; then `tensors`, `operators` and `moves` here are empty."""
+    sources: Mapping[str, object] = field(default_factory=dict)
+    """Where what was asked for was read from: model, cluster, constraints, pins, stages; JSON-ready."""
 
     def __repr__(self) -> str:
         """`<Plan of gpt2_small, training, on h100-dgx (machine=4 x gpu=4): step 12.8 ms, 3.31 GiB per device>`."""

@@ -37,6 +37,9 @@ PLAIN_SHARES = ((0.5, 0.75, False), (0.25, 0.5, False), (0.5, 0.5, True))
 """Rules of thumb as `plain_sum` takes them: what is sent in forward hides better than what is sent in backward."""
 CLOSE = 0.01
 """Where more than this share of the step is unproven, experts' layouts, flags and tighter limits are tried too."""
+HOPE = 2 / 3
+"""Experts' layouts are searched further where their bound is below the step by more than this share of the gap: the
+schedule of what attains a bound is longer than that by about as much as the best plan's is."""
 TIGHTER = 0.8
 """Share of the limit on memory under which another plan is sought where the limit stands in the way."""
 
@@ -86,17 +89,19 @@ class Found:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and until when (`time.monotonic`)."""
+    """What is searched, and until when (`time.monotonic`). `restricted`: in the layouts of an expert, so that those of
+    others lead nowhere."""
 
     instance: Instance
     ends_s: float
+    restricted: bool = False
     known: Known = field(default_factory=dict)
     """Plans that were laid out already."""
 
     @classmethod
-    def of(cls, instance: Instance) -> Search:
+    def of(cls, instance: Instance, *, restricted: bool = False) -> Search:
         limit = instance.options.time_limit
-        return cls(instance, math.inf if limit is None else time.monotonic() + limit)
+        return cls(instance, math.inf if limit is None else time.monotonic() + limit, restricted)
 
     @property
     def is_over(self) -> bool:
@@ -119,18 +124,23 @@ def shortest(search: Search) -> Questions[Found]:
         if found.outcome == "interrupted" or search.is_over:
             break
         with contextlib.suppress(NoPlanError):
-            other = yield from searched(search, remat)
+            other = yield from searched(search, remat, below_s=found.candidate.step_s)
             found = replace(found.better([other.candidate], instance.limit_bytes), outcome=other.outcome)
     return found
 
 
-def searched(search: Search, remat: Recompute | None = None, *, chooses_remat: bool = False) -> Questions[Found]:
-    """The best plan of all candidates; `remat`: what is recomputed, unless that is chosen. Raises `NoPlanError`."""
+def searched(
+    search: Search, remat: Recompute | None = None, *, chooses_remat: bool = False, below_s: float = math.inf
+) -> Questions[Found]:
+    """The best plan of all candidates; `remat`: what is recomputed, unless that is chosen; `below_s`: looked for only
+    as long as it may have a shorter step. Raises `NoPlanError`."""
     instance = search.instance
     found = yield from without_limit(search, remat)
-    if found is None:
+    if found is None or (found.bound_s < below_s and not found.candidate.keeps(instance.limit_bytes)):
         found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat)
-    further = [with_plain_sums] if instance.is_quick else [with_plain_sums, with_experts]
+    if found.candidate.step_s >= below_s:
+        return found
+    further = [with_plain_sums] if instance.is_quick or search.restricted else [with_plain_sums, with_experts]
     if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
         further.append(under_less_memory)
     for look in further if instance.options.cost_model.is_ours else ():
@@ -141,13 +151,11 @@ def searched(search: Search, remat: Recompute | None = None, *, chooses_remat: b
 
 
 def without_limit(search: Search, remat: Recompute | None = None) -> Questions[Found | None]:
-    """The plan, where the best one without a limit on memory fits. Where what is recomputed is to be chosen, nothing
-    is: if that fits, it is the answer."""
-    try:
-        found = yield from of_phases(search, None, remat, parts=2)
-    except NoPlanError:
-        return None
-    return found if found.candidate.keeps(search.instance.limit_bytes) else None
+    """The best plan without a limit on memory, if it can be told: where that fits, it is the answer. Where what is
+    recomputed is to be chosen, nothing is."""
+    with contextlib.suppress(NoPlanError):
+        return (yield from of_phases(search, None, remat, parts=2))
+    return None
 
 
 def of_phases(
@@ -193,8 +201,8 @@ def with_experts(search: Search, found: Found) -> Questions[Found]:
     """The layouts that experts write, the rest at the best multipliers; where that leaves hope, at their own."""
     for recipe in RECIPES.values():
         question = _question(found, found.linear, restriction=recipe)
-        found, hope = yield from _with(search, found, question)
-        if hope:
+        found, bound_s = yield from _with(search, found, question)
+        if bound_s < found.candidate.step_s * (1.0 - HOPE * found.gap):
             near = replace(question, linear=None, effort="quick")
             found, _ = yield from _with(search, found, near, proves=False)
     return found
@@ -219,18 +227,19 @@ def _among(search: Search, found: Found, questions: Sequence[Question], *, prove
     return found
 
 
-def _with(search: Search, found: Found, question: Question, *, proves: bool = True) -> Questions[tuple[Found, bool]]:
-    """The best of what is known and the plans of a question, and whether it was worth asking. `proves`: what it proves
-    is a bound on its plans, and where that is no better than what is known they are not laid out."""
+def _with(search: Search, found: Found, question: Question, *, proves: bool = True) -> Questions[tuple[Found, float]]:
+    """The best of what is known and the plans of a question, and the bound of these, seconds. `proves`: where what it
+    proves is no better than what is known, they are not scheduled."""
     if search.is_over or found.outcome == "interrupted":
-        return found, False
+        return found, math.inf
     answer = yield replace(question, ends_s=search.share(2), unproven=ROUGH)
     solution, limit = answer.solution, search.instance.limit_bytes
     if solution.outcome == "interrupted":
         found = replace(found, outcome="interrupted")
-    if solution.choices is None or (proves and solution.bound / PS_PER_S >= found.candidate.step_s):
-        return found, False
-    return found.better(judged(answer, limit, search.known), limit), True
+    bound_s = solution.bound / PS_PER_S
+    if solution.choices is None or (proves and bound_s >= found.candidate.step_s):
+        return found, math.inf
+    return found.better(judged(answer, limit, search.known), limit), bound_s
 
 
 def of_linear(search: Search, linear: Linear) -> Questions[Answer]:

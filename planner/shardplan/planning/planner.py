@@ -81,7 +81,8 @@ class Planner:
         """The best plan, of those that `restriction` allows. `scheduled_bytes`: the limit on memory that its schedule
         is to keep where it can, if not the one under which the plan is sought. Raises as `plan_model`."""
         try:
-            found = self._answered(shortest(Search.of(self.instance)), restriction)
+            search = Search.of(self.instance, restricted=restriction is not None)
+            found = self._answered(shortest(search), restriction)
         except NoPlanError as none:
             raise self.refusal(none.answer) from None
         for diagnostic in self.instance.pricing.compute.warnings:
@@ -98,7 +99,7 @@ class Planner:
     def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
         """The best assignment at given multipliers of the objective's sums, or the proof that there is none."""
         linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
-        return self._answered(of_linear(Search(self.instance, float("inf"), self.known), linear), restriction)
+        return self._answered(of_linear(Search(self.instance, float("inf"), known=self.known), linear), restriction)
 
     def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:
         """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums; by

@@ -15,6 +15,7 @@ from shardplan.layout.placement import Placement, S
 from shardplan.layout.text import to_text
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model, Operator
+from shardplan.plan.agreement import require_agreement
 from shardplan.plan.types import Move, OperatorDecision, Plan, TensorDecision
 from shardplan.program.localise import localise
 from shardplan.program.retrace import retrace
@@ -214,10 +215,13 @@ def dtypes_around(operator: Operator, model: Model) -> tuple[tuple[str, ...], tu
 
 
 def check_fresh(model: Model, plan: Plan) -> None:
-    """Raise `ShardplanError` (`stale-plan`) where `plan` was made for another model."""
+    """Raise `ShardplanError` where `plan` was made for another model: `stale-plan`, or `inconsistent-plan`, where only
+    its digest is the model's."""
     if plan.model.get("digest") != structure_digest(model):
         summary = f"the plan was made for another model than '{model.name}': operators or shapes differ"
         raise ShardplanError(error("stale-plan", summary, hint="solve again, or give the model and dims of the plan"))
+    if plan.pipeline is None:
+        require_agreement(plan, model)
 
 
 def _inconsistent(operator: Operator, why: str) -> ShardplanError:

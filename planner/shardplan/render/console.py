@@ -13,7 +13,7 @@ from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
-from shardplan.errors import visible
+from shardplan.escapes import one_line, visible
 
 Color = Literal["auto", "always", "never"]
 _GUTTER, _LEAST_FOLDED = 2, 12
@@ -64,7 +64,7 @@ class _Open(Table):
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         """As of any table."""
         named = [
-            Folded(cell) if isinstance(cell, str) and not column.no_wrap else cell
+            cell if not isinstance(cell, str) else one_line(cell) if column.no_wrap else Folded(one_line(cell))
             for cell, column in zip(cells, self.columns, strict=False)
         ]
         super().add_row(*named, **options)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from shardplan.escapes import command_message, command_property, markdown, markdown_code, markdown_comment
 from shardplan.plan.diff import Change, Effect, PlanDiff
 from shardplan.render.console import emit, table
 from shardplan.units import percent, size
@@ -16,9 +17,6 @@ MOST_ROWS = 20
 """Rows that `--all` completes."""
 COMMENT_LIMIT = 60_000
 """Characters: GitHub refuses comments above 65,536."""
-_ESCAPED = {"%": "%25", ":": "%3A", ",": "%2C"}
-"""In the properties of a workflow command, which end at a comma or a colon."""
-_MARKDOWN = str.maketrans({"|": "\\|", "<": "&lt;", "`": "'"})
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
 _SAID = {"communication": "exposed communication"}
 _NO_CAUSE = "none in what was asked: the planner decides otherwise (another version of it?)"
@@ -54,11 +52,10 @@ def show_changes(console: Console, diff: PlanDiff, *, everything: bool = False) 
 
 def diff_markdown(diff: PlanDiff, name: str, recipes: Recipes) -> str:
     """For a pull request: a marker by which CI finds its own comment, the totals, and the table folded away."""
-    name = _markdown(name)
-    lines = [f"<!-- shardplan diff: {name.replace('-->', '-- >')} -->", f"**`{name}`** {_headline(diff)}", ""]
+    lines = [markdown_comment(f"shardplan diff: {name}"), f"**{markdown_code(name)}** {_headline(diff)}", ""]
     if diff.is_empty:
         return "\n".join(lines)
-    lines += [f"- {_markdown(line)}" for line in totals(diff, recipes)]
+    lines += [f"- {markdown(line)}" for line in totals(diff, recipes)]
     if diff.changes:
         shown, _ = _shown(diff.changes, everything=True)
         many = sum(change.count for change in diff.changes)
@@ -66,8 +63,8 @@ def diff_markdown(diff: PlanDiff, name: str, recipes: Recipes) -> str:
         lines += ["| | what | before | after | memory | time |", "|---|---|---|---|--:|--:|"]
         used = sum(map(len, lines))
         for number, change in enumerate(shown):
-            before, after = _markdown(change.before), _markdown(change.after)
-            row = f"| {change.sign} | `{_markdown(change.name)}`{_times(change)} | {before} | {after} |"
+            before, after = markdown_code(change.before), markdown_code(change.after)
+            row = f"| {change.sign} | {markdown_code(change.name)}{_times(change)} | {before} | {after} |"
             row += f" {_memory(change)} | {_time(diff, change)} |"
             used += len(row) + 1
             if used > COMMENT_LIMIT:
@@ -80,24 +77,12 @@ def diff_markdown(diff: PlanDiff, name: str, recipes: Recipes) -> str:
 
 def diff_github(diff: PlanDiff, name: str) -> str:
     """One annotation for a GitHub Actions log."""
-    name = _one_line(name)
-    for character, code in _ESCAPED.items():
-        name = name.replace(character, code)
+    name = command_property(name)
     if diff.is_empty:
         return f"::notice file={name},title=plan unchanged::{_headline(diff)}\n"
     level = "warning" if diff.effect("step").delta > 0 else "notice"
-    text = "%0A".join(_one_line(line).replace("%", "%25") for line in totals(diff, {}))
+    text = "%0A".join(map(command_message, totals(diff, {})))
     return f"::{level} file={name},title=plan changed::{text}\n"
-
-
-def _one_line(text: str) -> str:
-    """`text` with what no name should hold written out: line ends, escapes, marks that turn the direction of text."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-
-
-def _markdown(text: str) -> str:
-    """`text` as one cell of a table, or between backticks."""
-    return _one_line(text).translate(_MARKDOWN)
 
 
 def diff_document(diff: PlanDiff, recipes: Recipes | None = None) -> dict[str, object]:

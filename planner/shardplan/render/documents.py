@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from shardplan.errors import Diagnostic
+from shardplan.escapes import json_text
 
 FORMAT_VERSION = "1.0"
 
@@ -19,4 +20,4 @@ def document(command: str, result: Mapping[str, object] | None, diagnostics: Ite
         "result": result,
         "diagnostics": [dataclasses.asdict(diagnostic) for diagnostic in diagnostics],
     }
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False, default=dict) + "\n"
+    return json_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False, default=dict)) + "\n"

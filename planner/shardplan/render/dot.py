@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardplan.escapes import dot
 from shardplan.layout.text import matrix_scheme
 from shardplan.plan.types import OperatorDecision, Plan
 
@@ -12,17 +13,21 @@ _MATRIX = frozenset({"MatMul", "Gemm", "Conv", "Attention"})
 
 def dot_text(plan: Plan) -> str:
     """The DOT file. A tensor that is moved for its reader has a red arrow, `RS->SR`; schemes as in `layout.text`."""
-    lines = [f"digraph {_quoted(str(plan.model.get('name')))} {{", "  node [shape=box, style=rounded];", *_nodes(plan)]
+    lines = [
+        f"digraph {_quoted(dot(str(plan.model.get('name'))))} {{",
+        "  node [shape=box, style=rounded];",
+        *_nodes(plan),
+    ]
     return "\n".join([*lines, *_edges(plan), "}"]) + "\n"
 
 
 def _nodes(plan: Plan) -> Iterator[str]:
     for tensor in plan.tensors:
         if tensor.role in ("input", "output"):
-            label = f"{tensor.name}\\n{matrix_scheme(tensor.layout, plan.mesh, len(tensor.shape))}"
+            label = f"{dot(tensor.name)}\\n{matrix_scheme(tensor.layout, plan.mesh, len(tensor.shape))}"
             yield f"  {_tensor(tensor.name)} [label={_quoted(label)}, shape=ellipse];"
     for operator in plan.operators:
-        label = f"{operator.module or operator.name}\\n{operator.op_type} {_split(operator, plan)}"
+        label = f"{dot(operator.module or operator.name)}\\n{dot(f'{operator.op_type} {_split(operator, plan)}')}"
         filled = ', style="rounded,filled", fillcolor=lightblue' if operator.op_type in _MATRIX else ""
         yield f"  {_operator(operator.name)} [label={_quoted(label)}{filled}];"
 
@@ -61,12 +66,13 @@ def _split(operator: OperatorDecision, plan: Plan) -> str:
 
 
 def _tensor(name: str) -> str:
-    return _quoted(f"tensor {name}")
+    return _quoted(dot(f"tensor {name}"))
 
 
 def _operator(name: str) -> str:
-    return _quoted(f"operator {name}")
+    return _quoted(dot(f"operator {name}"))
 
 
 def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '\\"') + '"'
+    """`text` has been escaped."""
+    return f'"{text}"'

@@ -108,7 +108,7 @@ def explain_document(
                 "what": share.what,
                 "count": share.count,
                 "time_us": share.time_ns / 1000,
-                "share": share.time_ns / step_ns,
+                "share": share.time_ns / max(step_ns, 1),
             }
             for share in shares
         ],
@@ -133,7 +133,8 @@ def _share_rows(plan: Plan, shares: Sequence[Share]) -> Table:
     step_ns, measure = max(plan.summary.step_ns, 1), measure_of(plan.model.get("cost_model"))
     for share in shares:
         many = f" ×{share.count}" if share.count > 1 else ""
-        rows.add_row(percent(share.time_ns / step_ns), measure.text(share.time_ns), f"{share.name}{many}", share.what)
+        part = percent(share.time_ns / max(step_ns, 1))
+        rows.add_row(part, measure.text(share.time_ns), f"{share.name}{many}", share.what)
     return rows
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import networkx as nx
 import numpy as np
 
+from shardplan.escapes import one_line
 from shardplan.layout.text import to_text
 from shardplan.plan.types import Move, Plan
 from shardplan.units import NS_PER_S
 
-_NOT_IN_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 Value = str | int | float
 
 
@@ -21,7 +20,8 @@ def graphml(graph: nx.MultiDiGraph) -> str:
     r"""The GraphML document of a graph whose attributes are texts, numbers, tuples and arrays of numbers.
 
     An array `cost_s` becomes `least_cost_s` and `most_cost_s` of what is finite, `choices` their number and the
-    `cheapest` by `cost_s`, another tuple its text. Characters that XML has not are written as `\x01`.
+    `cheapest` by `cost_s`, another tuple its text. Characters that nobody sees, or that XML has not, are written out
+    (`\x01`).
     """
     plain = nx.MultiDiGraph(**_reduced(graph.graph))
     plain.add_nodes_from((_text(node), _reduced(about)) for node, about in graph.nodes(data=True))
@@ -100,4 +100,4 @@ def _values(key: str, value: Any, about: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _text(text: str) -> str:
-    return _NOT_IN_XML.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return one_line(text)

@@ -42,6 +42,7 @@ def _cells(trial: MeshTrial, best: MeshTrial | None) -> tuple[str, ...]:
     summary = trial.plan.summary
     assert best is not None
     assert best.plan is not None
-    slower = summary.step_ns / best.plan.summary.step_ns - 1
+    shortest = best.plan.summary.step_ns  # nothing, where all operators are on tensors without elements
+    slower = summary.step_ns / shortest - 1 if shortest else 0.0
     note = "best" if trial is best else f"+{percent(slower)}" if slower else "as fast"
     return (duration(summary.step_ns), bound, size(summary.memory.total), note)

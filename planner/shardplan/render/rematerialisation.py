@@ -64,8 +64,9 @@ def show_rematerialisation(console: Console, plan: Plan, *, everything: bool = F
     for group in shown:
         count = f"×{group.count}" if group.count > 1 else ""
         kept = size(group.bytes_per_device) if group.bytes_per_device else ""
-        rows.add_row(percent(group.time_ns / step_ns), measure.text(group.time_ns), kept, count, group.name)
-    rows.add_row(percent(time_ns / step_ns), measure.text(time_ns), size(freed), "", "all of them", style="bold")
+        rows.add_row(percent(group.time_ns / max(step_ns, 1)), measure.text(group.time_ns), kept, count, group.name)
+    part = percent(time_ns / max(step_ns, 1))
+    rows.add_row(part, measure.text(time_ns), size(freed), "", "all of them", style="bold")
     emit(console, rows, "")
 
 

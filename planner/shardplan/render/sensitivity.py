@@ -6,6 +6,7 @@ import math
 
 from rich.console import Console
 
+from shardplan.render.console import emit
 from shardplan.study.robust import FARTHEST, SPREAD, WORTH_HAVING, Robustness, Slack
 from shardplan.units import percent
 
@@ -14,7 +15,7 @@ def describe_sensitivity(console: Console, found: Robustness) -> None:
     """How much slower than the best the plan may be, and which constants matter."""
 
     def line(label: str, text: str) -> None:
-        console.print(f"{label:<9} {text}", highlight=False, markup=False)
+        emit(console, f"{label:<9} {text}")
 
     if found.regrets:
         worst = found.regrets[-1]

@@ -11,9 +11,18 @@ from shardplan.model.types import Model
 from shardplan.program.machine.run import Report
 from shardplan.render.console import emit
 
+_SHOWN = 8
+
 
 def show_verification(console: Console, report: Report, model: Model, *, shrunk: bool) -> None:
     """The verdict, then what was run, or the first value that differs."""
+    if report.misdeclared:
+        shown, rest = report.misdeclared[:_SHOWN], len(report.misdeclared) - _SHOWN
+        more = [f"  and {rest} more"] if rest > 0 else []
+        emit(
+            console, f"not verified: the plan says otherwise of '{model.name}'", *(f"  {text}" for text in shown), *more
+        )
+        return
     of = f"scaled-down '{model.name}'" if shrunk else f"'{model.name}'"
     ran = (
         f"{_number(report.operators, 'operator')} of {of} on {_number(report.devices, 'device')}, "
@@ -79,6 +88,7 @@ def verification_document(report: Report, model: Model, *, shrunk: bool) -> dict
         "priced_bytes": _sorted(report.priced_bytes),
         "inner_bytes": _sorted(report.inner_bytes),
         "mispriced": list(report.mispriced),
+        "misdeclared": list(report.misdeclared),
         "first_difference": None
         if found is None
         else {

@@ -41,7 +41,11 @@ class _Side:
 
 
 def match_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[str, str, dict[str, int]]:
-    """The dims of two shapes with equally many elements as text over common factors, and the sizes of the factors."""
+    """The dims of two shapes with equally many elements as text over common factors, and the sizes of the factors.
+
+    Raises `ValueError` for shapes of different numbers of elements, of which one would be walked for ever."""
+    if math.prod(before) != math.prod(after):
+        raise ValueError(f"{math.prod(before)} elements cannot become {math.prod(after)}")
     left, right = _Side(before, []), _Side(after, [])
     sizes: dict[str, int] = {}
     if math.prod(before) == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -21,6 +22,9 @@ from shardplan.solve.reduce.tables import Tables
 from shardplan.solve.shortfall import least_limit
 from shardplan.solve.small import fit
 from shardplan.solve.validate import validate
+
+_EXACT, _ROUNDED = 2.0**53, 1e-12
+"""Whole numbers beyond are rounded on their way through the search, by less than this part."""
 
 
 def solve(
@@ -150,7 +154,8 @@ def _solution(problem: Problem, wide: SumsOnNodes, best: Incumbent, budget: Budg
     choices = None if best.choices is None else wide.invert(best.choices)
     if choices is not None:
         priced = evaluate(problem, choices)
-        if priced.cost != cost or not priced.feasible:
+        rounded = _ROUNDED if cost > _EXACT else 0.0
+        if not (math.isclose(priced.cost, cost, rel_tol=rounded) and priced.feasible):
             raise AssertionError(f"the search priced its answer {cost}, the evaluator {priced}")
         outcome = "interrupted" if budget.interrupted else "optimal" if best.closed else "feasible"
     else:

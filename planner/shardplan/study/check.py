@@ -1,124 +1,152 @@
-"""Is a plan still what its model and its cluster ask for?"""
+"""Is a plan what its model, its cluster and its own decisions make of it?
+
+A plan file is a lock file: it has a digest of its content, names what it was made of, and everything in it follows from
+that and from its decisions. All of this is looked at again; a field that is not as it should be is named.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from shardplan.cluster.mesh import cluster_digest, make_cluster
-from shardplan.cluster.profile import list_profiles, load_profile
 from shardplan.cost.named import measure_of
-from shardplan.errors import InfeasibleError, ShardplanError
-from shardplan.layout.legal import check as check_layout
-from shardplan.layout.mesh import Mesh
-from shardplan.layout.text import to_text
+from shardplan.errors import InfeasibleError, ShardplanError, error
 from shardplan.model.types import Model
+from shardplan.plan.content import edited as edited_since
+from shardplan.plan.content import minor_of
 from shardplan.plan.diff import diff_plans
-from shardplan.plan.recorded import cluster_of, is_of
+from shardplan.plan.document_diff import Difference, differences
+from shardplan.plan.encode import document, plain
+from shardplan.plan.file import read_whole
+from shardplan.plan.legality import faults as illegal
+from shardplan.plan.timeline import unscheduled
 from shardplan.plan.types import Plan
+from shardplan.study.derive import NotDerivableError, derived
 from shardplan.study.finished import finished
+from shardplan.study.freshness import AS_RECORDED, Given, input_changes, model_now
 from shardplan.study.instance import read, recorded_request
+from shardplan.study.repair import NO_REPAIR, OTHER_SIZES, Repair, repair_of
 from shardplan.study.solve import solve
+from shardplan.study.sources import source
 from shardplan.units import percent, size
 
 Status = Literal["fresh", "stale", "invalid", "infeasible", "not optimal", "unreadable"]
 _SAME = 1e-6
 """Relative: objectives this close are equal."""
-_BLOCK = re.compile(r".*?\.\d+(?=\.|$)")
-_MOST_BLOCKS = 4
+_SHOWN = 8
+_SCHEDULED = 4
+"""Minor format version since which a plan is a schedule."""
+_WITHOUT_MODEL = "not compared with its model: give it with --model"
+_NOT_DERIVED = ("format_version", "digest", "sources")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`findings`: what speaks against the plan, one sentence each; `notes`: what does not, but is worth knowing."""
+    """`findings`: what speaks against the plan, one sentence each; `notes`: what does not, but is worth knowing.
+    `differences`: every field that does not follow from the plan's decisions."""
 
     status: Status
     findings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    repair: Repair = NO_REPAIR
+
+
+def check_file(file: str, given: Given = AS_RECORDED, *, resolve: bool = False) -> Verdict:
+    """The verdict on the plan in `file`, with the inputs that it records, or those `given`.
+
+    In this order: its decisions must be legal; its content as it was written; its model, profile and constraints
+    unchanged; its memory within the limit; every field what its decisions make of them; and with `resolve`, its bound
+    proven and its step still the shortest. Raises `ShardplanError` when the plan or an input cannot be read,
+    `LimitError` when a search ends early.
+    """
+    found, plan = read_whole(file)
+    verdict = _verdict(found, plan, file, lambda: model_now(plan, file, given), given, resolve=resolve)
+    if verdict.status == "fresh" or verdict.repair is not NO_REPAIR:
+        return verdict
+    return replace(verdict, repair=repair_of(plan, file, given.model, given.cluster))
+
+
+def check_document(found: Mapping[str, Any], plan: Plan, file: str, model: Model | None, given: Given) -> Verdict:
+    """The verdict on a document that was read, and the plan that it is."""
+    return _verdict(found, plan, file, lambda: model, given, resolve=False)
 
 
 def check_plan(plan: Plan, file: str, model: Model | None = None, *, resolve: bool = False) -> Verdict:
-    """The verdict on `plan`, read from `file`.
+    """The same of a plan that is in no file, and of its model if that is given."""
+    return _verdict(plain(document(plan)), plan, file, lambda: model, Given(alone=model is None), resolve=resolve)
 
-    In this order: its decisions must be legal; its model (if given) and its profile (if it is a shipped one) unchanged;
-    its memory within the limit; and with `resolve`, its step still the shortest. Raises `ShardplanError` when the plan
-    does not say what is needed for that, `LimitError` when a search ends early.
-    """
-    if faults := tuple(_faults(plan)):
+
+def _verdict(
+    found: Mapping[str, Any], plan: Plan, file: str, model_of: Callable[[], Model | None], given: Given, *,
+    resolve: bool,
+) -> Verdict:  # fmt: skip
+    if faults := tuple(illegal(plan)):
         return Verdict("invalid", faults)
-    if stale := (*_model_changes(plan, model), *_profile_changes(plan, file)):
-        return Verdict("stale", stale)
+    edited = tuple(edited_since(found))
+    try:
+        model = model_of()
+        stale = tuple(input_changes(plan, file, model, given))
+    except ShardplanError as problem:
+        first = problem.diagnostics[0]
+        if first.code != "stale-plan":
+            raise
+        found_stale = (first.summary, *first.detail.splitlines())
+        return Verdict("invalid" if edited else "stale", (*edited, *found_stale), repair=Repair(missing=OTHER_SIZES))
+    if stale:
+        return Verdict("invalid" if edited else "stale", (*edited, *stale))
+    verdict = _of_content(found, plan, file, model, edited)
+    if verdict.status == "fresh" and resolve and model is None:
+        summary = "it cannot be solved again: it does not say which model it is of"
+        raise ShardplanError(error("no-model", summary, file=file, hint="give it with --model"))
+    if verdict.status != "fresh" or not resolve or model is None:
+        return verdict
+    return _solve_again(plan, file, model)
+
+
+def _of_content(
+    found: Mapping[str, Any], plan: Plan, file: str, model: Model | None, edited: tuple[str, ...]
+) -> Verdict:
+    """The verdict on what the file says, its inputs being what they were."""
+    wrong: tuple[Difference, ...] = ()
+    if model is not None:
+        try:
+            wrong = tuple(_wrong_fields(found, plan, file, model, is_intact=not edited))
+        except NotDerivableError as problem:
+            return Verdict("invalid", (*edited, *_shortened(problem.faults)))
+    named = _shortened([str(one) for one in wrong])
+    if edited:
+        return Verdict("invalid", (*edited, *named), differences=wrong)
     used, limit = plan.summary.memory.total, plan.summary.memory_limit_bytes
     if used > limit:
         return Verdict("infeasible", (f"it needs {size(used)} of the {size(limit)} that a device may use",))
-    return _solve_again(plan, file, model) if resolve and model is not None else Verdict("fresh")
+    if model is None and minor_of(found) >= _SCHEDULED and (late := tuple(unscheduled(plan))):
+        return Verdict("invalid", late)
+    if wrong:
+        what = "1 field does" if len(wrong) == 1 else f"{len(wrong)} fields do"
+        first = f"{what} not follow from its decisions: it was made by another version, or changed by hand"
+        return Verdict("stale", (first, *named), differences=wrong)
+    return Verdict("fresh", notes=() if model is not None else (_WITHOUT_MODEL,))
 
 
-def _faults(plan: Plan) -> Iterator[str]:
-    for stage in plan.pipeline.stages if plan.pipeline else ():
-        yield from (f"{stage.name}: {sentence}" for sentence in _faults(stage.plan))
-    known = {tensor.name: tensor for tensor in plan.tensors}
-    for tensor in plan.tensors:
-        for sentence in check_layout(tensor.layout, plan.mesh, tensor.shape):
-            yield f"'{tensor.name}' cannot be {to_text(tensor.layout, plan.mesh)}: {sentence}"
-    for move in plan.moves:
-        if move.tensor not in known:
-            yield f"a move of '{move.tensor}', which is no tensor of the plan"
-    position = {operator.name: number for number, operator in enumerate(plan.operators)}
-    for number, operator in enumerate(plan.operators):
-        if operator.again and position.get(operator.again, -1) < number:
-            yield f"'{operator.name}' runs again before '{operator.again}', which is no operator after it"
-        for name, layout in zip((*operator.inputs, *operator.outputs), (*operator.reads, *operator.makes), strict=True):
-            if layout is not None and name not in known:
-                yield f"'{operator.name}' uses '{name}', which is no tensor of the plan"
+def _shortened(texts: list[str] | tuple[str, ...]) -> list[str]:
+    rest = len(texts) - _SHOWN
+    return [*texts[:_SHOWN], f"and {rest} more"] if rest > 1 else list(texts)
 
 
-def _model_changes(plan: Plan, model: Model | None) -> tuple[str, ...]:
-    if model is None or is_of(plan, model):
-        return ()
-    if plan.model.get("name") != model.name:
-        return (f"it was made for '{plan.model.get('name')}', and this is another model, '{model.name}'",)
-    parts = [stage.plan for stage in plan.pipeline.stages] if plan.pipeline else [plan]
-    before = {operator.name: operator.module for part in parts for operator in part.operators}
-    after = {operator.name: operator.module for operator in model.operators}
-    added = _by_block({name: module for name, module in after.items() if name not in before})
-    removed = _by_block({name: module for name, module in before.items() if name not in after})
-    details = [*(f"+ {text}" for text in added), *(f"- {text}" for text in removed)]
-    return ("model structure changed since this plan was made", *details)
-
-
-def _by_block(modules: Mapping[str, str]) -> list[str]:
-    """Nodes with their modules, gathered by repeated blocks: `model.layers.32 (41 nodes)`, the largest first."""
-    blocks: dict[str, list[str]] = {}
-    for name, module in modules.items():
-        found = _BLOCK.match(module)
-        blocks.setdefault(found[0] if found else module or "", []).append(name)
-    ranked = sorted(blocks.items(), key=lambda block: (-len(block[1]), block[0]))
-    shown = [_block_text(block, names) for block, names in ranked[:_MOST_BLOCKS]]
-    rest = sum(len(names) for _, names in ranked[_MOST_BLOCKS:])
-    return [*shown, f"{rest} nodes elsewhere"] if rest else shown
-
-
-def _block_text(block: str, names: Sequence[str]) -> str:
-    if len(names) == 1:
-        return f"'{names[0]}'"
-    return f"{block} ({len(names)} nodes)" if block else f"{len(names)} nodes, among them '{min(names)}'"
-
-
-def _profile_changes(plan: Plan, file: str) -> tuple[str, ...]:
-    """A shipped profile is compared with the plan's copy of it; any other is only in the plan."""
-    name = str(plan.cluster.get("name"))
-    if name not in list_profiles():
-        return ()
-    now = make_cluster(load_profile(name), _mesh_text(plan.mesh))
-    then = cluster_of(plan, file)
-    return () if cluster_digest(now) == cluster_digest(then) else (f"the profile '{name}' changed since",)
-
-
-def _mesh_text(mesh: Mesh) -> str:
-    return "x".join(str(axis.size) for axis in mesh.axes)
+def _wrong_fields(
+    found: Mapping[str, Any], plan: Plan, file: str, model: Model, *, is_intact: bool
+) -> Iterator[Difference]:
+    """Every field of the file that is not what the decisions of the plan make for `model`."""
+    expected = plain(document(derived(plan, file, model)))
+    if is_intact and plan.pipeline is None and not source(plan, "model"):  # its file may have another name now
+        expected["model"]["name"] = found["model"]["name"]
+    is_older = "digest" not in found
+    for key in _NOT_DERIVED if is_older else _NOT_DERIVED[1:]:
+        expected.pop(key, None)
+    shown = {key: value for key, value in found.items() if key in expected or key not in _NOT_DERIVED}
+    yield from differences(shown, expected)
 
 
 def _solve_again(plan: Plan, file: str, model: Model) -> Verdict:
@@ -127,16 +155,19 @@ def _solve_again(plan: Plan, file: str, model: Model) -> Verdict:
     except InfeasibleError as problem:
         return Verdict("infeasible", (problem.diagnostics[0].summary,))
     was, now = plan.summary, best.summary
+    measure = measure_of(plan.model.get("cost_model"))
     slower = was.step_ns - now.step_ns
-    if slower <= _SAME * was.step_ns:
-        same = not diff_plans(plan, best).changes
-        return Verdict("fresh", notes=() if same else ("another plan of the same step exists",))
-    share, measure = slower / max(now.step_ns, 1), measure_of(plan.model.get("cost_model"))
-    found = (
-        f"a step of {measure.text(now.step_ns)} is possible; this plan takes {measure.text(was.step_ns)}, "
-        f"{percent(share)} more"
-    )
-    return Verdict("not optimal", (found,))
+    if slower > _SAME * was.step_ns:
+        found = (
+            f"a step of {measure.text(now.step_ns)} is possible; this plan takes {measure.text(was.step_ns)}, "
+            f"{percent(slower / max(now.step_ns, 1))} more"
+        )
+        return Verdict("not optimal", (found,))
+    if was.reproducible and now.reproducible and was.bound_ns - now.bound_ns > _SAME * was.step_ns:
+        found = f"its lower bound is {measure.text(was.bound_ns)}, and {measure.text(now.bound_ns)} is what is proven"
+        return Verdict("invalid", (found,))
+    same = not diff_plans(plan, best).changes
+    return Verdict("fresh", notes=() if same else ("another plan of the same step exists",))
 
 
 def unreadable(problem: ShardplanError) -> Verdict:

@@ -10,6 +10,7 @@ from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
+from shardplan.plan.agreement import require_agreement
 from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
@@ -39,6 +40,8 @@ def evaluate_plan(model: Model, cluster: Cluster, options: PlanOptions, decided:
     """
     if not is_of(decided, model):
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
+    if decided.pipeline is None:
+        require_agreement(decided, model, file)
     planner = Planner(model, cluster, _roomy(options), reasons=False, complete=True, decided=decided)
     everything = len(decided.operators) + len(decided.tensors)
     return _evaluation(planner.plan(decisions_of(decided, file), _limit(cluster, options)), everything)

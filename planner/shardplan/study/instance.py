@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ from shardplan.plan.recorded import cluster_of, dims_of, options_of
 from shardplan.plan.types import Plan
 from shardplan.request import AUTO, Request
 from shardplan.study.reuse import SECTIONS, Kept, constraints_of
+from shardplan.study.sources import sources_of
 
 DESCRIBED = "transformer:"
 TRIP = "trip:"
@@ -47,13 +48,14 @@ class Staging:
 @dataclass(frozen=True)
 class Instance:
     """What is planned: `cluster` has the mesh, or where that is to be chosen (`is_auto`) the devices. `staging`: None
-    for one mesh."""
+    for one mesh; `sources`: where all that was read from."""
 
     model: Model
     cluster: Cluster
     options: PlanOptions
     staging: Staging | None = None
     is_auto: bool = False
+    sources: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def limit_bytes(self) -> int:
@@ -96,7 +98,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
         cost_model=cost_model,
         shard_optimizer=request.shard_optimizer,
     )
-    return Instance(model, cluster, options, staging, request.is_auto)
+    return Instance(model, cluster, options, staging, request.is_auto, sources_of(request))
 
 
 def as_read(request: Request) -> Request:

@@ -94,7 +94,8 @@ def regret(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan) -> 
         held = finished(planner.plan(fixed_to(plan))).summary.step_ns
     except InfeasibleError:
         return math.inf
-    return max(0.0, held / min(held, finished(planner.plan()).summary.step_ns) - 1.0)
+    best = min(held, finished(planner.plan()).summary.step_ns)
+    return max(0.0, held / max(best, 1) - 1.0)
 
 
 def _slack(name: str, regret_at: Callable[[Mapping[str, float]], float]) -> Slack:

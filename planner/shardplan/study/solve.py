@@ -61,6 +61,17 @@ def solve(
 ) -> Solved:
     """`plan` for inputs that are read. `processes`: that search logical meshes side by side; `most_axes`: those with
     more are left out."""
+    found = _solved(instance, on_progress, on_warning, processes, most_axes)
+    return replace(found, plan=replace(found.plan, sources=instance.sources))
+
+
+def _solved(
+    instance: Instance,
+    on_progress: OnProgress | None,
+    on_warning: OnWarning | None,
+    processes: int,
+    most_axes: int | None,
+) -> Solved:
     model, cluster, options = instance.model, instance.cluster, instance.options
     if instance.staging is not None:
         schedule, stages = instance.staging.schedule, instance.staging.stages

@@ -24,6 +24,7 @@ from shardplan.request import FIELDS, Request
 from shardplan.study.finished import finished
 from shardplan.study.instance import as_read, read
 from shardplan.study.solve import NoMeshError, solve
+from shardplan.text_files import read_text
 from shardplan.whole_files import write_whole
 
 FORMAT_VERSION = "1.0"
@@ -243,14 +244,14 @@ def _read(path: str, wanted: Sweep) -> tuple[Point, ...]:
         return ()
     hint = "write elsewhere with --output, or remove the file"
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
         head = content["sweep"]
         names = {one.name for one in fields(Point)} - {"request"}
         points = tuple(
             Point(request=Combination(**row["request"]), **{name: row[name] for name in row if name in names})
             for row in content["points"]
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ShardplanError(error("not-a-sweep", "this file is no sweep", file=path, hint=hint)) from None
     if head != sweep_record(wanted)["sweep"]:
         summary = "this file holds a sweep of another model, or one asked otherwise"

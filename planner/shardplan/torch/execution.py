@@ -13,7 +13,7 @@ from shardplan.torch.collectives.executor import MoveExecutor
 from shardplan.torch.collectives.order import Label, OrderCheck
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.accumulation import GradientAccumulator
-from shardplan.torch.gradients.bucketing import bucket_gradients, gather_updated
+from shardplan.torch.gradients.bucketing import Flights, await_gradients, bucket_gradients, gather_updated
 from shardplan.torch.gradients.moves import Context, move
 from shardplan.torch.gradients.regather import Regathered
 from shardplan.torch.process_groups import ProcessGroups
@@ -62,11 +62,16 @@ class LocalExecution:
         """Updated weights, gathered from the shards of the optimizer as one bucket."""
         return gather_updated(locals_, routes, label, self.context)
 
+    def await_gradients(self, locals_: Sequence[Tensor]) -> tuple[Flights, list[Tensor]]:
+        """Weights whose gradients are waited for when nothing is left to compute."""
+        return await_gradients(locals_)
+
     def bucket_gradients(
-        self, locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor], label: Label
-    ) -> list[Tensor]:
+        self, locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor], label: Label,
+        flights: Flights | None,
+    ) -> list[Tensor]:  # fmt: skip
         """Weights (`updated` in their place, if given) whose gradients are sent as one bucket."""
-        return bucket_gradients(locals_, routes, updated, label, self.context)
+        return bucket_gradients(locals_, routes, updated, label, self.context, flights)
 
     def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:
         """Dtype of a tensor, and whether it takes a gradient."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +93,9 @@ def gemm(session: Session, /, table: str, cluster: str, output: str) -> int:
     _deliver(session, text, output)
 
     def show(console: Console) -> None:
-        console.print(f"{len(products)} products, off by {100 * left:.1f} % on average", highlight=False)
+        from shardplan.render.console import emit
+
+        emit(console, f"{len(products)} products, off by {100 * left:.1f} % on average")
 
     return _finish(session, {"profile": output, "products": len(products), "error": round(left, 4)}, output, show)
 
@@ -117,6 +118,9 @@ def step(session: Session, /, plan: str, measured_ms: float) -> int:
         raise click.BadParameter(f"{measured_ms} is no time.", param_hint="'--measured-ms'")
     loaded = read_plan(plan)
     predicted_ms = loaded.summary.step_ns / 1e6
+    if not predicted_ms:
+        hint = "measure the step of a plan for a model that computes something"
+        raise ShardplanError(error("no-time", "the plan says that a step takes no time", hint=hint, file=plan))
     factor = measured_ms / predicted_ms
     if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
         hint = "calibrate links and matrix products first: shardplan calibrate nccl, shardplan calibrate gemm"
@@ -130,19 +134,23 @@ def step(session: Session, /, plan: str, measured_ms: float) -> int:
     }
 
     def show(console: Console) -> None:
-        console.print(f"measured   {measured_ms:.4g} ms", highlight=False)
-        console.print(f"planned    {predicted_ms:.4g} ms, measured is {factor:.3f} times that", highlight=False)
+        from shardplan.render.console import emit
+
+        emit(console, f"measured   {measured_ms:.4g} ms")
+        emit(console, f"planned    {predicted_ms:.4g} ms, measured is {factor:.3f} times that")
 
     return session.finish(document, show)
 
 
 def _show_fits(console: Console, fits: list[Fitted]) -> None:
+    from shardplan.render.console import emit
+
     for entry in fits:
         found = entry.measurement
         where = f"{found.collective} on {found.nodes}x{found.per_node}"
         speed = f"{entry.busbw_bytes_per_s / GIGA:8.1f} GB/s, {entry.latency_s * US_PER_S:7.1f} us"
         kept = ", kept as measured" if entry.kept else ""
-        console.print(f"{where:<24}{speed}, off by {100 * entry.error:.1f} %{kept}", highlight=False)
+        emit(console, f"{where:<24}{speed}, off by {100 * entry.error:.1f} %{kept}")
 
 
 def _deliver(session: Session, text: str, output: str) -> None:
@@ -152,7 +160,7 @@ def _deliver(session: Session, text: str, output: str) -> None:
     for diagnostic in profile_from_text(text, "calibrated").warnings:
         session.say(diagnostic)
     if output == "-":
-        sys.stdout.write(text)
+        session.write_text(text)
     else:
         write_other(text, output, "profile")
 
@@ -160,8 +168,10 @@ def _deliver(session: Session, text: str, output: str) -> None:
 def _finish(session: Session, document: dict[str, object], output: str, show: object) -> int:
     if output == "-":
         return 0
+    from shardplan.render.console import emit
+
     code = session.finish(document, show)  # type: ignore[arg-type]
-    session.paint(lambda console: console.print(f"wrote {output}", highlight=False))
+    session.paint(lambda console: emit(console, f"wrote {output}"))
     return code
 
 
@@ -181,8 +191,10 @@ def _parse_group(text: str | None) -> tuple[int, int] | None:
 
 
 def _read(path: str) -> str:
+    from shardplan.text_files import read_text
+
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return read_text(path, "replace")
     except OSError as problem:
         reason = problem.strerror or str(problem)
         raise ShardplanError(error("unreadable-file", f"cannot read the file: {reason}", file=path)) from None

@@ -36,11 +36,20 @@ def _table(file: Path, path: tuple[str, ...]) -> Mapping[str, object] | None:
 
     try:
         found: object = tomllib.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ShardplanError(error("bad-configuration", "it is nested too deeply", file=str(file))) from None
     except (OSError, ValueError) as problem:
         raise ShardplanError(error("bad-configuration", f"not valid TOML: {problem}", file=str(file))) from None
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
+    if _has_zero_byte(found):  # which no system takes in the name of a file
+        raise ShardplanError(error("bad-configuration", "a value holds a zero byte", file=str(file)))
     return found if isinstance(found, Mapping) else None
+
+
+def _has_zero_byte(value: object) -> bool:
+    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return "\0" in value if isinstance(value, str) else any(map(_has_zero_byte, entries))
 
 
 def _by_verb(table: Mapping[str, object], group: click.Group, file: str) -> Settings:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import Attempts, ShardplanError, error
+from shardplan.errors import Attempts, Diagnostic, ShardplanError, error, warning
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shardplan.plan.diff import PlanDiff
+    from shardplan.plan.types import Plan
 
 _CONDITION = re.compile(r"\s*(step|compute|communication|memory)\s*>\s*\+?\s*(.+?)\s*")
 
@@ -35,36 +35,69 @@ _CONDITION = re.compile(r"\s*(step|compute|communication|memory)\s*>\s*\+?\s*(.+
 @click.option(
     "--fail-if",
     metavar="CONDITION",
-    help="Exit with 1 only if this holds: 'step>+2%', 'step>+1 ms', 'memory>+1 GiB'.",
+    help="Exit with 1 only if this holds: 'step>+2%', 'step>+1 ms', 'memory>+1 GiB'. Numbers are derived again from "
+    "the decisions of the plans whose models are at hand.",
+)
+@click.option(
+    "--model",
+    "models",
+    metavar="MODEL",
+    multiple=True,
+    help="The model of the plans, to derive their numbers again; may be repeated.  [default: those that they record]",
 )
 @verb
 def diff(
-    session: Session, /, old: str, new: str, form: str, fail_if: str | None, *, show_all: bool, exit_zero: bool
+    session: Session,
+    /,
+    old: str,
+    new: str,
+    form: str,
+    fail_if: str | None,
+    models: tuple[str, ...],
+    *,
+    show_all: bool,
+    exit_zero: bool,
 ) -> int:
     """Say what the plan NEW decides otherwise than OLD, what that costs, and what caused it.
 
     Exits with 0 when they say the same, with 1 when they differ.
     """
     from shardplan.plan.diff import diff_plans
-    from shardplan.plan.file import read_plan
     from shardplan.render.diff import diff_document, diff_github, diff_markdown, show_diff
     from shardplan.render.recipes import recipe_changes
 
     attempt = Attempts()
     fails = attempt(lambda: _condition(fail_if)) if fail_if else None
-    before, after = attempt(lambda: read_plan(old)), attempt(lambda: read_plan(new))
+    read = _derived if fail_if or models else _as_written
+    plans = [attempt(lambda file=file: read(file, models)) for file in (old, new)]  # type: ignore[misc]
     attempt.finish()
-    assert before is not None
-    assert after is not None
+    (before, after), said = zip(*filter(None, plans), strict=True)
+    session.say_all([one for several in said for one in several])
     found, recipes = diff_plans(before, after), recipe_changes(before, after)
     session.as_json = session.as_json or form == "json"
     if form in ("markdown", "github") and not session.as_json:
-        sys.stdout.write(diff_markdown(found, new, recipes) if form == "markdown" else diff_github(found, new))
+        session.write_text(diff_markdown(found, new, recipes) if form == "markdown" else diff_github(found, new))
     else:
         document = diff_document(found, recipes)
         session.finish(document, lambda console: show_diff(console, found, recipes, everything=show_all))
     bad = fails(found) if fails is not None else not found.is_empty
     return EXIT_NO if bad and not exit_zero else EXIT_DONE
+
+
+def _as_written(file: str, _: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
+    """The plan in a file, with a warning where it was edited."""
+    from shardplan.plan.content import edited
+    from shardplan.plan.file import read_whole
+
+    found, plan = read_whole(file)
+    return plan, tuple(warning("edited-plan", text, file=file) for text in edited(found))
+
+
+def _derived(file: str, models: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
+    """The plan in a file with numbers that follow from its decisions, and warnings where the file has others."""
+    from shardplan.study.trusted import trusted
+
+    return trusted(file, models)
 
 
 def _condition(text: str) -> Callable[[PlanDiff], bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,15 +125,16 @@ def _run(target: Target, planned: Plan, source: Source | None, output: str | Non
 def _deliver(session: Session, target: Target, exported: Exported, output: str | None) -> int:
     """Print or write the text, and say what was written."""
     from shardplan.export.files import write_file
+    from shardplan.render.console import emit
 
     files = exported.files
     if target.writes == "text" and output not in (None, STANDARD_OUTPUT):
         write_file(exported.text.encode(), str(output))
         files = (Path(str(output)).name,)
     elif target.writes == "text" and not session.as_json:
-        sys.stdout.write(exported.text)
+        session.write_text(exported.text)
         return EXIT_DONE
     text = exported.text if target.writes == "text" and output is None else None
     result = {"format": target.name, "output": output, "files": list(files), "text": text}
     many = f" ({len(files)} files)" if len(files) > 1 else ""
-    return session.finish(result, lambda console: console.print(f"wrote {output}{many}", highlight=False, markup=False))
+    return session.finish(result, lambda console: emit(console, f"wrote {output}{many}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,5 +73,5 @@ def _write_cost_graph(
     if output:
         write_other(text, output, "graph")
     else:
-        sys.stdout.write(text)
+        session.write_text(text)
     return EXIT_DONE

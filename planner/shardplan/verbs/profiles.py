@@ -57,6 +57,7 @@ def check(session: Session, /, files: tuple[str, ...]) -> int:
     """Check profile files; every fault is printed with its line and column."""
     from shardplan.cluster.profile import load_profile
     from shardplan.errors import Attempts
+    from shardplan.render.console import emit
 
     attempt = Attempts()
     for name in files:
@@ -65,4 +66,4 @@ def check(session: Session, /, files: tuple[str, ...]) -> int:
             session.say(diagnostic)
     attempt.finish()
     many = f"{len(files)} profiles are" if len(files) > 1 else f"{files[0]} is"
-    return session.finish({"checked": list(files)}, lambda console: console.print(f"{many} valid"))
+    return session.finish({"checked": list(files)}, lambda console: emit(console, f"{many} valid"))

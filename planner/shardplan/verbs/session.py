@@ -26,6 +26,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from shardplan.errors import Diagnostic
+from shardplan.escapes import one_line
 from shardplan.verbs.streams import DEGRADE, discard
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Session:
             where = _SOURCES.get(source, "default") if source else "default"
             value = context.params[name]
             shown = ", ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
-            click.echo(f"{written:{width}}  {shown or '-'}  ({where})", err=True)
+            click.echo(one_line(f"{written:{width}}  {shown or '-'}  ({where})"), err=True)
 
     def _styled(self, diagnostic: Diagnostic) -> str:
         label = f"{diagnostic.severity}[{diagnostic.code}]"

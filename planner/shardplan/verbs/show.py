@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from shardplan.verbs.session import EXIT_DONE, Session, verb
@@ -32,12 +30,12 @@ def show(session: Session, /, plan: str, form: str, show_all: bool) -> int:
     if form == "dot":
         from shardplan.render.dot import dot_text
 
-        sys.stdout.write(dot_text(loaded))
+        session.write_text(dot_text(loaded))
         return EXIT_DONE
     if form == "graphml":
         from shardplan.render.graphml import plan_graphml
 
-        sys.stdout.write(plan_graphml(loaded))
+        session.write_text(plan_graphml(loaded))
         return EXIT_DONE
     if form == "slapo":
         from shardplan.extras.peers.slapo_table import show_slapo

@@ -62,7 +62,7 @@ def solve_problem(session: Session, /, **given: Any) -> int:
     if to_file:
         write_solution(solved.solution, Path(output))
     if output == STANDARD_OUTPUT:
-        sys.stdout.write(solution_text(solved.solution))
+        session.write_text(solution_text(solved.solution))
     else:
         session.paint(lambda console: show_solved(console, instance.name, solved, output))
     code = _judge(session, solved)

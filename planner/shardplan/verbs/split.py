@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, error
+from shardplan.escapes import visible
 from shardplan.verbs.session import Session, verb
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def split(
         with _bar(session) as progress:
             made = write_files(assignment, output, progress, once=once)
     except KeyboardInterrupt:
-        click.echo(f"interrupted; what is in {output} is kept: the same command goes on from there", err=True)
+        click.echo(visible(f"interrupted; what is in {output} is kept: the same command goes on from there"), err=True)
         raise
     session.say_all(_repeated(assignment, made))
     return session.finish(_document(assignment, made, output), lambda console: _show(console, assignment, made, output))
@@ -106,6 +107,7 @@ def _bar(session: Session) -> Iterator[Progress | None]:
 
 
 def _show(console: Console, assignment: Assignment, made: Split, output: str) -> None:
+    from shardplan.render.console import emit
     from shardplan.units import size
 
     stored = _stored_bytes(assignment)
@@ -124,7 +126,7 @@ def _show(console: Console, assignment: Assignment, made: Split, output: str) ->
         lines.append(f"memory      {size(peak)} at most")
     if made.resumed_bytes:
         lines.append(f"resumed     {size(made.resumed_bytes)} of the checkpoint had been done before")
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    emit(console, "\n".join(lines))
 
 
 def _document(assignment: Assignment, made: Split, output: str) -> dict[str, object]:

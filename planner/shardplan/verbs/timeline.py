@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -47,7 +46,7 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
     laid_out = lay_out(loaded)
     trace = json.dumps(chrome_trace(loaded), separators=(",", ":")) + "\n"
     if output == STANDARD_OUTPUT:
-        sys.stdout.write(trace)
+        session.write_text(trace)
         return 0
     if output:
         write_other(trace, output, "trace")
@@ -63,11 +62,12 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
 
 
 def _show(console: Console, laid_out: Timeline, busy: dict[str, float], plan: Plan, output: str | None) -> None:
+    from shardplan.render.console import emit
     from shardplan.render.solve import time_line
     from shardplan.units import duration
 
     def line(label: str, text: str) -> None:
-        console.print(f"{label:<9} {text}", highlight=False, markup=False)
+        emit(console, f"{label:<9} {text}")
 
     step_ns, summary = round(laid_out.seconds * NS_PER_S), plan.summary
     if abs(step_ns - summary.step_ns) <= SAME_STEP * step_ns:

@@ -15,6 +15,7 @@ from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
 if TYPE_CHECKING:
     from shardplan.model.types import Model
     from shardplan.plan.types import Plan
+    from shardplan.program.machine.run import Report
 
 
 @click.command(short_help="Run a plan on simulated devices, compare every value.")
@@ -46,12 +47,40 @@ def verify(
     """Run PLAN for MODEL on simulated devices, in double precision, and compare every value with the model run whole.
 
     Weights are the model's own where its file has them, else random. Symbolic dims are bound as the plan says. Exits
-    with 0 when all values are equal and all collectives move what the plan says, with 1 when not.
+    with 0 when the plan is about this model, all values are equal and all collectives move what the plan says, with 1
+    when not.
     """
-    from shardplan.program.machine.verify import verify_plan
     from shardplan.render.verify import show_verification, verification_document
 
     loaded, planned = _read(model, plan, dims, trips)
+    if (report := _declared(loaded, planned, rtol)) is None:
+        report, loaded = _run(model, loaded, planned, rtol, seed, shrink=shrink)
+    session.finish(
+        verification_document(report, loaded, shrunk=shrink),
+        lambda console: show_verification(console, report, loaded, shrunk=shrink),
+    )
+    return EXIT_DONE if report.verified else EXIT_NO
+
+
+def _declared(loaded: Model, planned: Plan, rtol: float | None) -> Report | None:
+    """The report of a plan that says of its model what is not so; None where there is nothing such, or another model
+    altogether, which running it refuses."""
+    from shardplan.plan.recorded import is_of
+    from shardplan.program.declared import misdeclared
+    from shardplan.program.machine.run import Report, usual_rtol
+
+    if not is_of(planned, loaded):
+        return None
+    wrong = misdeclared(loaded, planned)
+    return Report(planned.mesh.size, rtol or usual_rtol(loaded), misdeclared=wrong) if wrong else None
+
+
+def _run(
+    model: str, loaded: Model, planned: Plan, rtol: float | None, seed: int, *, shrink: bool
+) -> tuple[Report, Model]:
+    """What running the plan, or a scaled-down one, found, and the model that was run."""
+    from shardplan.program.machine.verify import verify_plan
+
     values = {}
     if shrink:
         from shardplan.program.shrink.shrink import shrink as scale_down
@@ -61,12 +90,7 @@ def verify(
         from shardplan.program.machine.values import stored_values
 
         values = stored_values(model, loaded) if Path(model).is_file() else {}
-    report = verify_plan(loaded, planned, values, rtol=rtol, seed=seed)
-    session.finish(
-        verification_document(report, loaded, shrunk=shrink),
-        lambda console: show_verification(console, report, loaded, shrunk=shrink),
-    )
-    return EXIT_DONE if report.verified else EXIT_NO
+    return verify_plan(loaded, planned, values, rtol=rtol, seed=seed), loaded
 
 
 def _read(model: str, plan: str, dims: tuple[str, ...], trips: tuple[str, ...]) -> tuple[Model, Plan]:

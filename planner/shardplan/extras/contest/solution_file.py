@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 from shardplan.errors import ShardplanError, error
 from shardplan.solve.problem import Solution
+from shardplan.text_files import read_text
+from shardplan.whole_files import write_whole
 
 _HEADS = ('{"solution"', "[")
 
@@ -50,15 +51,10 @@ def check_solution_file(path: Path) -> None:
 
 def write_solution(solution: Solution, path: Path) -> None:
     """Write a solution file; it is whole or not there. Raises `ShardplanError` where nothing can be written."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        beside.write_text(solution_text(solution), encoding="utf-8")
-        beside.replace(path)
+        write_whole(path, solution_text(solution).encode())
     except OSError as fault:
         raise _unwritable(path, fault) from None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 def solution_text(solution: Solution) -> str:
@@ -72,9 +68,11 @@ def read_solution(path: Path) -> tuple[list[int], int | None]:
     Raises `ShardplanError` for a file that cannot be read or is something else.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
     except OSError as fault:
         raise ShardplanError(error("unreadable", fault.strerror or str(fault), file=str(path))) from None
+    except RecursionError:
+        raise _bad_solution(path, "it is nested too deeply") from None
     except ValueError as fault:
         raise _bad_solution(path, f"not a JSON document: {fault}") from None
     choices, claimed = document, None

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
 
@@ -32,6 +31,7 @@ from shardplan.patterns import literal
 from shardplan.plan.orientation import checkpoint_layout, dim_axes
 from shardplan.plan.recorded import options_of
 from shardplan.plan.types import Plan, Stage, TensorDecision
+from shardplan.text_files import read_text
 from shardplan.yaml_source import Mark, compose, mark_of
 
 _OWN = ("runs", "mesh")
@@ -65,7 +65,7 @@ def read_stages(paths: Sequence[str]) -> ManualStages | None:
     """The stages in constraint files; None where none has any. Raises `ShardplanError` (`bad-stages`)."""
     for path in paths:
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_text(path)
         except (OSError, UnicodeDecodeError):
             continue  # whoever reads the constraints says so
         if (found := stages_in(text, path)) is not None:

@@ -14,6 +14,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.model.types import Model
 from shardplan.patterns import matches
 from shardplan.pipeline.cut_points import begins, chain_at, part_of
+from shardplan.plan.agreement import require_agreement
 from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.program import collectives
@@ -76,18 +77,23 @@ def verify_pipeline(
     """As `verify_plan`, for a plan with stages: one report on all of them, up to the first value that differs."""
     assert plan.pipeline is not None
     rtol = rtol or usual_rtol(model)
-    programs = [
-        runnable_program(part, stage.plan, model_rules(part))
-        for part, stage in zip(stage_models(model, plan), plan.pipeline.stages, strict=True)
-    ]
+    parts = list(zip(stage_models(model, plan), (stage.plan for stage in plan.pipeline.stages), strict=True))
+    for part, own in parts:
+        require_agreement(own, part)
+    programs = [runnable_program(part, own, model_rules(part)) for part, own in parts]
     values = random_values(model, seed, None, given)
     micro = cast("int", plan.model.get("microbatches", 1))
     total = Report(plan.mesh.size, rtol)
     sends = {transfer.sender: transfer.tensor for transfer in plan.pipeline.handed}
     for number, program in enumerate(programs):
         made = {name for operator in program.model.operators for name in operator.outputs}
-        own = {name: values[name] for name in program.model.tensors if name not in made}
-        machine = _Stage(program, own, rtol, micro, sends.get(number, ""))
+        needed = [name for name in program.model.tensors if name not in made]
+        if missing := [name for name in needed if name not in values]:
+            summary = f"stage {number} reads '{missing[0]}', which no stage before it sends"
+            raise ShardplanError(
+                error("inconsistent-plan", summary, hint="solve again; the plan file may have been edited")
+            )
+        machine = _Stage(program, {name: values[name] for name in needed}, rtol, micro, sends.get(number, ""))
         _add(total, machine.run())
         if total.mismatch is not None:
             break

@@ -69,11 +69,13 @@ class Report:
     inner_bytes: Counter[str] = field(default_factory=Counter)
     mispriced: list[str] = field(default_factory=list)
     mismatch: Mismatch | None = None
+    misdeclared: tuple[str, ...] = ()
+    """What the plan says of the model that is not so; nothing was run then."""
 
     @property
     def verified(self) -> bool:
-        """Every value is right and every collective moved what the plan says."""
-        return self.mismatch is None and not self.mispriced
+        """The plan is about this model, every value is right and every collective moved what the plan says."""
+        return self.mismatch is None and not self.mispriced and not self.misdeclared
 
 
 def place(array: Array, layout: Layout, mesh: Mesh) -> list[Array]:

@@ -14,13 +14,12 @@ from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import highspy
-
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model, Operator
 from shardplan.plan.types import Plan
 from shardplan.rules.equation import Dim, Equation, parse, spread
 from shardplan.rules.types import Rule
+from shardplan.solve.highs.program import quiet_highs
 
 PRIMES = (2, 3, 5, 7)
 LEAST = 4
@@ -252,8 +251,7 @@ def _exponents(
         limits[root] = min(limits[root], *(_times(length, needs.get(place, 1), prime, 1, room) for length in lengths))
     used = {node for product, nodes in classes.products for node in map(classes.find, (product, *nodes))}
     simple = {root: limit for root, limit in limits.items() if root not in used and root not in free}
-    solver = highspy.Highs()
-    solver.silent()
+    solver = quiet_highs()
     variables = {
         root: solver.addIntegral(lb=0, ub=limits.get(root, 0)) for root in dict.fromkeys(sorted(used, key=str))
     }

@@ -301,9 +301,18 @@ class Program:
         self.highs.addRow(-highspy.kHighsInf, len(cover) - 1.0, len(cover), cover, np.ones(len(cover)))
 
 
+class _Silent(highspy.Highs):  # type: ignore[misc]
+    """A solver that never writes to standard output: highspy 1.16 prints a banner already when callbacks are enabled,
+    which is in its constructor."""
+
+    def enableCallbacks(self) -> None:
+        self.silent()
+        super().enableCallbacks()
+
+
 def quiet_highs() -> Any:
     """A solver with the options that make runs equal: one thread, a fixed seed, no gap."""
-    highs = highspy.Highs()
+    highs = _Silent()
     options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-6}
     for name, value in options.items():
         if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:

@@ -1,6 +1,6 @@
 """Execution of moves: the collectives of one tensor, or of a bucket of tensors, on what this process holds.
 
-Every collective that the adapter sends for a plan, but for inter-stage send/receive, is issued by `MoveExecutor.run`.
+Every collective that the adapter sends for a plan, but for inter-stage send/receive, is issued by `MoveExecutor`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from shardplan.torch.collectives.coalesced import run_coalesced
+from shardplan.torch.collectives.coalesced import Flight, run_coalesced, start_coalesced
 from shardplan.torch.collectives.order import Label, OrderCheck
 from shardplan.torch.collectives.routes import TensorSteps
 
@@ -41,3 +41,8 @@ class MoveExecutor:
         self.order.compare(label, moves, is_backward=is_backward)
         with self.groups.sending(purpose):
             return run_coalesced(locals_, moves, self.groups)
+
+    def start(self, locals_: Sequence[Tensor], moves: Sequence[TensorSteps], label: Label) -> Flight:
+        """The same for gradients, which are waited for later. Raises as `run`."""
+        self.order.compare(label, moves, is_backward=True)
+        return start_coalesced(locals_, moves, self.groups)

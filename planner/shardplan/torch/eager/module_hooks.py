@@ -32,14 +32,14 @@ Owners = Mapping[nn.Module, Sequence[tuple[str, str]]]
 
 class _Replaced(NamedTuple):
     """A parameter or buffer that is a planned tensor while its module runs. `store`: where the module has it; `given`:
-    the local tensor that the program was given."""
+    the local tensor that the program was given, of a buffer."""
 
     module: nn.Module
     store: dict[str, Any]
     attribute: str
     name: str
     stored: DTensor
-    given: Tensor
+    given: Tensor | None
     is_buffer: bool
 
 
@@ -124,7 +124,8 @@ class ModuleHooks:
         stored = store[attribute]
         if isinstance(stored, DTensor):
             store[attribute] = planned = self._planned(name, [stored])
-            self._replaced.append(_Replaced(module, store, attribute, name, stored, planned.value.local, is_buffer))
+            given = planned.value.local if is_buffer else None
+            self._replaced.append(_Replaced(module, store, attribute, name, stored, given, is_buffer))
 
     def _planned(self, name: str, stored: Sequence[DTensor]) -> Planned:
         """A parameter as a planned tensor; the same one for all modules that share it in one forward pass."""
@@ -139,7 +140,8 @@ class ModuleHooks:
             _, local = weights.shards[decision.name]
         else:
             local = local_weight(named, stored, applied.groups, trains=applied.trains)
-        planned = Planned.of(parameter_value(applied.engine, named, local, weights), applied.engine)
+        engine = applied.engine
+        planned = Planned.weight(local, named.shape, engine, lambda: parameter_value(engine, named, local, weights))
         if applied.depth:
             applied.planned[decision.name] = planned
         return planned

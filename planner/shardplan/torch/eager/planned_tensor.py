@@ -7,7 +7,7 @@ of torch that is called with one is run by the engine, so code written for one d
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,12 +32,12 @@ class Planned(Tensor):  # type: ignore[misc]
     `has_gradient_node`: it is the result of a program's `autograd.Function`, and its backward is in the graph;
     `view_of`: how it was made, if it is a view; `changes`: how often it has been changed."""
 
-    value: Value
     engine: Engine
     seen: tuple[Value, int] | None
     has_gradient_node: bool
     view_of: View | None
     changes: int
+    _held: Value | Callable[[], Value]
 
     @staticmethod
     def of(value: Value, engine: Engine, *, is_leaf: bool = True) -> Planned:
@@ -49,6 +49,28 @@ class Planned(Tensor):  # type: ignore[misc]
         made.value, made.engine, made.seen, made.has_gradient_node = value, engine, None, False
         made.view_of, made.changes = None, 0
         return made
+
+    @staticmethod
+    def weight(local: Tensor, shape: tuple[int, ...], engine: Engine, make: Callable[[], Value]) -> Planned:
+        """A planned tensor of global `shape` whose value is made when it is first read. Autograd turns to what sends
+        the gradient of a weight before it turns to what was computed earlier than this."""
+        made: Planned = Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch documents no other way
+            Planned, shape, dtype=local.dtype, device=local.device, requires_grad=local.requires_grad
+        )
+        made._held, made.engine, made.seen, made.has_gradient_node = make, engine, None, False
+        made.view_of, made.changes = None, 0
+        return made
+
+    @property
+    def value(self) -> Value:
+        """What this process has of it."""
+        if not isinstance(self._held, Value):
+            self._held = self._held()
+        return self._held
+
+    @value.setter
+    def value(self, value: Value) -> None:
+        self._held = value
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -158,7 +158,7 @@ class GraphRewriter:
             return self._argument(node, partner)
         name, named = str(spec.target), self._named(spec)
         if named is not None:
-            return self._parameter(named)
+            return named
         if spec.kind == InputKind.CONSTANT_TENSOR:
             tensor = self.program.constants[name].to(self.applied.groups.device)
             name = f"constant_{name.replace('.', '_')}"
@@ -278,11 +278,18 @@ class GraphRewriter:
         return Traced.of(made, torch.empty(example.shape, dtype=example.dtype, device="meta"), self.writer)
 
     def _given(self, argument: Any) -> Any:
-        return fx.map_arg(argument, lambda node: self.values[node])
+        return fx.map_arg(argument, self.value_at)
+
+    def value_at(self, node: fx.Node) -> Any:
+        """What a node stands for. A parameter is written where it is first read: autograd turns to what sends its
+        gradient before it turns to what was written earlier."""
+        if isinstance(self.values[node], Named):
+            self.values[node] = self._parameter(self.values[node])
+        return self.values[node]
 
     def output(self, argument: Any) -> Any:
         """The node of a result in the new graph."""
-        value = self.values[argument] if isinstance(argument, fx.Node) else argument
+        value = self.value_at(argument) if isinstance(argument, fx.Node) else argument
         if isinstance(value, Traced):
             return value.node
         if not isinstance(value, Value):

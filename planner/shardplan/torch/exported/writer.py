@@ -99,17 +99,32 @@ class UpdateGather(nn.Module):  # type: ignore[misc]
         return tuple(self.backend.gather_updated(locals_, self.routes, self.label))
 
 
-class GradientBucket(nn.Module):  # type: ignore[misc]
-    """A node for weights whose gradients are sent as one bucket; given the weights, then what replaces them."""
+class GradientWait(nn.Module):  # type: ignore[misc]
+    """A node for weights whose gradients are waited for at the end of backward. `flights`: of the last run."""
 
-    def __init__(self, backend: Backend, routes: Sequence[Route], label: Label) -> None:
+    def __init__(self, backend: Backend) -> None:
         super().__init__()
-        self.backend, self.routes, self.label = backend, routes, label
+        self.backend, self.flights = backend, None
+
+    def forward(self, *locals_: Tensor) -> tuple[Tensor, ...]:
+        """The weights."""
+        self.flights, made = self.backend.await_gradients(locals_)
+        return tuple(made)
+
+
+class GradientBucket(nn.Module):  # type: ignore[misc]
+    """A node for weights whose gradients are sent as one bucket; given the weights, then what replaces them. `waits`:
+    the node that waits for them, if any, in a tuple: it is not a part of this one."""
+
+    def __init__(self, backend: Backend, routes: Sequence[Route], label: Label, *waits: GradientWait) -> None:
+        super().__init__()
+        self.backend, self.routes, self.label, self.waits = backend, routes, label, waits
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The weights, or what replaces them."""
-        count = len(self.routes)
-        return tuple(self.backend.bucket_gradients(tensors[:count], self.routes, tensors[count:], self.label))
+        locals_, updates = tensors[: len(self.routes)], tensors[len(self.routes) :]
+        flights = next((wait.flights for wait in self.waits), None)
+        return tuple(self.backend.bucket_gradients(locals_, self.routes, updates, self.label, flights))
 
 
 class Writer:
@@ -158,20 +173,30 @@ class Writer:
         """Updated weights, by a module of its own."""
         return self._several(UpdateGather(self.backend, routes, label), locals_, routes, trains=False)
 
+    def await_gradients(self, locals_: Sequence[Traced]) -> tuple[GradientWait, list[Traced]]:
+        """Weights whose gradients are waited for at the end of backward, by a module of its own."""
+        wait = GradientWait(self.backend)
+        return wait, self._results(self._call(wait, locals_), [traced.meta for traced in locals_])
+
     def bucket_gradients(
-        self, locals_: Sequence[Traced], routes: Sequence[Route], updates: Sequence[Traced], label: Label
-    ) -> list[Traced]:
+        self, locals_: Sequence[Traced], routes: Sequence[Route], updates: Sequence[Traced], label: Label,
+        flights: GradientWait | None,
+    ) -> list[Traced]:  # fmt: skip
         """Weights whose gradients are sent as one bucket, by a module of its own."""
-        return self._several(GradientBucket(self.backend, routes, label), [*locals_, *updates], routes, trains=True)
+        bucket = GradientBucket(self.backend, routes, label, *([flights] if flights is not None else ()))
+        return self._several(bucket, [*locals_, *updates], routes, trains=True)
+
+    def _call(self, module: nn.Module, given: Sequence[Traced]) -> fx.Node:
+        self._moves += 1
+        name = f"move_{self._moves}"
+        self.root.add_module(name, module)
+        return self.graph.call_module(name, tuple(traced.node for traced in given))
 
     def _several(
         self, module: nn.Module, given: Sequence[Traced], routes: Sequence[Route], *, trains: bool
     ) -> list[Traced]:
         """The results of a module of weights, in the layouts to which `routes` lead."""
-        self._moves += 1
-        name = f"move_{self._moves}"
-        self.root.add_module(name, module)
-        node = self.graph.call_module(name, tuple(traced.node for traced in given))
+        node = self._call(module, given)
         shapes = [local_shape(route.target.forward, self.mesh, route.shape) for route in routes]
         metas = [
             torch.empty(shape, dtype=traced.meta.dtype, device="meta", requires_grad=trains)

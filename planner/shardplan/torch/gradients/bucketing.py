@@ -4,6 +4,10 @@ A weight is read from the shard of its process: with ZeRO-1 first gathered from 
 the layout that the plan keeps, then moved as its reader takes it. Where the plan moves the gradients of several weights
 in one bucket, one autograd function stands for all of them. Forward it returns the weights; its backward runs when the
 gradients of all weights are there, and sends them in one collective. Readers see weights with partial gradients.
+
+Where the plan reduces gradients beside compute, nobody waits there. A second function, between the bucket and the
+weights and older than anything that computes, waits for the collective: autograd runs backward functions that are ready
+in the reverse order of their making, so that this one comes when nothing is left to compute.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from shardplan.layout.layout import Layout
 from shardplan.plan.buckets import buckets_of
 from shardplan.plan.types import Move, Plan, TensorDecision
 from shardplan.runtime.names import Named
+from shardplan.torch.collectives.coalesced import Flight
 from shardplan.torch.collectives.order import Label, digest_of
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.moves import Context
@@ -41,6 +46,8 @@ class Buckets:
     from_reader: Mapping[str, Bucket] = field(default_factory=dict)
     read_layouts: Mapping[str, Layout] = field(default_factory=dict)
     moves: Mapping[str, Move] = field(default_factory=dict)
+    beside: bool = False
+    """Gradients are reduced beside compute."""
 
     @classmethod
     def of(cls, plan: Plan) -> Buckets:
@@ -58,7 +65,7 @@ class Buckets:
                 elif read_layouts[move.tensor, move.reader].gradient == move.source:
                     from_reader[move.tensor], moves[move.tensor] = names, move
         read = {name: read_layouts[name, move.reader] for name, move in moves.items()}
-        return cls(to_optimizer, updates, from_reader, read, moves)
+        return cls(to_optimizer, updates, from_reader, read, moves, plan.summary.reduces_beside)
 
     def without_bucketed_moves(self, plan: Plan) -> Plan:
         """The plan as operations see it: the moves of `from_reader` are made before them, by the bucket."""
@@ -92,7 +99,11 @@ class BucketedWeights:
     (a tensor, or its place in a graph)."""
 
     def __init__(self, engine: Engine, buckets: Buckets, shards: Mapping[str, tuple[Named, Any]]) -> None:
-        self.engine, self.buckets, self.shards = engine, buckets, shards
+        self.engine, self.buckets, self.shards = engine, buckets, dict(shards)
+        self._flights: dict[tuple[bool, Bucket], Any] = {}
+        """By whether it is for the optimizer, and by bucket: what waits for its gradients."""
+        if buckets.beside:
+            self._await_last()
         self._kept: dict[str, Any] = {}
         self._updated: dict[str, Any] = {}
         self._read: dict[str, Any] = {}
@@ -106,6 +117,20 @@ class BucketedWeights:
             local, layout = self._kept_local(name), in_module_dims(named.decision.layout, named)
         _, grad = self.engine.backend.describe(local)
         return replace(shard, local=local, layout=layout if grad else layout.forward, forms={})
+
+    def _await_last(self) -> None:
+        """Wait at the end of backward for the buckets that bring gradients to the shards."""
+        home = [(True, bucket) for bucket in self.buckets.to_optimizer.values()]
+        read = [(False, bucket) for bucket in self.buckets.from_reader.values() if self._reads_shards(bucket)]
+        for is_update, bucket in dict.fromkeys([*home, *read]):
+            names = self._trained(bucket)
+            if names:
+                flights, made = self.engine.backend.await_gradients([self.shards[name][1] for name in names])
+                self._flights[is_update, tuple(names)] = flights
+                self.shards |= {name: (self.shards[name][0], own) for name, own in zip(names, made, strict=True)}
+
+    def _reads_shards(self, bucket: Bucket) -> bool:
+        return all(self.shards[name][0].decision.optimizer is None for name in bucket if name in self.shards)
 
     def _kept_local(self, name: str) -> Any:
         """In the layout that the plan keeps."""
@@ -141,7 +166,8 @@ class BucketedWeights:
 
     def _bucketed(self, bucket: Sequence[str], locals_: Sequence[Any], updated: Sequence[Any]) -> dict[str, Any]:
         routes = [self._update_route(each) if updated else self._read_route(each) for each in bucket]
-        made = self.engine.backend.bucket_gradients(locals_, routes, updated, _label(bucket))
+        flights = self._flights.get((bool(updated), tuple(bucket)))
+        made = self.engine.backend.bucket_gradients(locals_, routes, updated, _label(bucket), flights)
         return dict(zip(bucket, made, strict=True))
 
     def _trained(self, names: Sequence[str]) -> list[str]:
@@ -177,14 +203,67 @@ def gather_updated(locals_: Sequence[Tensor], routes: Sequence[Route], label: La
     return context.accumulator.once_per_step(routes[0], gathered)
 
 
+class Flights:
+    """The gradients of a bucket from when they are sent to when they are waited for. What autograd hands on meanwhile
+    in place of each is `blank`: a zero, expanded."""
+
+    def __init__(self) -> None:
+        self._flight: Flight | None = None
+        self._numbers: Sequence[int] = ()
+        self._blank = torch.zeros(())
+
+    def depart(
+        self, flight: Flight, numbers: Sequence[int], shapes: Sequence[torch.Size], like: Tensor
+    ) -> list[Tensor]:
+        """Blanks for gradients `numbers`, which are on their way to tensors of these shapes."""
+        self._flight, self._numbers, self._blank = (
+            flight,
+            numbers,
+            torch.zeros((), dtype=like.dtype, device=like.device),
+        )
+        return [self._blank.expand(shapes[number]) for number in numbers]
+
+    def arrive(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients, with what was on its way, and what else came beside that."""
+        found, flight = list(gradients), self._flight
+        if flight is not None:
+            self._flight = None
+            for number, made in zip(self._numbers, flight.wait(), strict=True):
+                beside = found[number]
+                is_blank = beside is None or beside.data_ptr() == self._blank.data_ptr()
+                found[number] = made if is_blank else made + beside
+        return found
+
+
+class _Awaited(torch.autograd.Function):  # type: ignore[misc]
+    """Weights unchanged; their gradients are what a bucket brings, waited for here."""
+
+    @staticmethod
+    def forward(ctx: Any, flights: Flights, *locals_: Tensor) -> tuple[Tensor, ...]:
+        ctx.flights = flights
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in locals_)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.flights.arrive(gradients))
+
+
 class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
     """Weights unchanged, or `updated` in their place; their gradients are sent as one bucket."""
 
     @staticmethod
     def forward(
-        ctx: Any, routes: Sequence[Route], context: Context, label: Label, updated: Sequence[Tensor], *locals_: Tensor
+        ctx: Any,
+        routes: Sequence[Route],
+        context: Context,
+        label: Label,
+        flights: Flights | None,
+        updated: Sequence[Tensor],
+        *locals_: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.routes, ctx.context, ctx.is_last, ctx.label = routes, context, context.accumulator.is_last, label
+        ctx.flights, ctx.shapes = flights, [local.shape for local in locals_]
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for tensor in updated or locals_)
 
@@ -196,15 +275,31 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
         ]
         present = [number for number, total in enumerate(totals) if total is not None]
         moves = [ctx.routes[number].backward_steps for number in present]
-        label = ctx.label.of("the gradients of")
-        made = ctx.context.executor.run([totals[number] for number in present], moves, label, is_backward=True)
+        label, sent = ctx.label.of("the gradients of"), [totals[number] for number in present]
+        if ctx.flights is not None and sent:
+            flight = ctx.context.executor.start(sent, moves, label)
+            made = ctx.flights.depart(flight, present, ctx.shapes, sent[0])
+        else:
+            made = ctx.context.executor.run(sent, moves, label, is_backward=True)
         by_number = dict(zip(present, made, strict=True))
-        return (None, None, None, None, *(by_number.get(number) for number in range(len(totals))))
+        return (None, None, None, None, None, *(by_number.get(number) for number in range(len(totals))))
+
+
+def await_gradients(locals_: Sequence[Tensor]) -> tuple[Flights, list[Tensor]]:
+    """The local parts of weights, whose gradients are waited for after all that is computed from here on, and what
+    `bucket_gradients` of them is to be given for that."""
+    flights = Flights()
+    return flights, list(_Awaited.apply(flights, *locals_))
 
 
 def bucket_gradients(
-    locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor], label: Label, context: Context
+    locals_: Sequence[Tensor],
+    routes: Sequence[Route],
+    updated: Sequence[Tensor],
+    label: Label,
+    context: Context,
+    flights: Flights | None = None,
 ) -> list[Tensor]:
     """The local parts of weights (`updated` in their place, if given), whose gradients go back by `routes` as one
-    bucket."""
-    return list(_Bucketed.apply(routes, context, label, updated, *locals_))
+    bucket; waited for by `flights`, or at once."""
+    return list(_Bucketed.apply(routes, context, label, flights, updated, *locals_))

@@ -121,7 +121,7 @@ def matching_value(
     key = engine.graph.keys.get(wanted)
     if key is None:
         return values[0]
-    keys = [probe.values[value].key for value in values]
+    keys = [probe.value_at(value).key for value in values]
     far = [(other[:3] != key[:3], abs(other.place - key.place), place) for place, other in enumerate(keys)]
     return values[min(far)[2]]
 
@@ -176,7 +176,7 @@ class _StageRewriting(GraphRewriter):
         return self.engine.convert(value, kept, inner=True)
 
     def output(self, argument: Any) -> Any:
-        value = self.values[argument] if isinstance(argument, fx.Node) else argument
+        value = self.value_at(argument) if isinstance(argument, fx.Node) else argument
         if not isinstance(value, Value):
             self.stage.outputs.append(None)
             return super().output(argument)

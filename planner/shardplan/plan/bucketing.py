@@ -1,0 +1,281 @@
+"""Which gradients of weights, and which new weights, go into one bucket.
+
+Moves of one phase that run the same collectives over the same axes on the same dtype can be sent together. In the order
+in which a step has them they go into buckets that hold at most what the profile says (`coalesce: bucket_mb`), or a
+single tensor. Few large buckets pay latency less often; small ones early let the link begin early, and small ones late
+leave little to be sent when nothing is left to compute. What shares its outermost link is sent in rounds, each with one
+bucket of every group, and the rounds end so that the last one arrives as early as it can:
+
+    F(j) = min over i < j of  max(F(i), r_j) + L_ij + c_i+1 + ... + c_j
+
+with r_j the moment at which gradient j is there, c_j the time that its bytes take, and L_ij the latencies of the groups
+that gradients i+1 to j belong to. New weights are the same problem backwards in time: their readers are deadlines.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.cost.coalesce import in_bucket
+from shardplan.cost.moves import CollectiveSeconds
+from shardplan.layout.mesh import Mesh
+from shardplan.plan.backward_phase import backward
+from shardplan.plan.buckets import held_bytes, pieces, whole_bytes
+from shardplan.plan.forward_phase import forward
+from shardplan.plan.phases import EAGER
+from shardplan.plan.step_moves import StepMoves, StepParts
+from shardplan.plan.types import CollectiveStep, Move
+from shardplan.schedule.streams import Levels
+from shardplan.units import NS_PER_S
+
+UNNUMBERED: Final = -1
+"""Bucket of a move that is to go into one."""
+_SMALLER = 0.25
+"""The latency of a bucket is what a straight line through the times of a full one and of one so full has at zero."""
+_FULLER = 1.0 + 1e-12
+"""So much more than full is full: sums of bytes are rounded."""
+_ROUNDING = 1e-12
+"""Seconds that arrivals may differ by rounding."""
+
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPrices:
+    """`seconds`: of a collective on so many bytes; `most_bytes`: what a device has of a full bucket; `levels`: names of
+    the link levels, innermost first. `full`: buckets are filled as far as they can be, whenever that lets them go."""
+
+    mesh: Mesh
+    seconds: CollectiveSeconds
+    most_bytes: float
+    levels: Sequence[str]
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What is to be sent over a link in rounds, in the order in which it is there. `ready`: when; `seconds`: what each
+    takes to be sent; `groups`: with whom it can be together; `sizes`: of which a bucket holds at most `most`, unless it
+    is a single thing; `latencies`: of a bucket of each group."""
+
+    ready: Seconds
+    seconds: Seconds
+    groups: NDArray[np.int64]
+    sizes: Seconds
+    latencies: Sequence[float]
+    most: float
+
+    @cached_property
+    def _sent(self) -> Seconds:
+        return _sums(self.seconds)
+
+    @cached_property
+    def _last(self) -> list[list[int]]:
+        """By end and group, behind the last of the group that is before the end."""
+        last, found = [0] * len(self.latencies), [[0] * len(self.latencies)]
+        for place, group in enumerate(self.groups.tolist()):
+            last[group] = place + 1
+            found.append([*last])
+        return found
+
+    @cached_property
+    def _first(self) -> list[int]:
+        """By end of a round, the earliest start with which no bucket is too full."""
+        filled = [_sums(np.where(self.groups == group, self.sizes, 0.0)) for group in range(len(self.latencies))]
+        starts = np.max([np.searchsorted(sums, sums - self.most * _FULLER) for sums in filled], axis=0)
+        return [min(int(start), max(end - 1, 0)) for end, start in enumerate(starts)]
+
+    def starts(self, end: int) -> slice:
+        """Where a round may start that ends there."""
+        return slice(self._first[end], end)
+
+    def lasting(self, end: int) -> Seconds:
+        """What a round that ends there takes, by its start."""
+        first = self._first[end]
+        seconds: Seconds = self._sent[end] - self._sent[first:end]
+        for last, latency in zip(self._last[end], self.latencies, strict=True):
+            seconds[: max(0, last - first)] += latency
+        return seconds
+
+
+def in_buckets(parts: StepParts, prices: BucketPrices, dtype: Callable[[str], str]) -> tuple[Move, ...]:
+    """The moves of a step, those that are `UNNUMBERED` in buckets, with their shares of what these take.
+
+    `dtype(tensor)`: what a tensor consists of.
+    """
+    groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
+    for number, move in enumerate(parts.moves):
+        if move.bucket == UNNUMBERED:
+            groups[_group(move, dtype)].append(number)
+    moves, count = list(parts.moves), 0
+    for phase in sorted({parts.moves[rows[0]].phase for rows in groups.values()}):
+        clock = _Clock(parts, update=phase == "update")
+        own = [_Group.of(parts, rows, prices) for rows in groups.values() if parts.moves[rows[0]].phase == phase]
+        for bucket in _buckets(own, prices, clock):
+            held = sum(held_bytes(parts.moves[number], prices.mesh) for number in bucket)
+            for number in bucket:
+                moves[number] = replace(_timed(moves[number], prices, float(held)), bucket=count)
+            count += 1
+    return tuple(moves)
+
+
+def _group(move: Move, dtype: Callable[[str], str]) -> tuple[Hashable, ...]:
+    return (move.phase, dtype(move.tensor), *((step.collective.kind, step.collective.axes) for step in move.steps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Moves `rows` that can be sent together: a bucket takes `latency_s`, and `seconds` for each. `held`: bytes that a
+    device has of them."""
+
+    rows: Sequence[int]
+    levels: Levels
+    latency_s: float
+    seconds: Sequence[float]
+    held: Sequence[float]
+
+    @classmethod
+    def of(cls, parts: StepParts, rows: Sequence[int], prices: BucketPrices) -> _Group:
+        first = parts.moves[rows[0]]
+        levels = frozenset(parts.links[axis] for step in first.steps for axis in step.collective.axes)
+        held = [float(held_bytes(parts.moves[number], prices.mesh)) for number in rows]
+        full, less = (_bucket_seconds(first, prices, share * prices.most_bytes) for share in (1.0, _SMALLER))
+        latency = max(0.0, (less - _SMALLER * full) / (1.0 - _SMALLER))
+        rate = max(0.0, full - latency) / prices.most_bytes
+        return cls(rows, levels, latency, [rate * size for size in held], held)
+
+    def is_small(self, most_bytes: float) -> bool:
+        """Whether it takes less to send all of it than to begin, and fits into a bucket: it is sent at once."""
+        return sum(self.seconds) <= self.latency_s and sum(self.held) <= most_bytes
+
+
+def _bucket_seconds(move: Move, prices: BucketPrices, held: float) -> float:
+    size_bytes = held * pieces(move, prices.mesh)
+    return sum(prices.seconds(step.collective, size_bytes) for step in move.steps)
+
+
+def _buckets(groups: Sequence[_Group], prices: BucketPrices, clock: _Clock) -> Iterator[Sequence[int]]:
+    """Moves in buckets, in the order in which they are sent, link by link."""
+    left = list(groups)
+    for level in reversed(prices.levels):
+        own, left = [one for one in left if level in one.levels], [one for one in left if level not in one.levels]
+        small = [one for one in own if one.is_small(prices.most_bytes)]
+        large = [one for one in own if one not in small]
+        together = [[one] for one in large] if prices.full else [large] if large else []
+        found = [bucket for many in together for bucket in _rounds(many, prices, clock, level)]
+        found += [one.rows for one in small]
+        yield from [bucket[::-1] for bucket in reversed(found)] if clock.is_reversed else found
+
+
+def _rounds(groups: Sequence[_Group], prices: BucketPrices, clock: _Clock, level: str) -> Iterator[Sequence[int]]:
+    """The buckets of the rounds in which groups are sent over a link."""
+    moments = clock.moments(frozenset({level}))
+    items = [
+        (moments[clock.place(number)], group, number, seconds, held)
+        for group, one in enumerate(groups)
+        for number, seconds, held in zip(one.rows, one.seconds, one.held, strict=True)
+    ]
+    items.sort(key=lambda item: item[0])
+    ready, members, _, seconds, sizes = map(np.array, zip(*items, strict=True))
+    queue = Queue(ready, seconds, members, sizes, [one.latency_s for one in groups], prices.most_bytes)
+    for start, end in pairwise((0, *(fullest(queue) if prices.full else earliest(queue)))):
+        for group in range(len(groups)):
+            bucket = [number for _, member, number, _, _ in items[start:end] if member == group]
+            if bucket:
+                yield bucket
+
+
+def earliest(queue: Queue) -> list[int]:
+    """Where rounds end so that the last one arrives as early as it can; ascending, the last end is n. Where that leaves
+    a choice rounds are long, the last ones first: every round costs latency."""
+    count = len(queue.ready)
+    arrives = np.full(count + 1, -np.inf)
+    for end in range(1, count + 1):
+        arrives[end] = (np.maximum(arrives[queue.starts(end)], queue.ready[end - 1]) + queue.lasting(end)).min()
+    ends, due = [count], arrives[count]
+    while True:
+        end, starts = ends[-1], queue.starts(ends[-1])
+        begins, lasting = np.maximum(arrives[starts], queue.ready[end - 1]), queue.lasting(end)
+        chosen = int(np.argmax(begins + lasting <= due + _ROUNDING))
+        if starts.start + chosen == 0:
+            return ends[::-1]
+        ends.append(starts.start + chosen)
+        due -= lasting[chosen]
+
+
+def fullest(queue: Queue) -> list[int]:
+    """Where rounds end if each goes on until a bucket is full."""
+    ends = [0]
+    for end in range(1, len(queue.ready) + 1):
+        if queue.starts(end).start > ends[-1]:
+            ends.append(end - 1)
+    return [*ends[1:], len(queue.ready)]
+
+
+def _sums(amounts: Seconds) -> Seconds:
+    return np.concatenate([[0.0], np.cumsum(amounts)])
+
+
+def _timed(move: Move, prices: BucketPrices, held: float) -> Move:
+    """A move with its share of what a bucket takes of which a device has so many bytes."""
+    seconds = in_bucket(prices.seconds, held * pieces(move, prices.mesh))
+    size_bytes = float(whole_bytes(move))
+
+    def timed(step: CollectiveStep) -> CollectiveStep:
+        return replace(step, time_ns=round(seconds(step.collective, size_bytes) * NS_PER_S))
+
+    return replace(move, steps=tuple(map(timed, move.steps)))
+
+
+class _Clock:
+    """When gradients of weights are there in the last backward; or for new weights, which `is_reversed`, how long
+    before the end of the first forward they are read."""
+
+    def __init__(self, parts: StepParts, *, update: bool) -> None:
+        alone = replace(parts, moves=[move for move in parts.moves if move.bucket != UNNUMBERED])
+        step = StepMoves(alone, EAGER)
+        self.is_reversed = update
+        self._moves = parts.moves
+        self._phase = forward(step, "first forward", 1) if update else backward(step, "last backward", 1)
+        self._count = len(parts.operators)
+        self._number = {operator.name: index for index, operator in enumerate(parts.operators)}
+        self._first: Mapping[str, int] = {
+            tensor: index for index in range(self._count - 1, -1, -1) for tensor in parts.operators[index].inputs
+        }
+
+    def place(self, number: int) -> int:
+        """The operator that makes the last of a gradient, or that is the first to read a weight."""
+        move = self._moves[number]
+        return self._number[move.reader] if move.reader else self._first.get(move.tensor, 0)
+
+    def moments(self, levels: Levels) -> Seconds:
+        """By operator, when its gradients are made, counted in seconds in which nothing else is sent on `levels`; or
+        how long before the end it begins."""
+        begins, ends = np.full(self._count, np.nan), np.full(self._count, np.nan)
+        passed, queued = 0.0, 0.0
+        for item, operator in zip(self._phase.program, self._phase.operators, strict=True):
+            if operator >= 0 and np.isnan(begins[operator]):
+                begins[operator] = passed
+            if item.action == "issue" and item.levels & levels:
+                queued += item.seconds
+            elif item.action == "compute" or (item.action == "blocking" and not item.levels & levels):
+                sent = min(queued, item.seconds)
+                queued -= sent
+                passed += item.seconds - sent
+            if operator >= 0:
+                ends[operator] = passed
+        return passed - _carried(begins) if self.is_reversed else _carried(ends[::-1])[::-1]
+
+
+def _carried(values: Seconds) -> Seconds:
+    """The values, those that are missing as the one before; 0 where there is none."""
+    last = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
+    return np.where(last < 0, 0.0, values[last])

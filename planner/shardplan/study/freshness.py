@@ -1,0 +1,180 @@
+"""What a plan was made of, read again: its model, cluster profile and constraints; and what changed in them since."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shardplan.cluster.mesh import cluster_digest, make_cluster
+from shardplan.cluster.profile import list_profiles, load_profile
+from shardplan.cluster.types import Cluster
+from shardplan.constraints.reuse import adapted
+from shardplan.errors import ShardplanError, error
+from shardplan.layout.mesh import Mesh
+from shardplan.model.types import Model
+from shardplan.models.named import PREFIX
+from shardplan.pipeline.manual.stages import read_stages
+from shardplan.plan.diff import profile_differences
+from shardplan.plan.recorded import cluster_of, is_of
+from shardplan.plan.types import Plan
+from shardplan.study.instance import load_model_of, read_all_constraints
+from shardplan.study.sources import found_path, source, sources
+
+_BLOCK = re.compile(r".*?\.\d+(?=\.|$)")
+_MOST_BLOCKS = 4
+_ALONE = "or check what the plan says of itself alone with --without-model"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Inputs that are named when a plan is checked, in place of those that it records. `alone`: its model is not
+    looked at."""
+
+    model: str | None = None
+    cluster: str | None = None
+    alone: bool = False
+
+
+AS_RECORDED: Final = Given()
+
+
+def model_now(plan: Plan, file: str, given: Given) -> Model | None:
+    """The model of `plan`, read from `file`; None where nothing says which it is, or `given.alone`.
+
+    Raises `ShardplanError`: `no-model` where the one that it records is not there; or as reading it does.
+    """
+    if given.alone:
+        return None
+    if given.model is not None:
+        return load_model_of(plan, file, given.model)
+    recorded = source(plan, "model")
+    if not recorded:
+        return None
+    path = recorded if recorded.startswith(PREFIX) else found_path(recorded, file)
+    if path is None:
+        summary = f"its model '{recorded}' is neither here, nor beside the plan or above it"
+        raise ShardplanError(error("no-model", summary, file=file, hint=f"give it with --model, {_ALONE}"))
+    return load_model_of(plan, file, path)
+
+
+def model_changes(plan: Plan, model: Model) -> tuple[str, ...]:
+    """What changed in the structure of the model."""
+    if is_of(plan, model):
+        return ()
+    if plan.model.get("name") != model.name:
+        return (f"it was made for '{plan.model.get('name')}', and this is another model, '{model.name}'",)
+    parts = [stage.plan for stage in plan.pipeline.stages] if plan.pipeline else [plan]
+    before = {operator.name: operator.module for part in parts for operator in part.operators}
+    after = {operator.name: operator.module for operator in model.operators}
+    added = by_block({name: module for name, module in after.items() if name not in before})
+    removed = by_block({name: module for name, module in before.items() if name not in after})
+    details = [*(f"+ {text}" for text in added), *(f"- {text}" for text in removed)]
+    return ("model structure changed since this plan was made", *details)
+
+
+def by_block(modules: Mapping[str, str]) -> list[str]:
+    """Nodes with their modules, gathered by repeated blocks: `model.layers.32 (41 nodes)`, the largest first."""
+    blocks: dict[str, list[str]] = {}
+    for name, module in modules.items():
+        found = _BLOCK.match(module)
+        blocks.setdefault(found[0] if found else module or "", []).append(name)
+    ranked = sorted(blocks.items(), key=lambda block: (-len(block[1]), block[0]))
+    shown = [_block_text(block, names) for block, names in ranked[:_MOST_BLOCKS]]
+    rest = sum(len(names) for _, names in ranked[_MOST_BLOCKS:])
+    return [*shown, f"{rest} nodes elsewhere"] if rest else shown
+
+
+def _block_text(block: str, names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"'{names[0]}'"
+    return f"{block} ({len(names)} nodes)" if block else f"{len(names)} nodes, among them '{min(names)}'"
+
+
+def profile_changes(plan: Plan, file: str, given: Given) -> tuple[str, ...]:
+    """What changed in the cluster profile. One that a plan does not record is compared if it is a shipped one.
+
+    Raises `ShardplanError`: `no-cluster` where it is not there; or as reading it does.
+    """
+    recorded = source(plan, "cluster") or str(plan.cluster.get("name"))
+    if given.cluster is None and not source(plan, "cluster") and recorded not in list_profiles():
+        return ()
+    then = cluster_of(plan, file)
+    name = given.cluster or (recorded if recorded in list_profiles() else found_path(recorded, file))
+    if name is None:
+        summary = f"its cluster profile '{recorded}' is neither here, nor beside the plan or above it"
+        raise ShardplanError(error("no-cluster", summary, file=file, hint="give it with --cluster"))
+    now = _laid(name, plan.mesh, then)
+    if now is not None and cluster_digest(now) == cluster_digest(then):
+        return ()
+    changes = profile_differences(then.resolved, load_profile(name).resolved if now is None else now.resolved)
+    return (f"the profile '{given.cluster or recorded}' changed since", *changes)
+
+
+def _laid(name: str, mesh: Mesh, then: Cluster) -> Cluster | None:
+    """The profile as it is now under the mesh of the plan; None where it no longer takes that mesh."""
+    profile = load_profile(name)
+    texts = [",".join(f"{axis.name}={axis.size}" for axis in mesh.axes), "x".join(str(size) for size in mesh.shape)]
+    found = None
+    for text in texts:
+        try:
+            cluster = make_cluster(profile, text)
+        except ShardplanError:
+            continue
+        if cluster_digest(cluster) == cluster_digest(then):
+            return cluster
+        found = found or cluster
+    return found
+
+
+def constraint_changes(plan: Plan, file: str, model: Model | None) -> tuple[str, ...]:
+    """What changed in the constraints. Raises `ShardplanError` where one of their files is not there, or is faulty."""
+    files, pins = sources(plan, "constraints"), sources(plan, "pins")
+    if not files and not pins:
+        return ()
+    paths = [_constraint_file(recorded, file) for recorded in files]
+    asked = read_all_constraints(paths, pins)
+    if plan.pipeline is None and model is not None:
+        asked, _ = adapted(asked, model)
+    then = plan.model.get("constraints", ())
+    was, now = [str(text) for text in then] if isinstance(then, list | tuple) else [], [str(one) for one in asked]
+    if was == now:
+        return tuple(_stage_changes(plan, paths))
+    details = [*(f"+ {text}" for text in now if text not in was), *(f"- {text}" for text in was if text not in now)]
+    return ("the constraints changed since", *details)
+
+
+def _stage_changes(plan: Plan, paths: Sequence[str]) -> Iterator[str]:
+    """What files say of stages by hand that the stages of the plan were not asked for."""
+    if plan.pipeline is None or plan.model.get("stages") != "manual" or (by_hand := read_stages(paths)) is None:
+        return
+    stages = plan.pipeline.stages
+    if len(by_hand.stages) != len(stages):
+        yield f"the stages changed since: {len(stages)} then, {len(by_hand.stages)} now"
+        return
+    for stage, wish in zip(stages, by_hand.stages, strict=True):
+        then = stage.plan.model.get("constraints")
+        was = {str(text) for text in then} if isinstance(then, list | tuple) else set()
+        if new := [str(one) for one in wish.constraints if str(one) not in was]:
+            yield f"the constraints of {stage.name} changed since"
+            yield from (f"+ {text}" for text in new)
+
+
+def _constraint_file(recorded: str, file: str) -> str:
+    found = found_path(recorded, file)
+    path, colon, section = recorded.rpartition(":")
+    if found is None and colon and (plan := found_path(path, file)) is not None:
+        found = f"{plan}:{section}"
+    if found is None:
+        summary = f"its constraints '{recorded}' are neither here, nor beside the plan or above it"
+        raise ShardplanError(error("no-constraints", summary, file=file, hint="bring the file back, or solve again"))
+    return found
+
+
+def input_changes(plan: Plan, file: str, model: Model | None, given: Given) -> Iterator[str]:
+    """All that changed in what the plan was made of. Raises as the functions above."""
+    if model is not None:
+        yield from model_changes(plan, model)
+    yield from profile_changes(plan, file, given)
+    yield from constraint_changes(plan, file, model)

@@ -1,0 +1,88 @@
+"""Where what was asked for was read from: recorded in a plan, and found again beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+from shardplan.cluster.profile import BUILTIN, is_path, list_profiles
+from shardplan.models.named import PREFIX
+from shardplan.plan.types import Plan
+from shardplan.request import AUTO, Request
+
+
+def sources_of(request: Request) -> dict[str, object]:
+    """The `sources` of a plan: names, and paths from the working directory, as they were given.
+
+    A plan holds no absolute path: of a file outside of the working directory it has the name alone. What was given as a
+    value has no source; of constraints, files and pins are only there if all of them have one.
+    """
+    found: dict[str, object] = {}
+    if isinstance(request.model, str | Path):
+        given = str(request.model)
+        found["model"] = given if given.startswith(PREFIX) else recorded_path(given)
+    if isinstance(request.cluster, str | Path):
+        found["cluster"] = _recorded_profile(str(request.cluster))
+    if all(isinstance(source, str | Path) for source in request.constraints):
+        files, pins = [recorded_path(str(source)) for source in request.constraints], [*request.pins]
+        found |= {"constraints": files} if files else {}
+        found |= {"pins": pins} if pins else {}
+    if isinstance(request.stages, str | Path) and request.stages != AUTO:
+        found["stages"] = recorded_path(str(request.stages))
+    return found
+
+
+def _recorded_profile(given: str) -> str:
+    """The name of a shipped profile; a path always looks like one."""
+    if given.removeprefix(BUILTIN) in list_profiles():
+        return given.removeprefix(BUILTIN)
+    path = recorded_path(given)
+    return path if is_path(path) else f"./{path}"
+
+
+def recorded_path(given: str) -> str:
+    """A path with `/` and without `.`, from the working directory; an absolute one outside of it is its last name."""
+    path = PurePath(os.path.normpath(given))
+    if path.is_absolute():
+        here = Path.cwd()
+        path = path.relative_to(here) if path.is_relative_to(here) else PurePath(path.name)
+    return path.as_posix()
+
+
+def found_path(recorded: str, plan_file: str) -> str | None:
+    """The file that a plan, read from `plan_file`, calls `recorded`: in the working directory, else in the folder of
+    the plan or the nearest one above it that has it. None where there is none."""
+    if not recorded or PurePath(recorded).is_absolute():
+        return None
+    for folder in _folders(plan_file):
+        path = folder / recorded
+        if _is_file(path):
+            return path.as_posix()
+    return None
+
+
+def _folders(plan_file: str) -> Iterator[Path]:
+    """Where to look: paths from the working directory where that is short."""
+    yield Path()
+    here, folder = Path.cwd(), Path(plan_file).absolute().parent
+    for above in (folder, *folder.parents):
+        yield above.relative_to(here) if above.is_relative_to(here) else above
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def source(plan: Plan, key: str) -> str:
+    """What a plan says of one source; empty where it says nothing."""
+    return str(plan.sources.get(key, ""))
+
+
+def sources(plan: Plan, key: str) -> tuple[str, ...]:
+    """What a plan says of sources of which there may be several."""
+    found = plan.sources.get(key, ())
+    return tuple(str(one) for one in found) if isinstance(found, list | tuple) else ()

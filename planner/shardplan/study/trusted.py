@@ -1,0 +1,68 @@
+"""A plan whose numbers are derived again, where its model is at hand: what a gate may rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shardplan.errors import Diagnostic, ShardplanError, error, warning
+from shardplan.model.types import Model
+from shardplan.plan.content import edited
+from shardplan.plan.diff import PlanDiff, diff_plans
+from shardplan.plan.file import read_whole
+from shardplan.plan.recorded import is_of
+from shardplan.plan.types import Plan
+from shardplan.study.derive import NotDerivableError, derived
+from shardplan.study.freshness import Given, model_now
+from shardplan.study.repair import title_of_model
+from shardplan.units import size
+
+_GATE = "no condition can be checked with it"
+
+
+def trusted(file: str, models: Sequence[str] = ()) -> tuple[Plan, tuple[Diagnostic, ...]]:
+    """The plan in `file` with all that follows from its decisions derived again, and warnings where the file says
+    otherwise. `models`: in place of the one that it records. A plan whose model is not at hand, or is another one now,
+    is as its file says.
+
+    Raises `ShardplanError`: `edited-plan` for one that was edited and cannot be derived, or as `read_plan`.
+    """
+    found, plan = read_whole(file)
+    faults = tuple(edited(found))
+    model = _model_of(plan, file, models)
+    if model is None:
+        if faults:
+            hint = f"give its model with --model; without it {_GATE}"
+            raise ShardplanError(error("edited-plan", faults[0], file=file, hint=hint))
+        said = warning("not-derived", "its numbers are those of the file: its model is not at hand", file=file)
+        return plan, (said,)
+    try:
+        again = derived(plan, file, model)
+    except NotDerivableError as problem:
+        detail = "\n".join(problem.faults[:4])
+        summary = f"its decisions make no plan of its model, so {_GATE}"
+        raise ShardplanError(error("invalid-plan", summary, detail=detail, file=file)) from None
+    changes = diff_plans(plan, again)
+    if changes.is_empty and not faults:
+        return plan, ()
+    summary = faults[0] if faults else "it says otherwise than what is derived from its decisions"
+    detail, hint = "\n".join(_said(changes)), "what is derived counts"
+    return again, (warning("edited-plan" if faults else "not-derived", summary, detail=detail, hint=hint, file=file),)
+
+
+def _said(changes: PlanDiff) -> Iterator[str]:
+    """The sums that differ, as the file has them and as they are derived."""
+    for effect in changes.effects:
+        if effect.delta:
+            text = size if effect.name == "memory" else changes.measures[0].text
+            yield f"{effect.name} is {text(effect.before)} in the file, {text(effect.after)} by its decisions"
+
+
+def _model_of(plan: Plan, file: str, models: Sequence[str]) -> Model | None:
+    """The model that the plan was made for; None where it is not at hand."""
+    named = [given for given in models if title_of_model(given) == plan.model.get("name")]
+    given = named[0] if named else models[0] if len(models) == 1 else None
+    try:
+        model = model_now(plan, file, Given(given))
+    except ShardplanError:
+        return None
+    return model if model is not None and is_of(plan, model) else None

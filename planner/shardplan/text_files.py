@@ -1,0 +1,23 @@
+"""Documents that people write or tools leave, read whole: never more than any of them has, whatever a path leads to."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+MOST_BYTES = 1 << 26
+"""The index of a checkpoint of a million tensors is larger than all else, and has this."""
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """What is in the file. Raises `OSError`, also where that is more than any document, or has no end."""
+    with Path(path).open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise OSError(errno.EINVAL, f"it is larger than {MOST_BYTES >> 20} MiB, which no document of its kind is")
+    return data
+
+
+def read_text(path: str | Path, errors: str = "strict") -> str:
+    """What is in a file of UTF-8, its line ends unified. Raises `OSError`, `UnicodeDecodeError`."""
+    return read_bytes(path).decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
