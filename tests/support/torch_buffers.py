@@ -58,9 +58,11 @@ class Averages(nn.Module):
         for name in ("in_place", "assigned", "unknown", "replaced"):
             self.register_buffer(name, torch.linspace(0.5, 1, 8))
         self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("rates", torch.ones(8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = ((x + self.in_place) * self.assigned) @ self.weight
+        rates = self.rates[None].float() * torch.ones(1, 1).to(device=x.device, dtype=torch.float)
+        y = ((x + self.in_place) * self.assigned * rates.to(x.device)) @ self.weight
         with torch.no_grad():
             self.in_place.mul_(0.9).add_(x.mean(0), alpha=0.1)
             self.assigned = 0.5 * self.assigned + y.abs().amax(0)
