@@ -58,9 +58,11 @@ class Averages(nn.Module):
         for name in ("in_place", "assigned", "unknown", "replaced"):
             self.register_buffer(name, torch.linspace(0.5, 1, 8))
         self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("rates", torch.ones(8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = ((x + self.in_place) * self.assigned) @ self.weight
+        rates = self.rates[None].float() * torch.ones(1, 1).to(device=x.device, dtype=torch.float)
+        y = ((x + self.in_place) * self.assigned * rates.to(x.device)) @ self.weight
         with torch.no_grad():
             self.in_place.mul_(0.9).add_(x.mean(0), alpha=0.1)
             self.assigned = 0.5 * self.assigned + y.abs().amax(0)
@@ -88,10 +90,34 @@ class Clamped(nn.Module):
         return y
 
 
+JOINED = """
+joined (float[4,4,8] x) => (float[4,16,8] y)
+<float[8,4,1] left_weight, float[8,4,1] right_weight, float[16] norm_weight, float[16] norm_bias,
+ float[16] norm_running_mean, float[16] norm_running_var> {
+  a = Conv (x, left_weight)
+  b = Conv (x, right_weight)
+  c = Concat <axis = 1> (a, b)
+  y = BatchNormalization (c, norm_weight, norm_bias, norm_running_mean, norm_running_var)
+}"""
+
+
+class Joined(nn.Module):
+    """A batch norm of what is put together from two pieces, as in a DenseNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv1d(4, 8, 1, bias=False), nn.Conv1d(4, 8, 1, bias=False)
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.cat([self.left(x), self.right(x)], 1))
+
+
 MODELS: dict[str, tuple[type[nn.Module], str, tuple[int, ...]]] = {
     "cnn": (Cnn, CNN, (4, 3, 8, 8)),
     "averages": (Averages, AVERAGES, (4, 8)),
     "clamped": (Clamped, CLAMPED, (4, 8)),
+    "joined": (Joined, JOINED, (4, 4, 8)),
 }
 
 
@@ -120,3 +146,28 @@ def train(name: str, plan: Plan, mode: str = "eager") -> list[tuple[float, float
         for each in (model, reference):
             each.zero_grad()
     return found
+
+
+def train_in_parts(plan: Plan, mode: str) -> tuple[float, int, int]:
+    """The largest error of the running statistics of `Joined` after two steps, how many of them are kept in parts, and
+    how many have become parameters."""
+    torch.manual_seed(0)
+    model, reference = Joined(), Joined()
+    model.load_state_dict(reference.state_dict())
+    batches, mesh = torch.randn(2, 4, 4, 8), mesh_of(plan)
+    given: dict[str, Any] = {"rename": lambda name: name.replace(".", "_"), "ignore": ("*",), "strict": False}
+    if mode == "exported":
+        model = shardplan.torch.parallelize_exported(model, (batches[0],), plan, mesh, **given)
+    else:
+        shardplan.torch.parallelize(model, plan, mesh, **given)
+    for batch in batches:
+        model(batch).full_tensor().square().mean().backward()
+        reference(batch)
+    held = dict(model.named_buffers())
+    worst, in_parts = 0.0, 0
+    for name in ("running_mean", "running_var"):
+        parts = [held[key] for key in sorted(held) if key.startswith(f"norm.parametrizations.{name}.")]
+        ours = torch.cat([part.full_tensor() for part in parts or [held[f"norm.{name}"]]])
+        worst = max(worst, float((ours - getattr(reference.norm, name)).abs().max()))
+        in_parts += bool(parts)
+    return worst, in_parts, sum("running" in name for name, _ in model.named_parameters())

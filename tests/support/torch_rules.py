@@ -136,6 +136,8 @@ LOST: dict[str, Callable[[Tensor], Tensor]] = {
 """What cannot be done with functions of one's own."""
 
 
+PLACES = torch.tensor([[0, 3, 1, 2, 7, 5, 6, 4], [3] * 8, [7] * 8, [0, 1] * 4])
+"""Rows of a table that are looked up."""
 Case = tuple[Callable[..., Any], Sequence[tuple[int, ...]]]
 """A function of tensors, and their shapes."""
 
@@ -190,6 +192,20 @@ CASES: dict[str, Case] = {
     "cat": (lambda x, y: torch.cat([x, y], -1), [(4, 8), (4, 16)]),
     "stack": (lambda x, y: torch.stack([x, y], 1), [(4, 8), (4, 8)]),
     "flip": (lambda x: x.flip(1), [(4, 8)]),
+    "flip of two dims": (lambda x: x.flip(0, 1) + torch.flip(x, (-1,)), [(4, 8)]),
+    "roll": (lambda x: x.roll(2, 1) + torch.roll(x, (1, 3), (0, 1)) + x.roll(1), [(4, 8)]),
+    "larger of two": (lambda x, y: torch.max(x, y) * x.min(other=y), [(4, 8), (4, 8)]),
+    "named results": (lambda x: x.topk(3, -1).values.sum(-1) + x.max(1).values, [(4, 8)]),
+    "embedding": (lambda w: functional.embedding(PLACES, w), [(8, 4)]),
+    "embedding with padding": (
+        lambda w: functional.embedding(PLACES, w, 3) * functional.embedding(PLACES, w, padding_idx=-1),
+        [(8, 4)],
+    ),
+    "embedding_bag": (lambda w: functional.embedding_bag(PLACES, w, mode="sum"), [(8, 4)]),
+    "embedding_bag of unequal bags": (
+        lambda w: functional.embedding_bag(PLACES.flatten(), w, torch.tensor([0, 3, 9, 20])),
+        [(8, 4)],
+    ),
     "rotate half": (lambda x: torch.cat([-x[..., 4:], x[..., :4]], -1), [(4, 4, 8)]),
     "linear": (functional.linear, [(4, 4, 8), (16, 8), (16,)]),
     "linear of one row": (functional.linear, [(8,), (16, 8)]),
@@ -197,11 +213,14 @@ CASES: dict[str, Case] = {
     "baddbmm": (lambda b, x, w: b.baddbmm(x, w, alpha=0.5), [(4, 4, 16), (4, 4, 8), (4, 8, 16)]),
     "matmul": (torch.matmul, [(4, 4, 4, 8), (4, 8, 4)]),
     "matmul with a vector": (torch.matmul, [(4, 4, 8), (8,)]),
+    "einsum with an ellipsis": (lambda x, y: torch.einsum("...ij, jk", x, y), [(4, 4, 8), (8, 4)]),
+    "einsum of a diagonal": (lambda x: torch.einsum("bii->b", x), [(4, 4, 4)]),
     "einsum": (lambda x, y: torch.einsum("bik, bjk -> bij", x, y), [(4, 4, 8), (4, 8, 8)]),
     "a function of one's own": (lambda x: 1 + Exp.apply(x, 0.5), [(4, 8)]),
     "a function of one's own, with sums": (lambda x, w: Scored.apply(x, w) * 2, [(4, 8), (8, 16)]),
     "a function of one's own, of nothing": (lambda x, y: Kept.apply(x, y) + y, [(4, 8), (4, 8)]),
     "conv1d": (lambda x, w, b: functional.conv1d(x, w, b, padding=1), [(4, 8, 8), (16, 8, 3), (16,)]),
+    "conv1d of one": (functional.conv1d, [(8, 8), (4, 8, 3), (4,)]),
     "conv2d of groups": (lambda x, w: functional.conv2d(x, w, stride=2, groups=4), [(4, 8, 8, 8), (16, 2, 2, 2)]),
     "batch_norm": (
         lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),

@@ -1,5 +1,7 @@
 """Buffers that a program changes while it runs are those of one process, however the plan shards them."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -9,6 +11,8 @@ from forced_plans import forced_plan
 from small_models import proto_of
 from torch_buffers import MODELS
 
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import S
 from shardplan.model.read import read_model
 
 
@@ -32,6 +36,18 @@ def test_buffers_are_written_back(four, plan_of, name, options, mode):
     plan = plan_of(name, **options)
     for steps in four.run("torch_buffers", "train", name, plan, mode):
         assert max(error for step in steps for error in step) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_so_are_buffers_that_are_kept_in_parts(four, plan_of, mode):
+    plan = plan_of("joined", recipe="ZeRO-3")
+    both = Layout.of(S(0, (8, 8)), S(0, (8, 8)))
+    tensors = [replace(t, layout=both, served=both) if t.name == "norm_running_mean" else t for t in plan.tensors]
+    plan = replace(plan, tensors=tuple(tensors))
+    for error, in_parts, parameters in four.run("torch_buffers", "train_in_parts", plan, mode):
+        assert error < 1e-5
+        assert in_parts
+        assert not parameters
 
 
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=str)

@@ -23,7 +23,16 @@ def load_proto(path: Path) -> onnx.ModelProto:
 
     Raises `ShardplanError` when the file cannot be read or is not an ONNX model.
     """
-    proto = _parse(_read(path))
+    return _prepared(_parse(_read(path)))
+
+
+def load_bytes(data: bytes) -> onnx.ModelProto:
+    """As `load_proto`, of what such a file holds."""
+    with memoryview(data) as view:
+        return _prepared(_parse(_strip(view)))
+
+
+def _prepared(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not proto.HasField("graph") or not (proto.opset_import or proto.graph.node):
         raise ShardplanError(_not_onnx("it holds no graph"))
     guard(proto, Budget.of_environment())

@@ -143,10 +143,15 @@ def is_made_up(name: str) -> bool:
     return _MADE_UP.search(name) is not None
 
 
-def find_weights(draft: Draft) -> Weights:
-    """Decide which initializers and constant nodes of `draft` are weights, by the rule above."""
+def find_weights(draft: Draft, known: Mapping[str, bool] | None = None) -> Weights:
+    """Decide which initializers and constant nodes of `draft` are weights, by the rule above. `known`: the float
+    tensors of the program that wrote the graph, and whether they are trained, if it says so: these alone are weights.
+    """
     live = _live(draft)
     wanted = _wanted(draft, live)
+    if known is not None:
+        held = {name: known[name] for name in draft.initializers if name in known}
+        return Weights({name: said and bool(wanted.get(name, 0) & TRAINED) for name, said in held.items()}, frozenset())
     trained = {}
     for name, tensor in draft.initializers.items():
         if _is_weight(draft, name, tensor, wanted.get(name, 0)):

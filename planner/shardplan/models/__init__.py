@@ -3,8 +3,19 @@
 For quick what-if questions and for comparison with published systems, whose models are known by their sizes alone.
 """
 
+from shardplan.models.factory import factory_of, title_of_factory
 from shardplan.models.named import NAMED, PREFIX, described, title_of
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build, transformer
 
-__all__ = ["NAMED", "PREFIX", "TransformerSpec", "build", "described", "title_of", "transformer"]
+__all__ = [
+    "NAMED",
+    "PREFIX",
+    "TransformerSpec",
+    "build",
+    "described",
+    "factory_of",
+    "title_of",
+    "title_of_factory",
+    "transformer",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean,
 from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
 from shardplan.model.types import Model
-from shardplan.models import described
+from shardplan.models import described, factory_of, title_of_factory
 from shardplan.pipeline.manual.stages import ManualStages, read_stages, stages_asked_for, stages_in, stages_of
 from shardplan.pipeline.schedule import Schedule, parse_schedule
 from shardplan.plan.file import read_plan
@@ -32,6 +33,7 @@ from shardplan.study.sources import sources_of
 
 DESCRIBED = "transformer:"
 TRIP = "trip:"
+_ADAPTER = "shardplan.torch.planning.factory"
 _HEAD = 4096
 
 
@@ -133,8 +135,24 @@ def recorded_request(plan: Plan, file: str, model: Model) -> Request:
 
 
 def load_model(given: str | Path, dims: Mapping[str, int]) -> Model:
-    """The model of an ONNX file, or of a description such as `transformer:llama3-70b`. Raises `ShardplanError`."""
-    return described(str(given), dims) if str(given).startswith(DESCRIBED) else read_model(given, dims)
+    """The model of an ONNX file, of a description such as `transformer:llama3-70b`, or of a factory such as
+    `my_pkg.module:build`, called with `dims`. Raises `ShardplanError`."""
+    text = str(given)
+    if text.startswith(DESCRIBED):
+        return described(text, dims)
+    factory = factory_of(text)
+    return read_model(given, dims) if factory is None else _built(text, *factory, dims)
+
+
+def _built(given: str, module: str, function: str, dims: Mapping[str, int]) -> Model:
+    """What a factory builds, by the adapter of its framework, which is imported only here."""
+    try:
+        adapter = importlib.import_module(_ADAPTER)
+    except ModuleNotFoundError as problem:
+        summary = f"'{given}' is a function that builds a torch module, and there is no {problem.name} here"
+        raise ShardplanError(error("missing-package", summary, hint="pip install 'shardplan[torch]'")) from None
+    made: Model = adapter.read_factory(module, function, dims)
+    return replace(made, name=str(title_of_factory(given)))
 
 
 def load_model_of(plan: Plan, file: str, path: str) -> Model:

@@ -1,4 +1,4 @@
-"""Plans in torch: the device mesh, the model under a plan, its checkpoint, its batches, and what it sends."""
+"""Plans in torch: from a module to its plan; the device mesh, the model under a plan, its checkpoint and batches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from shardplan.torch.microbatches import microbatches
 from shardplan.torch.parameters.loading import load_
 from shardplan.torch.pipelines.build import pipeline
 from shardplan.torch.pipelines.run import Pipeline
+from shardplan.torch.planning.plan import plan
+from shardplan.torch.with_loss import with_loss
 
 __all__ = [
     "Pipeline",
@@ -23,4 +25,6 @@ __all__ = [
     "parallelize_exported",
     "part_of",
     "pipeline",
+    "plan",
+    "with_loss",
 ]

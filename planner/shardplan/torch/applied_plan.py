@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -51,7 +50,6 @@ class AppliedPlan:
         self.buckets = Buckets.of(micro)
         self.engine = Engine(self.buckets.without_bucketed_moves(micro), groups, self.execution, constants)
         self.inputs = [tensor for tensor in micro.tensors if tensor.role == "input"]
-        self.arguments = _argument_names(model)
         self.depth = 0
         self.weights: BucketedWeights | None = None
         self.planned: dict[str, Any] = {}
@@ -85,11 +83,6 @@ class AppliedPlan:
             self._hooks.close()
         self._hooks = None
         self.execution.end()
-
-
-def _argument_names(model: nn.Module) -> list[str]:
-    parameters = inspect.signature(model.forward).parameters.values()
-    return [p.name for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
 
 
 def prepare(

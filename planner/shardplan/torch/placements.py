@@ -1,7 +1,8 @@
 """Layouts of a plan as DTensor placements and back, such that `full_tensor()` gives the global tensor.
 
 An order of axes within a dim other than the mesh's, and shards of every segment of a fused dim, are torch's
-`_StridedShard`. Torch has no placement for segments of unequal sizes, or for segments that several axes shard.
+`_StridedShard`. Torch has no placement for segments of unequal sizes, or for segments that several axes shard, unless
+one axis gives every device one whole segment, which the other cuts: these are two axes in another order.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ def _pieces(layout: Layout, mesh: Mesh, dim: int, segments: tuple[int, ...]) -> 
     plain = layout.forward.dims().get((dim, ()), ())
     if len(set(segments)) > 1:
         raise ValueError(f"dim {dim} is sharded in segments of unequal sizes {list(segments)}")
-    if len(axes) > 1 or any(other > axis for axis in axes for other in plain):
+    later = [other for axis in axes for other in plain if other > axis]
+    if len(axes) > 1 or (later and (later != list(plain) or mesh.ways(later) != len(segments))):
         raise ValueError(f"several axes shard dim {dim}, which consists of segments")
-    return len(segments) // mesh.ways(plain)
+    return len(segments) // mesh.ways([other for other in plain if other not in later])
 
 
 def _plain(placement: Planned) -> Placement:

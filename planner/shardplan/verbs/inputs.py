@@ -13,7 +13,7 @@ _DESCRIBED = "transformer:"
 
 
 def load_model(given: str, dims: Mapping[str, int]) -> Model:
-    """The model of an ONNX file, or of a description such as `transformer:llama3-70b`."""
+    """The model of an ONNX file, of a description such as `transformer:llama3-70b`, or of a factory."""
     from shardplan.study.instance import load_model as load
 
     return load(given, dims)
@@ -31,9 +31,12 @@ def parse_dims(dims: Sequence[str], trips: Sequence[str] = ()) -> dict[str, int]
 
 
 def name_of_model(given: str) -> str:
-    """A name for files about the model: `resnet50` for `models/resnet50.onnx`, `llama3-70b` for its description."""
+    """A name for files about the model: `resnet50` for `models/resnet50.onnx`, `llama3-70b` for its description,
+    `nets.build` for `my_pkg.nets:build`."""
     if given.startswith(_DESCRIBED):
         from shardplan.models import title_of
 
         return title_of(given)
-    return Path(given).stem
+    from shardplan.models import title_of_factory
+
+    return title_of_factory(given) or Path(given).stem

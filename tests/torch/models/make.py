@@ -9,8 +9,12 @@ import onnx
 import torch
 import torch_families
 import torch_vision
+import torch_with_loss
 from tiny_models import tiny_gpt, tiny_llama
 from torch_twins import twin
+
+from shardplan.torch.planning.onnx_program import onnx_bytes
+from shardplan.torch.with_loss import with_loss
 
 
 def export_twin(tiny, path):
@@ -45,3 +49,6 @@ if __name__ == "__main__":
     export(vision, {"pixels": pixels}, folder / "vision.onnx")
     for family in ("encoder", "attentive", "residual", "upsampling", "recurrent"):
         export(*torch_families.seeded(family), folder / f"{family}.onnx")
+    model, ids = torch_with_loss.seeded()
+    step = with_loss(model, torch_with_loss.next_token)
+    (folder / "gpt_with_loss.onnx").write_bytes(onnx_bytes(step, (ids, ids), {}))

@@ -43,6 +43,16 @@ class _Replaced(NamedTuple):
     is_buffer: bool
 
 
+class _FusedBuffer(NamedTuple):
+    """A buffer that is kept in parts, while its module runs: `planned` stands for it; `given`: as above."""
+
+    weight: FusedWeight
+    name: str
+    stored: Sequence[DTensor]
+    planned: Planned
+    given: Tensor
+
+
 @dataclass
 class ModuleHooks:
     """The hooks of all modules of a model. `_running`: the outermost module that runs, and `_entered`, how often it has
@@ -54,6 +64,7 @@ class ModuleHooks:
     _entered: int = 0
     _replaced: list[_Replaced] = field(default_factory=list)
     _fused: list[FusedWeight] = field(default_factory=list)
+    _fused_buffers: list[_FusedBuffer] = field(default_factory=list)
 
     def register(self, model: nn.Module) -> None:
         """Hook every module that has parameters of the plan in it."""
@@ -90,6 +101,8 @@ class ModuleHooks:
         self._replaced = []
         while self._fused:
             self._fused.pop().running.pop()
+        while self._fused_buffers:
+            self._write_parts(self._fused_buffers.pop())
         for each in replaced:
             now, each.store[each.attribute] = each.store.get(each.attribute), each.stored
             if now is not None and (each.is_buffer or getattr(now, "changes", 0) > 0):
@@ -100,8 +113,11 @@ class ModuleHooks:
     def _replace(self, module: nn.Module, attribute: str, name: str) -> None:
         fused = fused_weight(module, attribute)
         if fused is not None:
-            fused.running.append(self._planned(name, stored_tensors(module, attribute)))
+            parts = stored_tensors(module, attribute)
+            fused.running.append(planned := self._planned(name, parts))
             self._fused.append(fused)
+            if fused.is_buffer:
+                self._fused_buffers.append(_FusedBuffer(fused, name, parts, planned, planned.value.local))
             return
         is_buffer = attribute not in module._parameters  # noqa: SLF001 - there is no public name
         store = module._buffers if is_buffer else module._parameters  # noqa: SLF001 - as above
@@ -139,6 +155,16 @@ class ModuleHooks:
         with torch.no_grad():
             local = engine.convert(value, self.applied.named[replaced.name].layout, inner=True).local
             replaced.stored.to_local().copy_(local)
+
+    def _write_parts(self, buffer: _FusedBuffer) -> None:
+        """As `_write_back`, of a buffer that is kept in parts."""
+        value = value_of(buffer.planned)
+        if value.local is buffer.given:
+            return
+        with torch.no_grad():
+            local = self.applied.engine.convert(value, self.applied.named[buffer.name].layout, inner=True).local
+            for stored, piece in zip(buffer.stored, buffer.weight.parts.split_local(local), strict=True):
+                stored.to_local().copy_(piece)
 
 
 def _renew_flat_weights(module: nn.Module) -> None:

@@ -18,6 +18,7 @@ from shardplan.torch.gradients.bucketing import BucketedWeights
 from shardplan.torch.parameters.distribution import local_weights, owner_of
 from shardplan.torch.propagation.conformance import check_conformance, warn_of_differences
 from shardplan.torch.propagation.engine import Record
+from shardplan.torch.with_loss import argument_names
 
 
 def parallelize(
@@ -66,7 +67,7 @@ def _enter(applied: AppliedPlan) -> Callable[..., Any]:
         shards = local_weights(module, applied.named, applied.groups, trains=applied.trains)
         applied.weights = BucketedWeights(applied.engine, applied.buckets, shards)
         applied.begin_forward(module)
-        return _planned_arguments(applied, args, kwargs)
+        return _planned_arguments(module, applied, args, kwargs)
 
     return enter
 
@@ -92,10 +93,11 @@ def _leave(applied: AppliedPlan) -> Callable[..., Any]:
     return leave
 
 
-def _planned_arguments(applied: AppliedPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def _planned_arguments(
+    model: nn.Module, applied: AppliedPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
     """Tensors among the arguments as planned tensors, matched with the plan's inputs by `match_inputs`."""
-    named = applied.arguments[: len(args)]
-    names = [*named, *(f"argument {number}" for number in range(len(named), len(args))), *kwargs]
+    names = [*argument_names(model, args, kwargs), *kwargs]
     values = [*args, *kwargs.values()]
     tensors = [name for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)]
     partner = match_inputs(tensors, applied.inputs)

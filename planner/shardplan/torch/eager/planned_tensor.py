@@ -16,6 +16,7 @@ from torch import Tensor
 from shardplan.torch.eager.aliases import SELVES, View, note_views, written_through
 from shardplan.torch.eager.autograd_functions import with_gradient
 from shardplan.torch.eager.composites import body_of
+from shardplan.torch.plain_forms import plain_form
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply, has_rule
@@ -85,7 +86,7 @@ class Planned(Tensor):  # type: ignore[misc]
         engine = next(_planned((args, kwargs))).engine
         if name == "backward":
             raise RuntimeError("call backward on what the model returns, not on a value inside it")
-        body = None if has_rule(func) else body_of(func)
+        body = None if has_rule(func) else plain_form(func, args, kwargs) or body_of(func)
         return body(*args, **kwargs) if body is not None else _run(func, args, kwargs, engine)
 
     @classmethod
@@ -123,10 +124,16 @@ def _run(func: Any, args: Any, kwargs: Any, engine: Engine) -> Any:
         return _changed(args[0], made, engine)
     if name_of(func) in SELVES and isinstance(args[0], Planned) and made.dtype == args[0].dtype:
         return args[0] if not kwargs.get("copy") else _wrap(made, engine)
-    wrapped = _wrap(made, engine)
+    wrapped = _named(name_of(func), _wrap(made, engine))
     if args and isinstance(args[0], Planned) and is_view(func, args[1:]):
         note_views(wrapped, args[0], func, args[1:], kwargs)
     return wrapped
+
+
+def _named(name: str, made: Any) -> Any:
+    """Several results under the names that torch has for them (`values`, `indices`)."""
+    kind = getattr(torch.return_types, name, None)
+    return made if kind is None or not isinstance(made, (tuple, list)) else kind(made)
 
 
 def _attribute(func: Any, args: Any) -> Any:

@@ -11,27 +11,49 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
+from shardplan.torch.plain_forms import in_plain_forms
 
 
 def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """The model as a graph, by `torch.export`. Raises `ShardplanError` (`cannot-export`)."""
     try:
-        with _with_fake_parameters(model, args, kwargs) as given:
+        with without_looking_into_masks(), in_plain_forms(), with_fake_parameters(model, args, kwargs) as given:
             return torch.export.export(model, *given, strict=False)
     except Exception as problem:
         text = str(problem).strip().splitlines()
         summary = f"torch.export cannot write this model as a graph: {text[0] if text else type(problem).__name__}"
         hint = "apply a plan without stages with parallelize: it needs no graph"
+        if "not a known type" in summary or "pytree" in summary:
+            hint = f"return tensors, in tuples or dicts (Hugging Face: use_cache=False), or {hint}"
         raise ShardplanError(error("cannot-export", summary, hint=hint)) from problem
 
 
 @contextlib.contextmanager
-def _with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """The arguments to export a model with. Within the context, a model on the meta device has fake parameters on the
-    device of its arguments."""
+def without_looking_into_masks() -> Iterator[None]:
+    """Torch's encoder and decoder look whether a mask is causal, to tell kernels; a graph has no values to see."""
+    look = transformer._detect_is_causal_mask  # noqa: SLF001 - there is no public name
+
+    def told(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        del mask, size
+        return bool(is_causal)
+
+    transformer._detect_is_causal_mask = told  # noqa: SLF001 - put back below
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = look  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """The arguments to export a model with, every tensor once: torch takes a tensor that is given twice for one
+    argument. Within the context, a model on the meta device has fake parameters on the device of its arguments, and so
+    have arguments that are on the meta device themselves."""
+    args, kwargs = _apart((args, kwargs))
     owned = [
         (store, name, tensor)
         for module in model.modules()
@@ -39,12 +61,13 @@ def _with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[
         for name, tensor in store.items()
         if tensor is not None
     ]
-    if not any(tensor.is_meta for _, _, tensor in owned):
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if not any(tensor.is_meta for tensor in (*tensors, *(tensor for _, _, tensor in owned))):
         yield args, kwargs
         return
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    given = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
-    device = next((leaf.device for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)), torch.device("cpu"))
+    device = next((tensor.device for tensor in tensors if not tensor.is_meta), torch.device("cpu"))
+    given = pytree.tree_map_only(Tensor, lambda tensor: _fake_like(tensor, mode, device), (args, kwargs))
     looks = {id(tensor): _fake_like(tensor, mode, device) for _, _, tensor in owned}
     try:
         for store, name, tensor in owned:
@@ -53,6 +76,18 @@ def _with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[
     finally:
         for store, name, tensor in owned:
             store[name] = tensor
+
+
+def _apart(given: Any) -> Any:
+    """The same structure, in which no two tensors are one."""
+    seen: set[int] = set()
+
+    def own(tensor: Tensor) -> Tensor:
+        first = id(tensor) not in seen
+        seen.add(id(tensor))
+        return tensor if first else tensor.clone()
+
+    return pytree.tree_map_only(Tensor, own, given)
 
 
 def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:

@@ -129,7 +129,16 @@ class GraphRewriter:
             _, stored = self.weights.shards[named.decision.name]
             if value.local is not stored:
                 local = self.engine.convert(value, named.layout, inner=True).local
-                self.writer.call(write_back, (stored, local), {})
+                for held, piece in self._pieces(str(spec.target), named, stored, local):
+                    self.writer.call(write_back, (held, piece), {})
+
+    def _pieces(self, name: str, named: Named, stored: Traced, local: Any) -> list[tuple[Traced, Any]]:
+        """The tensors that a buffer is stored in, and what each of them is to be."""
+        parts = parts_of(named.layout, self.applied.groups.mesh)
+        if parts is None:
+            return [(stored, local)]
+        pieces = enumerate(parts.split_local(local))
+        return [(self._local(part_name(name, number)), piece) for number, piece in pieces]
 
     def wants(self, node: fx.Node) -> bool:
         """Whether a node is to be written."""
@@ -216,11 +225,11 @@ class GraphRewriter:
         args, kwargs = self._given(node.args), self._given(node.kwargs)
         if node.target is operator.getitem:
             return args[0][args[1]]
+        if not node.users and not in_place(node.target):
+            return None  # checks of metadata
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, Value) for leaf in leaves):
             changes = in_place(node.target)
-            if not node.users and not changes:
-                return None  # checks of metadata
             if changes:
                 _refuse_aliases(node)
             target = out_of_place(node.target) if isinstance(args[0], Value) else node.target

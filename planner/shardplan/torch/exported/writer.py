@@ -216,9 +216,11 @@ class Writer:
         return fx.GraphModule(self.root, self.graph, name)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A call of a function or method on traced tensors."""
-        args, kwargs = self._constants(args), self._constants(kwargs)
-        meta = func(*_map_traced(args, lambda traced: traced.meta), **_map_traced(kwargs, lambda traced: traced.meta))
+        """A call of a function or method on traced tensors. Devices that it names are this process's, whichever the
+        program was written on."""
+        args, kwargs = _on(self.device, self._constants(args)), _on(self.device, self._constants(kwargs))
+        given = _on(_META, _map_traced((args, kwargs), lambda traced: traced.meta))
+        meta = func(*given[0], **given[1])
         nodes, named = _map_traced(args, lambda traced: traced.node), _map_traced(kwargs, lambda traced: traced.node)
         name = getattr(func, "__name__", "")
         if type(func).__name__ in {"method_descriptor", "wrapper_descriptor"} or getattr(Tensor, name, None) is func:
@@ -249,6 +251,20 @@ class Writer:
             ]
             return picked if isinstance(meta, list) else tuple(picked)
         return meta
+
+
+_META = torch.device("meta")
+
+
+def _on(device: torch.device, argument: Any) -> Any:
+    """An argument with `device` for every device in it."""
+    if isinstance(argument, torch.device):
+        return device
+    if isinstance(argument, (tuple, list)) and not isinstance(argument, torch.Size):
+        return type(argument)(_on(device, item) for item in argument)
+    if isinstance(argument, dict):
+        return {key: _on(device, item) for key, item in argument.items()}
+    return argument
 
 
 def _pick(results: Any, place: int) -> Any:

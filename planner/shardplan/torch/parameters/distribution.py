@@ -33,7 +33,8 @@ def distribute(model: nn.Module, named: Mapping[str, Named], groups: ProcessGrou
         tensor = getattr(owner, attribute)
         parts = parts_of(entry.layout, groups.mesh)
         if parts is not None:
-            parametrize.register_parametrization(owner, attribute, FusedWeight(parts, groups), unsafe=True)
+            made_of_parts = FusedWeight(parts, groups, is_buffer=attribute in owner._buffers)  # noqa: SLF001 - as below
+            parametrize.register_parametrization(owner, attribute, made_of_parts, unsafe=True)
             continue
         if id(tensor) not in made:
             made[id(tensor)] = distributed(tensor, entry.layout, groups)
@@ -66,16 +67,17 @@ def distributed(tensor: Tensor, layout: Layout, groups: ProcessGroups) -> nn.Par
 
 class FusedWeight(nn.Module):  # type: ignore[misc]
     """A parametrization of torch that joins a fused weight from its parts. While the model runs, its result is the top
-    of `running`, a planned tensor; else it is the whole tensor, gathered."""
+    of `running`, a planned tensor; else it is the whole tensor, gathered. `is_buffer`: it is no parameter."""
 
-    def __init__(self, parts: Parts, groups: ProcessGroups) -> None:
+    def __init__(self, parts: Parts, groups: ProcessGroups, *, is_buffer: bool) -> None:
         super().__init__()
-        self.parts, self.groups = parts, groups
+        self.parts, self.groups, self.is_buffer = parts, groups, is_buffer
         self.running: list[Tensor] = []
 
     def right_inverse(self, whole: Tensor) -> tuple[Tensor, ...]:
         """The parts, as DTensors."""
-        return tuple(distributed(part, self.parts.layout, self.groups) for part in self.parts.split(whole))
+        made = [distributed(part, self.parts.layout, self.groups) for part in self.parts.split(whole)]
+        return tuple(part.data if self.is_buffer else part for part in made)
 
     def forward(self, *parts: Tensor) -> Any:
         """The weight."""

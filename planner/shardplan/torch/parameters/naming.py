@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -16,6 +17,7 @@ from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename, match_names, parameters_by_name
 from shardplan.torch.parameters.fused import parts_of
 from shardplan.torch.parameters.orientation import in_module_dims, stored_layout
+from shardplan.torch.with_loss import WithLoss, planned_name
 
 
 def name_parameters(
@@ -26,6 +28,7 @@ def name_parameters(
     Raises `ShardplanError` as `match_names`, and `no-placement`, `indivisible`, `not-tied`, `folded-weight`,
     `tied-apart`.
     """
+    rename = _with_planned_names(model, rename)
     names = _tied_names(model, plan, rename)
     found = {first: tuple(model.get_parameter(first).shape) for first in names}
     known = _with_buffers(model, plan, found, rename)
@@ -50,6 +53,18 @@ def without_constants(model: nn.Module, named: Mapping[str, Named]) -> tuple[dic
     }
     kept = {name: entry for name, entry in named.items() if name not in made}
     return kept, frozenset(entry.decision.name for name, entry in named.items() if name in made)
+
+
+def _with_planned_names(model: nn.Module, rename: Rename | None) -> Rename | None:
+    """The renaming of a model whose parameters plans call otherwise than it does."""
+    if not isinstance(model, WithLoss):
+        return rename
+
+    def renamed(name: str) -> Any:
+        known = planned_name(model, name)
+        return rename(known) if rename is not None else known
+
+    return renamed
 
 
 def _stored(named: Named) -> Named:

@@ -11,6 +11,7 @@ from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key, product
 from shardplan.torch.propagation.values import Call, Dims, Site, Value
 from shardplan.torch.rules.elementwise import as_value
+from shardplan.torch.rules.views import reshape
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -25,8 +26,12 @@ def convolution(engine: Engine, op: Op) -> Value:
     given.pop("output_padding", None)
     value, weight = as_value(engine, given.pop("input")), as_value(engine, given.pop("weight"))
     bias = given.pop("bias", None)
+    alone = value.rank < weight.rank
+    if alone:
+        value = reshape(engine, Op("unsqueeze", torch.unsqueeze, [value, 0]))
     made = _product(engine, value, weight, int(given.pop("groups", 1)), given)
-    return made if bias is None else _plus(engine, made, as_value(engine, bias))
+    made = made if bias is None else _plus(engine, made, as_value(engine, bias))
+    return reshape(engine, Op("squeeze", torch.squeeze, [made, 0])) if alone else made
 
 
 def _product(engine: Engine, value: Value, weight: Value, groups: int, settings: dict[str, Any]) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -54,7 +54,10 @@ class _Gathered:
         if isinstance(argument, Value):
             layout = self.engine.constant(argument.local, argument.shape).layout
             self.values.append(argument)
-            self.whole.append(self.engine.convert(argument, layout))
+            whole = self.engine.convert(argument, layout)
+            if not whole.local.is_contiguous():  # as the program has it
+                whole = replace(whole, local=whole.local.contiguous(), forms={})
+            self.whole.append(whole)
             return _Place(len(self.values) - 1)
         if isinstance(argument, (tuple, list)):
             return type(argument)(self.collect(item) for item in argument)

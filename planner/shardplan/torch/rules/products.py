@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import string
+from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -11,6 +14,7 @@ from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key, lookup, product
 from shardplan.torch.propagation.values import Call, Dims, Site, Value
 from shardplan.torch.rules.elementwise import as_value, elementwise
+from shardplan.torch.rules.fallback import replicated
 from shardplan.torch.rules.views import permute_by
 
 _EACH = (frozenset({0}), frozenset({1}))
@@ -74,19 +78,20 @@ def _batch(shape: tuple[int, ...], batch: tuple[int, ...]) -> Dims:
 
 
 def einsum(engine: Engine, op: Op) -> Value:
-    """A sum of products, as its equation says; without an ellipsis."""
-    equation = str(op.args[0]).replace(" ", "")
+    """A sum of products, as its equation says. A letter twice in one operand, dims of size 1 under a letter of another
+    size, and operands by lists of numbers are for every process to do whole."""
     values = op.args[1] if len(op.args) == 2 and isinstance(op.args[1], (tuple, list)) else op.args[1:]
+    if not isinstance(op.args[0], str):
+        return replicated(engine, op)  # type: ignore[no-any-return]
     operands = [as_value(engine, item) for item in values]
-    if "." in equation or "->" not in equation:
-        raise TypeError(f"einsum '{op.args[0]}' needs an explicit result and no ellipsis")
+    equation = explicit(op.args[0].replace(" ", ""), [value.rank for value in operands])
     left, right = equation.split("->")
     dims = [tuple((letter,) for letter in side) for side in left.split(",")]
-    sizes = {
-        factors[0]: size
-        for value, side in zip(operands, dims, strict=True)
-        for factors, size in zip(side, value.shape, strict=True)
-    }
+    sizes: dict[str, int] = {}
+    for value, side in zip(operands, dims, strict=True):
+        for factors, size in zip(side, value.shape, strict=True):
+            if len(set(side)) < len(side) or sizes.setdefault(factors[0], size) != size:
+                return replicated(engine, op)  # type: ignore[no-any-return]
     shape = tuple(sizes[letter] for letter in right)
     key = Key(product(engine.graph.signatures, [value.key.signature for value in operands]), shape)
     call = Call(
@@ -97,12 +102,39 @@ def einsum(engine: Engine, op: Op) -> Value:
     return engine.run(call)[0]
 
 
+_OF_LOOKUPS = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+_OF_ATEN = ("scale_grad_by_freq", "sparse")
+"""What follows the padding in `functional.embedding` and in ATen's operator."""
+
+
+def explicit(equation: str, ranks: Sequence[int]) -> str:
+    """An equation of `einsum` with a result and without ellipses, for operands of `ranks`."""
+    left, arrow, right = equation.partition("->")
+    sides = left.split(",")
+    spare = [letter for letter in string.ascii_letters if letter not in equation]
+    hidden = [
+        rank - len(side.replace("...", "")) if "..." in side else 0 for side, rank in zip(sides, ranks, strict=True)
+    ]
+    batch = "".join(spare[: max(hidden, default=0)])
+    sides = [side.replace("...", batch[len(batch) - size :]) for side, size in zip(sides, hidden, strict=True)]
+    if not arrow:
+        once = sorted(letter for letter in set(left) - {",", "."} if left.count(letter) == 1)
+        right = "..." + "".join(once)
+    return f"{','.join(sides)}->{right.replace('...', batch)}"
+
+
 def embedding(engine: Engine, op: Op) -> Value:
-    """Rows of a table; of a table split by rows every process adds those that it has."""
+    """Rows of a table; of a table split by rows every process adds those that it has. No gradient comes back to the row
+    `padding_idx`; tables that a lookup changes (`max_norm`) and gradients by frequency are for every process whole."""
+    is_aten = not isinstance(op.func, FunctionType)
+    given = {**dict(zip(_OF_ATEN if is_aten else _OF_LOOKUPS, op.args[3:], strict=False)), **op.kwargs}
+    if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+        return replicated(engine, op)  # type: ignore[no-any-return]
     first, second = (as_value(engine, item) for item in op.args[:2])
     table, index = (second, first) if first.dtype in (torch.int32, torch.int64) else (first, second)
     padding = op.kwargs.get("padding_idx", op.args[2] if len(op.args) > 2 else None)
-    padding = None if padding is None or padding < 0 else int(padding)
+    if padding is not None and padding < 0:  # from the end; in ATen, which has no other way to say it, none
+        padding = None if is_aten else padding + table.shape[0]
     rows = tuple((f"i{dim}",) for dim in range(index.rank))
     sizes = {f"i{dim}": size for dim, size in enumerate(index.shape)} | {"v": table.shape[0], "d": table.shape[1]}
     shape = (*index.shape, table.shape[1])
@@ -115,9 +147,9 @@ def embedding(engine: Engine, op: Op) -> Value:
             return functional.embedding(places, local, padding)
         first_row = site.number("v") * (table.shape[0] // ways)
         inside = (places >= first_row) & (places < first_row + table.shape[0] // ways)
-        if padding is not None:
-            inside = inside & (places != padding)
-        found = functional.embedding(torch.where(inside, places - first_row, 0), local)
+        kept = padding is not None and first_row <= padding < first_row + table.shape[0] // ways
+        own = padding - first_row if kept else None
+        found = functional.embedding(torch.where(inside, places - first_row, 0), local, own)
         return found.masked_fill(inside.logical_not().unsqueeze(-1), 0)
 
     call = Call(

@@ -9,7 +9,7 @@ import torch
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Dims, Site, Value
-from shardplan.torch.rules.elementwise import unary
+from shardplan.torch.rules.elementwise import elementwise, unary
 
 _MEANS = frozenset(("mean",))
 _ADDED = frozenset(("sum", "mean", "count_nonzero"))
@@ -18,6 +18,9 @@ _ADDED = frozenset(("sum", "mean", "count_nonzero"))
 def reduction(engine: Engine, op: Op) -> Any:
     """`sum`, `mean` of split dims are partial; other reductions (`amax`, `argmax`, `var` ...) need their dims whole."""
     value = op.args[0]
+    others = [*op.args[1:2], op.kwargs.get("other")]
+    if any(isinstance(other, (Value, torch.Tensor)) for other in others):  # `max` and `min` of two
+        return elementwise(engine, Op(f"{op.name}imum", op.func, [*op.args, *others[-1:]][:2]))
     given = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 and not isinstance(op.args[1], torch.dtype) else None)
     dims = _dims_of(given, value.rank)
     meta = torch.empty(value.shape, device="meta", dtype=value.dtype)
@@ -69,6 +72,19 @@ def along_dim(engine: Engine, op: Op) -> Any:
     call.keys = [Key(key, tuple(result.shape)) for result in results]
     found = engine.run(call)
     return tuple(found) if len(found) > 1 else found[0]
+
+
+def shifted(engine: Engine, op: Op) -> Value:
+    """`flip` and `roll`: the dims that they move are whole; `roll` without dims has none left."""
+    value: Value = op.args[0]
+    place = 2 if op.name == "roll" else 1
+    given = op.kwargs.get("dims", op.args[place:])
+    given = given[0] if isinstance(given, (tuple, list)) and len(given) == 1 else given
+    dims = tuple(range(value.rank)) if given == () else _dims_of(given, value.rank)
+    call = unary(value, value.key, lambda locals_, _: op.func(locals_[0], *op.args[1:], **op.kwargs), dims)
+    call.keys = [Key(engine.graph.signatures.nonlinear([value.key.signature]), value.shape)]
+    call.linear = (frozenset({0}),)
+    return engine.run(call)[0]
 
 
 def one_hot(engine: Engine, op: Op) -> Value:

@@ -1,0 +1,78 @@
+"""Functions of torch as simpler ones, which exports and planned tensors have rules for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+_BAG = functional.embedding_bag
+
+
+def embedding_bag(
+    input: Tensor,  # noqa: A002 - torch calls it so
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Bags of equal sizes as lookups and a reduction; others as torch does them."""
+    given = (
+        input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+        include_last_offset, padding_idx,
+    )  # fmt: skip
+    if not _is_even(*given):
+        made: Tensor = _BAG(*given)
+        return made
+    rows = functional.embedding(input, weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    reduced: Mapping[str, Callable[[Tensor], Tensor]] = {
+        "sum": lambda each: each.sum(1),
+        "mean": lambda each: each.mean(1),
+        "max": lambda each: each.amax(1),
+    }
+    return reduced[mode](rows)
+
+
+def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """The simpler function for a call of `func`, if there is one."""
+    return embedding_bag if func is _BAG and _is_even(*args, **kwargs) else None
+
+
+def _is_even(
+    input: Tensor,  # noqa: A002 - as above
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> bool:
+    """Whether bags are the rows of `input`, and nothing is done but looking up and reducing."""
+    del weight, norm_type, mode, per_sample_weights, include_last_offset
+    plain = max_norm is None and padding_idx is None and not scale_grad_by_freq and not sparse
+    return plain and input.dim() == 2 and offsets is None
+
+
+@contextlib.contextmanager
+def in_plain_forms() -> Iterator[None]:
+    """Within the context, modules call the simpler functions."""
+    functional.embedding_bag = embedding_bag
+    try:
+        yield
+    finally:
+        functional.embedding_bag = _BAG

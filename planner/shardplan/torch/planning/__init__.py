@@ -1,0 +1,1 @@
+"""From a module to its plan: exported with its own names, its loss included, and planned."""

@@ -1,0 +1,194 @@
+"""A module -> an ONNX graph that plans can be made of: its own names, its own tensors, no weights.
+
+`torch.onnx.export` writes it, without its optimizer, which makes weights of its own. What a module returns beside
+tensors (caches of keys and values) is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from shardplan.errors import ShardplanError, error
+from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
+from shardplan.torch.plain_forms import in_plain_forms
+from shardplan.torch.planning.refusals import refusal
+from shardplan.torch.with_loss import WithLoss, argument_names
+
+_WEIGHTS = "weights"
+"""The file in which the weights would be; it is never opened."""
+
+
+def weights_of(model: nn.Module) -> dict[str, bool]:
+    """The float tensors of a module, and whether they are trained."""
+    inner = model.model if isinstance(model, WithLoss) else model
+    owned = _owned(inner)
+    return {
+        name: isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        for name, tensor in owned.items()
+        if tensor.is_floating_point()
+    }
+
+
+def onnx_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """The graph of `model(*args, **kwargs)`, a forward pass as in evaluation, so that dropout is left out of it.
+
+    Nothing of the model is changed and no weight copied; it may be on the meta device. Raises `ShardplanError`
+    (`cannot-export`, `missing-package`).
+    """
+    _check_packages()
+    names = _input_names(model, args, kwargs)
+    inner = model.model if isinstance(model, WithLoss) else model
+    try:
+        with (
+            _quiet(),
+            _evaluating(inner),
+            _returning_tensors(inner, model),
+            with_fake_parameters(inner, args, dict(kwargs)) as (given, named),
+        ):
+            program = torch.onnx.export(
+                inner, given, kwargs=named, dynamo=True, optimize=False, verbose=False, input_names=names
+            )
+            _strip(program, inner)
+            data: bytes = program.model_proto.SerializeToString()
+    except ShardplanError:
+        raise
+    except Exception as problem:
+        raise ShardplanError(refusal(problem)) from problem
+    return data
+
+
+def _check_packages() -> None:
+    try:
+        import onnx_ir  # noqa: F401, PLC0415 - of the extra, and only for planning
+        import onnxscript  # noqa: F401, PLC0415
+    except ModuleNotFoundError as problem:
+        summary = f"torch exports modules with the package {problem.name}, which is not installed"
+        raise ShardplanError(error("missing-package", summary, hint="pip install 'shardplan[torch]'")) from None
+
+
+def _input_names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """What the tensors among the arguments are called: as the arguments that they are, or are in."""
+    pairs = [*zip(argument_names(model, args, kwargs), args, strict=True), *kwargs.items()]
+    return [
+        "_".join([name, *(_step(each) for each in path)])
+        for name, value in pairs
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]
+        if isinstance(leaf, Tensor)
+    ]
+
+
+def _step(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module as in evaluation, and then as it was; none takes a fast path that has no gradients, nor looks into a
+    mask to find out that it is causal."""
+    trained = [module for module in model.modules() if module.training]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    model.eval()
+    try:
+        with without_looking_into_masks(), in_plain_forms():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module in trained:
+            module.training = True
+
+
+@contextlib.contextmanager
+def _returning_tensors(inner: nn.Module, model: nn.Module) -> Iterator[None]:
+    """`inner` computes what `model` does, its loss too, and gives the tensors of the result. So names stay the inner
+    module's."""
+    forward = inner.forward
+    own = inner.__dict__.get("forward")
+
+    @functools.wraps(forward)
+    def flat(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        if not isinstance(model, WithLoss):
+            return tuple(_tensors(forward(*args, **kwargs)))
+        given, named, targets = model.divided(args, kwargs)
+        return tuple(_tensors(model.loss(forward(*given, **named), **targets)))
+
+    if isinstance(model, WithLoss):
+        del flat.__wrapped__  # its arguments are not the model's alone
+    inner.forward = flat
+    try:
+        yield
+    finally:
+        del inner.forward
+        if own is not None:
+            inner.forward = own
+
+
+def _tensors(result: Any) -> Iterator[Tensor]:
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, Mapping):
+        for item in result.values():
+            yield from _tensors(item)
+    elif isinstance(result, Sequence) and not isinstance(result, str):
+        for item in result:
+            yield from _tensors(item)
+
+
+_READ = ("pkg.torch.onnx.name_scopes", "pkg.onnxscript.optimizer.folded_from")
+
+
+def _strip(program: Any, model: nn.Module) -> None:
+    """Let the tensors of the module be in another file, which nobody opens; leave out what nobody reads; and call no
+    value as a tensor of the module, which torch does for a buffer `index` and what an operator of that name makes."""
+    import onnx_ir  # noqa: PLC0415 - as above
+
+    graph, owned = program.model.graph, _owned(model)
+    for name, value in graph.initializers.items():
+        if name in owned:
+            tensor = value.const_value
+            value.const_value = onnx_ir.ExternalTensor(
+                _WEIGHTS, 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name
+            )
+    for node in graph.all_nodes():
+        for key in [key for key in node.metadata_props if key not in _READ]:
+            del node.metadata_props[key]
+        for made in node.outputs:
+            if made.name in graph.initializers:
+                made.name = f"{made.name}_made_by_{node.name}"
+
+
+def _owned(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, under all their names."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says of packages and of its own deprecations, which no user can help, and without the graph
+    that it prints where it fails."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

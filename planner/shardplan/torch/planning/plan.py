@@ -1,0 +1,91 @@
+"""`shardplan.torch.plan`: from a module and a batch to a plan in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from shardplan.api import make_plan
+from shardplan.errors import ShardplanError
+from shardplan.model.read import read_model_bytes
+from shardplan.model.types import Model
+from shardplan.plan.orientation import checkpoint_layout
+from shardplan.plan.types import Plan
+from shardplan.torch.applied_plan import refuse_parallel
+from shardplan.torch.parameters.fused import parts_of
+from shardplan.torch.parameters.orientation import stored_layout
+from shardplan.torch.planning.onnx_program import onnx_bytes, weights_of
+from shardplan.torch.with_loss import WithLoss, with_loss
+
+Inputs = Any
+"""Arguments of a module: one tensor, a tuple of them, or a mapping of names to them."""
+
+
+def plan(
+    model: nn.Module,
+    example_inputs: Inputs,
+    mesh: str | None = None,
+    *,
+    loss: Callable[..., Any] | None = None,
+    **asked: Any,
+) -> Plan:
+    """The fastest plan for `model` called with `example_inputs`, the batch of a whole step, ready for `parallelize`.
+
+    `example_inputs`: arguments by place (a tuple, or one tensor) or by name (a mapping); only shapes matter, so model
+    and inputs may be on the meta device. `loss(result, target, ...)`: a loss outside of the model, whose targets follow
+    the model's arguments; apply the plan to `with_loss(model, loss)`. `mesh`, `asked`: as in `shardplan.make_plan`
+    (`cluster`, `mode`, `memory_limit`, `stages`, ...).
+
+    >>> plan = shardplan.torch.plan(model, (ids, targets), "2x2", loss=functional.cross_entropy)
+
+    Raises `ShardplanError` as `make_plan`, and `cannot-export`, `missing-package`, `loss-parameters`.
+    """
+    read = read_module(model, example_inputs, loss=loss)
+    return _placeable(make_plan(read, mesh, **asked), read, mesh, asked)
+
+
+def _placeable(found: Plan, read: Model, mesh: str | None, asked: Mapping[str, Any]) -> Plan:
+    """`found`, or the fastest plan in which weights that torch could not place as in it are cut over fewer axes."""
+    pins = list(dict.fromkeys(_fewer_axes(found)))
+    if not pins:
+        return found
+    try:
+        other = make_plan(read, mesh, **{**asked, "pins": [*asked.get("pins", ()), *pins]})
+    except ShardplanError:  # what was asked for allows no other: `parallelize` says what is wrong with it
+        return found
+    return found if any(True for _ in _fewer_axes(other)) else other
+
+
+def _fewer_axes(plan: Plan) -> Iterator[str]:
+    """Constraints on weights that torch has no placement for: the same dim over one axis."""
+    for piece in [stage.plan for stage in plan.pipeline.stages] if plan.pipeline else [plan]:
+        for tensor in piece.tensors:
+            if tensor.role != "parameter":
+                continue
+            layout = checkpoint_layout(stored_layout(tensor), tensor.perm)
+            try:
+                parts_of(layout, piece.mesh)
+            except ValueError:
+                dims = ["null"] * len(tensor.shape)
+                (dim, _), axes = next(each for each in layout.forward.dims().items() if each[0][1])
+                dims[dim] = piece.mesh.names[axes[0]]
+                yield f"{tensor.checkpoint}=[{', '.join(dims)}]"
+
+
+def read_module(
+    model: nn.Module, example_inputs: Inputs, *, loss: Callable[..., Any] | None = None, name: str = ""
+) -> Model:
+    """What plans are made of, read from a module. Raises `ShardplanError` (`cannot-export`, `missing-package`)."""
+    refuse_parallel(model)
+    whole = model if loss is None else with_loss(model, loss)
+    args, kwargs = _arguments(example_inputs)
+    inner = whole.model if isinstance(whole, WithLoss) else whole
+    return read_model_bytes(onnx_bytes(whole, args, kwargs), name or type(inner).__name__, weights_of(whole))
+
+
+def _arguments(example_inputs: Inputs) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(example_inputs, Mapping):
+        return (), {str(name): value for name, value in example_inputs.items()}
+    return (tuple(example_inputs), {}) if isinstance(example_inputs, tuple | list) else ((example_inputs,), {})

@@ -1,0 +1,55 @@
+"""What an export cannot do, in words, and what helps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from shardplan.errors import Diagnostic, error
+
+_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
+_DENSE = "(Hugging Face: model.set_experts_implementation('batched_mm'))"
+_STATIC = (
+    "write it with shapes that do not: torch.where in place of `if`, masks in place of indices; experts as batched "
+)
+_STATIC += f"products {_DENSE}"
+_CAUSES: tuple[tuple[str, str, str], ...] = (
+    (
+        r"data-dependent|GuardOnDataDependent|Could not guard on|[uU]nbacked",
+        "a shape or a branch of it depends on the values of tensors",
+        _STATIC,
+    ),
+    (r"grouped_mm", "it uses a kernel of grouped experts", f"let experts be batched products {_DENSE}"),
+    (
+        r"flex_attention|flash_attn|_flash_attention",
+        "it uses an attention kernel of its own",
+        "use eager or scaled dot-product attention (Hugging Face: attn_implementation='eager' or 'sdpa')",
+    ),
+    (r"meta tensor|from data", "it reads values of tensors while it runs", "keep what it reads as numbers"),
+    (r"[sS]parse", "it uses sparse tensors", "use dense ones"),
+)
+_ELSE = "see that torch.onnx.export(model, inputs, dynamo=True, optimize=False) succeeds; or write the part that fails "
+_ELSE += "with other functions of torch"
+
+
+def refusal(problem: BaseException) -> Diagnostic:
+    """Why a module cannot be exported, and what helps."""
+    said = [text for each in _chain(problem) if (text := str(each).strip())]
+    everything = "\n".join(said)
+    operator = _OPERATOR.search(everything)
+    last = _first_line(said[-1]) if said else type(problem).__name__
+    detail = f"torch has no ONNX form of {operator[1]}" if operator else last
+    for pattern, why, hint in _CAUSES:
+        if re.search(pattern, operator[0] if operator else last):
+            return error("cannot-export", f"torch cannot export this module: {why}", detail=detail, hint=hint)
+    return error("cannot-export", "torch cannot export this module", detail=detail, hint=_ELSE)
+
+
+def _chain(problem: BaseException | None) -> Iterator[BaseException]:
+    while problem is not None:
+        yield problem
+        problem = problem.__cause__
+
+
+def _first_line(text: str) -> str:
+    return next(line.strip() for line in text.splitlines() if line.strip())

@@ -1,0 +1,187 @@
+"""From a module to a plan in one call; with its loss; from a factory on the command line."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from forced_plans import forced_plan
+from torch import nn
+from torch.nn import functional
+
+import shardplan
+import shardplan.torch
+from shardplan.cli import main
+from shardplan.errors import ShardplanError
+from shardplan.model.read import read_model, read_model_bytes
+from shardplan.plan.encode import dumps
+from shardplan.torch.planning.factory import read_factory
+from shardplan.torch.planning.refusals import refusal
+from shardplan.torch.with_loss import argument_names, with_loss
+
+FOLDER = Path(__file__).parent / "models"
+
+
+class Net(nn.Module):
+    """Tied, with dropout, a table that no checkpoint has, and a result that holds more than tensors."""
+
+    def __init__(self, hidden=32):
+        super().__init__()
+        self.table, self.drop = nn.Embedding(64, hidden), nn.Dropout(0.5)
+        self.norm, self.head = nn.BatchNorm1d(hidden), nn.Linear(hidden, 64, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("scale", torch.ones(hidden), persistent=False)
+
+    def forward(self, ids, weight=None):
+        x = self.norm((self.table(ids) * self.scale).transpose(1, 2)).transpose(1, 2)
+        x = self.drop(x if weight is None else x * weight[..., None])
+        return {"logits": self.head(x), "cache": object(), "other": [x.sum(), None]}
+
+
+def loss(made, targets):
+    return functional.cross_entropy(made["logits"].flatten(0, 1), targets.flatten())
+
+
+IDS = torch.zeros(8, 16, dtype=torch.long)
+
+
+@pytest.mark.parametrize("recipe", ["Megatron", "ZeRO-3"])
+@pytest.mark.parametrize("called", ["place", "name"])
+def test_a_plan_has_the_loss_too(four, recipe, called):
+    plan = forced_plan(read_model(FOLDER / "gpt_with_loss.onnx"), "2x2", recipe=recipe)
+    for loss_error, gradient_error, strange, differences in four.run("torch_with_loss", "step", plan, called):
+        assert max(loss_error, gradient_error) < 1e-5
+        assert not strange
+        assert not differences
+
+
+def test_arguments_of_a_loss_follow_those_of_the_model():
+    step = with_loss(Net(), loss)
+    assert argument_names(step, (IDS, IDS), {}) == ["ids", "targets"]
+    assert argument_names(step, (IDS, IDS, IDS), {}) == ["ids", "weight", "targets"]
+    assert argument_names(step, (IDS,), {"targets": IDS}) == ["ids"]
+    assert with_loss(Net(), nn.CrossEntropyLoss()).targets == ("target",)
+    assert with_loss(Net(), functional.mse_loss).targets == ("target",)
+    assert torch.equal(step.eval()(IDS, targets=IDS), loss(step.model(IDS), IDS))
+    with pytest.raises(ShardplanError, match="missing-target"):
+        step()
+    with pytest.raises(ShardplanError, match="loss-parameters"):
+        with_loss(Net(), nn.PReLU())
+
+
+def test_a_module_is_planned_under_its_own_names_and_left_as_it_was():
+    pytest.importorskip("onnxscript")
+    model = Net().train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = shardplan.torch.plan(model, (IDS, IDS), "2x2", loss=loss, cluster="generic")
+    assert model.training
+    assert model.norm.training
+    assert "forward" not in vars(model)
+    assert [t.name for t in plan.tensors if t.role == "input"] == ["ids", "targets"]
+    known = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers()])
+    planned = [(t.checkpoint, *t.aliases) for t in plan.tensors if t.role == "parameter"]
+    assert {name for names in planned for name in names} <= set(known)
+    assert {"table.weight", "head.weight", "norm.weight"} <= {name for names in planned for name in names}
+    with torch.device("meta"):
+        light, ids = Net(), torch.zeros(8, 16, dtype=torch.long)
+    assert dumps(shardplan.torch.plan(light, (ids, ids), "2x2", loss=loss, cluster="generic")) == dumps(plan)
+    by_name = shardplan.torch.plan(model, {"ids": IDS, "targets": IDS}, "2x2", loss=loss, cluster="generic")
+    assert dumps(by_name) == dumps(plan)
+
+
+class Choosing(nn.Module):
+    def forward(self, x):
+        return x[x > 0].sum()
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x
+
+
+def test_what_cannot_be_exported_is_said_in_words(capfd):
+    pytest.importorskip("onnxscript")
+    with pytest.raises(ShardplanError) as caught:
+        shardplan.torch.plan(Branching(), torch.ones(4, 4), "2x2", cluster="generic")
+    (said,) = caught.value.diagnostics
+    assert said.code == "cannot-export"
+    assert "depends on the values of tensors" in said.summary
+    assert "torch.where" in said.hint
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(ShardplanError, match="bad-argument"):
+        shardplan.torch.plan(Net(), IDS, "2x2", cluster="generic", mode="trainin")
+
+
+def test_causes_of_refusals():
+    inner = RuntimeError("No ONNX function found for <OpOverload(op='aten._grouped_mm', overload='default')>")
+    outer = RuntimeError("Failed to convert")
+    outer.__cause__ = inner
+    said = refusal(outer)
+    assert said.detail == "torch has no ONNX form of aten._grouped_mm"
+    assert "batched_mm" in said.hint
+    assert "eager" in refusal(RuntimeError("flex_attention is not supported")).hint
+    assert refusal(KeyError("strange")).detail == "'strange'"
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def build(batch=8, hidden=32):
+    return nn.Linear(hidden, 64), torch.zeros(batch, hidden)
+
+def alone():
+    return nn.Linear(2, 2)
+
+def failing():
+    raise RuntimeError("no data here")
+"""
+FAULTS = {
+    "nets.somewhere:build": "error[no-factory]: 'nets.somewhere:build': there is no module 'nets'\nhint: MODEL is an "
+    "ONNX file, transformer:..., or package.module:function, found from here",
+    "nets_of_mine:buld": "error[no-factory]: 'nets_of_mine:buld': nets_of_mine has no function 'buld'\n"
+    "hint: did you mean 'build'?",
+    "nets_of_mine:alone": "error[bad-factory]: 'nets_of_mine:alone' returned (Linear)\n"
+    "hint: return (module, example_inputs) or (module, example_inputs, loss)",
+    "nets_of_mine:failing": "error[bad-factory]: 'nets_of_mine:failing': it failed\n  RuntimeError: no data here",
+}
+
+
+@pytest.fixture
+def nets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("nets_of_mine.py").write_text(FACTORIES)
+    return tmp_path
+
+
+@pytest.mark.parametrize("given", FAULTS)
+def test_faults_of_factories(nets, capsys, given):
+    assert main(["solve", given, "--mesh", "2x2"]) == 2
+    assert capsys.readouterr().err.strip() == FAULTS[given]
+
+
+def test_sizes_of_a_factory(nets):
+    with pytest.raises(ShardplanError) as caught:
+        read_factory("nets_of_mine", "build", {"bach": 3})
+    assert str(caught.value) == "error[unknown-dim]: 'nets_of_mine:build' takes no 'bach'\nhint: did you mean 'batch'?"
+
+
+def test_a_factory_is_a_model_on_the_command_line(nets, capsys):
+    pytest.importorskip("onnxscript")
+    given = ["nets_of_mine:build", "--dim", "batch=16", "--mesh", "2x2", "-c", "generic"]
+    assert main(["solve", *given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["result"]["plan"] == "plans/nets_of_mine.build.2x2.plan.json"
+    plan = shardplan.load("plans/nets_of_mine.build.2x2.plan.json")
+    assert next(t.shape for t in plan.tensors if t.role == "input") == (16, 32)
+    assert main(["check", "--model", "nets_of_mine:build", "plans/nets_of_mine.build.2x2.plan.json"]) == 0
+
+
+def test_a_model_is_read_from_bytes_as_from_its_file():
+    path = FOLDER / "gpt_with_loss.onnx"
+    found, expected = read_model_bytes(path.read_bytes(), "gpt_with_loss"), read_model(path)
+    assert (found.name, found.operators, found.parameters) == (expected.name, expected.operators, expected.parameters)
