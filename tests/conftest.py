@@ -7,6 +7,7 @@ law has a deadline: a machine that is busy breaks none.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -24,6 +25,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 """Tests start some hundred processes, and each would compile the package again where the environment forbids to keep
 what was compiled."""
+
+gc.set_threshold(100_000, 50, 50)
+"""Tests make many objects, few of which are rings: looking for those took a tenth of the time of all tests."""
 
 TOGETHER = ("tests/torch/", "tests/jax/")
 """Folders whose tests run in one worker of pytest-xdist: they load a framework and share processes. They go first."""

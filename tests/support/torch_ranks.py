@@ -6,6 +6,7 @@ that hash strings each in its own way, as a launcher's do, cannot be forks of on
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -74,6 +75,9 @@ def _nursery(pipes: list[Connection], ranks: list[int], world: int, meeting: str
     torch.set_num_threads(1)
     for module in modules:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)  # torch makes many objects, and few of them are rings
     children = []
     for rank, own in zip(ranks, pipes, strict=True):
         child = os.fork()

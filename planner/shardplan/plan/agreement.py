@@ -57,9 +57,8 @@ def _compared(what: str, model: Mapping[str, dict[str, Any]], plan: Mapping[str,
 
 def _of_tensor(model: Model, flow: Flow, name: str, parameter: Parameter | None) -> dict[str, Any]:
     tensor = model.tensor(name)
-    is_output = name in model.outputs and tensor.role == "activation"
     return {
-        "role": "output" if is_output else tensor.role,
+        "parameter": parameter is not None,
         "shape": tensor.shape,
         "dtype": tensor.dtype,
         "checkpoint name": parameter.name if parameter else "",
@@ -72,7 +71,7 @@ def _of_tensor(model: Model, flow: Flow, name: str, parameter: Parameter | None)
 
 def _said_of_tensor(said: TensorDecision) -> dict[str, Any]:
     return {
-        "role": said.role,
+        "parameter": said.role == "parameter",
         "shape": said.shape,
         "dtype": said.dtype,
         "checkpoint name": said.checkpoint,
