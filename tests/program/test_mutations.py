@@ -97,7 +97,11 @@ def test_another_payload_is_found(models, moved):
 def plan_and_rule(model, index, factor, **changes):
     """The operator alone, split by `factor` with a changed rule, as a plan; and the changed rule."""
     operator = model.operators[index]
-    alone = replace(model, operators=(operator,), outputs=operator.outputs, blocks=())
+    used = {*operator.inputs, *operator.outputs}
+    alone = replace(
+        model, operators=(operator,), inputs=tuple(name for name in model.inputs if name in used), parameters=(),
+        outputs=operator.outputs, blocks=(), tensors={name: model.tensors[name] for name in model.tensors if name in used},
+    )  # fmt: skip
     rule = model_rules(model)[index]
     options = tuple(replace(o, **changes) if o.factor == factor else o for o in rule.options)
     changed = replace(rule, options=options)
