@@ -99,9 +99,14 @@ def plan_and_rule(model, index, factor, **changes):
     operator = model.operators[index]
     used = {*operator.inputs, *operator.outputs}
     alone = replace(
-        model, operators=(operator,), inputs=tuple(name for name in model.inputs if name in used), parameters=(),
-        outputs=operator.outputs, blocks=(), tensors={name: model.tensors[name] for name in model.tensors if name in used},
-    )  # fmt: skip
+        model,
+        operators=(operator,),
+        inputs=tuple(name for name in model.inputs if name in used),
+        parameters=(),
+        outputs=operator.outputs,
+        blocks=(),
+        tensors={name: model.tensors[name] for name in model.tensors if name in used},
+    )
     rule = model_rules(model)[index]
     options = tuple(replace(o, **changes) if o.factor == factor else o for o in rule.options)
     changed = replace(rule, options=options)
