@@ -121,18 +121,23 @@ MODELS: dict[str, tuple[type[nn.Module], str, tuple[int, ...]]] = {
 }
 
 
+def _under(plan: Plan, model: nn.Module, batch: Tensor, mode: str) -> nn.Module:
+    """The model under a plan whose names have no dots."""
+    given: dict[str, Any] = {"rename": lambda name: name.replace(".", "_"), "ignore": ("*",), "strict": False}
+    if mode == "exported":
+        return shardplan.torch.parallelize_exported(model, (batch,), plan, mesh_of(plan), **given)
+    shardplan.torch.parallelize(model, plan, mesh_of(plan), **given)
+    return model
+
+
 def train(name: str, plan: Plan, mode: str = "eager") -> list[tuple[float, float, float]]:
     """Errors of the result, of gradients and buffers, and of weights, for two steps, and for one in evaluation."""
     torch.manual_seed(0)
     kind, _, shape = MODELS[name]
     model, reference = kind(), kind()
     model.load_state_dict(reference.state_dict())
-    batches, mesh, found = torch.randn(3, *shape), mesh_of(plan), []
-    given: dict[str, Any] = {"rename": lambda name: name.replace(".", "_"), "ignore": ("*",), "strict": False}
-    if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (batches[0],), plan, mesh, **given)
-    else:
-        shardplan.torch.parallelize(model, plan, mesh, **given)
+    batches, found = torch.randn(3, *shape), []
+    model = _under(plan, model, batches[0], mode)
     for batch in batches:
         if batch is batches[2] and mode == "eager":
             model.eval(), reference.eval()
@@ -154,12 +159,8 @@ def train_in_parts(plan: Plan, mode: str) -> tuple[float, int, int]:
     torch.manual_seed(0)
     model, reference = Joined(), Joined()
     model.load_state_dict(reference.state_dict())
-    batches, mesh = torch.randn(2, 4, 4, 8), mesh_of(plan)
-    given: dict[str, Any] = {"rename": lambda name: name.replace(".", "_"), "ignore": ("*",), "strict": False}
-    if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (batches[0],), plan, mesh, **given)
-    else:
-        shardplan.torch.parallelize(model, plan, mesh, **given)
+    batches = torch.randn(2, 4, 4, 8)
+    model = _under(plan, model, batches[0], mode)
     for batch in batches:
         model(batch).full_tensor().square().mean().backward()
         reference(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ def embedding_bag(
         input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
         include_last_offset, padding_idx,
     )  # fmt: skip
-    if not _is_even(*given):
+    if not _is_even(input, offsets, max_norm, scale_grad_by_freq, sparse, padding_idx):
         made: Tensor = _BAG(*given)
         return made
     rows = functional.embedding(input, weight)
@@ -46,26 +47,29 @@ def embedding_bag(
 
 def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The simpler function for a call of `func`, if there is one."""
-    return embedding_bag if func is _BAG and _is_even(*args, **kwargs) else None
+    if func is not _BAG:
+        return None
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return embedding_bag if _is_even(*(bound.arguments[name] for name in _TELLING)) else None
+
+
+_SIGNATURE = inspect.signature(embedding_bag)
+_TELLING = ("input", "offsets", "max_norm", "scale_grad_by_freq", "sparse", "padding_idx")
+"""What `_is_even` looks at."""
 
 
 def _is_even(
-    input: Tensor,  # noqa: A002 - as above
-    weight: Tensor,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
+    indices: Tensor,
+    offsets: Tensor | None,
+    max_norm: float | None,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+    padding_idx: int | None,
 ) -> bool:
-    """Whether bags are the rows of `input`, and nothing is done but looking up and reducing."""
-    del weight, norm_type, mode, per_sample_weights, include_last_offset
+    """Whether bags are the rows of `indices`, and nothing is done but looking up and reducing."""
     plain = max_norm is None and padding_idx is None and not scale_grad_by_freq and not sparse
-    return plain and input.dim() == 2 and offsets is None
+    return plain and indices.dim() == 2 and offsets is None
 
 
 @contextlib.contextmanager
