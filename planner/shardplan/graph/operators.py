@@ -24,6 +24,16 @@ Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """One pass of an operator: `flops`, of all devices and microbatches; `passes` over its bytes; `product`: which of
+    the forward product's m, n and k are the rows, the columns and what is summed over."""
+
+    flops: float
+    passes: int = 1
+    product: tuple[str, str, str] = ("m", "n", "k")
+
+
+@dataclass(frozen=True)
 class OperatorSpace:
     """The strategies of operators of one kind with their prices.
 
@@ -103,15 +113,13 @@ class OperatorPricer:
         complete: bool,
     ) -> OperatorSpace:
         strategies = StrategySpace(rule, operands, results, self.cluster.mesh)
-        with_gradient = [space is not None and space.kind.has_gradient for space in operands]
         backward = any(space is not None and space.kind.has_gradient for space in results)
         micro = self.options.microbatches
-        forward_s = micro * self._kernel(strategies, rule.flops, charged, dtype, passes=1)
+        forward_s = micro * self._kernel(strategies, Kernel(rule.flops), charged, dtype)
         compute_s = forwards * forward_s
         if backward:
-            floats = max(1, sum(space is not None for space in operands))
-            flops = rule.backward_flops * (sum(with_gradient) / floats if rule.gemm else 1.0)
-            compute_s = compute_s + micro * self._kernel(strategies, flops, charged, dtype, passes=2)
+            for kernel in _backward_kernels(rule, operands):
+                compute_s = compute_s + micro * self._kernel(strategies, kernel, charged, dtype)
         inner = self._inner(strategies, forwards=forwards, backward=backward)
         inner_s = inner.sum(axis=(0, 1))
         keep = cheapest_of_equals(strategies, compute_s + inner_s, (compute_s, inner_s) if complete else None)
@@ -138,8 +146,8 @@ class OperatorPricer:
                 terms[term] = terms.get(term, 0.0) + np.rint(scale * each)
         return priced(terms, closed)
 
-    def _kernel(self, strategies: StrategySpace, flops: float, charged: Charged, dtype: str, *, passes: int) -> Seconds:
-        """Seconds of one microbatch on the busiest device; backward makes two passes over the bytes."""
+    def _kernel(self, strategies: StrategySpace, kernel: Kernel, charged: Charged, dtype: str) -> Seconds:
+        """Seconds of one microbatch on the busiest device."""
         rule, micro = strategies.rule, self.options.microbatches
         moved = np.zeros(len(strategies))
         for positions, spaces, states in (
@@ -149,14 +157,14 @@ class OperatorPricer:
             for position in positions:
                 space, pair = spaces[position], states[position]
                 if space is not None and pair is not None:
-                    moved += passes * space.state_bytes[pair[0]]
+                    moved += kernel.passes * space.state_bytes[pair[0]]
         busiest = 2 - 1 / strategies.splits_of(rule.triangular)
-        local_flops = busiest * flops / (strategies.work * micro)
+        local_flops = busiest * kernel.flops / (strategies.work * micro)
         cut = micro if _rows_hold_batch(strategies) else 1
-        sizes = {role: _local_size(strategies, factors, cut if role == "m" else 1) for role, factors in _roles(rule)}
+        local = {role: _local_size(strategies, factors, cut if role == "m" else 1) for role, factors in _roles(rule)}
         return self.compute.seconds(
-            rule.cost, dtype, local_flops, moved, sizes.get("m"), sizes.get("n"), sizes.get("k"),
-            launches=passes if charged[2] or rule.cost != "pointwise" else 0,
+            rule.cost, dtype, local_flops, moved, *(local.get(role) for role in kernel.product),
+            launches=kernel.passes if charged[2] or rule.cost != "pointwise" else 0,
         )  # fmt: skip
 
     def _inner(self, strategies: StrategySpace, *, forwards: int, backward: bool) -> Seconds:
@@ -176,6 +184,24 @@ class OperatorPricer:
                         once = self.collectives.seconds(inner.kind, (axis,), payload)
                         seconds[:, axis, row] += times * once if np.isfinite(once) else np.inf
         return seconds
+
+
+def _backward_kernels(rule: Rule, operands: Sequence[TensorSpace | None]) -> list[Kernel]:
+    """What runs in an operator's backward.
+
+    The backward of C[m, n] = sum over k of A[m, k] B[k, n] is two products, each with as many operations as C: dA is
+    m x k and sums over n, dB is k x n and sums over m; only those are made that somebody wants. Everything else,
+    attention with its fused products too, goes over its bytes twice.
+    """
+    wanted = [space is not None and space.kind.has_gradient for space in operands]
+    if rule.gemm is None:
+        return [Kernel(rule.backward_flops, passes=2)]
+    if rule.cost == "attention":
+        floats = max(1, sum(space is not None for space in operands))
+        return [Kernel(rule.backward_flops * sum(wanted) / floats, passes=2)]
+    products = (("m", "k", "n"), ("k", "n", "m"))
+    made = [Kernel(rule.backward_flops / 2, product=product) for product, want in zip(products, wanted) if want]
+    return made or [Kernel(0.0)]
 
 
 def _roles(rule: Rule) -> list[tuple[str, tuple[str, ...]]]:
