@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -31,7 +33,7 @@ from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
 from shardplan.graph.traffic import tensor_kinds
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
-from shardplan.schedule.terms import Priced, Term, priced
+from shardplan.schedule.terms import Priced, Table, Term, priced
 from shardplan.units import PS_PER_S
 
 Node = tuple[str, str]
@@ -63,6 +65,30 @@ class CostGraph:
     """What a plan says of an operator, by its number and strategy."""
     emitted: dict[tuple[object, ...], object] = field(default_factory=dict)
     """Moves along one edge for a pair of choices, likewise."""
+
+    @cached_property
+    def node_data(self) -> tuple[tuple[Node, dict[str, Any]], ...]:
+        """Nodes in graph order with their attributes; networkx makes them anew each time."""
+        return tuple(self.graph.nodes(data=True))
+
+    @cached_property
+    def edge_data(self) -> tuple[dict[str, Any], ...]:
+        """Attributes of the edges in graph order; `source` and `target` are its nodes."""
+        return tuple(data for _, _, data in self.graph.edges(data=True))
+
+    @cached_property
+    def all_work(self) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
+        """Picoseconds of everything computed and sent in a step, whatever runs beside it: of nodes and of edges, in
+        graph order, by choice or pair of choices."""
+        micro, known = self.options.microbatches, dict[int, Table]()
+
+        def work(priced: Priced) -> Table:
+            if id(priced) not in known:
+                known[id(priced)] = priced.at(lambda term: micro if term.segment in ("forward", "backward") else 1)
+            return known[id(priced)]
+
+        nodes = tuple(work(data["priced"]) for _, data in self.node_data)
+        return nodes, tuple(work(data["priced"]) for data in self.edge_data)
 
     def tie_picoseconds(self, choice: Mapping[Node, int]) -> float:
         """What the objective charges for the layouts of all tensors, to break ties."""

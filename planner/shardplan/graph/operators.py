@@ -161,7 +161,8 @@ class OperatorPricer:
         busiest = 2 - 1 / strategies.splits_of(rule.triangular)
         local_flops = busiest * kernel.flops / (strategies.work * micro)
         cut = micro if _rows_hold_batch(strategies) else 1
-        local = {role: _local_size(strategies, factors, cut if role == "m" else 1) for role, factors in _roles(rule)}
+        roles = _roles(rule, kernel.product[2])
+        local = {role: _local_size(strategies, factors, cut if role == "m" else 1) for role, factors in roles}
         return self.compute.seconds(
             rule.cost, dtype, local_flops, moved, *(local.get(role) for role in kernel.product),
             launches=kernel.passes if charged[2] or rule.cost != "pointwise" else 0,
@@ -200,12 +201,16 @@ def _backward_kernels(rule: Rule, operands: Sequence[TensorSpace | None]) -> lis
         floats = max(1, sum(space is not None for space in operands))
         return [Kernel(rule.backward_flops * sum(wanted) / floats, passes=2)]
     products = (("m", "k", "n"), ("k", "n", "m"))
-    made = [Kernel(rule.backward_flops / 2, product=product) for product, want in zip(products, wanted) if want]
+    made = [Kernel(rule.backward_flops / 2, product=product) for product, want in zip(products, wanted, strict=False) if want]
     return made or [Kernel(0.0)]
 
 
-def _roles(rule: Rule) -> list[tuple[str, tuple[str, ...]]]:
-    return [] if rule.gemm is None else [("m", rule.gemm.m), ("n", rule.gemm.n), ("k", rule.gemm.k)]
+def _roles(rule: Rule, summed: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The factors of m, n and k; what is `summed` takes in the turns that the forward product is repeated for."""
+    if rule.gemm is None:
+        return []
+    roles = (("m", rule.gemm.m), ("n", rule.gemm.n), ("k", rule.gemm.k))
+    return [(role, (*rule.gemm.repeats, *factors) if role == summed == "m" else factors) for role, factors in roles]
 
 
 def _rows_hold_batch(strategies: StrategySpace) -> bool:

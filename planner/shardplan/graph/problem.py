@@ -26,7 +26,7 @@ Arrays = tuple[tuple[Table, ...], tuple[Table, ...]]
 
 def node_order(built: CostGraph) -> tuple[Node, ...]:
     """The nodes in the order in which `to_problem` numbers them."""
-    return tuple(built.graph.nodes)
+    return tuple(node for node, _ in built.node_data)
 
 
 def objective_of(built: CostGraph) -> Objective:
@@ -69,7 +69,7 @@ def to_problem(built: CostGraph, memory: Memory, limit_bytes: int | None, linear
     """Arrays for the solver, of one linear function of the terms; equal tables stay the same objects."""
     costs, tables = arrays(built, linear)
     number = {node: index for index, node in enumerate(node_order(built))}
-    ends = [(number[data["source"]], number[data["target"]]) for _, _, data in built.graph.edges(data=True)]
+    ends = [(number[data["source"]], number[data["target"]]) for data in built.edge_data]
     return Problem(
         costs=costs,
         edges=tuple(Edge(u, v, table) for (u, v), table in zip(ends, tables, strict=True)),
@@ -94,6 +94,7 @@ def arrays(built: CostGraph, linear: Linear) -> Arrays:
     """Costs and tables of one linear function of the terms, in graph order; equal ones are the same object."""
     known: dict[tuple[int, tuple[bool, ...]], Table] = {}
     factors: dict[tuple[Term, tuple[bool, ...]], float] = {}
+    intervals: dict[int, tuple[bool, ...]] = {}
 
     def coefficient(position: int, interval: tuple[bool, ...], term: Term) -> float:
         if (term, interval) not in factors:
@@ -101,12 +102,14 @@ def arrays(built: CostGraph, linear: Linear) -> Arrays:
         return factors[term, interval]
 
     def table(priced: Priced, position: int) -> Table:
-        interval = linear.interval(position)
+        if position not in intervals:
+            intervals[position] = linear.interval(position)
+        interval = intervals[position]
         key = (id(priced), interval)
         if key not in known:
             known[key] = priced.at(partial(coefficient, position, interval))
         return known[key]
 
-    nodes = tuple(table(data["priced"], data.get("position", 0)) for _, data in built.graph.nodes(data=True))
-    edges = tuple(table(data["priced"], data["position"]) for _, _, data in built.graph.edges(data=True))
+    nodes = tuple(table(data["priced"], data.get("position", 0)) for _, data in built.node_data)
+    edges = tuple(table(data["priced"], data["position"]) for data in built.edge_data)
     return nodes, edges

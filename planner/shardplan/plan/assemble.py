@@ -148,16 +148,12 @@ def _mismatch(built: CostGraph, choice: Mapping[Node, int], parts: StepParts) ->
 
 def charged_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
     """What the cost graph charges an assignment for all compute and communication of a step, ties included."""
-    micro = built.options.microbatches
-    times = {"forward": micro, "backward": micro}
-    picoseconds = 0.0
-    for node, data in built.graph.nodes(data=True):
-        for term, cost in data["priced"].terms.items():
-            picoseconds += times.get(term.segment, 1) * float(cost[choice[node]])
-    for _, _, data in built.graph.edges(data=True):
-        pair = choice[data["source"]], choice[data["target"]]
-        for term, table in data["priced"].terms.items():
-            picoseconds += times.get(term.segment, 1) * float(table[pair])
+    costs, tables = built.all_work
+    picoseconds = sum(float(cost[choice[node]]) for (node, _), cost in zip(built.node_data, costs, strict=True))
+    picoseconds += sum(
+        float(table[choice[data["source"]], choice[data["target"]]])
+        for data, table in zip(built.edge_data, tables, strict=True)
+    )
     return picoseconds / PS_PER_S
 
 

@@ -55,7 +55,7 @@ class _Backward:
         nanoseconds = operator.backward_ns - operator.again_ns
         self.writer.compute(f"backward: {operator.name}", nanoseconds / self.parts.microbatches, index)
         self.writer.block(self.step.inner(operator, operator.inner_backward_ns), index)
-        for tensor in dict.fromkeys(filter(None, operator.inputs)):
+        for tensor in self.step.reads[index]:
             self._gradient(self.step.back.own.get((tensor, operator.name), ()), index)
             self.missing[tensor] -= 1
             if not self.missing[tensor]:
@@ -81,7 +81,7 @@ class _Backward:
         operator = self.parts.operators[index]
         self.fetch.issue(index, self.available, index)
         self.fetch.wait(index)
-        for tensor in dict.fromkeys(filter(None, operator.inputs)):
+        for tensor in self.step.reads[index]:
             for key in ((tensor, ""), (tensor, operator.name)):
                 if key not in self.blocked:
                     self.blocked.add(key)

@@ -23,7 +23,7 @@ def forward(step: StepMoves, name: PhaseName, count: int) -> Phase:
         pending += ahead.get(index, ())
         pending = [other for other in pending if not fetch.issue(other, available, index)]
         fetch.wait(index)
-        for tensor in dict.fromkeys(filter(None, operator.inputs)):
+        for tensor in step.reads[index]:
             for number in (*fetch.first_blocking(tensor), *step.bring.own.get((tensor, operator.name), ())):
                 if step.parts.moves[number].kind == "blocking":
                     writer.block(step.scaled(number, step.times(number)), index)
@@ -73,7 +73,7 @@ class Prefetch:
         """Issue what operator `index` reads, as far as it is there; whether that was all."""
         operator, done = self.step.parts.operators[index], True
         again = self.moves is self.step.regather
-        for tensor in dict.fromkeys(filter(None, operator.inputs)):
+        for tensor in self.step.reads[index]:
             if tensor not in available and index != at:
                 done = done and not self._moves_later(tensor, operator.name)
                 continue
@@ -108,6 +108,6 @@ class Prefetch:
     def wait(self, index: int) -> None:
         """Wait for what an operator reads."""
         operator = self.step.parts.operators[index]
-        for tensor in dict.fromkeys(filter(None, operator.inputs)):
+        for tensor in self.step.reads[index]:
             number = self.own.get((tensor, operator.name), self.known.get(tensor, -1))
             self.writer.wait(number, tensor, index)

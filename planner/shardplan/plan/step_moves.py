@@ -62,6 +62,9 @@ class StepMoves:
         for operator in parts.operators:
             for name in dict.fromkeys(filter(None, operator.inputs)):
                 self.readers[name].append(operator.name)
+        moved = {move.tensor for move in parts.moves}
+        self.reads = [tuple(t for t in dict.fromkeys(operator.inputs) if t in moved) for operator in parts.operators]
+        """By operator, what it reads of which there are moves at all."""
         self.recomputed: dict[str, list[int]] = defaultdict(list)
         for index, operator in enumerate(parts.operators):
             if operator.again:

@@ -41,7 +41,7 @@ def recurrent(signature: Signature) -> Row:
                 InnerCollective("reduce_scatter", gathered, "backward", count=gathers),
             )
         },
-        gemm=Gemm(m=("b",), n=("h", "gates"), k=("i",)),
+        gemm=Gemm(m=("b",), n=("h", "gates"), k=("i",), repeats=("t",)),
         temporary_bytes=math.ceil(cells * signature.operand(0).item_bytes),
         segmented=True,
     )

@@ -275,7 +275,8 @@ def _gemm(equation: Equation) -> Gemm:
 
 def _sized_gemm(gemm: Gemm, sizes: Mapping[str, int]) -> Gemm:
     """Without the factors of absent operands."""
-    return Gemm(*(tuple(factor for factor in role if factor in sizes) for role in (gemm.m, gemm.n, gemm.k, gemm.batch)))
+    roles = (gemm.m, gemm.n, gemm.k, gemm.batch, gemm.repeats)
+    return Gemm(*(tuple(factor for factor in role if factor in sizes) for role in roles))
 
 
 def _factors(pattern: Pattern) -> list[str]:

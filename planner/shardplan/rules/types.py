@@ -88,12 +88,14 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """Sizes of the matrix product inside an operator and which factors make them up: m rows, n columns, k summed."""
+    """Sizes of the matrix product inside an operator and which factors make them up: m rows, n columns, k summed;
+    `repeats`: turns with the same weights, one after another. Their gradients are one product, which sums over all."""
 
     m: tuple[str, ...]
     n: tuple[str, ...]
     k: tuple[str, ...]
     batch: tuple[str, ...] = ()
+    repeats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
