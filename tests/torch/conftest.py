@@ -9,10 +9,3 @@ def four(tmp_path_factory):
     ranks = Ranks(4, tmp_path_factory.mktemp("four"))
     yield ranks
     ranks.close()
-
-
-@pytest.fixture(scope="session")
-def sixteen(tmp_path_factory):
-    ranks = Ranks(16, tmp_path_factory.mktemp("sixteen"))
-    yield ranks
-    ranks.close()

@@ -9,11 +9,20 @@ import tempfile
 
 from forced_plans import cluster_of
 from tiny_models import megatron, tiny_gpt
+from torch_ranks import Ranks
 
 from shardplan.constraints.parse import parse_constraints
 from shardplan.planning import PlanOptions, plan_model
 from shardplan.program.machine.verify import verify_plan
 from shardplan.runtime.predicted import predicted_collectives
+
+
+@pytest.fixture
+def sixteen(tmp_path):
+    """Sixteen ranks, gone after the test: idle ones listen to each other, which costs a tenth of a core."""
+    ranks = Ranks(16, tmp_path)
+    yield ranks
+    ranks.close()
 
 
 @pytest.mark.parametrize(("mesh", "wire_bytes"), [("2x2", 20_480), ("4x4", 15_360)])
