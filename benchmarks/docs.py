@@ -1,0 +1,143 @@
+"""Runs the commands of the README and of docs/ again and compares what they print with what the pages say.
+
+    python benchmarks/docs.py [PAGE ...] [--write]     # --write: bring the pages up to date
+
+A block ```console holds commands after `$ ` and what they print, both streams; a line `...` stands for any lines. They
+run in a copy of the checkout, page by page. Commands that read files which the checkout has not (a reader's own model)
+and those of other programs are listed and not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+READS = re.compile(r"[\w./-]+\.(?:onnx|json|gz|yaml|safetensors)\b|\w+\.\w+:\w+")
+ELIDED = "..."
+
+
+@dataclass(frozen=True)
+class Example:
+    """A command as the page has it, with its lines of continuation, and the lines that it prints."""
+
+    command: tuple[str, ...]
+    printed: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.command).removeprefix("$ ").replace("\\\n", " ")
+
+
+def examples(block: str) -> list[Example]:
+    found: list[Example] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            found.append(Example((line,), ()))
+        elif found and not found[-1].printed and found[-1].command[-1].endswith("\\"):
+            found[-1] = replace(found[-1], command=(*found[-1].command, line))
+        elif found:
+            found[-1] = replace(found[-1], printed=(*found[-1].printed, line))
+    return found
+
+
+def reason_not_to_run(example: Example, copy: Path) -> str:
+    """Why a command is not run here, `""` where it is."""
+    if not example.text.startswith("shardplan "):
+        return "another program"
+    made = re.findall(r"(?:-o|>) +(\S+)", example.text)
+    missing = [name for name in READS.findall(example.text) if name not in made and not (copy / name).exists()]
+    return f"needs {missing[0]}" if missing else ""
+
+
+def printed_by(example: Example, copy: Path) -> tuple[str, ...]:
+    """Both streams of a command that runs in the copy, line by line."""
+    planner = {**os.environ, "PYTHONPATH": str(copy / "planner")}
+    command = f"set -o pipefail; exec 2>&1; {example.text.replace('shardplan ', f'{sys.executable} -m shardplan ', 1)}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=copy, env=planner, capture_output=True, text=True, timeout=600, check=False
+    )
+    return tuple(line.rstrip() for line in done.stdout.rstrip("\n").splitlines())
+
+
+def as_on_the_page(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
+    """New lines, with those left out that the page leaves out: the first part and the last one by their lengths, one in
+    between from the line that is most like its first."""
+    if ELIDED not in old:
+        return tuple(new)
+    cuts = [-1, *(n for n, line in enumerate(old) if line == ELIDED), len(old)]
+    parts = [list(old[start + 1 : end]) for start, end in pairwise(cuts)]
+    lengths = [len(part) for part in parts]
+    shown, at = list(new[: lengths[0]]), lengths[0]
+    for part, length in zip(parts[1:-1], lengths[1:-1], strict=True):
+        if not part:
+            continue
+        near = difflib.get_close_matches(part[0], new[at:], n=1, cutoff=0.0)
+        at = list(new).index(near[0], at) if near else at
+        shown += [ELIDED, *new[at : at + length]]
+        at += length
+    return (*shown, ELIDED, *(new[len(new) - lengths[-1] :] if lengths[-1] else ()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pages", nargs="*")
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    pages = [Path(page).resolve() for page in asked.pages] or [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+        archive = subprocess.run(
+            ["tar", "--create", "--null", "--files-from=-"], cwd=ROOT, input=files, capture_output=True, check=True
+        )
+        subprocess.run(["tar", "--extract"], cwd=copy, input=archive.stdout, check=True)
+        counts = [checked(page, copy, write=asked.write) for page in pages]
+    same, other, left = (sum(column) for column in zip(*counts, strict=True))
+    print(f"{same} as the pages say, {other} otherwise, {left} not run")
+    return int(other > 0 and not asked.write)
+
+
+def checked(page: Path, copy: Path, *, write: bool) -> tuple[int, int, int]:
+    """How many commands of a page print what it says, something else, and were not run."""
+    counts, text = [0, 0, 0], page.read_text(encoding="utf-8")
+
+    def again(block: re.Match[str]) -> str:
+        if not block[0].startswith("$ "):
+            return block[0]
+        return "".join(f"{line}\n" for line in _run(page, examples(block[0]), copy, counts))
+
+    updated = BLOCK.sub(again, text)
+    if write and updated != text:
+        page.write_text(updated, encoding="utf-8")
+    return counts[0], counts[1], counts[2]
+
+
+def _run(page: Path, block: Sequence[Example], copy: Path, counts: list[int]) -> Iterator[str]:
+    for example in block:
+        yield from example.command
+        reason, old = reason_not_to_run(example, copy), example.printed
+        new = old if reason else as_on_the_page(old, printed_by(example, copy))
+        counts[2 if reason else int(new != old)] += 1
+        if reason:
+            print(f"{page.name}: not run ({reason}): {example.command[0]}")
+        elif new != old:
+            print(f"{page.name}: {example.command[0]}", *difflib.unified_diff(old, new, lineterm="", n=0), sep="\n  ")
+        yield from new
+
+
+if __name__ == "__main__":
+    sys.exit(main())
