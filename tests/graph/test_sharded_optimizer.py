@@ -97,7 +97,7 @@ def test_compare_has_a_row_for_it(model, cluster):
 def test_it_is_a_remedy_where_state_does_not_fit(cluster):
     model = transformer(**GPT | {"batch": 4, "seq": 16})
     whole = parse_pin("*weight*=replicate")
-    limit = planned(model, cluster, shard_optimizer=True, constraints=(whole,)).summary.memory.total
+    limit = planned(model, cluster, zero_1, shard_optimizer=True, constraints=(whole,)).summary.memory.total
     asked = PlanOptions(memory_limit_bytes=limit, constraints=(whole,))
     with pytest.raises(InfeasibleError):
         plan_model(model, cluster, asked)

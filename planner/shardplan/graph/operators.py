@@ -201,7 +201,11 @@ def _backward_kernels(rule: Rule, operands: Sequence[TensorSpace | None]) -> lis
         floats = max(1, sum(space is not None for space in operands))
         return [Kernel(rule.backward_flops * sum(wanted) / floats, passes=2)]
     products = (("m", "k", "n"), ("k", "n", "m"))
-    made = [Kernel(rule.backward_flops / 2, product=product) for product, want in zip(products, wanted, strict=False) if want]
+    made = [
+        Kernel(rule.backward_flops / 2, product=product)
+        for product, want in zip(products, wanted, strict=False)
+        if want
+    ]
     return made or [Kernel(0.0)]
 
 

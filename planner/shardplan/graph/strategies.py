@@ -96,6 +96,11 @@ class StrategySpace:
         pieces: Index = np.where(among[self.choices], self.axis_sizes, 1).prod(axis=1)
         return pieces
 
+    def works_on(self, axis: int) -> NDArray[np.bool_]:
+        """Which strategies split their work on a mesh axis."""
+        works = np.array([choice.works for choice in self.axis_choices])
+        return np.asarray(works[self.choices[:, axis]])
+
     def exclusive_codes(self, position: int) -> NDArray[np.bool_]:
         """Mesh axes on which result `position` is partial but no sum (a maximum, say): shape (strategies, axes)."""
         flags = np.array([choice.reductions[position] != "sum" for choice in self.axis_choices])

@@ -20,7 +20,7 @@ from shardplan.graph.remat import Recompute
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, Known, judged
-from shardplan.planning.recipes import RECIPES
+from shardplan.planning.recipes import RECIPES, without_axis
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import flags
 from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers, plain_sum
@@ -140,7 +140,9 @@ def searched(
         found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat)
     if found.candidate.step_s >= below_s:
         return found
-    further = [with_plain_sums] if instance.is_quick or search.restricted else [with_plain_sums, with_experts]
+    further = [with_plain_sums]
+    if not (instance.is_quick or search.restricted):
+        further += [with_experts, on_coarser_meshes]
     if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
         further.append(under_less_memory)
     for look in further if instance.options.cost_model.is_ours else ():
@@ -203,6 +205,18 @@ def with_experts(search: Search, found: Found) -> Questions[Found]:
         question = _question(found, found.linear, restriction=recipe)
         found, bound_s = yield from _with(search, found, question)
         if bound_s < found.candidate.step_s * (1.0 - HOPE * found.gap):
+            near = replace(question, linear=None, effort="quick")
+            found, _ = yield from _with(search, found, near, proves=False)
+    return found
+
+
+def on_coarser_meshes(search: Search, found: Found) -> Questions[Found]:
+    """The plans of the mesh without one of its axes: a finer mesh is to be no slower."""
+    axes = range(len(search.instance.cluster.mesh))
+    for axis in axes if len(axes) > 1 else ():
+        question = _question(found, found.linear, restriction=without_axis(axis))
+        found, bound_s = yield from _with(search, found, question)
+        if bound_s < found.candidate.step_s:
             near = replace(question, linear=None, effort="quick")
             found, _ = yield from _with(search, found, near, proves=False)
     return found

@@ -56,6 +56,23 @@ def recipes_for(options: PlanOptions) -> Mapping[str, Restrict]:
     return {first: restriction, "ZeRO-1": zero_1, **dict(others)}
 
 
+def without_axis(axis: int) -> Restrict:
+    """Nothing split on a mesh axis: the plans of the mesh without it."""
+
+    def allowed(built: CostGraph) -> Allowed:
+        tensors = {"kept": built.kept, "served": built.served, "updated": built.updated}
+        masks: dict[Node, Mask] = {
+            (kind, name): space.codes[:, axis] == space.code(R)
+            for kind, spaces in tensors.items()
+            for name, space in spaces.items()
+        }
+        for operator, space in zip(built.model.operators, built.operators, strict=True):
+            masks["operator", operator.name] = ~space.strategies.works_on(axis)
+        return {node: mask for node, mask in masks.items() if mask.any()}
+
+    return allowed
+
+
 RECIPES: Mapping[str, Restrict] = {
     "data parallel": data_parallel,
     "ZeRO-3": zero_3,
