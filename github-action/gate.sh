@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The steps of the Action: `gate.sh check` and `gate.sh diff`, in the checkout that holds the plans. What is asked comes
-# from the environment: PLANS, MODELS, RESOLVE, BASE, FAIL_IF, ALLOW_DELETED. Whatever cannot be answered fails the job.
+# from the environment: PLANS, MODELS, RESOLVE, JUNIT, SARIF, BASE, FAIL_IF, ALLOW_DELETED. Whatever cannot be answered fails the job.
 set -euo pipefail
 
 failed=0
@@ -50,6 +50,8 @@ check() {
         if [ -n "$model" ]; then arguments+=(--model "$model"); fi
     done <<< "${MODELS:-}"
     if [ "${RESOLVE:-false}" = true ]; then arguments+=(--resolve); fi
+    if [ -n "${JUNIT:-}" ]; then arguments+=(--junit "$JUNIT"); fi
+    if [ -n "${SARIF:-}" ]; then arguments+=(--sarif "$SARIF"); fi
     local code=0
     quoted shardplan check "${arguments[@]}" -- "${plans[@]}" || code=$?
     if [ "$code" != 0 ]; then

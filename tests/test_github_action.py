@@ -107,6 +107,15 @@ def test_check(repository: Path):
     assert [line.partition("::shardplan")[0] for line in commands(done)] == ["::error file=,title=stale plans"]
 
 
+def test_reports(repository: Path):
+    done = run("Check", repository, JUNIT="out/check.xml", SARIF="out/check.sarif")
+    assert done.returncode == 0
+    assert (
+        '<testcase classname="shardplan.check" name="plans/two.plan.json"' in (repository / "out/check.xml").read_text()
+    )
+    assert '"results": []' in (repository / "out/check.sarif").read_text()
+
+
 @pytest.mark.parametrize("step", ["Check", "Diff"])
 @pytest.mark.parametrize("plans", ["", "nowhere/*.plan.json"])
 def test_no_plans_are_no_answer(repository: Path, step: str, plans: str):

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import onnx
 import pytest
@@ -125,6 +126,53 @@ def test_several_and_json(shardplan, solved):
     assert [row["status"] for row in document["result"]["plans"]] == ["fresh", "unreadable"]
     assert "1 of 2 plans need attention\n" in shardplan("check", PLAN, "other.json").out
     assert "all 2 plans are fresh\n" in shardplan("check", PLAN, PLAN).out
+
+
+def test_reports_for_ci(shardplan, solved):
+    hostile = 'x\x1b\n::error::y"<&>]]>.plan.json'
+    Path("plans", hostile).write_text("{}")
+    Path("edited.plan.json").write_text(Path(PLAN).read_text().replace('"machine"', '"mash"', 1))
+    run = shardplan("check", PLAN, f"plans/{hostile}", "edited.plan.json", "--junit", "a/c.xml", "--sarif", "c.sarif")
+    assert run.code == 2
+    suite = ET.parse("a/c.xml").getroot()
+    assert suite.attrib == {
+        "name": "shardplan check", "tests": "3", "failures": "1", "errors": "1", "skipped": "0"
+    }  # fmt: skip
+    assert [[child.tag for child in case] for case in suite] == [[], ["error"], ["failure"]]
+    assert suite[1].attrib["name"] == 'plans/x\\x1b\\n::error::y"<&>]]>.plan.json'
+    text = Path("c.sarif").read_text()
+    document = json.loads(text)
+    assert document["version"] == "2.1.0"
+    (one,) = document["runs"]
+    assert one["tool"]["driver"]["name"] == "shardplan"
+    names = [rule["id"] for rule in one["tool"]["driver"]["rules"]]
+    assert [names[result["ruleIndex"]] for result in one["results"]] == ["unreadable-plan", "invalid-plan"]
+    places = [result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for result in one["results"]]
+    assert places == ["plans/x%1B%0A%3A%3Aerror%3A%3Ay%22%3C%26%3E%5D%5D%3E.plan.json", "edited.plan.json"]
+    assert not re.search(r"^\s*::", text + Path("a/c.xml").read_text(), re.MULTILINE)
+
+
+def test_reports_say_what_is_wrong_and_what_to_do(shardplan, solved):
+    edited = Path(PLAN).read_text().replace('"step_us": ', '"step_us": 9', 1)
+    Path(PLAN).write_text(edited)
+    assert shardplan("check", PLAN, "--junit", "c.xml", "--sarif", "c.sarif").code == 1
+    (case,) = ET.parse("c.xml").getroot()
+    (failure,) = case
+    assert failure.attrib["type"] == "invalid"
+    assert "edited after it was written" in failure.attrib["message"]
+    assert f"to make it anew: {REPAIR}" in failure.text
+    (result,) = json.loads(Path("c.sarif").read_text())["runs"][0]["results"]
+    assert result["ruleId"] == "invalid-plan"
+
+
+def test_a_report_takes_no_other_files_place(shardplan, solved):
+    for option, kind in (("--junit", "JUnit"), ("--sarif", "SARIF")):
+        run = shardplan("check", PLAN, option, PLAN)
+        assert run.code == 2
+        assert f"exists and is not a {kind} report" in run.err
+        for _ in range(2):
+            assert shardplan("check", PLAN, option, "report").code == 0
+        Path("report").unlink()
 
 
 def test_resolve_needs_a_model(shardplan, solved):

@@ -181,6 +181,13 @@ def test_ctrl_c_writes_the_best(shardplan, folder):
     assert shardplan("evaluate-problem", "p.json", "s.json").code == 0
 
 
+@pytest.mark.parametrize("limit", [1 << 62, 1 << 63, 1 << 70])
+def test_a_limit_beyond_64_bits_is_none(shardplan, folder, limit):
+    Path("p.json").write_text(small(usage_limit=limit))
+    run = shardplan("solve-problem", "p.json", "-o", "s.json", "--json")
+    assert (run.code, valid(run.out)["result"]["cost"]) == (0, 11)
+
+
 def test_limits(shardplan, folder):
     Path("p.json").write_text(hard(300))
     runs = [shardplan("solve-problem", "p.json", "--work-limit", "40", "--json") for _ in range(2)]

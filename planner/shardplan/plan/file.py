@@ -28,6 +28,8 @@ _OTHERS = {
     "graph": re.compile(r"\A\s*<\?xml"),
     "trace": re.compile(r'\A\s*\{\s*"(?:displayTimeUnit|traceEvents)"'),
     "profile": re.compile(r"\A(?:\s*(?:#[^\n]*)?\n)*schema\s*:"),
+    "JUnit report": re.compile(r"\A\s*<\?xml[^>]*>\s*<testsuite"),
+    "SARIF report": re.compile(r'\A\s*\{\s*"\$schema": "[^"]*sarif'),
 }
 """How files begin that are no plans and may be replaced by others of their kind."""
 
@@ -92,9 +94,9 @@ def write_text(text: str, path: str | Path) -> bool:
 
 
 def write_other(text: str, path: str | Path, kind: str) -> bool:
-    """`write_text` for a `graph`, a `trace` or a `profile`, over another one or where nothing is.
+    """`write_text` for a `graph`, a `trace`, a `profile` or a report, over another one or where nothing is.
 
-    Raises `ShardplanError`: `unwritable-output`, and `output-not-a-graph` (`-trace`, `-profile`).
+    Raises `ShardplanError`: `unwritable-output`, and `output-not-a-graph` (`-trace`, and so on).
     """
     target = Path(path)
     try:

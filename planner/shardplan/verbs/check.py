@@ -34,6 +34,8 @@ _CODES = {"unreadable": EXIT_USAGE, "infeasible": EXIT_INFEASIBLE, "fresh": EXIT
 )
 @click.option("--without-model", is_flag=True, help="Check what a plan says of itself, without its model.")
 @click.option("--resolve", is_flag=True, help="Solve again, and say if there is a faster plan now.")
+@click.option("--junit", metavar="FILE", help="Write the verdicts for CI as JUnit XML too: a plan is a test case.")
+@click.option("--sarif", metavar="FILE", help="Write the verdicts as SARIF too, for code scanning: a result a plan.")
 @verb
 def check(
     session: Session,
@@ -41,12 +43,14 @@ def check(
     plans: tuple[str, ...],
     models: tuple[str, ...],
     cluster: str | None,
+    junit: str | None,
+    sarif: str | None,
     *,
     without_model: bool,
     resolve: bool,
 ) -> int:
     """Say of every PLAN whether it is still what its model, its cluster profile and its decisions make of it, field by
-    field. Nothing is written.
+    field. No plan is written.
 
     Exits with 0 when all are fresh, 1 when some are stale, invalid or no longer optimal, 2 when some could not be
     checked, 3 when it is proven that one does not fit.
@@ -60,10 +64,25 @@ def check(
         verdict = _verdict(session, file, models, cluster, alone=without_model, resolve=resolve)
         rows.append((file, verdict))
         session.say_all(_diagnostics(file, verdict))
+    _report(rows, junit, sarif)
     from shardplan.render.check import check_document, show_check
 
     session.finish(check_document(rows), lambda console: show_check(console, rows))
     return max((_CODES.get(verdict.status, EXIT_NO) for _, verdict in rows), key=_WEIGHT.index)
+
+
+def _report(rows: list[tuple[str, Verdict]], junit: str | None, sarif: str | None) -> None:
+    """Write the reports that are asked for. Raises `ShardplanError` where one cannot be."""
+    if not junit and not sarif:
+        return
+    from shardplan import __version__
+    from shardplan.plan.file import write_other
+    from shardplan.render import reports
+
+    if junit:
+        write_other(reports.junit(rows), junit, "JUnit report")
+    if sarif:
+        write_other(reports.sarif(rows, __version__), sarif, "SARIF report")
 
 
 _WEIGHT = [EXIT_DONE, EXIT_NO, EXIT_INFEASIBLE, EXIT_USAGE]

@@ -26,6 +26,8 @@ from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.solve.problem import Edge, Problem, Usage
 
 FORBIDDEN = 10**18
+_ENDLESS = 1 << 62
+"""A limit that no sum of usages exceeds, and that 64 bits hold."""
 PIECE = 1 << 20
 _SPACE = b" \t\r\n"
 _DIGITS = b"0123456789+-.eE"
@@ -341,7 +343,7 @@ def _problem(fields: dict[str, object]) -> Problem:
         usages=tuple(
             Usage(node, times[2 * node], times[2 * node + 1], usages.values[a:b]) for node, (a, b) in enumerate(usages)
         ),
-        limit=limit if isinstance(limit, int) else None,
+        limit=min(limit, _ENDLESS) if isinstance(limit, int) else None,
     )
 
 
