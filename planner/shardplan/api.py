@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.plan.content import edited
-from shardplan.plan.file import read_whole, write_plan
+from shardplan.plan.file import read_signed, read_whole, write_plan
 from shardplan.plan.legality import faults as illegal
 from shardplan.plan.types import Plan
 from shardplan.request import Request, request_of
@@ -86,17 +86,24 @@ def save(plan: Plan, path: str | Path) -> bool:
     return write_plan(plan, path)
 
 
-def load(path: str | Path, verify: bool = False, *, model: str | Path | None = None) -> Plan:
+def load(
+    path: str | Path,
+    verify: bool = False,
+    *,
+    model: str | Path | None = None,
+    allowed_signers: str | Path | None = None,
+) -> Plan:
     """The plan in the file at `path`.
 
     `verify`: refuse one that was edited since it was written, by the digest of its content, or whose decisions are not
     legal. `model`: and one of which any field does not follow from its decisions for this model, as `shardplan check`
-    says it; that takes onnx and about a second.
+    says it; that takes onnx and about a second. `allowed_signers`: and one that nobody in this file has signed, as
+    OpenSSH's ssh-keygen says it; the file is in its format.
 
     Raises `ShardplanError` (`unreadable-plan`, `not-a-plan`, `damaged-plan`; `edited-plan`, `invalid-plan`,
-    `stale-plan`).
+    `stale-plan`; `unsigned-plan`, `no-ssh-keygen`, `unreadable-signers`).
     """
-    found, plan = read_whole(path)
+    found, plan = read_whole(path) if allowed_signers is None else read_signed(path, allowed_signers)
     if verify and (faults := [*edited(found), *illegal(plan)]):
         hint = "solve again, or take the file that was written"
         raise ShardplanError(error("edited-plan", faults[0], detail="\n".join(faults[1:]), hint=hint, file=str(path)))

@@ -40,6 +40,7 @@ EXPECTED = {
     "scan_num_inputs_neg": "invalid-node",
     "scan_ok": "",
     "softmax_scalar": "incompatible-dims",
+    "split_outputs": "invalid-node",
     "twice_in_body": "duplicate-value",
     "unknown_op": "unresolved-shape",
     "unsqueeze_grows": "cannot-plan-node",

@@ -105,6 +105,10 @@ def said(path: Path) -> str:
         (document(nodes__costs=[[], [3]], nodes__usages=[[], [6]]), "node 0: it has no choices"),
         (document(nodes__costs=[[1, 2]]), "2 intervals, 1 costs and 2 usages: one each per node"),
         (document(nodes__intervals=[[0, 2], [3, 1]]), "node 1: [3, 1) is no interval of time"),
+        (
+            document(nodes__intervals=[[0, 2], [1, 10**18]]),
+            "node 1: [1, 1000000000000000000) ends after 67,108,864, the last moment there is",
+        ),
         (document(nodes__intervals=[[-1, 2], [1, 3]]), "node 0: [-1, 2) is no interval of time"),
         (document(nodes__intervals=[[0, 2, 3], [1, 3]]), "node 0: its interval has 3 ends, not 2"),
         (document(nodes__usages=[[4, 5], [-6]]), "node 1: a usage is negative"),

@@ -17,6 +17,8 @@ _SIZES = re.compile(r"^\d+([xX×]\d+)*$")
 _NAMED = re.compile(r"^\s*([A-Za-z_][A-Za-z_0-9]*)\s*=\s*(\d+)\s*$")
 _EXPECTED = "a mesh is sizes such as 4x4, outermost first, or names such as machine=4,gpu=4"
 
+_MOST_DEVICES = 1 << 24
+
 Placed = list[tuple[int, int]]
 """(level, size) of every mesh axis, outermost first."""
 
@@ -40,6 +42,10 @@ def make_cluster(profile: Profile, mesh_text: str | None = None) -> Cluster:
         raise ShardplanError(
             error("bad-mesh", f"mesh '{mesh_text}' has an axis of size 0", hint="a size is at least 1")
         )
+    devices = math.prod(size for _, size in placed)
+    if devices > _MOST_DEVICES:
+        hint = f"at most {_MOST_DEVICES:,} can be planned for"
+        raise ShardplanError(error("mesh-too-large", f"the mesh has {devices:.3g} devices", hint=hint))
     faults = _too_large(profile, placed)
     if faults:
         raise ShardplanError(*faults)

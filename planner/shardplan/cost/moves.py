@@ -29,6 +29,8 @@ _BLOCK_ENTRIES = 1 << 21
 STEP_S = 4e-15
 """Charged for every step while the cheapest way is looked for: an all-reduce costs what a reduce-scatter and an
 all-gather do, and which of both has the lower rounded sum shall not decide."""
+MOST_S = 1e6
+"""Above this, prices of other collectives are lost beside one: what sums them up is a float."""
 CollectiveSeconds = Callable[[Collective, float], float]
 """Seconds of a collective on a tensor of so many bytes."""
 
@@ -87,8 +89,8 @@ class MoveSpace:
         """Seconds of the cheapest path from every state (row) to every state (column); `inf` from and to illegal ones.
 
         `seconds` may be `inf` for collectives that must not be used. Bellman-Ford over many targets together: a path is
-        as long as it must be. Raises `ShardplanError` (`bad-price`) for a price that is no number, or below zero: there
-        would be no cheapest path.
+        as long as it must be. Raises `ShardplanError` (`bad-price`) for a price that is no number, below zero or above
+        `MOST_S`: there would be no cheapest path, or a step more would not count.
         """
         price = np.array([seconds(collective, float(size_bytes)) for collective in self.collectives])
         self._check(price, size_bytes)
@@ -139,7 +141,7 @@ class MoveSpace:
         rows, columns = np.nonzero(goes)
         step = first[rows, columns]
         group_of = np.asarray(groups, dtype=np.int64)[kind[step]]
-        while len(rows):
+        for _ in range(len(best) if len(rows) else 0):  # no path has more steps than there are states
             before = parts[:, rows, columns].copy()
             after = parts[:, target[step], columns]
             after[group_of, np.arange(len(rows))] += price[kind[step]]
@@ -150,12 +152,12 @@ class MoveSpace:
         return parts
 
     def _check(self, price: Seconds, size_bytes: int) -> None:
-        wrong = np.flatnonzero(~(price >= 0.0))
+        wrong = np.flatnonzero(~(price >= 0.0) | ((price > MOST_S) & np.isfinite(price)))
         if len(wrong):
             collective, found = self.collectives[int(wrong[0])], float(price[wrong[0]])
             axes = ", ".join(self.mesh.names[axis] for axis in collective.axes)
-            summary = f"an {collective.kind.replace('_', '-')} of {size_bytes} bytes over {axes} is priced at {found} s"
-            hint = "a price is a number of at least 0: check bandwidths, latencies and payloads of the cost model"
+            summary = f"{collective.kind.replace('_', '-')} of {size_bytes} bytes over {axes} is priced at {found} s"
+            hint = f"a price is from 0 to {MOST_S:g} s: check bandwidths, latencies and payloads of the cost model"
             raise ShardplanError(error("bad-price", summary, hint=hint))
 
     def layout(self, state: int, shards: Sequence[Placement]) -> Layout:

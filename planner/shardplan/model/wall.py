@@ -240,7 +240,7 @@ def _node_problems(node: onnx.NodeProto, scans_plainly: bool, budget: Budget) ->
     for entry in node.attribute:
         if entry.type == onnx.AttributeProto.TENSOR:
             yield from _tensor_problems(f"attribute '{entry.name}' of {label}", entry.t, budget)
-    check = _CONTROL.get(node.op_type) if node.domain in _DEFAULT else None
+    check = _CHECKED.get(node.op_type) if node.domain in _DEFAULT else None
     if check is not None and (node.op_type != "Scan" or scans_plainly):
         found = next(check(node), "")
         if found:
@@ -323,4 +323,11 @@ def _integers(node: onnx.NodeProto, name: str) -> Sequence[int]:
     return next((entry.ints for entry in node.attribute if entry.name == name), ())
 
 
-_CONTROL = {"If": _if, "Loop": _loop, "Scan": _scan}
+def _split(node: onnx.NodeProto) -> Iterator[str]:
+    told = next((entry.i for entry in node.attribute if entry.name == "num_outputs"), len(node.output))
+    if told != len(node.output):
+        yield f"it makes {len(node.output)} values, and num_outputs is {told}"
+
+
+_CHECKED = {"If": _if, "Loop": _loop, "Scan": _scan, "Split": _split}
+"""Kinds of which onnx's own inference relies on more than it looks at: it may end the process."""

@@ -14,6 +14,7 @@ from shardplan.plan.decode import loads, loads_whole
 from shardplan.plan.encode import dumps
 from shardplan.plan.fields import MAJOR
 from shardplan.plan.parse import Document
+from shardplan.plan.signature import UnsignedError, signature_fault, signing_command
 from shardplan.plan.types import Plan
 from shardplan.whole_files import write_whole
 
@@ -42,6 +43,17 @@ def read_plan(path: str | Path) -> Plan:
 def read_whole(path: str | Path) -> tuple[Document, Plan]:
     """The document in the file at `path` and the plan that it is. Raises as `read_plan`."""
     return loads_whole(_text_of(path), str(path))
+
+
+def read_signed(path: str | Path, signers: str | Path) -> tuple[Document, Plan]:
+    """`read_whole` of a file whose content, as it was read, one of the allowed `signers` has signed.
+
+    Raises `UnsignedError` (`unsigned-plan`), `ShardplanError` as `read_plan` and `signature_fault`.
+    """
+    text = _text_of(path)
+    if fault := signature_fault(text, str(path), signers):
+        raise UnsignedError(error("unsigned-plan", fault, hint=signing_command(str(path)), file=str(path)))
+    return loads_whole(text, str(path))
 
 
 def _text_of(path: str | Path) -> str:

@@ -18,8 +18,9 @@ from shardplan.plan.content import minor_of
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.document_diff import Difference, differences
 from shardplan.plan.encode import document, plain
-from shardplan.plan.file import read_whole
+from shardplan.plan.file import read_signed, read_whole
 from shardplan.plan.legality import faults as illegal
+from shardplan.plan.signature import UnsignedError, signing_command
 from shardplan.plan.timeline import unscheduled
 from shardplan.plan.types import Plan
 from shardplan.study.derive import NotDerivableError, derived
@@ -56,12 +57,15 @@ class Verdict:
 def check_file(file: str, given: Given = AS_RECORDED, *, resolve: bool = False) -> Verdict:
     """The verdict on the plan in `file`, with the inputs that it records, or those `given`.
 
-    In this order: its decisions must be legal; its content as it was written; its model, profile and constraints
-    unchanged; its memory within the limit; every field what its decisions make of them; and with `resolve`, its bound
-    proven and its step still the shortest. Raises `ShardplanError` when the plan or an input cannot be read,
-    `LimitError` when a search ends early.
+    In this order: signed, if it must be; its decisions legal; its content as it was written; its model, profile and
+    constraints unchanged; its memory within the limit; every field what its decisions make of them; and with
+    `resolve`, its bound proven and its step still the shortest. Raises `ShardplanError` when the plan or an input
+    cannot be read, `LimitError` when a search ends early.
     """
-    found, plan = read_whole(file)
+    try:
+        found, plan = read_whole(file) if given.signers is None else read_signed(file, given.signers)
+    except UnsignedError as problem:
+        return Verdict("invalid", (problem.diagnostics[0].summary,), repair=Repair(signing_command(file)))
     verdict = _verdict(found, plan, file, lambda: model_now(plan, file, given), given, resolve=resolve)
     if verdict.status == "fresh" or verdict.repair is not NO_REPAIR:
         return verdict

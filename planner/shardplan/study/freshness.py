@@ -30,11 +30,12 @@ _ALONE = "or check what the plan says of itself alone with --without-model"
 @dataclass(frozen=True, slots=True)
 class Given:
     """Inputs that are named when a plan is checked, in place of those that it records. `alone`: its model is not
-    looked at."""
+    looked at. `signers`: the file of those one of whom must have signed it."""
 
     model: str | None = None
     cluster: str | None = None
     alone: bool = False
+    signers: str | None = None
 
 
 AS_RECORDED: Final = Given()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +14,7 @@ from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, EXIT_NO, EXIT_US
 if TYPE_CHECKING:
     from shardplan.plan.types import Plan
     from shardplan.study.check import Verdict
+    from shardplan.study.freshness import Given
 
 _CODES = {"unreadable": EXIT_USAGE, "infeasible": EXIT_INFEASIBLE, "fresh": EXIT_DONE}
 
@@ -34,6 +36,13 @@ _CODES = {"unreadable": EXIT_USAGE, "infeasible": EXIT_INFEASIBLE, "fresh": EXIT
 )
 @click.option("--without-model", is_flag=True, help="Check what a plan says of itself, without its model.")
 @click.option("--resolve", is_flag=True, help="Solve again, and say if there is a faster plan now.")
+@click.option("--require-signature", is_flag=True, help="Refuse a plan that none of --allowed-signers has signed.")
+@click.option(
+    "--allowed-signers",
+    "signers",
+    metavar="FILE",
+    help="Who may sign: names and public keys, as ssh-keygen reads them. The signature of PLAN is PLAN.sig.",
+)
 @click.option("--junit", metavar="FILE", help="Write the verdicts for CI as JUnit XML too: a plan is a test case.")
 @click.option("--sarif", metavar="FILE", help="Write the verdicts as SARIF too, for code scanning: a result a plan.")
 @verb
@@ -43,11 +52,13 @@ def check(
     plans: tuple[str, ...],
     models: tuple[str, ...],
     cluster: str | None,
+    signers: str | None,
     junit: str | None,
     sarif: str | None,
     *,
     without_model: bool,
     resolve: bool,
+    require_signature: bool,
 ) -> int:
     """Say of every PLAN whether it is still what its model, its cluster profile and its decisions make of it, field by
     field. No plan is written.
@@ -57,11 +68,16 @@ def check(
     """
     if without_model and (resolve or models):
         raise click.UsageError(f"--without-model and {'--model' if models else '--resolve'}: one of them")
+    if require_signature != (signers is not None):
+        raise click.UsageError("--require-signature and --allowed-signers FILE: both of them, or none")
     if "cluster" not in chosen({"cluster": cluster}):
         cluster = None  # settings say what solve is to take: a plan may have been asked for otherwise
+    from shardplan.study.freshness import Given
+
     rows: list[tuple[str, Verdict]] = []
     for file in plans:
-        verdict = _verdict(session, file, models, cluster, alone=without_model, resolve=resolve)
+        given = Given(None, cluster, without_model, signers)
+        verdict = _verdict(session, file, models, given, resolve=resolve)
         rows.append((file, verdict))
         session.say_all(_diagnostics(file, verdict))
     _report(rows, junit, sarif)
@@ -89,16 +105,13 @@ _WEIGHT = [EXIT_DONE, EXIT_NO, EXIT_INFEASIBLE, EXIT_USAGE]
 """Exit codes, the one that says most last."""
 
 
-def _verdict(
-    session: Session, file: str, models: tuple[str, ...], cluster: str | None, *, alone: bool, resolve: bool
-) -> Verdict:
+def _verdict(session: Session, file: str, models: tuple[str, ...], given: Given, *, resolve: bool) -> Verdict:
     from shardplan.plan.file import read_plan
     from shardplan.study.check import check_file, unreadable
-    from shardplan.study.freshness import Given
 
     try:
-        given = Given(_model_of(read_plan(file), models) if models else None, cluster, alone)
-        return check_file(file, given, resolve=resolve)
+        model = _model_of(read_plan(file), models) if models else None
+        return check_file(file, replace(given, model=model), resolve=resolve)
     except ShardplanError as problem:
         session.say_all(problem.diagnostics)
         return unreadable(problem)

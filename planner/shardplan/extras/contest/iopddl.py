@@ -28,6 +28,7 @@ from shardplan.solve.problem import Edge, Problem, Usage
 FORBIDDEN = 10**18
 _ENDLESS = 1 << 62
 """A limit that no sum of usages exceeds, and that 64 bits hold."""
+_LATEST = 1 << 26
 PIECE = 1 << 20
 _SPACE = b" \t\r\n"
 _DIGITS = b"0123456789+-.eE"
@@ -368,6 +369,7 @@ def _check_nodes(intervals: _Ragged, costs: _Ragged, usages: _Ragged) -> None:
     _refuse("node", intervals.lengths != 2, lambda v: f"its interval has {intervals.lengths[v]} ends, not 2")
     start, end = intervals.values[::2], intervals.values[1::2]
     _refuse("node", (start < 0) | (end < start), lambda v: f"[{start[v]}, {end[v]}) is no interval of time")
+    _refuse("node", end > _LATEST, lambda v: f"[{start[v]}, {end[v]}) ends after {_LATEST:,}, the last moment there is")
     _refuse("node", costs.lengths == 0, lambda _: "it has no choices")
     _refuse(
         "node",

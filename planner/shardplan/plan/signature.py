@@ -1,0 +1,73 @@
+"""Signatures of plan files by OpenSSH: who has signed what is in a file?
+
+`ssh-keygen -Y sign -n shardplan -f KEY PLAN` writes `PLAN.sig`. Who may sign is in a file of allowed signers, as git
+and `ssh-keygen` read it: a name and a public key on each line.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from shardplan.errors import ShardplanError, error
+
+NAMESPACE: Final = "shardplan"
+"""What a signature is for: one made for something else is none of a plan."""
+_PATIENCE_S: Final = 30.0
+
+
+class UnsignedError(ShardplanError):
+    """A plan is not signed by anybody who may."""
+
+
+def signing_command(file: str) -> str:
+    """How a plan is signed with one's own key."""
+    return f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY {shlex.quote(file)}"
+
+
+def signature_fault(text: str, file: str, signers: str | Path) -> str:
+    """Why the text of the plan in `file` is not signed by one of `signers`, in a sentence; `""` where it is.
+
+    Raises `ShardplanError` (`no-ssh-keygen`, `unreadable-signers`) where that cannot be told.
+    """
+    keygen = shutil.which("ssh-keygen")
+    if keygen is None:
+        hint = "install OpenSSH"
+        raise ShardplanError(error("no-ssh-keygen", "there is no ssh-keygen to verify signatures with", hint=hint))
+    try:
+        Path(signers).read_bytes()
+    except OSError as problem:
+        summary = f"cannot read the allowed signers: {problem.strerror}"
+        hint = "a line of that file is a name and a public key: ada@example.org ssh-ed25519 AAAA…"
+        raise ShardplanError(error("unreadable-signers", summary, hint=hint, file=str(signers))) from None
+    signature = f"{file}.sig"
+    if not Path(signature).is_file():
+        return f"it is not signed: there is no file {signature}"
+    given = ["-f", str(signers), "-n", NAMESPACE, "-s", signature]
+    named = _run([keygen, "-Y", "find-principals", *given], "")
+    principals = named.stdout.splitlines() if named.returncode == 0 else []
+    if not principals:
+        return f"nobody in {signers} has made the signature {signature}"
+    for principal in principals:
+        if _run([keygen, "-Y", "verify", "-I", principal, *given], text).returncode == 0:
+            return ""
+    return f"the signature {signature} by {principals[0]} is not one of this content, or not one for '{NAMESPACE}'"
+
+
+def _run(command: list[str], text: str) -> subprocess.CompletedProcess[str]:
+    """The answer of ssh-keygen, which reads `text`; one that does not come is a refusal."""
+    try:
+        return subprocess.run(  # noqa: S603 - no shell, and words that we made
+            command,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", "")
