@@ -15,6 +15,7 @@ EXPECTED = {
     "attribute_dims": "cannot-plan-node",
     "bad_utf8": "bad-name",
     "bad_utf8b": "bad-name",
+    "constant_of_nothing": "unresolved-shape",
     "conv1d_1000000": "",
     "conv1d_10000000": "",
     "conv1d_2147483647": "",
@@ -71,7 +72,7 @@ def test_what_once_went_wrong(name, tmp_path):
         ("layers=4000000000", "layers is 4000000000, it must be at most 4096"),
         ("capacity=nan", "capacity is nan, it must be positive"),
         (f"seq={'9' * 5000}", "should be seq=N"),
-        ("hidden=1000000000000,heads=1", "elements (SHARDPLAN_MAX_ELEMENTS allows more)"),
+        ("hidden=1000000000000,heads=1", "elements (--budget elements=N or SHARDPLAN_MAX_ELEMENTS=N allows more)"),
     ],
 )
 def test_descriptions_of_what_nobody_has(words, why, tmp_path):

@@ -33,7 +33,7 @@ def test_operators_are_counted_as_inlined_without_inlining():
         guard(doubling(LAUGHS), Budget(operators=(1 << LAUGHS) - 1))
     assert str(caught.value) == (
         "error[too-many-operators]: the model has 4096 operators when its functions are inlined, and 4095 are allowed\n"
-        "hint: SHARDPLAN_MAX_OPERATORS=N allows more"
+        "hint: --budget operators=N or SHARDPLAN_MAX_OPERATORS=N allows more"
     )
 
 
@@ -50,7 +50,7 @@ def test_depth_has_a_budget():
         guard(doubling(LAUGHS), Budget(nesting=LAUGHS - 1))
     assert str(caught.value) == (
         "error[nested-too-deep]: graphs and functions are nested more than 11 deep\n"
-        "hint: SHARDPLAN_MAX_NESTING=N allows more"
+        "hint: --budget nesting=N or SHARDPLAN_MAX_NESTING=N allows more"
     )
 
 

@@ -32,7 +32,8 @@ Function = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much of anything a model may have; `SHARDPLAN_MAX_OPERATORS` and the like in the environment change it.
+    """How much of anything a model may have; `SHARDPLAN_MAX_OPERATORS` and the like in the environment change it, for a
+    command `--budget operators=N`.
 
     `operators`: with local functions inlined and nested graphs counted; `rank`, `elements`: of one tensor; `nesting`:
     of graphs in graphs, and of functions that call functions.
@@ -61,9 +62,16 @@ class Budget:
         return cls(**given)
 
 
+BUDGETS = tuple(entry.name for entry in fields(Budget))
+
+
 def variable_of(name: str) -> str:
     """The environment variable that changes a field of `Budget`."""
     return f"SHARDPLAN_MAX_{name.upper()}"
+
+
+def _more(name: str) -> str:
+    return f"--budget {name}=N or {variable_of(name)}=N allows more"
 
 
 UNREADABLE = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, AssertionError, RuntimeError)
@@ -92,11 +100,11 @@ def beyond(dims: Sequence[int | None], budget: Budget) -> str:
     if any(dim < 0 for dim in known):
         return "a dim is negative"
     if len(dims) > budget.rank:
-        return f"it has {len(dims)} dims, and {budget.rank} are allowed ({variable_of('rank')} allows more)"
+        return f"it has {len(dims)} dims, and {budget.rank} are allowed ({_more('rank')})"
     if any(dim > _DIM for dim in known):
         return f"a dim is larger than {_DIM}"
     if math.prod(known) > budget.elements:
-        return f"it has more than {budget.elements} elements ({variable_of('elements')} allows more)"
+        return f"it has more than {budget.elements} elements ({_more('elements')})"
     return ""
 
 
@@ -181,12 +189,12 @@ def _function_problems(proto: onnx.ModelProto, budget: Budget) -> Iterator[Diagn
     if count > budget.operators:
         shown = str(count) if count < 10**15 else "more than 10^15"
         text = f"the model has {shown} operators when its functions are inlined, and {budget.operators} are allowed"
-        yield error("too-many-operators", text, hint=f"{variable_of('operators')}=N allows more")
+        yield error("too-many-operators", text, hint=_more("operators"))
 
 
 def _too_deep(budget: Budget) -> Diagnostic:
     text = f"graphs and functions are nested more than {budget.nesting} deep"
-    return error("nested-too-deep", text, hint=f"{variable_of('nesting')}=N allows more")
+    return error("nested-too-deep", text, hint=_more("nesting"))
 
 
 def nested(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -231,8 +231,8 @@ def _constant_root(node: Node, draft: Draft) -> onnx.TensorProto | None:
     if node.op_type == "Constant":
         value = next((entry.t for entry in node.proto.attribute if entry.name == "value"), None)
         return value if value is not None and value.dims else None
-    if node.op_type == "ConstantOfShape" and node.inputs[0] in draft.initializers:
-        shape = draft.initializers[node.inputs[0]]
+    shape = draft.initializers.get(next(iter(node.inputs), ""))
+    if node.op_type == "ConstantOfShape" and shape is not None:
         fill = next((entry.t.data_type for entry in node.proto.attribute if entry.name == "value"), _T.FLOAT)
         if has_data(shape):
             return _T(dims=array_of(shape).reshape(-1).tolist(), data_type=fill)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,38 @@ SEARCH = ("time_limit", "gap", "seed", "presolve")
 FIXED = ("constraints", "pins")
 IN_SETTINGS = "it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml"
 model_argument = click.argument("model", type=click.Path(path_type=str))
+
+
+def _budgeted(context: click.Context, _: click.Parameter, texts: tuple[str, ...]) -> None:
+    """Raise the budgets of models for this command, in its workers too."""
+    if not texts:
+        return
+    from shardplan.model.wall import BUDGETS, variable_of
+
+    given = dict(text.partition("=")[::2] for text in texts)
+    if unknown := [name for name in given if name not in BUDGETS]:
+        raise click.BadParameter(f"there is no budget '{unknown[0]}'; there are {', '.join(BUDGETS)}")
+    before = dict(os.environ)
+    os.environ.update({variable_of(name): number for name, number in given.items()})
+    names = [variable_of(name) for name in given]
+    context.call_on_close(lambda: _restore(before, names))
+
+
+def _restore(before: Mapping[str, str], names: Iterable[str]) -> None:
+    """Variables of the environment as they were before."""
+    for name in names:
+        os.environ.pop(name, None)
+        os.environ.update({name: before[name]} if name in before else {})
+
+
+budget_option = click.option(
+    "--budget",
+    metavar="NAME=N",
+    multiple=True,
+    expose_value=False,
+    callback=_budgeted,
+    help="Let a model have more of operators, elements, rank or nesting than is sensible; may be repeated.",
+)
 
 
 class _Given(click.ParamType[Any]):

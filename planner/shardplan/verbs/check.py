@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.verbs.asking import chosen
+from shardplan.verbs.asking import budget_option, chosen
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, EXIT_NO, EXIT_USAGE, Session, verb
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ _CODES = {"unreadable": EXIT_USAGE, "infeasible": EXIT_INFEASIBLE, "fresh": EXIT
 )
 @click.option("--junit", metavar="FILE", help="Write the verdicts for CI as JUnit XML too: a plan is a test case.")
 @click.option("--sarif", metavar="FILE", help="Write the verdicts as SARIF too, for code scanning: a result a plan.")
+@budget_option
 @verb
 def check(
     session: Session,

@@ -7,13 +7,14 @@ from typing import Any
 import click
 
 from shardplan.errors import Attempts
-from shardplan.verbs.asking import WORKLOAD, model_argument, read_request, request_options
+from shardplan.verbs.asking import WORKLOAD, budget_option, model_argument, read_request, request_options
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, verb
 
 
 @click.command(short_help="Set plans that people write by hand beside the best one.")
 @model_argument
 @request_options(*WORKLOAD)
+@budget_option
 @verb
 def compare(session: Session, /, **given: Any) -> int:
     """Plan MODEL as people do by hand (data parallel, ZeRO-3, Megatron), and as well as possible.

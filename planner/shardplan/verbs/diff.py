@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, error, warning
+from shardplan.verbs.asking import budget_option
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, verb
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ _CONDITION = re.compile(r"\s*(step|compute|communication|memory)\s*>\s*\+?\s*(.+
     multiple=True,
     help="The model of the plans, to derive their numbers again; may be repeated.  [default: those that they record]",
 )
+@budget_option
 @verb
 def diff(
     session: Session,

@@ -10,7 +10,16 @@ import click
 
 from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.request import option_of
-from shardplan.verbs.asking import ASKED, WORKLOAD, ask, chosen, model_argument, read_request, request_options
+from shardplan.verbs.asking import (
+    ASKED,
+    WORKLOAD,
+    ask,
+    budget_option,
+    chosen,
+    model_argument,
+    read_request,
+    request_options,
+)
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, verb
 
 if TYPE_CHECKING:
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 )
 @request_options("pins", "cost_model", *WORKLOAD)
 @click.option("--all", "show_all", is_flag=True, help="Every term, not only the largest.")
+@budget_option
 @verb
 def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any) -> int:
     """Say what it costs to run MODEL as FILE fixes it, term by term. Nothing is written.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import click
 
+from shardplan.verbs.asking import budget_option
 from shardplan.verbs.session import Session, verb
 
 
@@ -19,6 +20,7 @@ from shardplan.verbs.session import Session, verb
     help="Plan with NAME so, as --pin writes it, such as '[null, gpu]' or '{gpu: n}', and say what would change.",
 )
 @click.option("--all", "show_all", is_flag=True, help="With --instead: every change, not only the largest.")
+@budget_option
 @verb
 def explain(
     session: Session, /, plan: str, name: str | None, model: str | None, instead: str | None, *, show_all: bool

@@ -10,7 +10,7 @@ import click
 
 from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.export.targets import TARGETS, Target, find_target
-from shardplan.verbs.asking import request_options
+from shardplan.verbs.asking import budget_option, request_options
 from shardplan.verbs.inputs import load_model, parse_dims
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, completing, verb
 
@@ -42,6 +42,7 @@ def _formats() -> str:
 @click.option("-o", "--output", metavar="PATH", help="The file or folder to write; text goes to standard output else.")
 @click.option("--stage", type=int, metavar="N", help="Of a plan with stages: the stage to export (text formats only).")
 @request_options("dims", "trips")
+@budget_option
 @verb
 def export(
     session: Session,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardplan.verbs.asking import MESH, model_argument, request_options
+from shardplan.verbs.asking import MESH, budget_option, model_argument, request_options
 from shardplan.verbs.inputs import load_model, parse_dims
 from shardplan.verbs.session import EXIT_DONE, Session, verb
 
@@ -25,6 +25,7 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
 )
 @request_options(*MESH, "mode")
 @click.option("-o", "--output", metavar="FILE", help="File for the cost graph.  [default: standard output]")
+@budget_option
 @verb
 def inspect(
     session: Session,

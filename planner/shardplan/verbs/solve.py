@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardplan.errors import Attempts, InfeasibleError, warning
-from shardplan.verbs.asking import FIXED, PIPELINE, SEARCH, WORKLOAD, model_argument, read_request, request_options
+from shardplan.verbs.asking import (
+    FIXED,
+    PIPELINE,
+    SEARCH,
+    WORKLOAD,
+    budget_option,
+    model_argument,
+    read_request,
+    request_options,
+)
 from shardplan.verbs.inputs import name_of_model
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
@@ -46,6 +55,7 @@ _MOST_PROCESSES = 4
 )
 @request_options("strict")
 @option("--require-optimal", is_flag=True, help="Allow no gap, and exit with 4 unless the plan is proven optimal.")
+@budget_option
 @verb
 def solve(session: Session, /, **given: Any) -> int:
     """Find the fastest plan for MODEL that fits in memory, and write it to a file.

@@ -12,7 +12,7 @@ import click
 
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.request import AUTO, option_of, term
-from shardplan.verbs.asking import FIXED, SEARCH, ask, model_argument, profile_names, request_options
+from shardplan.verbs.asking import FIXED, SEARCH, ask, budget_option, model_argument, profile_names, request_options
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, completing, option, verb
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 @option("-o", "--output", metavar="FILE", help="Points as they are done; what the file holds is not planned again.")
 @option("--plot", metavar="FILE.png", help="Memory over time as a picture.")
 @click.option("--all", "show_all", is_flag=True, help="Every point, not only those that are Pareto-optimal.")
+@budget_option
 @verb
 def sweep(session: Session, /, **given: Any) -> int:
     """Plan MODEL for every combination of clusters, meshes, microbatches and rematerialisation.

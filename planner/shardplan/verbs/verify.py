@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import Attempts, ShardplanError, error
-from shardplan.verbs.asking import model_argument, request_options
+from shardplan.verbs.asking import budget_option, model_argument, request_options
 from shardplan.verbs.inputs import load_model, parse_dims
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 )
 @option("--seed", type=int, default=0, show_default=True, help="Of the inputs, and of weights that the model lacks.")
 @request_options("dims", "trips")
+@budget_option
 @verb
 def verify(
     session: Session,

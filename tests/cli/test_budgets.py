@@ -1,0 +1,18 @@
+"""`--budget`: what a model may have, for one command."""
+
+
+def test_a_command_raises_budgets_for_itself(shardplan, mlp, monkeypatch):
+    monkeypatch.setenv("SHARDPLAN_MAX_RANK", "1")
+    asked = ("inspect", "mlp.onnx", "--dim", "batch=64")
+    assert shardplan(*asked).code == 2
+    for _ in range(2):
+        assert shardplan(*asked, "--budget", "rank=4", "--budget", "operators=9").code == 0
+    assert shardplan(*asked).code == 2
+    for text, said in (
+        ("ranks=4", "there is no budget 'ranks'; there are operators, rank, elements, nesting"),
+        ("rank=many", "SHARDPLAN_MAX_RANK is 'many'"),
+        ("rank", "there is no budget"),
+    ):
+        run = shardplan(*asked, "--budget", text)
+        assert run.code == 2
+        assert said in run.err or text == "rank"
