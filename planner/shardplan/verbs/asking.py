@@ -39,6 +39,8 @@ def _budgeted(context: click.Context, _: click.Parameter, texts: tuple[str, ...]
     given = dict(text.partition("=")[::2] for text in texts)
     if unknown := [name for name in given if name not in BUDGETS]:
         raise click.BadParameter(f"there is no budget '{unknown[0]}'; there are {', '.join(BUDGETS)}")
+    if unsaid := [name for name, number in given.items() if not number]:
+        raise click.BadParameter(f"budget '{unsaid[0]}' has no number: {unsaid[0]}=N")
     before = dict(os.environ)
     os.environ.update({variable_of(name): number for name, number in given.items()})
     names = [variable_of(name) for name in given]
