@@ -23,7 +23,7 @@ from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
 from shardplan.solve import Problem, Progress, Solution, solve
 
-AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10}
+AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive": 10}
 """Plain problems that are solved at most for the objective's maxima: more raise the bound a little."""
 MOST_JUDGED = 8
 """Candidates of one answer that are laid out: the best of the sums need not have the shortest schedule."""
@@ -35,7 +35,8 @@ class Question:
     `linear`: one linear function of the terms in its place. `remat`: what is recomputed, by default what the
     options say; `chooses_remat`: that is chosen too. `restriction`: what is allowed; `without`: constraints that are
     dropped. `start`: multipliers to start from; `effort`: unless that of the instance. `ends_s`: when the search ends
-    (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes long."""
+    (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes long; `work`: that it may take, in
+    the units of `shardplan.solve.constants`."""
 
     limit_bytes: int | None
     objective: Objective | None = None
@@ -48,6 +49,7 @@ class Question:
     effort: Effort | None = None
     ends_s: float = math.inf
     unproven: float = 0.0
+    work: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -149,4 +151,5 @@ def _solved(
         unproven=question.unproven,
         start=start,
         averages=AVERAGES[question.effort or options.effort] if options.gap > 0.0 else 0,
+        effort=question.work,
     )

@@ -84,8 +84,9 @@ def refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanErro
     if outcome != "infeasible":
         return LimitError(out_of_time(instance.model, instance.cluster))
     need = unasked = None
-    if reasons:
-        asked = replace(none.question, objective=none.objective.base, ends_s=math.inf, unproven=0.0, start=())
+    late = none.question.ends_s - time.monotonic() < 0.0
+    if reasons and not late:
+        asked = replace(none.question, objective=none.objective.base, unproven=0.0, start=(), work=math.inf)
         hard = _hard(graphs, none)
         if conflict := _conflict(graphs, asked, hard):
             return InfeasibleError(irreconcilable(instance.model, instance.cluster, conflict))
@@ -132,7 +133,9 @@ def _has_plan(graphs: CostGraphs, asked: Question, without: Sequence[Constraint]
 def _least_need(graphs: CostGraphs, asked: Question, shortfall_bytes: int) -> Need | None:
     """What the plan holds that comes nearest to fitting."""
     limit = graphs.instance.limit_bytes + shortfall_bytes
-    nearest = answer(graphs, replace(asked, limit_bytes=limit, ends_s=time.monotonic() + NEED_SECONDS))
+    nearest = answer(
+        graphs, replace(asked, limit_bytes=limit, ends_s=min(asked.ends_s, time.monotonic() + NEED_SECONDS))
+    )
     if nearest.solution.choices is None:
         return None
     layouts = nearest.layouts

@@ -124,10 +124,18 @@ class Planner:
             question = next(questions)
             while True:
                 asked = replace(question, restriction=both(question.restriction, restriction))
-                question = questions.send(answer(self._graphs, asked, self._on_progress))
+                found = answer(self._graphs, asked, self._on_progress)
+                if found.solution.failure:
+                    self._warn(_step_failed(found.solution.failure))
+                question = questions.send(found)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
+
+
+def _step_failed(failure: str) -> Diagnostic:
+    hint = "the plan stands; please report this defect of shardplan as CONTRIBUTING.md says"
+    return warning("search-failed", f"a step of the search was given up: {failure}", hint=hint)
 
 
 def _outcome(found: Found) -> Outcome:
