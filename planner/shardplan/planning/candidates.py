@@ -213,7 +213,7 @@ def as_experts(search: Search, none: Answer) -> Questions[Found]:
     for recipe in RECIPES.values() if none.solution.outcome == "limit" else ():
         ends_s = max(search.limit_s, time.monotonic()) + RESCUE_S
         question = replace(none.question, restriction=recipe, chooses_remat=False, ends_s=ends_s)
-        answer = yield from _asked(search, replace(question, objective=none.objective.base), ROUGH_WORK)
+        answer = yield from asked(search, replace(question, objective=none.objective.base), ROUGH_WORK)
         if answer.solution.choices is not None:
             best, bound_s = search.judged(answer)[0], max(0.0, none.solution.bound / PS_PER_S)
             multipliers = _by_phase(answer.objective, ())
@@ -228,11 +228,16 @@ def of_phases(
     *,
     parts: float = 1,
     chooses_remat: bool = False,
+    start: Weights = (),
+    effort: Effort | None = None,
 ) -> Questions[Found]:
-    """The best plan that the phases' sums lead to. Raises `NoPlanError` where there is none."""
+    """The best plan that the phases' sums lead to, from the multipliers `start`. Raises `NoPlanError` where there is
+    none."""
     unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
-    question = Question(limit_bytes, remat=remat, chooses_remat=chooses_remat, unproven=unproven)
-    answer = yield from _asked(search, replace(question, ends_s=search.share(parts)), FIRST_WORK * search.work_left)
+    question = Question(
+        limit_bytes, remat=remat, chooses_remat=chooses_remat, unproven=unproven, start=start, effort=effort
+    )
+    answer = yield from asked(search, replace(question, ends_s=search.share(parts)), FIRST_WORK * search.work_left)
     solution = answer.solution
     if solution.choices is None:
         raise NoPlanError(answer)
@@ -242,7 +247,7 @@ def of_phases(
     return Found(best, bound_s, answer.objective, multipliers, limit_bytes, solution.outcome, solution.reproducible)
 
 
-def _asked(search: Search, question: Question, work: float) -> Questions[Answer]:
+def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
     """The answer to a question that may take so much work, which is noted."""
     answer = yield replace(question, work=work)
     search.spent.work += answer.solution.work
@@ -302,7 +307,7 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     if search.is_over or found.outcome == "interrupted":
         return found, math.inf
     question = replace(question, ends_s=search.share(2), unproven=ROUGH)
-    answer = yield from _asked(search, question, min(ROUGH_WORK, search.work_left))
+    answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
     solution, limit = answer.solution, search.instance.limit_bytes
     if solution.outcome == "interrupted":
         found = replace(found, outcome="interrupted")

@@ -75,6 +75,16 @@ def out_of_time(model: Model, cluster: Cluster) -> Diagnostic:
     return error("limit", f"the search for {what} was ended before any plan was found", hint="raise --time-limit")
 
 
+def no_coarser_plan(model: Model, cluster: Cluster, coarser: Cluster) -> Diagnostic:
+    """A mesh of so many axes that it is searched from the plan of a coarser one, which has none."""
+    return error(
+        "limit",
+        f"no plan was found for '{model.name}' on '{cluster.name}' ({cluster.mesh})",
+        detail=f"on {coarser.mesh}, over the same links, none fits in memory or was found in time",
+        hint=f"solve with --mesh {','.join(f'{axis.name}={axis.size}' for axis in coarser.mesh.axes)} to see why",
+    )
+
+
 def refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanError | KeyboardInterrupt:
     """What to raise for an answer without an assignment. `reasons`: find out which constraints conflict, or else what
     fills the memory of the plan that comes nearest to fitting."""
