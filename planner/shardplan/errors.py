@@ -7,6 +7,7 @@ the edge of each module raises one `ShardplanError` that carries all of them, an
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -101,3 +102,8 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """`"did you mean 'batch'?"` for the nearest of `allowed`, or `""` when none is near."""
     near = difflib.get_close_matches(name, sorted(allowed), n=1)
     return f"did you mean '{near[0]}'?" if near else ""
+
+
+def checks_itself() -> bool:
+    """Whether defects that an answer survives are raised, as in tests: `SHARDPLAN_CHECK_PRICES` is set."""
+    return bool(os.environ.get("SHARDPLAN_CHECK_PRICES"))

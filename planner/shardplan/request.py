@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 MODES = ("training", "inference")
 OPTIMIZERS = ("adam-mixed", "adam-fp32", "sgd", "none")
+EFFORTS = ("quick", "thorough", "exhaustive")
 REMATS = ("none", "selective", "full", "auto")
 
 
@@ -71,6 +72,7 @@ class Request:
     `"40 GiB"`. `stages`: a pipeline of so many stages, `auto`, or cut as a plan (or its file) is; `schedule` goes with
     it. `constraints`: YAML files, the same as mappings, or plans whose inputs and weights keep their layouts; `pins`:
     single ones. `gap`: where memory binds, the relative gap at which a plan is good enough. `time_limit`: seconds.
+    `effort`: how much work a search may take: seconds, up to half a minute, or as much as there is to do.
     """
 
     model: str | Path | Model = field(metadata=_term(Text("model")))
@@ -217,6 +219,12 @@ class Request:
             "--time-limit",
             metavar="SECONDS",
             say="Stop then, with the best plan so far.",
+        ),
+    )
+    effort: Literal["quick", "thorough", "exhaustive"] = field(
+        default="thorough",
+        metadata=_term(
+            OneOf(EFFORTS), "--effort", say="How long to search: exhaustive ends when there is nothing more to try."
         ),
     )
     gap: float = field(

@@ -10,7 +10,7 @@ from shardplan.cluster.perturb import constants, perturbed
 from shardplan.cluster.profile import load_profile
 from shardplan.models import transformer
 from shardplan.planning import Planner, PlanOptions, plan_model
-from shardplan.study.decided import fixed_to
+from shardplan.planning.decided import Decided
 from shardplan.study.robust import order_of_recipes, regret, robustness
 
 SIZES = {"layers": 1, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
@@ -33,7 +33,7 @@ def plan(model, cluster):
 
 
 def test_a_plan_can_be_held_to(model, cluster, plan):
-    again = Planner(model, cluster, OPTIONS).plan(fixed_to(plan))
+    again = Planner(model, cluster, OPTIONS).plan(Decided.of_plan(plan).fixed)
     assert again.operators == plan.operators
     assert again.tensors == plan.tensors
     assert again.summary.step_ns == plan.summary.step_ns

@@ -60,6 +60,20 @@ def cluster_from_resolved(resolved: dict[str, object]) -> Cluster:
     return _cluster(profile, [(axis.level, axis.size) for axis in profile.axes])
 
 
+def merged(cluster: Cluster) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
+    """The same devices with one axis for all neighbouring axes over one kind of link, and the axes of `cluster` in each
+    of its axes. Every layout of the coarser mesh is one of the finer."""
+    groups: list[list[int]] = []
+    for axis, level in enumerate(cluster.axis_levels):
+        if groups and cluster.axis_levels[groups[-1][0]] == level:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    sizes = cluster.mesh.shape
+    placed = [(cluster.axis_levels[group[0]], math.prod(sizes[axis] for axis in group)) for group in groups]
+    return _cluster(profile_from_resolved(cluster.resolved), placed), tuple(map(tuple, groups))
+
+
 def cluster_digest(cluster: Cluster) -> str:
     """`sha256:` and 64 hex digits of all that decides a cost: device, levels, mesh, overlap, buckets, curves; not the
     name and not the provenance."""

@@ -19,7 +19,8 @@ from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import P, Placement, R, S
-from shardplan.layout.table import transition_table
+from shardplan.layout.table import transition_table, transitions_among
+from shardplan.layout.transitions import State
 
 Seconds = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -40,10 +41,13 @@ class MoveSpace:
 
     Placement codes, one per mesh axis: 0 .. count-1 shard that pseudo-dim, `count` is R, `count + 1` is P. Pseudo-dims
     are numbered, not named: `shards[j]` of a tensor is pseudo-dim j here, so all tensors with as many share one space.
+    `chosen`: these states alone and the replicated one; a move between two of them may then be priced above the
+    cheapest there is, whose way leads over others.
     """
 
-    def __init__(self, mesh: Mesh, count: int) -> None:
-        table = transition_table(mesh, (*(S(dim) for dim in range(count)), P()))
+    def __init__(self, mesh: Mesh, count: int, chosen: tuple[State, ...] | None = None) -> None:
+        alphabet = (*(S(dim) for dim in range(count)), P())
+        table = transition_table(mesh, alphabet) if chosen is None else transitions_among(mesh, alphabet, chosen)
         self.mesh = mesh
         self.count = count
         self.states: tuple[Layout, ...] = table.states
@@ -177,9 +181,9 @@ def _relax(best: Seconds, step: Seconds, target: Numbers, starts: Index, rows: N
 
 
 @functools.lru_cache(maxsize=64)
-def move_space(mesh: Mesh, count: int) -> MoveSpace:
+def move_space(mesh: Mesh, count: int, chosen: tuple[State, ...] | None = None) -> MoveSpace:
     """The move space of `mesh` for tensors with `count` shardable pseudo-dims; built once."""
-    return MoveSpace(mesh, count)
+    return MoveSpace(mesh, count, chosen)
 
 
 def _code(placement: Placement, count: int) -> int:

@@ -25,12 +25,14 @@ from shardplan.constraints.resolve import ResolvedConstraints
 from shardplan.graph import edges
 from shardplan.graph.flow import Flow, carried_pairs, trace
 from shardplan.graph.fusion import Fusion, fuse
+from shardplan.graph.near import Near, Nearby
 from shardplan.graph.operators import OperatorPricer, OperatorSpace
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute, recompute
 from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
-from shardplan.graph.traffic import tensor_kinds
+from shardplan.graph.traffic import Traffic, tensor_kinds
+from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
 from shardplan.schedule.terms import Priced, Table, Term, priced
@@ -65,6 +67,8 @@ class CostGraph:
     """What a plan says of an operator, by its number and strategy."""
     emitted: dict[tuple[object, ...], object] = field(default_factory=dict)
     """Moves along one edge for a pair of choices, likewise."""
+    is_near: bool = False
+    """Whether only layouts near some plans are offered: moves that go over others may be priced too high."""
 
     @cached_property
     def node_data(self) -> tuple[tuple[Node, dict[str, Any]], ...]:
@@ -116,13 +120,14 @@ def build_cost_graph(
     constraints: ResolvedConstraints | None = None,
     complete: bool = True,
     again: Recompute | None = None,
+    near: Near | None = None,
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
     `pricing`: the cost model, by default ours; give the same one again to share its prices. `constraints`: what must be
     among the choices because somebody may ask for it. `complete`: every strategy is there that is best at some
     multipliers of the objective's sums; else only those that are when all times are added up. `again`: what is
-    recomputed, by default what `options.remat` says.
+    recomputed, by default what `options.remat` says. `near`: the only layouts that are offered.
     """
     constraints = constraints or ResolvedConstraints()
     flow = trace(model, rules, training=options.training)
@@ -131,10 +136,10 @@ def build_cost_graph(
     pricing = pricing or Pricing.of(cluster)
     prices = pricing.moves
     traffic = tensor_kinds(model, rules, flow, cluster.mesh, options, constraints)
-    spaces: dict[TensorKind, TensorSpace] = {}
-    kept = {name: _space(spaces, kind, prices) for name, kind in traffic.kept.items()}
-    served = {name: _space(spaces, kind, prices) for name, kind in traffic.served.items()}
-    updated = {name: _space(spaces, kind, prices) for name, kind in traffic.updated.items()}
+    spaces = _Spaces(prices, traffic, near)
+    kept = {name: spaces.of(kind) for name, kind in traffic.kept.items()}
+    served = {name: spaces.of(kind) for name, kind in traffic.served.items()}
+    updated = {name: spaces.of(kind) for name, kind in traffic.updated.items()}
     pricer = OperatorPricer(cluster, pricing, options)
     asked = {one.operator for one in constraints.operators}
     operators = [
@@ -152,17 +157,32 @@ def build_cost_graph(
     ]
     built = CostGraph(
         nx.MultiGraph(), model, cluster, options, rules, flow, fusion, again, prices, pricer, operators, kept, served,
-        updated, traffic.trainable,
+        updated, traffic.trainable, is_near=near is not None,
     )  # fmt: skip
     _add_nodes(built)
     _add_edges(built)
     return built
 
 
-def _space(spaces: dict[TensorKind, TensorSpace], kind: TensorKind, prices: MovePrices) -> TensorSpace:
-    if kind not in spaces:
-        spaces[kind] = TensorSpace(kind, prices.mesh, prices)
-    return spaces[kind]
+class _Spaces:
+    """The choices of every kind of tensor, made once."""
+
+    def __init__(self, prices: MovePrices, traffic: Traffic, near: Near | None) -> None:
+        self._prices, self._near = prices, near
+        self._made: dict[TensorKind, TensorSpace] = {}
+        self._layouts: dict[TensorKind, set[Layout]] = {}
+        for kinds in (traffic.kept, traffic.served, traffic.updated) if near is not None else ():
+            for name, kind in kinds.items():
+                self._layouts.setdefault(kind, set()).update(near.layouts.get(name, ()) if near else ())
+
+    def of(self, kind: TensorKind) -> TensorSpace:
+        if kind not in self._made:
+            mesh = self._prices.mesh
+            nearby = None
+            if self._near is not None:
+                nearby = Nearby(frozenset(self._layouts[kind]), self._near.free, kind.shards, mesh.shape)
+            self._made[kind] = TensorSpace(kind, mesh, self._prices, nearby)
+        return self._made[kind]
 
 
 def _read_space(kept: Mapping[str, TensorSpace], served: Mapping[str, TensorSpace], name: str) -> TensorSpace | None:

@@ -10,7 +10,7 @@ from shardplan.cost.named import OURS, CostModel
 
 Mode = Literal["training", "inference"]
 Remat = Literal["none", "selective", "full", "auto"]
-Effort = Literal["quick", "thorough"]
+Effort = Literal["quick", "thorough", "exhaustive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,9 @@ class PlanOptions:
     another system the choices are narrowed to what it knows (`shardplan.cost.named`). `shard_optimizer`: in
     training, optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer).
     `in_flight`: so many microbatches have run forward and wait for their backward, as in a stage of a pipeline.
-    `effort`: where many plans are made to be compared, quick ones do: fewer candidates, bounds a little lower."""
+    `effort`: where many plans are made to be compared, quick ones do: fewer candidates, bounds a little lower;
+    exhaustive ones end when the search has nothing more to try, thorough ones after so much work at most that
+    somebody can wait for it."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"

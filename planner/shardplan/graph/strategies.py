@@ -135,7 +135,18 @@ class StrategySpace:
         nothing = [number for number, choice in enumerate(self.axis_choices) if choice.label == "-"]
         everything = list(range(len(self.axis_choices)))
         per_axis = [nothing if size == 1 else everything for size in mesh.shape]
-        return np.array(list(itertools.product(*per_axis)), dtype=np.int64).reshape(-1, len(mesh))
+        planned = [("operands", position, space) for position, space in enumerate(self.operands)]
+        planned += [("results", position, space) for position, space in enumerate(self.results)]
+        nearby = [(side, position, space) for side, position, space in planned if space and space.nearby is not None]
+        if not nearby:
+            return np.array(list(itertools.product(*per_axis)), dtype=np.int64).reshape(-1, len(mesh))
+        rows: Index = np.zeros((1, 0), dtype=np.int64)
+        for ways in per_axis:
+            longer = np.repeat(rows, len(ways), axis=0)
+            rows = np.concatenate([longer, np.tile(ways, len(rows))[:, None]], axis=1)
+            for side, position, space in nearby:
+                rows = rows[space.offers(self._codes(rows, side, position))]
+        return rows
 
     def _divisible(self, choices: Index) -> NDArray[np.bool_]:
         """All axes that split one factor together must divide the unit of each of their options."""

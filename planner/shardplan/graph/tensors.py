@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shardplan.cost.coalesce import in_bucket
 from shardplan.cost.moves import CollectiveSeconds, Index, MoveSpace, Seconds, move_space
+from shardplan.graph.near import Nearby
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
@@ -57,15 +58,19 @@ class TensorSpace:
     `forward`, `gradient`: state numbers of the value and gradient of every kept choice, shape (choices,).
     """
 
-    def __init__(self, kind: TensorKind, mesh: Mesh, prices: MovePrices) -> None:
+    def __init__(self, kind: TensorKind, mesh: Mesh, prices: MovePrices, nearby: Nearby | None = None) -> None:
+        """`nearby`: the only layouts that are offered."""
         self._layouts: dict[int, Layout] = {}
         self.kind = kind
-        self.space: MoveSpace = move_space(mesh, len(kind.shards))
+        self.nearby = None if nearby is None else nearby.codes()
+        self.space: MoveSpace = move_space(mesh, len(kind.shards), None if nearby is None else nearby.states())
         self.legal = self.space.legal(kind.shape, kind.shards)
         self._prices = prices
         self.level_sets = prices.level_sets
-        self._forward_s = prices.of(kind, self.legal, "forward")
-        self._gradient_s = prices.of(kind, self.legal, "backward") if kind.has_gradient else None
+        self._forward_s = prices.of(kind, self.legal, "forward", space=self.space)
+        self._gradient_s = None
+        if kind.has_gradient:
+            self._gradient_s = prices.of(kind, self.legal, "backward", space=self.space)
         self._shares_s: dict[Phase, Seconds] = {}
         self.codes = self._kept_codes(mesh)
         self.forward = self.forward_state(self.codes)
@@ -99,6 +104,13 @@ class TensorSpace:
         plain = np.where(codes == count + 1, count, np.where(codes == count + 2, count + 1, codes))
         return self.space.state_of(plain)
 
+    def offers(self, codes: Index) -> NDArray[np.bool_]:
+        """Whether some layout that is offered begins with these pair codes, shape (layouts, axes or fewer)."""
+        if self.nearby is None:
+            return np.ones(len(codes), dtype=np.bool_)
+        radix = (len(self.kind.shards) + 3) ** np.arange(codes.shape[1])
+        return np.isin(codes @ radix, self.nearby[:, : codes.shape[1]] @ radix)
+
     def layout(self, choice: int) -> Layout:
         """The dual-pair layout of a kept choice."""
         if choice not in self._layouts:
@@ -117,7 +129,7 @@ class TensorSpace:
 
     def extremum_move(self, source: Index, target: Index) -> Seconds:
         """As `value_move` where partial values are maxima, minima or products: zeros do not fill those up."""
-        seconds = self._prices.without_masks(self.kind, self.legal)
+        seconds = self._prices.without_masks(self.kind, self.legal, self.space)
         return seconds[:, source[:, None], target[None, :]]
 
     def gradient_move(self, source: Index, target: Index) -> Seconds:
@@ -142,7 +154,7 @@ class TensorSpace:
     def _shares(self, phase: Phase) -> Seconds:
         if phase not in self._shares_s:
             make = self._prices.shares if self.kind.coalesces else self._prices.of
-            self._shares_s[phase] = make(self.kind, self.legal, phase)
+            self._shares_s[phase] = make(self.kind, self.legal, phase, space=self.space)
         return self._shares_s[phase]
 
     def _tie_picoseconds(self, pieces: Index) -> NDArray[np.float64]:
@@ -160,7 +172,11 @@ class TensorSpace:
         if not self.kind.stored and not self.kind.has_gradient:
             others = [count, count + 1]
         alphabets = [[count] if size == 1 else others[:1] + list(range(count)) + others[1:] for size in mesh.shape]
-        codes = np.array(list(itertools.product(*alphabets)), dtype=np.int64).reshape(-1, len(mesh))
+        if self.nearby is None:
+            codes = np.array(list(itertools.product(*alphabets)), dtype=np.int64).reshape(-1, len(mesh))
+        else:
+            offered = [np.isin(self.nearby[:, axis], alphabet) for axis, alphabet in enumerate(alphabets)]
+            codes = self.nearby[np.all(offered, axis=0)]
         state = self.forward_state(codes)
         return codes[(state >= 0) & self.legal[state]]
 
@@ -172,6 +188,7 @@ class TensorSpace:
         sharded_only = (self.space.codes != partial).all(axis=1)
         real = np.array(mesh.shape) > 1
         sharded_only &= (self.space.codes[:, ~real] == len(self.kind.shards)).all(axis=1)
+        known |= set(self.space.canonical.tolist())
         extra = [state for state in np.flatnonzero(self.legal & sharded_only) if int(state) not in known]
         states = np.array(extra, dtype=np.int64)
         self.codes = np.concatenate([self.codes, self.space.codes[states]])
@@ -205,38 +222,55 @@ class MovePrices:
         )
         self._stacks: dict[tuple[object, ...], Seconds] = {}
 
-    def of(self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase, bucket_bytes: float = 0.0) -> Seconds:
+    def of(
+        self,
+        kind: TensorKind,
+        legal: NDArray[np.bool_],
+        phase: Phase,
+        bucket_bytes: float = 0.0,
+        *,
+        space: MoveSpace | None = None,
+    ) -> Seconds:
         """Seconds between all plain layouts of a value (`forward`) or a gradient (`backward`) by level set, in a bucket
-        of so many bytes if not 0: shape (level sets, states, states)."""
+        of so many bytes if not 0: shape (level sets, states, states). `space`: of the states, if not of all."""
         size_bytes = kind.size_bytes if phase == "forward" else kind.gradient_bytes
-        return self._stack(len(kind.shards), (bucket_bytes,), legal, size_bytes, self.one(bucket_bytes))
+        space = space or move_space(self.mesh, len(kind.shards))
+        return self._stack(space, (bucket_bytes,), legal, size_bytes, self.one(bucket_bytes))
 
-    def shares(self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase) -> Seconds:
+    def shares(
+        self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase, *, space: MoveSpace | None = None
+    ) -> Seconds:
         """As `of`, where values or gradients of many weights are sent together: what a device has of them at the end
         where it has more makes the bucket full."""
-        pieces = move_space(self.mesh, len(kind.shards)).tiles.prod(axis=1)
+        space = space or move_space(self.mesh, len(kind.shards))
+        pieces = space.tiles.prod(axis=1)
         least = np.minimum(pieces[:, None], pieces[None, :])
-        seconds = self.of(kind, legal, phase).copy()
+        seconds = self.of(kind, legal, phase, space=space).copy()
         for count in sorted({int(count) for count in pieces[legal]}):
             bucket_bytes = self.bucket_bytes * count
             if (kind.size_bytes if phase == "forward" else kind.gradient_bytes) < bucket_bytes:
-                seconds[:, least == count] = self.of(kind, legal, phase, bucket_bytes)[:, least == count]
+                full = self.of(kind, legal, phase, bucket_bytes, space=space)
+                seconds[:, least == count] = full[:, least == count]
         return seconds
 
-    def without_masks(self, kind: TensorKind, legal: NDArray[np.bool_]) -> Seconds:
+    def without_masks(self, kind: TensorKind, legal: NDArray[np.bool_], space: MoveSpace) -> Seconds:
         """As `of` for values, when nothing may become partial on the way."""
 
         def price(collective: Collective, size_bytes: float) -> float:
             return np.inf if collective.kind == "mask" else self.seconds(collective, size_bytes)
 
-        return self._stack(len(kind.shards), ("without masks",), legal, kind.size_bytes, price)
+        return self._stack(space, ("without masks",), legal, kind.size_bytes, price)
 
     def _stack(
-        self, count: int, rest: tuple[object, ...], legal: NDArray[np.bool_], size_bytes: int, price: CollectiveSeconds
+        self,
+        space: MoveSpace,
+        rest: tuple[object, ...],
+        legal: NDArray[np.bool_],
+        size_bytes: int,
+        price: CollectiveSeconds,
     ) -> Seconds:
-        key = (count, legal.tobytes(), size_bytes, *rest)
+        key = (space, legal.tobytes(), size_bytes, *rest)
         if key not in self._stacks:
-            space = move_space(self.mesh, count)
             self._stacks[key] = space.split(legal, size_bytes, price, self._groups(space), len(self.level_sets))
         return self._stacks[key]
 

@@ -13,7 +13,7 @@ from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import Placement
-from shardplan.layout.transitions import Frame, Space, collective, state_graph, states
+from shardplan.layout.transitions import Frame, Space, State, collective, state_graph, states
 
 Ints = NDArray[np.int32]
 
@@ -43,6 +43,37 @@ def transition_table(mesh: Mesh, alphabet: Iterable[Placement]) -> TransitionTab
     share their arrays, which do not depend on what the pseudo-dims are called.
     """
     return _named(Space.of(mesh, alphabet))
+
+
+def transitions_among(mesh: Mesh, alphabet: Iterable[Placement], chosen: Iterable[State]) -> TransitionTable:
+    """The table of some states alone, and of the fully replicated one: collectives that lead elsewhere are left out.
+
+    Raises `ValueError` as `Space.of` does.
+    """
+    space = Space.of(mesh, alphabet)
+    graph = state_graph(space.frame)
+    numbers = sorted({0, *(graph.index[state] for state in chosen)})
+    kinds: dict[int, int] = {}
+    place = np.full(len(graph.states), -1, dtype=np.int64)
+    place[numbers] = np.arange(len(numbers))
+    found = []
+    for source, state in enumerate(numbers):
+        targets = place[_targets(space.frame, state)]
+        for hop in np.flatnonzero(targets >= 0).tolist():
+            kind = graph.out(state)[1][hop]
+            found.append((source, int(targets[hop]), kinds.setdefault(kind, len(kinds))))
+    columns = np.array(found, dtype=np.int32).reshape(-1, 3).T
+    layouts = tuple(space.decode(graph.states[number]) for number in numbers)
+    collectives = tuple(collective(*graph.kinds[kind]) for kind in kinds)
+    return TransitionTable(
+        layouts, columns[0], columns[1], columns[2], collectives, {one: at for at, one in enumerate(layouts)}
+    )
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _targets(frame: Frame, state: int) -> NDArray[np.int64]:
+    """The states that the collectives out of a state lead to."""
+    return np.array(state_graph(frame).out(state)[0], dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
+from shardplan.graph.options import Effort
 from shardplan.graph.remat import Recompute
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.instance import Instance
@@ -42,6 +43,17 @@ HOPE = 2 / 3
 schedule of what attains a bound is longer than that by about as much as the best plan's is."""
 TIGHTER = 0.8
 """Share of the limit on memory under which another plan is sought where the limit stands in the way."""
+WORK: Final[Mapping[Effort, float]] = {"quick": 1e4, "thorough": 2e4, "exhaustive": math.inf}
+"""Work, in the units of `shardplan.solve.constants` (a thousand are about a second), after which no further question is
+asked and the best plan is the answer: more finds better plans and bounds of models whose proofs take long."""
+FIRST_WORK = 0.6
+"""Share of that which the question that proves the bound may take."""
+ROUGH_WORK = 2e3
+"""Work of a question that only leads to further plans."""
+RESCUE_S = 0.4
+"""Seconds beyond a time limit that brought no plan, for the layouts of each expert."""
+CLOSING = 2.0
+"""Times that laying out a plan takes, which are left of a time limit for making the file of the best one."""
 
 
 class NoPlanError(Exception):
@@ -87,16 +99,26 @@ class Found:
         return replace(self, candidate=best)
 
 
+@dataclass
+class Spent:
+    """What a search has spent: `work`, in the units of `shardplan.solve.constants`, and the longest time (seconds) that
+    laying out a plan has taken."""
+
+    work: float = 0.0
+    layout_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class Search:
     """What is searched, and until when (`time.monotonic`). `restricted`: in the layouts of an expert, so that those of
     others lead nowhere."""
 
     instance: Instance
-    ends_s: float
+    limit_s: float
     restricted: bool = False
     known: Known = field(default_factory=dict)
     """Plans that were laid out already."""
+    spent: Spent = field(default_factory=Spent)
 
     @classmethod
     def of(cls, instance: Instance, *, restricted: bool = False) -> Search:
@@ -104,13 +126,37 @@ class Search:
         return cls(instance, math.inf if limit is None else time.monotonic() + limit, restricted)
 
     @property
+    def ends_s(self) -> float:
+        """When no further question is asked: what is left of the time limit then makes the plan's file."""
+        return self.limit_s - CLOSING * self.spent.layout_s
+
+    @property
+    def work_left(self) -> float:
+        """The work that may still be spent."""
+        options = self.instance.options
+        return (WORK[options.effort] if options.gap > 0.0 else math.inf) - self.spent.work
+
+    @property
     def is_over(self) -> bool:
-        return time.monotonic() >= self.ends_s
+        return time.monotonic() >= self.ends_s or self.work_left <= 0.0
 
     def share(self, parts: float) -> float:
         """When one of so many parts of the time that is left has passed."""
         now = time.monotonic()
         return now + max(0.0, self.ends_s - now) / parts
+
+    def judged(self, answer: Answer) -> list[Candidate]:
+        """The plans of an answer, the best first; one at least, however late it is."""
+        before, known = time.monotonic(), len(self.known)
+        found = judged(answer, self.instance.limit_bytes, self.known, lambda: self._is_late(before, known))
+        self._is_late(before, known)
+        return found
+
+    def _is_late(self, before: float, known: int) -> bool:
+        """Whether to lay out no more plans; notes how long that takes."""
+        taken = (time.monotonic() - before) / max(1, len(self.known) - known)
+        self.spent.layout_s = max(self.spent.layout_s, taken)
+        return time.monotonic() >= self.ends_s
 
 
 def shortest(search: Search) -> Questions[Found]:
@@ -137,7 +183,10 @@ def searched(
     instance = search.instance
     found = yield from without_limit(search, remat)
     if found is None or (found.bound_s < below_s and not found.candidate.keeps(instance.limit_bytes)):
-        found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat)
+        try:
+            found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat)
+        except NoPlanError as none:
+            found = yield from as_experts(search, none.answer)
     if found.candidate.step_s >= below_s:
         return found
     further = [with_plain_sums]
@@ -160,6 +209,20 @@ def without_limit(search: Search, remat: Recompute | None = None) -> Questions[F
     return None
 
 
+def as_experts(search: Search, none: Answer) -> Questions[Found]:
+    """The first plan in an expert's layouts, where a search was ended or failed before it had any. Raises `NoPlanError`
+    where there is none either, or `none` is a proof that there is none."""
+    for recipe in RECIPES.values() if none.solution.outcome == "limit" else ():
+        ends_s = max(search.limit_s, time.monotonic()) + RESCUE_S
+        question = replace(none.question, restriction=recipe, chooses_remat=False, ends_s=ends_s)
+        answer = yield from asked(search, replace(question, objective=none.objective.base), ROUGH_WORK)
+        if answer.solution.choices is not None:
+            best, bound_s = search.judged(answer)[0], max(0.0, none.solution.bound / PS_PER_S)
+            multipliers = _by_phase(answer.objective, ())
+            return Found(best, bound_s, answer.objective, multipliers, none.question.limit_bytes)
+    raise NoPlanError(none)
+
+
 def of_phases(
     search: Search,
     limit_bytes: int | None,
@@ -167,19 +230,30 @@ def of_phases(
     *,
     parts: float = 1,
     chooses_remat: bool = False,
+    start: Weights = (),
+    effort: Effort | None = None,
 ) -> Questions[Found]:
-    """The best plan that the phases' sums lead to. Raises `NoPlanError` where there is none."""
+    """The best plan that the phases' sums lead to, from the multipliers `start`. Raises `NoPlanError` where there is
+    none."""
     unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
-    answer = yield Question(
-        limit_bytes, remat=remat, chooses_remat=chooses_remat, ends_s=search.share(parts), unproven=unproven
+    question = Question(
+        limit_bytes, remat=remat, chooses_remat=chooses_remat, unproven=unproven, start=start, effort=effort
     )
+    answer = yield from asked(search, replace(question, ends_s=search.share(parts)), FIRST_WORK * search.work_left)
     solution = answer.solution
     if solution.choices is None:
         raise NoPlanError(answer)
-    best = judged(answer, search.instance.limit_bytes, search.known)[0]
+    best = search.judged(answer)[0]
     multipliers = _by_phase(answer.objective, solution.multipliers)
     bound_s = solution.bound / PS_PER_S
     return Found(best, bound_s, answer.objective, multipliers, limit_bytes, solution.outcome, solution.reproducible)
+
+
+def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
+    """The answer to a question that may take so much work, which is noted."""
+    answer = yield replace(question, work=work)
+    search.spent.work += answer.solution.work
+    return answer
 
 
 def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
@@ -246,14 +320,15 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     proves is no better than what is known, they are not scheduled."""
     if search.is_over or found.outcome == "interrupted":
         return found, math.inf
-    answer = yield replace(question, ends_s=search.share(2), unproven=ROUGH)
+    question = replace(question, ends_s=search.share(2), unproven=ROUGH)
+    answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
     solution, limit = answer.solution, search.instance.limit_bytes
     if solution.outcome == "interrupted":
         found = replace(found, outcome="interrupted")
     bound_s = solution.bound / PS_PER_S
     if solution.choices is None or (proves and bound_s >= found.candidate.step_s):
         return found, math.inf
-    return found.better(judged(answer, limit, search.known), limit), bound_s
+    return found.better(search.judged(answer), limit), bound_s
 
 
 def of_linear(search: Search, linear: Linear) -> Questions[Answer]:
@@ -262,7 +337,7 @@ def of_linear(search: Search, linear: Linear) -> Questions[Answer]:
     unlimited = yield Question(None, linear.objective, linear)
     if unlimited.solution.outcome == "optimal":
         limit = search.instance.limit_bytes
-        plans = judged(unlimited, limit, search.known)
+        plans = search.judged(unlimited)
         if plans and plans[0].keeps(limit):
             return unlimited
     return (yield Question(search.instance.limit_bytes, linear.objective, linear))

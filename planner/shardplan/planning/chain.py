@@ -11,6 +11,7 @@ from typing import Any, Final
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
+from shardplan.graph.near import Near
 from shardplan.graph.options import Effort, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.graph.remat import Recompute
@@ -23,7 +24,7 @@ from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
 from shardplan.solve import Problem, Progress, Solution, solve
 
-AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10}
+AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive": 10}
 """Plain problems that are solved at most for the objective's maxima: more raise the bound a little."""
 MOST_JUDGED = 8
 """Candidates of one answer that are laid out: the best of the sums need not have the shortest schedule."""
@@ -31,23 +32,26 @@ MOST_JUDGED = 8
 
 @dataclass(frozen=True)
 class Question:
-    """A problem to be solved. `limit_bytes`: of memory, if any. `objective`: by default that of the step;
-    `linear`: one linear function of the terms in its place. `remat`: what is recomputed, by default what the
-    options say; `chooses_remat`: that is chosen too. `restriction`: what is allowed; `without`: constraints that are
-    dropped. `start`: multipliers to start from; `effort`: unless that of the instance. `ends_s`: when the search ends
-    (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes long."""
+    """A problem to be solved. `limit_bytes`: of memory, if any. `objective`: by default that of the step; `linear`: one
+    linear function of the terms in its place. `remat`: what is recomputed, by default what the options say;
+    `chooses_remat`: that is chosen too. `near`: the only layouts that are offered. `restriction`: what is allowed;
+    `without`: constraints that are dropped. `start`: multipliers to start from; `effort`: unless that of the instance.
+    `ends_s`: when the search ends (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes
+    long; `work`: that it may take, in the units of `shardplan.solve.constants`."""
 
     limit_bytes: int | None
     objective: Objective | None = None
     linear: Linear | None = None
     remat: Recompute | None = None
     chooses_remat: bool = False
+    near: Near | None = None
     restriction: Restrict | None = None
     without: Sequence[Constraint] = ()
     start: Weights = ()
     effort: Effort | None = None
     ends_s: float = math.inf
     unproven: float = 0.0
+    work: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
     """The best assignment there is, or the proof that there is none. Raises `ShardplanError` for constraints that leave
     a tensor or an operator without any choice."""
     instance = graphs.instance
-    built, memory = graphs.asked() if question.remat is None else graphs.recomputing(question.remat)
+    built, memory = _graph(graphs, question)
     objective = question.objective or objective_of(built)
     restricting, transforming = chain(instance, question, objective)
     linears = single_sums(objective) if question.linear is None else (question.linear,)
@@ -97,6 +101,13 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
             chosen = posed.sums[0]
         candidates.append((chosen, assignment.choices))
     return Answer(question, objective, candidates[0][0], replace(solution, choices=candidates[0][1]), tuple(candidates))
+
+
+def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
+    """The cost graph that a question is about."""
+    if question.near is not None and question.remat is not None:
+        return graphs.near(question.near, question.remat)
+    return graphs.asked() if question.remat is None else graphs.recomputing(question.remat)
 
 
 def _posed(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], linears: Sequence[Linear]) -> Posed:
@@ -149,4 +160,5 @@ def _solved(
         unproven=question.unproven,
         start=start,
         averages=AVERAGES[question.effort or options.effort] if options.gap > 0.0 else 0,
+        effort=question.work,
     )

@@ -75,6 +75,16 @@ def out_of_time(model: Model, cluster: Cluster) -> Diagnostic:
     return error("limit", f"the search for {what} was ended before any plan was found", hint="raise --time-limit")
 
 
+def no_coarser_plan(model: Model, cluster: Cluster, coarser: Cluster) -> Diagnostic:
+    """A mesh of so many axes that it is searched from the plan of a coarser one, which has none."""
+    return error(
+        "limit",
+        f"no plan was found for '{model.name}' on '{cluster.name}' ({cluster.mesh})",
+        detail=f"on {coarser.mesh}, over the same links, none fits in memory or was found in time",
+        hint=f"solve with --mesh {','.join(f'{axis.name}={axis.size}' for axis in coarser.mesh.axes)} to see why",
+    )
+
+
 def refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanError | KeyboardInterrupt:
     """What to raise for an answer without an assignment. `reasons`: find out which constraints conflict, or else what
     fills the memory of the plan that comes nearest to fitting."""
@@ -84,8 +94,9 @@ def refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanErro
     if outcome != "infeasible":
         return LimitError(out_of_time(instance.model, instance.cluster))
     need = unasked = None
-    if reasons:
-        asked = replace(none.question, objective=none.objective.base, ends_s=math.inf, unproven=0.0, start=())
+    late = none.question.ends_s - time.monotonic() < 0.0
+    if reasons and not late:
+        asked = replace(none.question, objective=none.objective.base, unproven=0.0, start=(), work=math.inf)
         hard = _hard(graphs, none)
         if conflict := _conflict(graphs, asked, hard):
             return InfeasibleError(irreconcilable(instance.model, instance.cluster, conflict))
@@ -132,7 +143,9 @@ def _has_plan(graphs: CostGraphs, asked: Question, without: Sequence[Constraint]
 def _least_need(graphs: CostGraphs, asked: Question, shortfall_bytes: int) -> Need | None:
     """What the plan holds that comes nearest to fitting."""
     limit = graphs.instance.limit_bytes + shortfall_bytes
-    nearest = answer(graphs, replace(asked, limit_bytes=limit, ends_s=time.monotonic() + NEED_SECONDS))
+    nearest = answer(
+        graphs, replace(asked, limit_bytes=limit, ends_s=min(asked.ends_s, time.monotonic() + NEED_SECONDS))
+    )
     if nearest.solution.choices is None:
         return None
     layouts = nearest.layouts

@@ -13,6 +13,7 @@ from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
+from shardplan.graph.near import Near
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute
@@ -21,11 +22,13 @@ from shardplan.model.types import DTYPE_BITS, Model
 from shardplan.plan.assemble import recompute_of
 from shardplan.plan.types import Plan
 from shardplan.planning.constraint_masks import Without
+from shardplan.planning.decided import Decided
 from shardplan.rules import model_rules
 from shardplan.rules.types import Rule
 
 _SHOWN = 8
-_FAST_AXES = 3
+MOST_WHOLE = 3
+"""Axes up to which all layouts are weighed at once: choices multiply with every axis."""
 
 
 @dataclass(frozen=True)
@@ -95,28 +98,41 @@ class CostGraphs:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self._asked: tuple[CostGraph, Memory] | None = None
+        self._near: tuple[tuple[Near, Recompute], tuple[CostGraph, Memory]] | None = None
 
     def asked(self) -> tuple[CostGraph, Memory]:
         """The cost graph with what the options say recomputed."""
         if self._asked is None:
-            built = self._build()
+            built = self._build(near=self._decided())
             if self.instance.decided is not None and self.instance.options.remat == "auto":
-                built = self._build(recompute_of(self.instance.decided, built))
+                built = self._build(recompute_of(self.instance.decided, built), self._decided())
             self._asked = (built, Memory(built))
         return self._asked
 
+    def _decided(self) -> Near | None:
+        """The layouts of the plan that is decided, on a mesh of so many axes that no others are weighed."""
+        decided, mesh = self.instance.decided, self.instance.cluster.mesh
+        return None if decided is None or len(real_axes(mesh)) <= MOST_WHOLE else Near(Decided.of_plan(decided).met())
+
     def recomputing(self, remat: Recompute) -> tuple[CostGraph, Memory]:
         """The cost graph in which that is recomputed."""
-        if remat is self.asked()[0].recompute:
+        if remat == self.asked()[0].recompute:
             return self.asked()
         built = self._build(remat)
         return built, Memory(built)
 
-    def _build(self, remat: Recompute | None = None) -> CostGraph:
+    def near(self, near: Near, remat: Recompute) -> tuple[CostGraph, Memory]:
+        """The cost graph with the layouts near some plans alone, in which that is recomputed; the last one is kept."""
+        if self._near is None or self._near[0] != (near, remat):
+            built = self._build(remat, near)
+            self._near = (near, remat), (built, Memory(built))
+        return self._near[1]
+
+    def _build(self, remat: Recompute | None = None, near: Near | None = None) -> CostGraph:
         asked = self.instance
         return build_cost_graph(
             asked.model, asked.rules, asked.cluster, asked.options, pricing=asked.pricing,
-            constraints=asked.constraints, again=remat,
+            constraints=asked.constraints, again=remat, near=near,
         )  # fmt: skip
 
 
@@ -160,11 +176,16 @@ def without_rule(model: Model, rules: Sequence[Rule], *, strict: bool) -> list[D
     return [warning("no-rule", f"{what} no sharding rule and will be replicated", detail="\n".join(kinds), hint=hint)]
 
 
+def real_axes(mesh: Mesh) -> tuple[int, ...]:
+    """The axes of more than one device."""
+    return tuple(axis for axis, size in enumerate(mesh.shape) if size > 1)
+
+
 def many_axes(mesh: Mesh) -> list[Diagnostic]:
-    """A warning where the search space of `mesh` makes a plan a matter of minutes; else empty."""
-    real = sum(size > 1 for size in mesh.shape)
-    if real <= _FAST_AXES:
+    """A warning where a mesh has so many axes that a plan is searched step by step; else empty."""
+    real = len(real_axes(mesh))
+    if real <= MOST_WHOLE:
         return []
-    hint = "axes that share a link can be one: --mesh 2x8 where 2x2x2x2 was meant"
-    summary = f"{real} mesh axes: every layout of up to {real} splits is weighed, which takes minutes and gigabytes"
+    hint = "the lower bound is what the model computes, cut evenly: the gap says little of how good the plan is"
+    summary = f"{real} mesh axes: the plan starts from that of a coarser mesh and is improved two axes at a time"
     return [warning("many-axes", summary, hint=hint)]

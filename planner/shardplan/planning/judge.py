@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardplan.plan.assemble import Priced, price
+from shardplan.plan.assemble import Priced, held_bytes, peak_of, price
 from shardplan.planning.chain import Answer
 from shardplan.planning.reduction import Layouts
 
@@ -35,15 +36,27 @@ Known = dict[tuple[int, tuple[int, ...]], Candidate]
 """Plans by cost graph and choices: each is laid out once."""
 
 
-def judged(answer: Answer, limit_bytes: int, known: Known | None = None) -> list[Candidate]:
+def judged(
+    answer: Answer, limit_bytes: int, known: Known | None = None, is_over: Callable[[], bool] = bool
+) -> list[Candidate]:
     """The plans of an answer's assignments, the best first: those that fit, by their scheduled steps. `known`: plans
-    that were laid out before; those that are new are added."""
+    that were laid out before; those that are new are added. Of assignments that cannot fit however they are scheduled
+    one is laid out, where there are no others; and one at least, where `is_over`."""
     known = {} if known is None else known
-    found = []
-    for layouts, choices in answer.candidates:
+    fitting = [one for one in answer.candidates if _holds_bytes(*one) <= limit_bytes]
+    found: list[Candidate] = []
+    for layouts, choices in fitting or answer.candidates[:1]:
+        if found and is_over():
+            break
         key = id(layouts.built), choices
         if key not in known:
             priced = price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties)
             known[key] = Candidate(priced, layouts)
         found.append(known[key])
     return sorted(found, key=lambda one: (not one.keeps(limit_bytes), one.step_s))
+
+
+def _holds_bytes(layouts: Layouts, choices: tuple[int, ...]) -> int:
+    """What an assignment holds at its peak, without what is in flight."""
+    memory = layouts.memory
+    return peak_of(held_bytes(memory.holdings, memory.moments, layouts.chosen(choices))).total

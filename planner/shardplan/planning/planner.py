@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
-from shardplan.errors import Diagnostic, warning
+from shardplan.errors import Diagnostic, LimitError, ShardplanError, warning
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
+from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.candidates import Found, NoPlanError, Questions, Search, T, of_linear, shortest
 from shardplan.planning.chain import Answer, answer
-from shardplan.planning.infeasible import refusal
-from shardplan.planning.instance import CostGraphs, instance_of
+from shardplan.planning.finer import Coarser, finer, work_s
+from shardplan.planning.infeasible import no_coarser_plan, refusal
+from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.planning.judge import Known
 from shardplan.planning.reduction import Restrict, both
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
@@ -30,14 +34,20 @@ def plan_model(
     options: PlanOptions,
     on_progress: Callable[[Progress], None] | None = None,
     on_warning: Callable[[Diagnostic], None] | None = None,
+    coarse: CoarsePlans | None = None,
 ) -> Plan:
     """The best plan for `model` on `cluster`, with its proof. `on_warning` hears of what the plan has to put up with.
+    `coarse`: as in `Planner`.
 
     Raises `ShardplanError` for a model that cannot be planned as asked, `InfeasibleError` when it is proven that no
     plan fits in memory, `LimitError` when the time limit ends the search before any plan is found, and
     `KeyboardInterrupt` when the user does.
     """
-    return Planner(model, cluster, options, on_progress, on_warning).plan()
+    return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse).plan()
+
+
+CoarsePlans = dict[Mesh, tuple[Found | None, float]]
+"""By mesh: its best plan, where it has one, and the work that it took."""
 
 
 class Planner:
@@ -59,14 +69,16 @@ class Planner:
         reasons: bool = True,
         complete: bool = False,
         decided: Plan | None = None,
+        coarse: CoarsePlans | None = None,
     ) -> None:
         """`reasons`: where nothing fits, find out what fills the memory and which constraints conflict. `complete`,
-        `decided`: as in `Instance`.
+        `decided`: as in `Instance`. `coarse`: plans of coarser meshes, kept for other meshes over the same links.
 
         Raises `ShardplanError` for a model that cannot be planned as asked.
         """
         self._on_progress, self._warn = on_progress, on_warning or (lambda _: None)
         self._reasons = reasons
+        self._coarse: CoarsePlans = {} if coarse is None else coarse
         self.instance = instance_of(model, cluster, options, self._warn, complete=complete, decided=decided)
         self._graphs = CostGraphs(self.instance)
         self.known: Known = {}
@@ -82,7 +94,7 @@ class Planner:
         is to keep where it can, if not the one under which the plan is sought. Raises as `plan_model`."""
         try:
             search = Search.of(self.instance, restricted=restriction is not None)
-            found = self._answered(shortest(search), restriction)
+            found = self._found(search, restriction)
         except NoPlanError as none:
             raise self.refusal(none.answer) from None
         for diagnostic in self.instance.pricing.compute.warnings:
@@ -118,16 +130,64 @@ class Planner:
         """What to raise for an answer without an assignment."""
         return refusal(self._graphs, none, reasons=self._reasons)
 
+    def _found(self, search: Search, restriction: Restrict | None) -> Found:
+        """The best plan, before its file is made. Raises `NoPlanError`, and `LimitError` on a mesh of too many axes."""
+        coarser = None if restriction is not None else self._coarser(search)
+        if coarser is None:
+            return self._answered(shortest(search), restriction)
+        instance = self.instance
+        least_s = work_s(instance.model, instance.cluster, instance.options) / instance.cluster.mesh.size
+        try:
+            return self._answered(finer(search, coarser, least_s), None)
+        except NoPlanError:
+            return self._answered(shortest(search), None)
+
+    def _coarser(self, search: Search) -> Coarser | None:
+        """The plan of the mesh with one axis for each link, where that is another one and has a plan."""
+        asked, options = self.instance, self.instance.options
+        cluster, groups = merged(asked.cluster)
+        if len(groups) == len(asked.cluster.mesh) or asked.complete or not options.cost_model.is_ours:
+            return None
+        if cluster.mesh not in self._coarse:
+            self._coarse[cluster.mesh] = self._on(cluster, search)
+        found, work = self._coarse[cluster.mesh]
+        if found is None:
+            if len(real_axes(asked.cluster.mesh)) > MOST_WHOLE:
+                raise LimitError(no_coarser_plan(asked.model, asked.cluster, cluster))
+            return None
+        search.spent.work += work
+        return Coarser(found, groups)
+
+    def _on(self, cluster: Cluster, search: Search) -> tuple[Found | None, float]:
+        """The best plan on another mesh, where there is one, and the work that it took."""
+        options = self.instance.options
+        if options.time_limit is not None:
+            options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
+        try:
+            other = Planner(self.instance.model, cluster, options, self._on_progress, reasons=False)
+            own = Search.of(other.instance)
+            return other._found(own, None), own.spent.work
+        except (ShardplanError, NoPlanError):
+            return None, 0.0
+
     def _answered(self, questions: Questions[T], restriction: Restrict | None) -> T:
         """What a generator of questions comes to when all of them are answered."""
         try:
             question = next(questions)
             while True:
                 asked = replace(question, restriction=both(question.restriction, restriction))
-                question = questions.send(answer(self._graphs, asked, self._on_progress))
+                found = answer(self._graphs, asked, self._on_progress)
+                if found.solution.failure:
+                    self._warn(_step_failed(found.solution.failure))
+                question = questions.send(found)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
+
+
+def _step_failed(failure: str) -> Diagnostic:
+    hint = "the plan stands; please report this defect of shardplan as CONTRIBUTING.md says"
+    return warning("search-failed", f"a step of the search was given up: {failure}", hint=hint)
 
 
 def _outcome(found: Found) -> Outcome:

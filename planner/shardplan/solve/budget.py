@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -29,11 +30,13 @@ class Progress:
 class Budget:
     """What may be spent, and what has been. One unit of work is about a million table entries looked at.
 
-    `spent` and `expired` decide alike on every machine as long as there is no time limit.
+    `spent` and `expired` decide alike on every machine as long as there is no time limit. `effort`: work after which a
+    search ends with what it has; unlike a work limit it changes nothing in how a search that needs less goes about it.
     """
 
     time_limit: float | None = None
     work_limit: float | None = None
+    effort: float = math.inf
     started: float = field(default_factory=time.monotonic)
     work: float = 0.0
     interrupted: bool = False
@@ -56,6 +59,11 @@ class Budget:
         return float("inf") if self.work_limit is None else self.work_limit - self.work
 
     @property
+    def effort_left(self) -> float:
+        """Work until it is enough."""
+        return self.effort - self.work
+
+    @property
     def free(self) -> bool:
         """Whether no limit is given."""
         return self.time_limit is None and self.work_limit is None
@@ -76,7 +84,7 @@ class Budget:
         """Whether a part of the search is over."""
         return self.work >= end[1] or (self.time_limit is not None and self.seconds >= end[0])
 
-    def effort(self, share: float) -> tuple[float, float, float]:
+    def proof(self, share: float) -> tuple[float, float, float]:
         """Work, gap, and seconds of a proof that may take a share of what is left of the limits."""
         if self.time_limit is None and self.work_limit is None:
             return PROOF_WORK, 0.0, float("inf")
@@ -94,7 +102,7 @@ class Budget:
         """Whether to stop now."""
         if self.interrupted:
             return True
-        if self.work_limit is not None and self.work >= self.work_limit:
+        if self.work >= (self.effort if self.work_limit is None else min(self.effort, self.work_limit)):
             return True
         self.timed_out = self.timed_out or self.seconds_left <= 0
         return self.timed_out

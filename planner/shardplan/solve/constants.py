@@ -76,6 +76,8 @@ AVERAGES_SOLVES = 10
 """Plain problems that are solved at most."""
 AVERAGES_UNPROVEN = 0.02
 """Relative gap that is left in each of them where memory binds: a proof there closes little of the whole."""
+AVERAGES_EFFORT = 2e3
+"""Work on each of them: a proof that takes longer closes little of the whole either."""
 AVERAGES_MIXED = 8
 """Crossings of their assignments that are kept at most."""
 AVERAGES_GAP = 2e-3
@@ -221,6 +223,9 @@ UNPRESOLVED_COLUMNS = 2_000
 PROGRAM_HUNG = 4.0
 """Times as long as it was given, and seconds, after which HiGHS is not late any more but hangs: what it has found is
 lost then, and it goes on working beside us."""
+PROGRAM_COLUMN = 0.15
+"""Units of work per pair that a program may take between two calls back, measured: one that may take more than is left
+of an effort is not begun."""
 SIMPLEX_CALL = 1 / 200_000
 """Units of work per column that pass between two calls back of the simplex method, measured: HiGHS's own clock would
 not be reproducible."""

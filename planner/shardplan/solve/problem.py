@@ -84,7 +84,8 @@ class Solution:
     least excess over the limit that any assignment has. `reproducible`: no wall-clock limit decided anything.
     `multipliers[g][k]`: those of the sums of `Problem.maxima` at which the best Lagrangian bound was found; at least 0,
     at most 1 in all for each maximum. `candidates`: where there are maxima, different feasible assignments that were
-    met at various multipliers, the cheapest first, `choices` among them.
+    met at various multipliers, the cheapest first, `choices` among them. `work`: that was spent, in the units of a work
+    limit. `failure`: what went wrong in a step that was given up, if any did: what was known before stands.
     """
 
     outcome: Outcome
@@ -94,6 +95,8 @@ class Solution:
     shortfall_bytes: int = 0
     reproducible: bool = True
     seconds: float = 0.0
+    work: float = 0.0
+    failure: str = ""
     multipliers: Multipliers = ()
     candidates: tuple[tuple[int, ...], ...] = ()
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from shardplan.errors import checks_itself
 from shardplan.solve.bound.averages import by_averages
 from shardplan.solve.budget import Budget, Phase, Progress
-from shardplan.solve.constants import AVERAGES_SOLVES, AVERAGES_UNPROVEN, CANDIDATES, SHORTFALL_SECONDS, SUMS_BROADEST
+from shardplan.solve.constants import (
+    AVERAGES_EFFORT,
+    AVERAGES_SOLVES,
+    AVERAGES_UNPROVEN,
+    CANDIDATES,
+    SHORTFALL_SECONDS,
+    SUMS_BROADEST,
+)
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.incumbent import Incumbent, Pool
 from shardplan.solve.problem import Multipliers, Outcome, Problem, Solution
@@ -40,6 +49,7 @@ def solve(
     unproven: float = 0.0,
     start: Multipliers = (),
     averages: int = 0,
+    effort: float = math.inf,
 ) -> Solution:
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
@@ -48,13 +58,14 @@ def solve(
     `presolve=False` hands the whole integer program to HiGHS. `roomy`: the solution without the limit, where it is
     known already; `unproven`: a relative gap that is left when better prices of memory close it no further, and beyond
     which no proof is sought; `start`: multipliers of the sums of `Problem.maxima` to begin with; `averages`: maxima are
-    only averaged, by at most so many plain problems, which is quick and does not close what is left between.
+    only averaged, by at most so many plain problems, which is quick and does not close what is left between; `effort`:
+    work after which it ends with what it has, which changes nothing for a problem that needs less.
     Ctrl-C ends the search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     return search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
-        unproven=unproven, start=start, averages=averages,
+        unproven=unproven, start=start, averages=averages, effort=effort,
     )  # fmt: skip
 
 
@@ -71,20 +82,22 @@ def search(
     unproven: float = 0.0,
     start: Multipliers = (),
     averages: int = 0,
+    effort: float = math.inf,
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
     if presolve and problem.maxima and (averages or breadth(problem) > SUMS_BROADEST):
         most = averages or AVERAGES_SOLVES
-        return _averaged(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most)
-    with Budget(time_limit, work_limit) as budget:
+        return _averaged(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, effort)
+    with Budget(time_limit, work_limit, effort) as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
         phase: list[Phase] = ["reduce"]
+        failure = ""
         if on_progress is not None:
             best.report = lambda: on_progress(
                 Progress(budget.seconds, best.cost / best.scale, best.bound / best.scale, phase[0])
             )
+        wide = sums_to_nodes(problem)
         try:
-            wide = sums_to_nodes(problem)
             graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
             best.scale = graph.scale
             phase[0] = "bound"
@@ -96,10 +109,14 @@ def search(
                 fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven, start)
         except Contradiction:
             best.bound = np.inf
+        except Exception as defect:  # what is known by now is an answer, whatever fails
+            if checks_itself():
+                raise
+            failure = f"{type(defect).__name__}: {defect}"
         shortfall = 0
         if best.bound == np.inf and problem.limit is not None:
             shortfall = _shortfall(problem, problem.limit, budget)
-        return _solution(problem, wide, best, budget, shortfall)
+        return replace(_solution(problem, wide, best, budget, shortfall), failure=failure)
 
 
 def _averaged(
@@ -112,10 +129,11 @@ def _averaged(
     unproven: float,
     start: Multipliers,
     most: int,
+    effort: float,
 ) -> Solution:
     """Plain problems at a few multipliers: the only way where sums are too broad to become sums over nodes."""
-    with Budget(time_limit, work_limit) as budget:
-        report = on_progress or (lambda _: None)
+    with Budget(time_limit, work_limit, effort) as budget:
+        report, failures = on_progress or (lambda _: None), [""]
 
         def plain(averaged: Problem) -> Solution:
             left = None if time_limit is None else max(0.0, budget.seconds_left) / 2
@@ -123,11 +141,15 @@ def _averaged(
             found = search(
                 averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None,
                 unproven=max(unproven, AVERAGES_UNPROVEN) if gap else unproven,
+                effort=min(AVERAGES_EFFORT, budget.effort_left),
             )  # fmt: skip
+            budget.work += found.work
+            failures.append(found.failure)
             report(Progress(budget.seconds, np.inf, -np.inf, "bound"))
             return found
 
-        return by_averages(problem, plain, start, budget.expired, most)
+        found = by_averages(problem, plain, start, budget.expired, most)
+        return replace(found, work=budget.work, failure=max(failures))
 
 
 def _shortfall(problem: Problem, limit: int, budget: Budget) -> int:
@@ -168,6 +190,7 @@ def _solution(problem: Problem, wide: SumsOnNodes, best: Incumbent, budget: Budg
         shortfall_bytes=shortfall,
         reproducible=not budget.timed_out and not budget.interrupted,
         seconds=budget.seconds,
+        work=budget.work,
         multipliers=_multipliers(problem, best),
         candidates=_candidates(problem, wide, best),
     )

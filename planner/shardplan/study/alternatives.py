@@ -21,9 +21,9 @@ from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.chain import Answer
+from shardplan.planning.decided import Decided
 from shardplan.planning.judge import judged
 from shardplan.planning.reduction import Allowed
-from shardplan.study.decided import fixed_to
 from shardplan.units import NS_PER_S, size
 
 _MOST = 16
@@ -48,7 +48,7 @@ def alternatives(planner: Planner, plan: Plan, nodes: Sequence[Node]) -> tuple[A
 
     What `plan` chose comes first, then by cost. Raises `ShardplanError` as `plan_model` where there is no plan at all.
     """
-    best = planner.solve_at(plan.summary.multipliers, fixed_to(plan))
+    best = planner.solve_at(plan.summary.multipliers, Decided.of_plan(plan).fixed)
     if best.solution.outcome == "interrupted":
         raise KeyboardInterrupt
     if best.solution.choices is None:
@@ -77,7 +77,9 @@ def _try(
         return dict(wanted)
 
     def near(built: CostGraph) -> Allowed:
-        return {node: mask for node, mask in fixed_to(plan)(built).items() if node[0] == "kept"} | dict(wanted)
+        return {node: mask for node, mask in Decided.of_plan(plan).fixed(built).items() if node[0] == "kept"} | dict(
+            wanted
+        )
 
     answers = [planner.solve_at(plan.summary.multipliers, restriction) for restriction in (pin, near)]
     if any(one.solution.outcome == "interrupted" for one in answers):

@@ -33,9 +33,9 @@ from shardplan.plan.recorded import cluster_of, options_of
 from shardplan.plan.types import OperatorDecision, Pipeline, Plan
 from shardplan.planning.constraint_masks import masks_of as constraint_masks
 from shardplan.planning.constraint_masks import penalties_of
+from shardplan.planning.decided import Decided
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.rules import model_rules
-from shardplan.study.decided import masks_of
 from shardplan.units import NS_PER_S
 
 _ROUNDED = 1e-6
@@ -108,7 +108,7 @@ def _unheard(_: Diagnostic) -> None:
 
 def _choices(plan: Plan, built: CostGraph) -> dict[Node, int]:
     """The choice of every node. Raises `NotDerivableError` where there is none such."""
-    masks = masks_of(plan, built)
+    masks = Decided.of_plan(plan).masks(built)
     _refuse(_cannot_be(node) for node in node_order(built) if node not in masks or not masks[node].any())
     operators = {operator.name: operator for operator in plan.operators}
     found = {node: np.flatnonzero(mask).tolist() for node, mask in masks.items()}

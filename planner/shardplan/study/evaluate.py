@@ -14,8 +14,8 @@ from shardplan.plan.agreement import require_agreement
 from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.decided import Decided
 from shardplan.planning.reduction import Allowed
-from shardplan.study.decided import masks_of
 from shardplan.study.finished import finished
 
 _UNLIMITED = 1 << 60
@@ -80,7 +80,7 @@ def decisions_of(decided: Plan, file: str) -> Callable[[CostGraph], Allowed]:
     """
 
     def restriction(built: CostGraph) -> Allowed:
-        allowed = masks_of(decided, built)
+        allowed = Decided.of_plan(decided).masks(built)
         if faults := [_fault(node, file) for node, mask in allowed.items() if not mask.any()]:
             raise ShardplanError(*faults[:_SHOWN])
         return allowed

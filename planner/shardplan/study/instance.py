@@ -97,6 +97,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
         kv_cache_tokens=request.kv_cache_tokens,
         cost_model=cost_model,
         shard_optimizer=request.shard_optimizer,
+        effort=request.effort,
     )
     return Instance(model, cluster, options, staging, request.is_auto, sources_of(request))
 

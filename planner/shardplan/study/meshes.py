@@ -2,16 +2,15 @@
 
 A physical axis of 8 devices is one axis of 8, or 2 x 4, 4 x 2 or 2 x 2 x 2; an axis keeps the link of its physical
 axis, and a group that is a part of it gets its share of that link (`shardplan.cost.links`). A mesh of more axes has
-more plans, and all those of the coarser one among them; what can be said of it without solving is only how much faster
-than its own arithmetic it cannot be.
+more plans, and all those of the coarser one among them: every search starts from the plan of the coarsest, which is
+found once. Of what is not solved can only be said how much faster than its own arithmetic it cannot be.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardplan.cluster.build import Profile
 from shardplan.cluster.mesh import make_cluster
@@ -21,11 +20,12 @@ from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
-from shardplan.planning import Planner, plan_model
+from shardplan.planning import CoarsePlans, plan_model
+from shardplan.planning.finer import work_s
 from shardplan.processes import run_all
 from shardplan.units import NS_PER_S
 
-MOST_AXES = 3
+MOST_AXES = 6
 """Choices multiply with every axis: of more, a mesh is bounded but not solved."""
 _NO_ROOM = "does not fit in memory"
 OUT_OF_TIME = "out of time"
@@ -108,7 +108,7 @@ def try_meshes(
         if on_done is not None:
             on_done(trial)
 
-    work_ns = _work_ns(model, clusters[meshes[0]], options)
+    work_ns = int(work_s(model, clusters[meshes[0]], options) * NS_PER_S)
     stopped = _until_stopped(_solved(model, clusters, options, shallow, processes), done, found)
     for text in meshes:
         if text not in found:
@@ -152,14 +152,14 @@ def _solved(
     else:
         meshes = sorted(meshes, key=lambda text: -len(clusters[text].mesh))
     asked = [(text, clusters[text], options) for text in meshes]
-    yield from run_all(_try, model, asked, processes)
+    yield from run_all(_try, (model, CoarsePlans()), asked, processes)
 
 
-def _try(model: Model, asked: tuple[str, Cluster, PlanOptions]) -> MeshTrial:
-    text, cluster, options = asked
+def _try(shared: tuple[Model, CoarsePlans], asked: tuple[str, Cluster, PlanOptions]) -> MeshTrial:
+    (model, coarse), (text, cluster, options) = shared, asked
     heard: list[Diagnostic] = []
     try:
-        plan = plan_model(model, cluster, options, on_warning=heard.append)
+        plan = plan_model(model, cluster, options, on_warning=heard.append, coarse=coarse)
     except InfeasibleError as problem:
         return MeshTrial(text, cluster.mesh, None, 0, _NO_ROOM, problem.diagnostics)
     except LimitError as problem:
@@ -167,15 +167,3 @@ def _try(model: Model, asked: tuple[str, Cluster, PlanOptions]) -> MeshTrial:
     except ShardplanError as problem:
         return MeshTrial(text, cluster.mesh, None, 0, problem.diagnostics[0].summary, problem.diagnostics)
     return MeshTrial(text, cluster.mesh, plan, plan.summary.step_bound_ns, "", tuple(heard))
-
-
-def _work_ns(model: Model, cluster: Cluster, options: PlanOptions) -> int:
-    """Nanoseconds that a step computes on one device: cut in n pieces it takes an n-th of it or more, for efficiency
-    does not grow when products shrink, and every kernel still starts."""
-    alone = Mesh((Axis(cluster.mesh.axes[-1].name, 1),))
-    single = replace(cluster, mesh=alone, axis_levels=cluster.axis_levels[-1:])
-    built, _ = Planner(model, single, replace(options, constraints=())).built_at()
-    seconds = math.fsum(float(space.compute_s.min()) for space in built.operators)
-    for name in sorted(built.trainable):
-        seconds += float(built.pricer.optimizer_seconds(built.kept[name], model.tensor(name).dtype).min())
-    return int(seconds * NS_PER_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ _GROWTH = (2, 4, 8)
 _NEAR_ENOUGH, _SECONDS, _IN_ALL = 0.1, 20.0, 60.0
 """A remedy is to be found, not perfected: relative gap and time limit of each solve. After so many seconds in all, no
 further one is begun: somebody waits to be told that nothing fits."""
+_TRIED_S = 2.0
+"""Under a time limit none is begun in its last seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def find_remedies(model: Model, cluster: Cluster, options: PlanOptions) -> tuple
     ]
     kinds.append([(f"--mesh {text}", grown, options) for text, grown in _larger(cluster)])
     found: list[Remedy] = []
-    ends_s = time.monotonic() + _IN_ALL
+    ends_s = time.monotonic() + min(_IN_ALL, math.inf if options.time_limit is None else options.time_limit)
     with contextlib.suppress(KeyboardInterrupt):  # that nothing fits is known: what was found by then is said
         for candidates in kinds:
             remedy = _first(model, candidates, ends_s)
@@ -74,10 +77,12 @@ def remedies_record(remedies: Sequence[Remedy]) -> list[dict[str, object]]:
 
 def _first(model: Model, candidates: Sequence[tuple[str, Cluster, PlanOptions]], ends_s: float) -> Remedy | None:
     for change, cluster, options in candidates:
-        if time.monotonic() > ends_s:
+        left_s = ends_s - time.monotonic()
+        if left_s < (_TRIED_S if options.time_limit is not None else 0.0):
             return None
+        seconds = _SECONDS if options.time_limit is None else min(_SECONDS, left_s - _TRIED_S / 2)
         try:
-            quick = replace(options, effort="quick", gap=max(options.gap, _NEAR_ENOUGH), time_limit=_SECONDS)
+            quick = replace(options, effort="quick", gap=max(options.gap, _NEAR_ENOUGH), time_limit=seconds)
             summary = finished(Planner(model, cluster, quick, reasons=False).plan()).summary
         except (InfeasibleError, LimitError):
             continue

@@ -21,8 +21,8 @@ from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.decided import Decided
 from shardplan.study.compare import Contender, compare_recipes
-from shardplan.study.decided import fixed_to
 from shardplan.study.finished import finished
 
 SPREAD = 0.15
@@ -91,7 +91,7 @@ def regret(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan) -> 
     """Step of `plan` on `cluster` over that of the best plan there, less 1; infinite where it does not fit."""
     planner = Planner(model, cluster, replace(options, effort="quick"), reasons=False)
     try:
-        held = finished(planner.plan(fixed_to(plan))).summary.step_ns
+        held = finished(planner.plan(Decided.of_plan(plan).fixed)).summary.step_ns
     except InfeasibleError:
         return math.inf
     best = min(held, finished(planner.plan()).summary.step_ns)

@@ -24,7 +24,7 @@ ASKED = ("mode", "dims", "trips", "optimizer", "shard_optimizer", "microbatches"
 WORKLOAD = (*MESH, *ASKED, "memory_limit")
 """What every verb that plans on one mesh asks for."""
 PIPELINE = ("devices", "stages", "schedule")
-SEARCH = ("time_limit", "gap", "seed", "presolve")
+SEARCH = ("time_limit", "effort", "gap", "seed", "presolve")
 FIXED = ("constraints", "pins")
 IN_SETTINGS = "it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml"
 model_argument = click.argument("model", type=click.Path(path_type=str))

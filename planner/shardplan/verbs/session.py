@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -56,6 +57,7 @@ class Session:
     defaults: frozenset[str] = frozenset()
     """Names of the options that the user left to their defaults."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    started_s: float = field(default_factory=time.monotonic)
     failure: Mapping[str, object] | None = None
     """The `result` of the JSON document if the verb fails from here on."""
 

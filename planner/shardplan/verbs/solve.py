@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 STANDARD_OUTPUT = "-"
 _MOST_PROCESSES = 4
 """That search logical meshes side by side: each holds the model and its tables."""
+_SOME_SECONDS = 0.01
+"""Left of a time limit that reading has used up."""
 
 
 @click.command(short_help="Find the fastest plan that fits, and write it.")
@@ -132,6 +135,7 @@ def _answer(session: Session, instance: Instance) -> Solved:
     measure = Measure(instance.options.cost_model.unit)
     processes = min(os.cpu_count() or 1, _MOST_PROCESSES)
     alone = instance.staging is None and not instance.is_auto
+    asked, instance = instance, _by_now(instance, session)
     try:
         with ProgressLine(sys.stderr, enabled=alone and not session.quiet, amount=measure.of_picoseconds) as progress:
             return find(instance, progress.update, session.say, processes=processes)
@@ -141,8 +145,17 @@ def _answer(session: Session, instance: Instance) -> Solved:
     except InfeasibleError as problem:
         session.failure = {"plan": None, "summary": infeasible_summary(instance.limit_bytes)}
         if alone:
-            raise _with_remedies(session, problem, instance) from None
+            raise _with_remedies(session, problem, asked) from None
         raise
+
+
+def _by_now(instance: Instance, session: Session) -> Instance:
+    """The same with what is left of the time limit, of which reading has taken its part."""
+    limit = instance.options.time_limit
+    if limit is None:
+        return instance
+    left = max(_SOME_SECONDS, limit - (time.monotonic() - session.started_s))
+    return replace(instance, options=replace(instance.options, time_limit=left))
 
 
 def _with_remedies(session: Session, problem: InfeasibleError, instance: Instance) -> InfeasibleError:
@@ -151,7 +164,8 @@ def _with_remedies(session: Session, problem: InfeasibleError, instance: Instanc
     from shardplan.units import Measure
 
     first, *rest = problem.diagnostics
-    remedies = () if first.file else find_remedies(instance.model, instance.cluster, instance.options)
+    asked = _by_now(instance, session)
+    remedies = () if first.file else find_remedies(asked.model, asked.cluster, asked.options)
     session.failure = {**(session.failure or {}), "remedies": remedies_record(remedies)}
     if not remedies:
         return problem

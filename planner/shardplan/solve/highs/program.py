@@ -20,6 +20,7 @@ from shardplan.solve.bound.dual import Dual
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import (
     MIP_CALL,
+    PROGRAM_COLUMN,
     PROGRAM_HUNG,
     PROGRAM_LP_ROUNDS,
     PROGRAM_ROWS,
@@ -110,6 +111,8 @@ class Program:
         is proven but what the dual proves."""
         if self.floor > self.target:
             return Answer("optimal", None, self.floor)
+        if np.isfinite(self.target) and PROGRAM_COLUMN * self.dual.core.pairs > self.budget.effort_left:
+            return Answer("limit", None, self.floor)
         try:
             within_deadline(self._create, self.budget)
             return self._solved()
@@ -193,7 +196,10 @@ class Program:
         if np.isfinite(left):  # without a time limit, no clock decides anything
             left = max(min(left, self.seconds), 0.01)
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
-        before, self.allowed = self.work, self.work + self.budget.work_left
+        allowed = self.budget.work_left
+        if np.isfinite(self.target):  # an assignment is known: a proof may end without an answer
+            allowed = min(allowed, self.budget.effort_left)
+        before, self.allowed = self.work, self.work + allowed
         try:
             ended = within_deadline(highs.run, self.budget, PROGRAM_HUNG * left + PROGRAM_HUNG)
         except AbandonedError:

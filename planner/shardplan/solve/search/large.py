@@ -280,7 +280,7 @@ class _Search:
                 if trial.pairs > LARGE_PROVABLE_PAIRS:
                     return
                 self.tried, self.proof_rounds = self.gap, LARGE_PROOF_ROUNDS
-                integer(trial, self._pressure(), best, ceiling, self.budget.effort(LARGE_PROOF_SHARE))
+                integer(trial, self._pressure(), best, ceiling, self.budget.proof(LARGE_PROOF_SHARE))
             except Contradiction:
                 best.prove(ceiling)
             self._adopt()

@@ -1,0 +1,95 @@
+"""The choices near some layouts: where a mesh has too many axes for all of them, a search goes from plan to plan.
+
+Near a set of layouts, with some mesh axes free, are the layouts that differ from one of the set on the free axes alone.
+A tensor is kept, served, read and made in those that are near to where it is in some plan; the choices of operators
+follow. Tensors of one kind share what is near to any of them, so that equal layers still have equal tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import RP, Placement
+from shardplan.layout.transitions import State
+
+Codes = NDArray[np.int64]
+_MOST_BETWEEN = 32
+"""Ways to combine what different layouts do on the axes that are not free, beyond which moves go over the layouts
+alone: more finds cheaper ways of moves, whose matrices grow with the square."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """`layouts`: by tensor, those that count; `free`: axes on which anything may be done."""
+
+    layouts: Mapping[str, frozenset[Layout]]
+    free: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Nearby:
+    """What is near for the tensors of one kind, whose shards are these, on a mesh of so many axes.
+
+    Placement codes are those of `shardplan.graph.tensors`: shards, R, P, R/P.
+    """
+
+    layouts: frozenset[Layout]
+    free: frozenset[int]
+    shards: tuple[Placement, ...]
+    sizes: tuple[int, ...]
+
+    def codes(self) -> Codes:
+        """All layouts that are near, by codes, shape (layouts, axes), in ascending order."""
+        return self._spread([self._coded(layout) for layout in self.layouts], len(self.shards) + 3)
+
+    def states(self) -> tuple[State, ...]:
+        """The plain layouts that values and gradients have there, and what lies between them."""
+        count = len(self.shards)
+        codes = [row for layout in self.layouts for row in self._plain(self._coded(layout))]
+        held = [sorted({row[axis] for row in codes}) for axis in range(len(self.sizes))]
+        fixed = [[0] if axis in self.free else codes_of for axis, codes_of in enumerate(held)]
+        if np.prod([len(each) for each in fixed]) <= _MOST_BETWEEN:
+            codes += list(itertools.product(*fixed))
+        found = dict.fromkeys(_state(row, count) for row in self._spread(codes, count + 2).tolist())
+        for layout in self.layouts:
+            for half in (layout.forward, layout.gradient):
+                found[State(tuple(half.axes_of(s) for s in self.shards), _axes(self._coded(half), count + 1))] = None
+        return tuple(found)
+
+    def _coded(self, layout: Layout) -> tuple[int, ...]:
+        return tuple(self._code(placement) for placement in layout.placements)
+
+    def _code(self, placement: Placement) -> int:
+        count = len(self.shards)
+        if placement.is_shard:
+            return self.shards.index(placement)
+        return count + 1 if placement.kind == "P" else count + 2 if placement == RP else count
+
+    def _plain(self, codes: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
+        """The value's and the gradient's half."""
+        count = len(self.shards)
+        yield tuple(count if code == count + 2 else code for code in codes)
+        yield tuple({count + 1: count, count + 2: count + 1}.get(code, code) for code in codes)
+
+    def _spread(self, codes: Iterable[tuple[int, ...]], alphabet: int) -> Codes:
+        """With everything on the free axes."""
+        free = sorted(axis for axis in self.free if self.sizes[axis] > 1)
+        fixed = sorted(set(codes))
+        ways = np.array(list(itertools.product(range(alphabet), repeat=len(free))), dtype=np.int64)
+        rows = np.repeat(np.array(fixed, dtype=np.int64).reshape(len(fixed), len(self.sizes)), len(ways), axis=0)
+        rows[:, free] = np.tile(ways.reshape(len(ways), len(free)), (len(fixed), 1))
+        return np.unique(rows, axis=0)
+
+
+def _state(codes: list[int], count: int) -> State:
+    return State(tuple(_axes(codes, dim) for dim in range(count)), _axes(codes, count + 1))
+
+
+def _axes(codes: Iterable[int], wanted: int) -> tuple[int, ...]:
+    return tuple(axis for axis, code in enumerate(codes) if code == wanted)

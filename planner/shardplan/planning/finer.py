@@ -1,0 +1,107 @@
+"""Meshes of several axes over one link: from the plan of the mesh that has one axis for each link.
+
+Every plan of a coarser mesh over the same links is a plan of the finer one, and good plans of the finer one are near to
+it. So the plan of the coarsest mesh is the first candidate. With up to `MOST_WHOLE` axes all plans are searched beside,
+from the multipliers of the coarser one. With more, two axes at a time are searched with all else as in the best plan,
+over all pairs until none brings anything; what is then known of all other plans is only that each computes what the
+model computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+from shardplan.cluster.types import Cluster
+from shardplan.graph.near import Near
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.remat import Recompute
+from shardplan.layout.mesh import Axis, Mesh
+from shardplan.model.types import Model
+from shardplan.planning.candidates import ROUGH, Found, NoPlanError, Questions, Search, asked, of_phases
+from shardplan.planning.chain import Question
+from shardplan.planning.decided import Decided
+from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
+
+PAIR_WORK = 1.2e3
+"""Work, in the units of `shardplan.solve.constants`, of the search of one pair of axes: more finds better plans."""
+MOST_JUDGED = 4
+"""Candidates of a pair of axes that are laid out."""
+
+
+@dataclass(frozen=True)
+class Coarser:
+    """The plan of a coarser mesh. `groups[i]`: the axes of the finer mesh in its axis i."""
+
+    found: Found
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def decided(self) -> Decided:
+        """What it decides, on the finer mesh."""
+        return Decided.of_priced(self.found.candidate.priced).on_finer(self.groups)
+
+
+def finer(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
+    """The best plan of a finer mesh. `least_s`: a lower bound on the step of any. Raises `NoPlanError` where the plan
+    of the coarser mesh is none of this one."""
+    found = yield from _lifted(search, coarser, least_s)
+    found = yield from by_pairs(search, found, coarser)
+    if len(real_axes(search.instance.cluster.mesh)) > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
+        return found
+    remat, start = coarser.found.candidate.layouts.built.recompute, coarser.found.multipliers
+    with contextlib.suppress(NoPlanError):
+        whole = yield from of_phases(search, found.limit_bytes, remat, start=start, effort="quick")
+        best = found.better([whole.candidate], search.instance.limit_bytes)
+        found = replace(whole, candidate=best.candidate, reproducible=whole.reproducible and found.reproducible)
+    return found
+
+
+def _lifted(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
+    """The coarser mesh's plan on the finer one."""
+    remat, limit_bytes = coarser.found.candidate.layouts.built.recompute, coarser.found.limit_bytes
+    decided = coarser.decided
+    question = Question(limit_bytes, remat=remat, near=Near(decided.met()), restriction=decided.fixed)
+    answer = yield from asked(search, question, search.work_left)
+    if answer.solution.choices is None:
+        raise NoPlanError(answer)
+    best = search.judged(answer)[0]
+    none = tuple(() for _ in answer.objective.sizes)
+    bound_s = min(least_s, best.step_s)
+    return replace(coarser.found, candidate=best, bound_s=bound_s, objective=answer.objective, multipliers=none)
+
+
+def by_pairs(search: Search, found: Found, coarser: Coarser) -> Questions[Found]:
+    """The best plan of those that two axes at a time lead to."""
+    instance = search.instance
+    remat: Recompute = found.candidate.layouts.built.recompute
+    question = Question(found.limit_bytes, remat=remat, start=coarser.found.multipliers, effort="quick", unproven=ROUGH)
+    for pair in itertools.combinations(real_axes(instance.cluster.mesh), 2):
+        if search.is_over or found.outcome == "interrupted":
+            break
+        near = Near(Decided.of_priced(found.candidate.priced).met(), frozenset(pair))
+        answer = yield from asked(
+            search, replace(question, near=near, ends_s=search.share(2)), min(PAIR_WORK, search.work_left)
+        )
+        solution = answer.solution
+        outcome = "interrupted" if solution.outcome == "interrupted" else found.outcome
+        found = replace(found, outcome=outcome, reproducible=found.reproducible and solution.reproducible)
+        if answer.solution.choices is not None:
+            here = replace(search, known={})  # a graph of its own, which is not to outlive the pair
+            most = replace(answer, candidates=answer.candidates[:MOST_JUDGED])
+            found = found.better(here.judged(most), instance.limit_bytes)
+    return found
+
+
+def work_s(model: Model, cluster: Cluster, options: PlanOptions) -> float:
+    """Seconds that a step computes on one device: cut in n pieces it takes an n-th of that or more, for efficiency does
+    not grow when products shrink, and every kernel still starts."""
+    alone = Mesh((Axis(cluster.mesh.axes[-1].name, 1),))
+    single = replace(cluster, mesh=alone, axis_levels=cluster.axis_levels[-1:])
+    built, _ = CostGraphs(instance_of(model, single, replace(options, constraints=()), lambda _: None)).asked()
+    seconds = math.fsum(float(space.compute_s.min()) for space in built.operators)
+    for name in sorted(built.trainable):
+        seconds += float(built.pricer.optimizer_seconds(built.kept[name], model.tensor(name).dtype).min())
+    return seconds
