@@ -20,6 +20,7 @@ EXPECTED = {
     "conv1d_10000000": "",
     "conv1d_2147483647": "",
     "dtype99": "unknown-type",
+    "einsum_letter": "invalid-node",
     "if_no_cond": "invalid-node",
     "if_outputs_differ": "invalid-node",
     "laughs18": "too-many-operators",

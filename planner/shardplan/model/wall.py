@@ -26,6 +26,7 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _MOST_SHOWN = 20
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Control characters, line breaks and marks that turn the direction of writing: a log or a page would obey them."""
+_NOT_EINSUM = re.compile("[^A-Za-z,.> -]")
 Function = tuple[str, str, str]
 """Domain, name and overload of a local function."""
 
@@ -337,5 +338,12 @@ def _split(node: onnx.NodeProto) -> Iterator[str]:
         yield f"it makes {len(node.output)} values, and num_outputs is {told}"
 
 
-_CHECKED = {"If": _if, "Loop": _loop, "Scan": _scan, "Split": _split}
-"""Kinds of which onnx's own inference relies on more than it looks at: it may end the process."""
+def _einsum(node: onnx.NodeProto) -> Iterator[str]:
+    equation = next((entry.s.decode(errors="replace") for entry in node.attribute if entry.name == "equation"), "")
+    if strange := _NOT_EINSUM.search(equation):
+        yield f"its equation has {strange[0]!r}, which is no letter from a to z or A to Z"
+
+
+_CHECKED = {"Einsum": _einsum, "If": _if, "Loop": _loop, "Scan": _scan, "Split": _split}
+"""Kinds of which onnx's own inference relies on more than it looks at: it may end the process, or
+never end."""
