@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Final, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardplan.errors import ShardplanError, error
@@ -23,6 +25,8 @@ Purpose = Literal["backward", "update", "p2p", "check"]
 weights from the shards of the optimizer; tensors of other stages; signatures of moves, compared over processes."""
 _PURPOSE: Final[ContextVar[Purpose | None]] = ContextVar("purpose", default=None)
 _LANE: Final[ContextVar[str]] = ContextVar("lane", default="")
+_MADE: Final[Counter[tuple[str, tuple[int, ...]]]] = Counter()
+"""How many groups of a lane and of ranks this process has made."""
 
 
 class ProcessGroups:
@@ -105,5 +109,19 @@ class ProcessGroups:
             return dist.group.WORLD
         shared = lanes_of(self.device_mesh, self.device).groups
         if (lane, members) not in shared:
-            shared[lane, members] = dist.new_group(list(members), use_local_synchronization=True)
+            shared[lane, members] = _new_group(lane, members)
         return shared[lane, members]
+
+
+def _new_group(lane: str, members: tuple[int, ...]) -> ProcessGroup:
+    """A group that its members make together. torch names it by how many groups a process has, of which members of
+    pipeline stages may have different numbers, and would wait for each other under different names."""
+    number = _MADE[lane, members]
+    _MADE[lane, members] += 1
+    name = hashlib.sha1(f"shardplan {lane} {members} {number}".encode(), usedforsecurity=False).hexdigest()
+    named = distributed_c10d._hash_ranks_to_str  # noqa: SLF001 - there is no public way to name a group
+    distributed_c10d._hash_ranks_to_str = lambda ranks: name  # noqa: SLF001, ARG005 - put back below
+    try:
+        return dist.new_group(list(members), use_local_synchronization=True)
+    finally:
+        distributed_c10d._hash_ranks_to_str = named  # noqa: SLF001
