@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardplan.torch
 from shardplan.plan.types import Plan
-from shardplan.torch.gradients.bucketing import Flights
+from shardplan.torch.gradients.flights import Flights
 
 
 @dataclass(frozen=True)

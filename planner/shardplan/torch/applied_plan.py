@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan
+from shardplan.runtime.issue_order import issue_order
 from shardplan.runtime.names import Named, Rename
 from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
@@ -45,7 +46,7 @@ class AppliedPlan:
     ) -> None:
         self.plan, self.groups, self.strict = plan, groups, strict
         self.named, constants = without_constants(model, named)
-        self.execution = LocalExecution(groups)
+        self.execution = LocalExecution(groups, plan.axis_links, issue_order(plan))
         micro = one_microbatch(plan, received_dims)
         self.buckets = Buckets.of(micro)
         self.engine = Engine(self.buckets.without_bucketed_moves(micro), groups, self.execution, constants)
@@ -73,6 +74,7 @@ class AppliedPlan:
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         kind = (model.training, grads, accumulator.is_first, accumulator.is_last)
         self.execution.order.begin(kind, has_backward=grads)
+        self.execution.begin(kind)
         self._hooks = contextlib.ExitStack()
         self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self.execution.pack, self.execution.unpack))
         self._hooks.enter_context(torch.compiler.set_stance("force_eager"))  # blocks may have been compiled

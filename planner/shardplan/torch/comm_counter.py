@@ -106,7 +106,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, grids: Sequence[ProcessGroups], sink: Callable[[Sent], None]) -> None:
         super().__init__()
         groups = grids[0]
-        self.groups, self.grids, self.sink = groups, grids, sink
+        self.groups, self.sink = groups, sink
         self.axes_of_ranks = {
             tuple(groups.first + rank for rank in ranks): axes for axes, ranks in _axes_by_ranks(groups).items()
         }
@@ -120,8 +120,8 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
     def _count(self, counted: tuple[CollectiveKind, int], args: Sequence[Any]) -> None:
-        purposes = {groups.purpose for groups in self.grids}
-        if purposes & {"p2p", "check"}:
+        purpose = self.groups.purpose
+        if purpose in {"p2p", "check"}:
             return
         kind, position = counted
         tensor = args[position][0] if isinstance(args[position], (list, tuple)) else args[position]
@@ -130,8 +130,9 @@ class _Counting(TorchDispatchMode):  # type: ignore[misc]
         axes = self.axes_of_ranks.get(ranks)
         if kind == "all_to_all" and _is_permute(args):
             kind = "permute"
-        phase: Phase = "backward" if torch._C._current_graph_task_id() != -1 else "forward"  # noqa: SLF001 - no other way
-        phase = "update" if "update" in purposes else phase
+        in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no other way
+        phase: Phase = "backward" if in_backward or purpose == "backward" else "forward"
+        phase = "update" if purpose == "update" else phase
         names = OTHER if axes is None else tuple(self.groups.mesh.names[axis] for axis in axes)
         ways = len(ranks)
         rounds = 2 if kind == "all_reduce" else 1

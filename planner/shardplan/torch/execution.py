@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from shardplan.runtime.issue_order import IssueOrder, Mark, Marks
 from shardplan.torch.collectives.executor import MoveExecutor
 from shardplan.torch.collectives.order import Label, OrderCheck
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.accumulation import GradientAccumulator
-from shardplan.torch.gradients.bucketing import Flights, await_gradients, bucket_gradients, gather_updated
+from shardplan.torch.gradients.bucketing import bucket_gradients, gather_updated
+from shardplan.torch.gradients.flights import Flights, await_gradients
 from shardplan.torch.gradients.moves import Context, move
+from shardplan.torch.gradients.prefetch import Prefetcher
 from shardplan.torch.gradients.regather import Regathered
 from shardplan.torch.process_groups import ProcessGroups
 
@@ -25,9 +28,38 @@ WHOLE = (Tensor, nn.Parameter)
 class LocalExecution:
     """The `Backend` on tensors, and the hooks by which autograd saves the source of what is gathered again."""
 
-    def __init__(self, groups: ProcessGroups) -> None:
-        self.context = Context(MoveExecutor(groups), GradientAccumulator())
+    def __init__(self, groups: ProcessGroups, links: Sequence[str] = (), order: IssueOrder | None = None) -> None:
+        """`links`: level of every mesh axis; `order`: of what is gathered beside compute, if anything."""
+        executor, self.issue_order = MoveExecutor(groups, links), order or IssueOrder()
+        self.context = Context(executor, GradientAccumulator(), Prefetcher(executor, self.issue_order))
+        self._marks = Marks(self.issue_order)
         self._regathers: dict[int, tuple[StorageWeakRef, Regathered]] = {}
+        self._awaited: dict[int, tuple[Tensor, Flights]] = {}
+        """Weights of the forward pass under way by identity, and what waits for their gradients."""
+
+    def begin(self, kind: Hashable) -> None:
+        """A forward pass of `kind` begins: passes of one kind make the same moves."""
+        self._marks.begin()
+        self._awaited.clear()
+        self.context.prefetcher.begin(kind, is_first=self.accumulator.is_first)
+
+    def hold(self, names: Sequence[str], locals_: Sequence[Tensor]) -> None:
+        """What this process holds of weights that are gathered beside compute, by the plan's names."""
+        self.context.prefetcher.hold(dict(zip(names, locals_, strict=True)))
+
+    def passed(self, local: Tensor, operator: int) -> None:
+        """The plan's operator of this number has been run, with the result `local`."""
+        mark = self._marks.at(operator)
+        if mark is not None:
+            self.reached(local, mark)
+
+    def reached(self, local: Tensor, mark: Mark) -> None:
+        """The program is at `mark` with the result `local`, and so will be backward when its gradient is there."""
+        prefetcher = self.context.prefetcher
+        prefetcher.reached(mark.up_to)
+        backward = prefetcher.backward
+        if backward is not None and local.requires_grad:
+            local.register_hook(lambda _: backward.reached(mark))
 
     @property
     def accumulator(self) -> GradientAccumulator:
@@ -48,12 +80,17 @@ class LocalExecution:
 
     def move(self, local: Tensor, route: Route, label: Label) -> Tensor:
         """The local tensor after a move; one that the plan gathers again in backward is not saved for it."""
-        made = move(local, route, self.context, label)
+        weight, flights = self._awaited.get(id(local), (None, None))
+        made = move(local, route, self.context, label, flights if weight is local and route.defers else None)
         if route.regather and torch.is_grad_enabled() and (made.requires_grad or not made.is_floating_point()):
             steps, executor, again = route.regather_steps, self.context.executor, label.of("again")
             regather = Regathered(
-                local.detach(), lambda source: executor.run([source], [steps], again, is_backward=True)[0]
+                local.detach(),
+                lambda source: executor.run([source], [steps], again, is_backward=True)[0],
+                lambda source: executor.start([source], [steps], again, way="gather", is_backward=True),
             )
+            if self.context.prefetcher.backward is not None:
+                self.context.prefetcher.backward.add(steps.number, regather)
             storage = StorageWeakRef(made.untyped_storage())
             self._regathers[storage.cdata] = storage, regather
         return made
@@ -64,7 +101,10 @@ class LocalExecution:
 
     def await_gradients(self, locals_: Sequence[Tensor]) -> tuple[Flights, list[Tensor]]:
         """Weights whose gradients are waited for when nothing is left to compute."""
-        return await_gradients(locals_)
+        flights, made = await_gradients(locals_)
+        if len(made) == 1:
+            self._awaited[id(made[0])] = made[0], flights
+        return flights, made
 
     def bucket_gradients(
         self, locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor], label: Label,
@@ -80,6 +120,8 @@ class LocalExecution:
     def end(self) -> None:
         """The forward pass has ended: nothing more is saved."""
         self._regathers.clear()
+        self._awaited.clear()
+        self.context.prefetcher.end()
 
     def pack(self, saved: Tensor) -> Any:
         """What autograd saves in place of a tensor."""

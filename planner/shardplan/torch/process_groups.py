@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
-from typing import Literal
+from contextvars import ContextVar
+from typing import Final, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardplan.errors import ShardplanError, error
 from shardplan.layout.mesh import Mesh
 from shardplan.plan.types import Plan
 from shardplan.runtime.lookup import coordinates_of
+from shardplan.torch.collectives.lanes import lanes_of
 
-Purpose = Literal["update", "p2p", "check"]
-"""What is sent outside of the forward and backward pass: updated weights from the shards of the optimizer; tensors of
-other stages; signatures of moves, compared over processes."""
+Purpose = Literal["backward", "update", "p2p", "check"]
+"""What is sent: gradients, and what is gathered again for them; and outside of the forward and backward pass, updated
+weights from the shards of the optimizer; tensors of other stages; signatures of moves, compared over processes."""
+_PURPOSE: Final[ContextVar[Purpose | None]] = ContextVar("purpose", default=None)
+_LANE: Final[ContextVar[str]] = ContextVar("lane", default="")
+_MADE: Final[Counter[tuple[str, tuple[int, ...]]]] = Counter()
+"""How many groups of a lane and of ranks this process has made."""
 
 
 class ProcessGroups:
     """The mesh of a plan over processes. `first`: the process that is its rank 0; `rank`, `coordinates`: of this
-    process in the mesh; `along(axes)`: the processes that differ only in `axes`; `purpose`: see `sending`."""
+    process in the mesh; `along(axes)`: the processes that differ only in `axes`."""
 
     def __init__(self, plan: Plan, device_mesh: DeviceMesh, first: int = 0) -> None:
         """Raises `ShardplanError` (`wrong-mesh`) for a mesh of other axes than the plan's."""
@@ -39,8 +47,7 @@ class ProcessGroups:
         self.device_mesh = device_mesh
         self.first, self.rank = first, dist.get_rank() - first
         self.coordinates = coordinates_of(plan.mesh, self.rank)
-        self.purpose: Purpose | None = None
-        self._groups: dict[tuple[int, ...], tuple[ProcessGroup, tuple[int, ...]]] = {}
+        self._groups: dict[tuple[str, tuple[int, ...]], tuple[ProcessGroup, tuple[int, ...]]] = {}
 
     @classmethod
     def elsewhere(cls, plan: Plan, device_mesh: DeviceMesh) -> ProcessGroups:
@@ -49,8 +56,12 @@ class ProcessGroups:
         made = object.__new__(cls)
         made.mesh, made.device_mesh, made.first, made.rank = plan.mesh, device_mesh, 0, 0
         made.coordinates, made._groups = coordinates_of(plan.mesh, 0), {}
-        made.purpose = None
         return made
+
+    @property
+    def purpose(self) -> Purpose | None:
+        """What this thread sends now; see `sending`."""
+        return _PURPOSE.get()
 
     @property
     def device(self) -> torch.device:
@@ -62,26 +73,55 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def sending(self, purpose: Purpose | None) -> Iterator[None]:
-        """While collectives are issued for this purpose (None: those of the forward and backward pass)."""
-        before, self.purpose = self.purpose, purpose
+        """While this thread issues collectives for this purpose (None: those of the forward and backward pass)."""
+        before = _PURPOSE.set(purpose)
         try:
             yield
         finally:
-            self.purpose = before
+            _PURPOSE.reset(before)
+
+    @contextlib.contextmanager
+    def on_lane(self, lane: str) -> Iterator[None]:
+        """While this thread takes the groups of a lane (see `shardplan.torch.collectives.lanes`)."""
+        before = _LANE.set(lane)
+        try:
+            yield
+        finally:
+            _LANE.reset(before)
 
     def along(self, axes: tuple[int, ...]) -> tuple[ProcessGroup, tuple[int, ...]]:
         """The group of this process along `axes`, and its members as ranks of the mesh, in the group's order.
 
-        A group of several axes is made when it is first asked for, by its members together.
+        A group of several axes, or of a lane, is made when it is first asked for, by its members together.
         """
-        key = tuple(sorted(axes))
+        key = _LANE.get(), tuple(sorted(axes))
         if key not in self._groups:
-            members = next(ranks for ranks in self.mesh.groups(key) if self.rank in ranks)
-            if len(key) == 1:
-                group = self.device_mesh.get_group(key[0])
-            elif len(members) == dist.get_world_size():
-                group = dist.group.WORLD
-            else:
-                group = dist.new_group([self.first + rank for rank in members], use_local_synchronization=True)
+            group = self._made(*key)
             self._groups[key] = (group, tuple(rank - self.first for rank in dist.get_process_group_ranks(group)))
         return self._groups[key]
+
+    def _made(self, lane: str, axes: tuple[int, ...]) -> ProcessGroup:
+        mine = next(ranks for ranks in self.mesh.groups(axes) if self.rank in ranks)
+        members = tuple(self.first + rank for rank in mine)
+        if not lane and len(axes) == 1:
+            return self.device_mesh.get_group(axes[0])
+        if not lane and len(members) == dist.get_world_size():
+            return dist.group.WORLD
+        shared = lanes_of(self.device_mesh, self.device).groups
+        if (lane, members) not in shared:
+            shared[lane, members] = _new_group(lane, members)
+        return shared[lane, members]
+
+
+def _new_group(lane: str, members: tuple[int, ...]) -> ProcessGroup:
+    """A group that its members make together. torch names it by how many groups a process has, of which members of
+    pipeline stages may have different numbers, and would wait for each other under different names."""
+    number = _MADE[lane, members]
+    _MADE[lane, members] += 1
+    name = hashlib.sha1(f"shardplan {lane} {members} {number}".encode(), usedforsecurity=False).hexdigest()
+    named = distributed_c10d._hash_ranks_to_str  # noqa: SLF001 - there is no public way to name a group
+    distributed_c10d._hash_ranks_to_str = lambda ranks: name  # noqa: SLF001, ARG005 - put back below
+    try:
+        return dist.new_group(list(members), use_local_synchronization=True)
+    finally:
+        distributed_c10d._hash_ranks_to_str = named  # noqa: SLF001

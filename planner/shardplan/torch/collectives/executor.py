@@ -1,28 +1,56 @@
 """Execution of moves: the collectives of one tensor, or of a bucket of tensors, on what this process holds.
 
-Every collective that the adapter sends for a plan, but for inter-stage send/receive, is issued by `MoveExecutor`.
+Every collective that the adapter sends for a plan, but for inter-stage send/receive, is issued by `MoveExecutor`. What
+is issued beside compute runs on the lane of its link level (`shardplan.torch.collectives.lanes`): gathered weights on
+one, gradients on another, since a gradient may wait and who reads a weight waits for it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from shardplan.torch.collectives.coalesced import Flight, run_coalesced, start_coalesced
+from shardplan.torch.collectives.coalesced import run_coalesced, run_coalesced_step
+from shardplan.torch.collectives.lanes import Pending, lanes_of
 from shardplan.torch.collectives.order import Label, OrderCheck
 from shardplan.torch.collectives.routes import TensorSteps
+from shardplan.torch.collectives.times import Times
 
 if TYPE_CHECKING:
     from shardplan.torch.process_groups import ProcessGroups, Purpose
 
+Way = Literal["gather", "reduce"]
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Tensors on their way. `pending`: what this process then holds; `times`: where it is noted when they arrive;
+    `numbers`: of the plan's moves."""
+
+    pending: Pending
+    numbers: tuple[int, ...] = ()
+    times: Times | None = None
+
+    def wait(self) -> list[Tensor]:
+        """What this process holds when all has been sent."""
+        begin = self.times.now() if self.times else None
+        made = self.pending.wait()
+        if self.times:
+            self.times.awaited(self.numbers, begin)
+        return made
+
 
 class MoveExecutor:
-    """Runs the collectives of moves over the process groups of a plan. `order`: compares them with other processes."""
+    """Runs the collectives of moves over the process groups of a plan. `links`: level of every mesh axis; `order`:
+    compares moves with those of other processes; `times`: where it is noted when moves run, if anywhere."""
 
-    def __init__(self, groups: ProcessGroups) -> None:
-        self.groups, self.order = groups, OrderCheck(groups)
+    def __init__(self, groups: ProcessGroups, links: Sequence[str] = ()) -> None:
+        self.groups, self.links, self.order = groups, links, OrderCheck(groups)
+        self.times: Times | None = None
 
     def run(
         self,
@@ -40,9 +68,79 @@ class MoveExecutor:
         """
         self.order.compare(label, moves, is_backward=is_backward)
         with self.groups.sending(purpose):
-            return run_coalesced(locals_, moves, self.groups)
+            begin = self.times.now() if self.times else None
+            made = run_coalesced(locals_, moves, self.groups)
+        if self.times:
+            self.times.sent(_numbers(moves), begin, begin, is_blocking=True)
+        return made
 
-    def start(self, locals_: Sequence[Tensor], moves: Sequence[TensorSteps], label: Label) -> Flight:
-        """The same for gradients, which are waited for later. Raises as `run`."""
-        self.order.compare(label, moves, is_backward=True)
-        return start_coalesced(locals_, moves, self.groups)
+    def start(
+        self,
+        locals_: Sequence[Tensor] | Flight,
+        moves: Sequence[TensorSteps],
+        label: Label,
+        purpose: Purpose | None = None,
+        *,
+        way: Way,
+        is_backward: bool = False,
+    ) -> Flight:
+        """The same beside compute, of tensors or of what a flight brings; waited for later. Raises as `run`."""
+        self.order.compare(label, moves, is_backward=is_backward)
+        given = locals_.pending if isinstance(locals_, Flight) else _Given(list(locals_))
+        uses = () if isinstance(locals_, Flight) else locals_
+        sending: Purpose | None = "backward" if is_backward and purpose is None else purpose
+        issued = self.times.now() if self.times else None
+        for lane, places in self._lanes(moves[0], way):
+            given = self._send(given, moves, places, lane, sending, issued, uses)
+            uses = ()
+        return Flight(given, _numbers(moves), self.times)
+
+    def _send(
+        self, given: Pending, moves: Sequence[TensorSteps], places: Sequence[int], lane: str,
+        sending: Purpose | None, issued: object, uses: Sequence[Tensor],
+    ) -> Pending:  # fmt: skip
+        """Let a lane take the steps at `places`. Groups are made here, in the order in which every process comes
+        here."""
+        with self.groups.on_lane(lane), self.groups.sending(sending):
+            for place in places:
+                axes = moves[0].steps[place].collective.axes
+                if self.groups.mesh.ways(axes) > 1:
+                    self.groups.along(axes)
+            times, held = self.times, [given]
+
+            def work() -> list[Tensor]:
+                made = held.pop().wait()
+                begin = times.now() if times else None
+                for place in places:
+                    made = run_coalesced_step(made, moves, place, self.groups)
+                if times:
+                    times.sent(_numbers(moves), issued, begin, is_blocking=False)
+                return made
+
+            return lanes_of(self.groups.device_mesh, self.groups.device).run(lane, work, uses)
+
+    def _lanes(self, move: TensorSteps, way: Way) -> list[tuple[str, list[int]]]:
+        """Lane by lane the steps of a move; one that sends nothing goes with the next that does."""
+        names: list[str] = []
+        for step in reversed(move.steps):
+            axes, last = step.collective.axes, names[-1] if names else ""
+            sends = not step.collective.is_free and self.groups.mesh.ways(axes) > 1
+            names.append(f"{way} {self.links[min(axes)] if self.links else ''}" if sends or not last else last)
+        names.reverse()
+        return [(name, list(places)) for name, places in itertools.groupby(range(len(names)), lambda at: names[at])]
+
+
+@dataclass
+class _Given:
+    """Tensors that are there. They are not kept once they have been taken, so that they are freed as soon as they have
+    been sent."""
+
+    tensors: list[Tensor]
+
+    def wait(self) -> list[Tensor]:
+        found, self.tensors = self.tensors, []
+        return found
+
+
+def _numbers(moves: Sequence[TensorSteps]) -> tuple[int, ...]:
+    return tuple(move.number for move in moves)

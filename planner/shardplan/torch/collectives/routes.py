@@ -20,11 +20,22 @@ from shardplan.torch.microbatch_plan import microbatches_of
 
 
 class TensorSteps(NamedTuple):
-    """The collectives of one direction of a move: of a tensor of global `shape` from the plain layout `source`."""
+    """The collectives of one direction of a move: of a tensor of global `shape` from the plain layout `source`.
+    `number`: of the plan's move; -1 for one that the plan does not have."""
 
     source: Layout
     steps: tuple[Step, ...]
     shape: tuple[int, ...]
+    number: int = -1
+
+
+class Found(NamedTuple):
+    """The steps between two layouts. `planned`: they are those of the plan, and nothing where nothing has to be sent;
+    `number`: as in `TensorSteps`."""
+
+    steps: tuple[Step, ...]
+    planned: bool
+    number: int = -1
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,8 @@ class Route:
     `regather`: the moved value is not saved for backward but gathered again by these steps. `planned`: the plan has
     this move. `accumulates`: the gradient is accumulated over microbatches and moved with the last one. `is_update`:
     the value is an updated weight, gathered from the optimizer's shard once for all microbatches. `tensor`, `reader`:
-    of the plan's move, `""` where it has none.
+    of the plan's move, `""` where it has none. `defers`: the plan moves the gradient beside compute, by itself.
+    `numbers`: of the plan's moves of the value, of its gradient, and of the value again.
     """
 
     source: Layout
@@ -48,6 +60,8 @@ class Route:
     is_update: bool = False
     tensor: str = ""
     reader: str = ""
+    defers: bool = False
+    numbers: tuple[int, int, int] = (-1, -1, -1)
 
     @property
     def sends(self) -> bool:
@@ -61,17 +75,17 @@ class Route:
     @functools.cached_property
     def forward_steps(self) -> TensorSteps:
         """The collectives of the value."""
-        return TensorSteps(self.source.forward, self.forward, self.shape)
+        return TensorSteps(self.source.forward, self.forward, self.shape, self.numbers[0])
 
     @functools.cached_property
     def backward_steps(self) -> TensorSteps:
         """The collectives of its gradient."""
-        return TensorSteps(self.target.gradient, self.backward, self.shape)
+        return TensorSteps(self.target.gradient, self.backward, self.shape, self.numbers[1])
 
     @functools.cached_property
     def regather_steps(self) -> TensorSteps:
         """The collectives that gather the value again."""
-        return TensorSteps(self.source.forward, self.regather or (), self.shape)
+        return TensorSteps(self.source.forward, self.regather or (), self.shape, self.numbers[2])
 
 
 class Router:
@@ -80,10 +94,11 @@ class Router:
     def __init__(self, plan: Plan) -> None:
         self.mesh: Mesh = plan.mesh
         self._micro = microbatches_of(plan)
-        self._moves: dict[tuple[str, str, str, bool, Layout, Layout], Move] = {}
-        for move in plan.moves:
+        self._beside = plan.summary.reduces_beside
+        self._moves: dict[tuple[str, str, str, bool, Layout, Layout], tuple[int, Move]] = {}
+        for number, move in enumerate(plan.moves):
             key = (move.tensor, move.reader, move.phase, move.regather, move.source.forward, move.target.forward)
-            self._moves.setdefault(key, move)
+            self._moves.setdefault(key, (number, move))
         self._routes: dict[tuple[object, ...], Route] = {}
 
     def route(
@@ -99,18 +114,32 @@ class Router:
     def _make(
         self, source: Layout, target: Layout, shape: tuple[int, ...], tensor: str, reader: str, *, has_gradient: bool
     ) -> Route:
-        forward, known = self._steps(source.forward, target.forward, shape, (tensor, reader, "forward", False))
-        backward: tuple[Step, ...] = ()
+        forward = self._steps(source.forward, target.forward, shape, (tensor, reader, "forward", False))
+        backward = Found((), planned=True)
         if has_gradient:
             gradient = (tensor, reader, "backward", False)
-            backward, _ = self._steps(target.gradient, source.gradient, shape, gradient)
-        regather, repeated = self._steps(source.forward, target.forward, shape, (tensor, reader, "backward", True))
-        planned = bool(tensor) and (known or not forward)
-        accumulates = bool(backward) and self._accumulates(tensor, reader, target, source)
-        again = regather if repeated and forward else None
+            backward = self._steps(target.gradient, source.gradient, shape, gradient)
+        again = self._steps(source.forward, target.forward, shape, (tensor, reader, "backward", True))
         return Route(
-            source, target, shape, forward, backward, again, planned, accumulates, tensor=tensor, reader=reader
+            source,
+            target,
+            shape,
+            forward.steps,
+            backward.steps,
+            again.steps if again.planned and forward.steps else None,
+            planned=bool(tensor) and (forward.planned or not forward.steps),
+            accumulates=bool(backward.steps) and self._accumulates(tensor, reader, target, source),
+            tensor=tensor,
+            reader=reader,
+            defers=self._defers(backward),
+            numbers=(forward.number, backward.number, again.number),
         )
+
+    def _defers(self, backward: Found) -> bool:
+        """Whether the plan moves this gradient beside compute, and not in a bucket."""
+        move = next((move for number, move in self._moves.values() if number == backward.number), None)
+        sends = any(not step.collective.is_free for step in backward.steps)
+        return self._beside and sends and move is not None and move.kind == "deferred" and move.bucket is None
 
     def update_route(self, source: Layout, target: Layout, shape: tuple[int, ...], decision: TensorDecision) -> Route:
         """An updated weight from the optimizer's layout `source` to the kept layout `target`, and its gradient back.
@@ -126,13 +155,14 @@ class Router:
         assert decision.optimizer is not None
         ends = decision.optimizer.forward, decision.layout.forward
         gradients = decision.layout.gradient, decision.optimizer.gradient
-        forward, _ = self._retraced(source.forward, target.forward, shape, (decision.name, "", "update", False, *ends))
+        forward = self._retraced(source.forward, target.forward, shape, (decision.name, "", "update", False, *ends))
         back = (decision.name, "", "backward", False, *gradients)
-        backward, _ = self._retraced(target.gradient, source.gradient, shape, back)
-        accumulates = bool(backward) and self._micro > 1
+        backward = self._retraced(target.gradient, source.gradient, shape, back)
+        accumulates = bool(backward.steps) and self._micro > 1
         return Route(
-            source, target, shape, forward, backward, None, planned=True, accumulates=accumulates, is_update=True
-        )
+            source, target, shape, forward.steps, backward.steps, None, planned=True, accumulates=accumulates,
+            is_update=True, numbers=(forward.number, backward.number, -1),
+        )  # fmt: skip
 
     def gradient_route(self, source: Layout, target: Layout, shape: tuple[int, ...], planned: Move) -> Route:
         """A weight that stays where it is, and its gradient back as the plan's move `planned` says, from that of the
@@ -140,35 +170,34 @@ class Router:
         key = ("home", source, target, shape, planned.tensor)
         if key not in self._routes:
             of = (planned.tensor, planned.reader, "backward", False, planned.source.forward, planned.target.forward)
-            backward, _ = self._retraced(target.gradient, source.gradient, shape, of)
+            backward = self._retraced(target.gradient, source.gradient, shape, of)
             self._routes[key] = Route(
-                source, target, shape, (), backward, None, planned=True, accumulates=self._micro > 1
-            )
+                source, target, shape, (), backward.steps, None, planned=True, accumulates=self._micro > 1,
+                numbers=(-1, backward.number, -1),
+            )  # fmt: skip
         return self._routes[key]
 
     def _accumulates(self, tensor: str, reader: str, start: Layout, goal: Layout) -> bool:
         """Whether the plan moves this gradient, a weight's, once for all microbatches."""
         found = self._moves.get((tensor, reader, "backward", False, start.gradient, goal.gradient))
-        return found is not None and found.count < self._micro
+        return found is not None and found[1].count < self._micro
 
-    def _steps(
-        self, start: Layout, goal: Layout, shape: tuple[int, ...], of: tuple[str, str, str, bool]
-    ) -> tuple[tuple[Step, ...], bool]:
-        """The steps between two plain layouts, and whether they are those of the plan."""
+    def _steps(self, start: Layout, goal: Layout, shape: tuple[int, ...], of: tuple[str, str, str, bool]) -> Found:
+        """The steps between two plain layouts."""
         return self._retraced(start, goal, shape, (*of, start, goal))
 
     def _retraced(
         self, start: Layout, goal: Layout, shape: tuple[int, ...], of: tuple[str, str, str, bool, Layout, Layout]
-    ) -> tuple[tuple[Step, ...], bool]:
+    ) -> Found:
         """As the plan's move `of` takes them, which may be written in other dims."""
         if start == goal:
-            return (), True
-        move = self._moves.get(of)
+            return Found((), planned=True)
+        number, move = self._moves.get(of, (-1, None))
         if move is not None:
             collectives = tuple(step.collective for step in move.steps)
             found = retrace(self.mesh, shape, start, goal, collectives, [S(dim) for dim in range(len(shape))])
             if found is not None:
-                return found, True
+                return Found(found, True, number)
         legal = legal_for(self.mesh, shape)
         way = () if any(p.kind == "P" for p in (*start.placements, *goal.placements)) else (P(),)
-        return lower(self.mesh, start, goal, by_bytes(self.mesh), shards=way, legal=legal), False
+        return Found(lower(self.mesh, start, goal, by_bytes(self.mesh), shards=way, legal=legal), planned=False)

@@ -65,8 +65,8 @@ def _enter(applied: AppliedPlan) -> Callable[..., Any]:
             return None
         applied.engine.record = Record()
         shards = local_weights(module, applied.named, applied.groups, trains=applied.trains)
-        applied.weights = BucketedWeights(applied.engine, applied.buckets, shards)
         applied.begin_forward(module)
+        applied.weights = BucketedWeights(applied.engine, applied.buckets, shards)
         return _planned_arguments(module, applied, args, kwargs)
 
     return enter

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from shardplan.layout.legal import local_shape
+from shardplan.runtime.issue_order import Mark, Marks
 from shardplan.torch.collectives.order import Label, content_of
 from shardplan.torch.collectives.routes import Route
-from shardplan.torch.execution import WHOLE
+from shardplan.torch.execution import WHOLE, LocalExecution
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Backend
 
@@ -87,6 +88,30 @@ class PlannedMove(nn.Module):  # type: ignore[misc]
         return f"{self.label.name or 'value'}: forward {kinds}; backward {back}"
 
 
+class WeightHold(nn.Module):  # type: ignore[misc]
+    """A node at which weights are there that are gathered beside compute."""
+
+    def __init__(self, backend: Backend, names: Sequence[str]) -> None:
+        super().__init__()
+        self.backend, self.names = backend, names
+
+    def forward(self, *locals_: Tensor) -> None:
+        """Nothing."""
+        self.backend.hold(self.names, locals_)
+
+
+class IssueMark(nn.Module):  # type: ignore[misc]
+    """A node at which weights are issued: for what is to come, and in backward for what came before."""
+
+    def __init__(self, backend: LocalExecution, mark: Mark) -> None:
+        super().__init__()
+        self.backend, self.mark = backend, mark
+
+    def forward(self, local: Tensor) -> None:
+        """Nothing; `local`: the result after which they are issued."""
+        self.backend.reached(local, self.mark)
+
+
 class UpdateGather(nn.Module):  # type: ignore[misc]
     """A node that gathers updated weights from the shards of the optimizer."""
 
@@ -130,8 +155,9 @@ class GradientBucket(nn.Module):  # type: ignore[misc]
 class Writer:
     """Builds a graph over the tensors of `root`. `backend`: executes moves when the graph runs."""
 
-    def __init__(self, root: nn.Module, backend: Backend, groups: ProcessGroups) -> None:
+    def __init__(self, root: nn.Module, backend: LocalExecution, groups: ProcessGroups) -> None:
         self.root, self.backend, self.device, self.mesh = root, backend, groups.device, groups.mesh
+        self._marks = Marks(backend.issue_order)
         self.graph = fx.Graph()
         self._moves = 0
 
@@ -168,6 +194,16 @@ class Writer:
         meta = torch.empty(shape, dtype=local.meta.dtype, device="meta", requires_grad=local.meta.requires_grad)
         self._moves += 1
         return self.module(f"move_{self._moves}", PlannedMove(self.backend, route, label), local, meta)
+
+    def hold(self, names: Sequence[str], locals_: Sequence[Traced]) -> None:
+        """A node at which weights are there."""
+        self._call(WeightHold(self.backend, names), locals_)
+
+    def passed(self, local: Traced, operator: int) -> None:
+        """A node at the result of an operator, if anything is issued there."""
+        mark = self._marks.at(operator)
+        if mark is not None and isinstance(local, Traced):
+            self._call(IssueMark(self.backend, mark), [local])
 
     def gather_updated(self, locals_: Sequence[Traced], routes: Sequence[Route], label: Label) -> list[Traced]:
         """Updated weights, by a module of its own."""

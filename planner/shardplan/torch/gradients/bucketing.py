@@ -5,9 +5,8 @@ the layout that the plan keeps, then moved as its reader takes it. Where the pla
 in one bucket, one autograd function stands for all of them. Forward it returns the weights; its backward runs when the
 gradients of all weights are there, and sends them in one collective. Readers see weights with partial gradients.
 
-Where the plan reduces gradients beside compute, nobody waits there. A second function, between the bucket and the
-weights and older than anything that computes, waits for the collective: autograd runs backward functions that are ready
-in the reverse order of their making, so that this one comes when nothing is left to compute.
+Where the plan reduces gradients beside compute, nobody waits there, but at the end of backward
+(`shardplan.torch.gradients.flights`); so it is with gradients that are sent by themselves.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from shardplan.layout.layout import Layout
 from shardplan.plan.buckets import buckets_of
 from shardplan.plan.types import Move, Plan, TensorDecision
 from shardplan.runtime.names import Named
-from shardplan.torch.collectives.coalesced import Flight
 from shardplan.torch.collectives.order import Label, digest_of
 from shardplan.torch.collectives.routes import Route
+from shardplan.torch.gradients.flights import Flights
 from shardplan.torch.gradients.moves import Context
 from shardplan.torch.parameters.orientation import in_module_dims
 from shardplan.torch.propagation.engine import Engine
@@ -48,6 +47,10 @@ class Buckets:
     moves: Mapping[str, Move] = field(default_factory=dict)
     beside: bool = False
     """Gradients are reduced beside compute."""
+    alone: frozenset[str] = frozenset()
+    """Weights with gradients that are reduced so, and in no bucket."""
+    gathered: frozenset[str] = frozenset()
+    """Weights that are gathered beside compute, or new ones so brought to where they are kept."""
 
     @classmethod
     def of(cls, plan: Plan) -> Buckets:
@@ -65,7 +68,12 @@ class Buckets:
                 elif read_layouts[move.tensor, move.reader].gradient == move.source:
                     from_reader[move.tensor], moves[move.tensor] = names, move
         read = {name: read_layouts[name, move.reader] for name, move in moves.items()}
-        return cls(to_optimizer, updates, from_reader, read, moves, plan.summary.reduces_beside)
+        alone = {move.tensor for move in plan.moves if move.kind == "deferred" and move.bucket is None}
+        gathered = {move.tensor for move in plan.moves if move.kind == "prefetched" and not move.regather}
+        return cls(
+            to_optimizer, updates, from_reader, read, moves, plan.summary.reduces_beside, frozenset(alone),
+            frozenset(gathered),
+        )  # fmt: skip
 
     def without_bucketed_moves(self, plan: Plan) -> Plan:
         """The plan as operations see it: the moves of `from_reader` are made before them, by the bucket."""
@@ -104,6 +112,9 @@ class BucketedWeights:
         """By whether it is for the optimizer, and by bucket: what waits for its gradients."""
         if buckets.beside:
             self._await_last()
+        held = [name for name in self.shards if name in buckets.gathered]
+        if held:
+            engine.backend.hold(held, [self.shards[name][1] for name in held])
         self._kept: dict[str, Any] = {}
         self._updated: dict[str, Any] = {}
         self._read: dict[str, Any] = {}
@@ -119,10 +130,12 @@ class BucketedWeights:
         return replace(shard, local=local, layout=layout if grad else layout.forward, forms={})
 
     def _await_last(self) -> None:
-        """Wait at the end of backward for the buckets that bring gradients to the shards."""
+        """Wait at the end of backward for the buckets that bring gradients to the shards, and for single gradients."""
         home = [(True, bucket) for bucket in self.buckets.to_optimizer.values()]
         read = [(False, bucket) for bucket in self.buckets.from_reader.values() if self._reads_shards(bucket)]
-        for is_update, bucket in dict.fromkeys([*home, *read]):
+        known = {name for _, bucket in (*home, *read) for name in bucket}
+        alone = [(False, (name,)) for name in self.shards if name in self.buckets.alone and name not in known]
+        for is_update, bucket in dict.fromkeys([*home, *read, *(one for one in alone if self._reads_shards(one[1]))]):
             names = self._trained(bucket)
             if names:
                 flights, made = self.engine.backend.await_gradients([self.shards[name][1] for name in names])
@@ -198,55 +211,9 @@ def gather_updated(locals_: Sequence[Tensor], routes: Sequence[Route], label: La
     def gathered() -> list[Tensor]:
         with torch.no_grad():
             moves = [route.forward_steps for route in routes]
-            return context.executor.run([local.detach() for local in locals_], moves, label, "update")
+            return context.prefetcher.gather([local.detach() for local in locals_], moves, label, "update")
 
     return context.accumulator.once_per_step(routes[0], gathered)
-
-
-class Flights:
-    """The gradients of a bucket from when they are sent to when they are waited for. What autograd hands on meanwhile
-    in place of each is `blank`: a zero, expanded."""
-
-    def __init__(self) -> None:
-        self._flight: Flight | None = None
-        self._numbers: Sequence[int] = ()
-        self._blank = torch.zeros(())
-
-    def depart(
-        self, flight: Flight, numbers: Sequence[int], shapes: Sequence[torch.Size], like: Tensor
-    ) -> list[Tensor]:
-        """Blanks for gradients `numbers`, which are on their way to tensors of these shapes."""
-        self._flight, self._numbers, self._blank = (
-            flight,
-            numbers,
-            torch.zeros((), dtype=like.dtype, device=like.device),
-        )
-        return [self._blank.expand(shapes[number]) for number in numbers]
-
-    def arrive(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients, with what was on its way, and what else came beside that."""
-        found, flight = list(gradients), self._flight
-        if flight is not None:
-            self._flight = None
-            for number, made in zip(self._numbers, flight.wait(), strict=True):
-                beside = found[number]
-                is_blank = beside is None or beside.data_ptr() == self._blank.data_ptr()
-                found[number] = made if is_blank else made + beside
-        return found
-
-
-class _Awaited(torch.autograd.Function):  # type: ignore[misc]
-    """Weights unchanged; their gradients are what a bucket brings, waited for here."""
-
-    @staticmethod
-    def forward(ctx: Any, flights: Flights, *locals_: Tensor) -> tuple[Tensor, ...]:
-        ctx.flights = flights
-        ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in locals_)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.flights.arrive(gradients))
 
 
 class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
@@ -277,19 +244,12 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
         moves = [ctx.routes[number].backward_steps for number in present]
         label, sent = ctx.label.of("the gradients of"), [totals[number] for number in present]
         if ctx.flights is not None and sent:
-            flight = ctx.context.executor.start(sent, moves, label)
+            flight = ctx.context.executor.start(sent, moves, label, way="reduce", is_backward=True)
             made = ctx.flights.depart(flight, present, ctx.shapes, sent[0])
         else:
             made = ctx.context.executor.run(sent, moves, label, is_backward=True)
         by_number = dict(zip(present, made, strict=True))
         return (None, None, None, None, None, *(by_number.get(number) for number in range(len(totals))))
-
-
-def await_gradients(locals_: Sequence[Tensor]) -> tuple[Flights, list[Tensor]]:
-    """The local parts of weights, whose gradients are waited for after all that is computed from here on, and what
-    `bucket_gradients` of them is to be given for that."""
-    flights = Flights()
-    return flights, list(_Awaited.apply(flights, *locals_))
 
 
 def bucket_gradients(

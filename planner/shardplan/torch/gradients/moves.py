@@ -15,45 +15,57 @@ from shardplan.torch.collectives.executor import MoveExecutor
 from shardplan.torch.collectives.order import Label
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.accumulation import GradientAccumulator
+from shardplan.torch.gradients.flights import Flights
+from shardplan.torch.gradients.prefetch import Prefetcher
 
 
 class Context(NamedTuple):
-    """What moves run in: the executor of their collectives, and the state of the optimizer step."""
+    """What moves run in: the executor of their collectives, the state of the optimizer step, and what is gathered
+    ahead."""
 
     executor: MoveExecutor
     accumulator: GradientAccumulator
+    prefetcher: Prefetcher
 
 
 class _Move(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, local: Tensor, route: Route, context: Context, label: Label) -> Tensor:
+    def forward(
+        ctx: Any, local: Tensor, route: Route, context: Context, label: Label, flights: Flights | None
+    ) -> Tensor:
         ctx.route, ctx.context, ctx.is_last, ctx.label = route, context, context.accumulator.is_last, label
+        ctx.flights, ctx.shape = flights, local.shape
         if not route.forward:
             return local.view_as(local)
         if route.is_update:
             return context.accumulator.once_per_step(
-                route, lambda: context.executor.run([local], [route.forward_steps], label, "update")[0]
+                route, lambda: context.prefetcher.gather([local], [route.forward_steps], label, "update")[0]
             ).detach()
-        (made,) = context.executor.run([local], [route.forward_steps], label)
+        (made,) = context.prefetcher.gather([local], [route.forward_steps], label)
         return made if made is not local else local.view_as(local)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         route, total = ctx.route, gradient
         if route.accumulates:
             total = ctx.context.accumulator.accumulate(route, gradient, is_last=ctx.is_last)
         if total is None:
-            return None, None, None, None
-        label = ctx.label.of("the gradient of")
-        (made,) = ctx.context.executor.run([total], [route.backward_steps], label, is_backward=True)
-        return made, None, None, None
+            return None, None, None, None, None
+        label, executor, moves = ctx.label.of("the gradient of"), ctx.context.executor, [route.backward_steps]
+        if ctx.flights is not None:
+            flight = executor.start([total], moves, label, way="reduce", is_backward=True)
+            (made,) = ctx.flights.depart(flight, [0], [ctx.shape], total)
+        else:
+            (made,) = executor.run([total], moves, label, is_backward=True)
+        return made, None, None, None, None
 
 
-def move(local: Tensor, route: Route, context: Context, label: Label) -> Tensor:
-    """The local tensor after a move; `local` itself where the move does nothing."""
+def move(local: Tensor, route: Route, context: Context, label: Label, flights: Flights | None = None) -> Tensor:
+    """The local tensor after a move; `local` itself where the move does nothing. `flights`: what waits for its
+    gradient; None: nobody else, so it is waited for at once."""
     if route.is_identity:
         return local
-    return _Move.apply(local, route, context, label)
+    return _Move.apply(local, route, context, label, flights)
 
 
 def with_own_memory(local: Tensor) -> Tensor:

@@ -7,22 +7,43 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from shardplan.torch.collectives.executor import Flight
+
 
 @dataclass
 class Regathered:
     """Stands for a moved tensor among autograd's saved tensors: its source, and the function that moves it again.
 
-    `uses`: how often it is saved; it is gathered once for all uses that are asked for one after the other.
+    `uses`: how often it is saved; it is gathered once for all uses that are asked for one after the other. `before`:
+    what is done before it is asked for, which may issue it.
     """
 
     source: Tensor
     gather: Callable[[Tensor], Tensor]
+    start: Callable[[Tensor], Flight]
     uses: int = 0
+    before: Callable[[], None] | None = field(default=None, repr=False)
+    _flight: Flight | None = field(default=None, repr=False)
     _value: Tensor | None = field(default=None, repr=False)
     _asked: int = 0
 
+    @property
+    def is_issued(self) -> bool:
+        """Whether it is gathered, or on its way."""
+        return self._flight is not None or self._value is not None
+
+    def issue(self) -> None:
+        """Let it be gathered beside compute."""
+        if not self.is_issued:
+            self._flight = self.start(self.source)
+
     def value(self) -> Tensor:
         """The moved tensor; freed with its last use."""
+        if not self.is_issued and self.before is not None:
+            self.before()
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            (self._value,) = flight.wait()
         if self._value is None:
             self._value = self.gather(self.source)
         found = self._value

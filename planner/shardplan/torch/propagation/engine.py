@@ -44,6 +44,12 @@ class Backend(Protocol):
     def move(self, local: Any, route: Route, label: Label) -> Any:
         """The local tensor after a move."""
 
+    def hold(self, names: Sequence[str], locals_: Sequence[Any]) -> None:
+        """What this process holds of weights that are gathered beside compute, by the plan's names."""
+
+    def passed(self, local: Any, operator: int) -> None:
+        """The plan's operator of this number has been run, with the result `local`."""
+
     def gather_updated(self, locals_: Sequence[Any], routes: Sequence[Route], label: Label) -> list[Any]:
         """Updated weights, gathered from the shards of the optimizer as one bucket."""
 
@@ -81,6 +87,7 @@ class Engine:
         self.plan, self.groups, self.backend = plan, groups, backend
         self.graph: PlanGraph = plan_graph(plan, constants)
         self.router = Router(plan)
+        self._makers = {name: number for number, one in enumerate(plan.operators) for name in one.outputs}
         self.record = Record()
         self.is_beside_plan = False
         self._operation: Lineage | None = None
@@ -159,7 +166,11 @@ class Engine:
         dtype, grad = self.backend.describe(local)
         value = Value(local, layout if grad else layout.forward, tuple(shape), dtype, grad, key)
         planned = self.graph.values.get(key)
-        return value if planned is None else self._move(value, planned.layout, planned.name, "")
+        if planned is None:
+            return value
+        if planned.name in self._makers:
+            self.backend.passed(local, self._makers[planned.name])
+        return self._move(value, planned.layout, planned.name, "")
 
     def convert(self, value: Value, layout: Layout, *, inner: bool = False) -> Value:
         """A value in another layout; recorded as unplanned if anything is sent, unless it is `inner` to an operator."""
