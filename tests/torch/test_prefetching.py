@@ -1,6 +1,8 @@
 """Weights that are gathered beside compute are issued where the plan says, in its order, and awaited where they are
 read."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -32,6 +34,11 @@ def test_weights_are_issued_in_the_order_of_the_plan_and_before_they_are_read(fo
         for events, points in ((second, order.forward), (again, order.backward)):
             assert sorted(n for what, n in events if what == "wait") == sorted(point.numbers for point in points)
             assert ahead(events) == pytest.approx(planned_ahead(points), rel=0.6)
+
+
+def test_gradients_are_those_of_moves_that_are_waited_for_at_once(four, zero_3):
+    at_once = replace(zero_3, summary=replace(zero_3.summary, prefetch_distance=-1, reduces_beside=False))
+    assert max(four.run("torch_cases", "gradients_apart", TINY, zero_3, at_once)) == 0.0
 
 
 def ahead(events):
