@@ -17,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "planner"), str(ROOT / "tests" / "support")]
 
-from slow_plans import scheduled_seconds, serial_seconds, slow_cluster, slow_plan
-from tiny_models import Sizes, tiny_gpt
-from torch_ranks import Ranks
+from slow_plans import scheduled_seconds, serial_seconds, slow_cluster, slow_plan  # noqa: E402
+from tiny_models import Sizes, tiny_gpt  # noqa: E402
+from torch_ranks import Ranks  # noqa: E402
 
 PLANS = {
     "data parallel": ("data parallel", {}),

@@ -1,4 +1,4 @@
-"""Plans whose communication takes about as long as their compute, for a device and a network of small, round numbers."""
+"""Plans whose communication takes about as long as their compute: a device and a network of small, round numbers."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardplan.torch
 from shardplan.plan.types import Plan
+from shardplan.torch.collectives.executor import Flight, MoveExecutor
 from shardplan.torch.gradients.flights import Flights
 
 
@@ -119,6 +120,41 @@ def events_of_buckets(tiny: Tiny, plan: Plan, mode: str = "eager") -> list[str]:
     with mock.patch.object(Flights, "depart", sent), mock.patch.object(Flights, "arrive", awaited), _Products(events):
         logits.backward(gradient)
     return events
+
+
+def issues_of_gathers(tiny: Tiny, plan: Plan, mode: str) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """Of the first forward pass, the second one and its backward: which moves are issued and waited for, in order."""
+    model, ids, mesh = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"]), mesh_of(plan)
+    if mode == "exported":
+        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh)
+    else:
+        shardplan.torch.parallelize(model, plan, mesh)
+    events: list[tuple[str, tuple[int, ...]]] = []
+    start, wait = MoveExecutor.start, Flight.wait
+
+    def issued(*args: Any, way: str, **kwargs: Any) -> Flight:
+        flight = start(*args, way=way, **kwargs)
+        if way == "gather":
+            events.append(("issue", flight.numbers))
+        return flight
+
+    def awaited(flight: Flight) -> Any:
+        if ("issue", flight.numbers) in events:
+            events.append(("wait", flight.numbers))
+        return wait(flight)
+
+    def taken() -> list[tuple[str, tuple[int, ...]]]:
+        found = list(events)
+        events.clear()
+        return found
+
+    with mock.patch.object(MoveExecutor, "start", issued), mock.patch.object(Flight, "wait", awaited):
+        model(ids)
+        first = taken()
+        logits = model(ids)
+        second = taken()
+        logits.full_tensor().square().sum().backward()
+        return [first, second, taken()]
 
 
 def optimizer_of(model: Any, *, adam: bool = False) -> torch.optim.Optimizer:

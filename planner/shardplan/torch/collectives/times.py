@@ -66,11 +66,14 @@ class Times:
 
     def all_sent(self) -> list[Sent]:
         """In the order in which it ended."""
-        return [Sent(n, *map(self.seconds, moments), blocks) for n, *moments, blocks in list(self._sent)]
+        of = self.seconds
+        return [
+            Sent(numbers, of(issued), of(start), of(end), blocks) for numbers, issued, start, end, blocks in self._sent
+        ]
 
     def all_awaited(self) -> list[Awaited]:
         """In order."""
-        return [Awaited(numbers, *map(self.seconds, moments)) for numbers, *moments in self._awaited]
+        return [Awaited(numbers, self.seconds(start), self.seconds(end)) for numbers, start, end in self._awaited]
 
     def moments(self) -> list[tuple[str, float]]:
         """In order."""
