@@ -452,3 +452,19 @@ def penalised(tiny: Tiny, plan: Plan) -> float:
     _loss(models[0](ids).full_tensor(), ids).backward()
     _loss(models[1](ids), ids).backward()
     return _gradient_error(*models)
+
+
+def measured(tiny: Tiny, plan: Plan, mode: str, trace: str) -> Any:
+    """Two measured steps beside the schedule."""
+    model, ids, mesh = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"]), mesh_of(plan)
+    if mode == "exported":
+        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh)
+    else:
+        shardplan.torch.parallelize(model, plan, mesh)
+    found = shardplan.torch.compare_timeline(
+        model, ids, loss=lambda logits: _loss(logits.full_tensor(), ids), optimizer=optimizer_of(model, adam=False),
+        steps=2,
+    )  # fmt: skip
+    if mesh.get_rank() == 0:
+        found.write_trace(trace)
+    return found

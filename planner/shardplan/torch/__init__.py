@@ -12,10 +12,12 @@ from shardplan.torch.parameters.loading import load_
 from shardplan.torch.pipelines.build import pipeline
 from shardplan.torch.pipelines.run import Pipeline
 from shardplan.torch.planning.plan import plan
+from shardplan.torch.timeline_comparison import compare_timeline
 from shardplan.torch.with_loss import with_loss
 
 __all__ = [
     "Pipeline",
+    "compare_timeline",
     "count_comms",
     "inputs",
     "load_",

@@ -1,0 +1,173 @@
+"""A plan's schedule beside the steps that a program has really taken: by phase, by move, and as a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Literal, NamedTuple, cast
+
+from shardplan.escapes import visible
+from shardplan.plan.file import write_other
+from shardplan.plan.timeline import chrome_trace, step_schedule
+from shardplan.plan.types import Plan
+from shardplan.units import NS_PER_S
+
+PhaseName = Literal["forward", "backward", "update"]
+_PHASES: Final[Mapping[str, PhaseName]] = {
+    "first forward": "forward",
+    "forward": "forward",
+    "backward": "backward",
+    "last backward": "backward",
+    "update": "update",
+}
+_SHOWN: Final = 20
+_WIDEST: Final = 72
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that a step did from `start` to `end`, seconds since the step began. `numbers`: the moves of the plan
+    that it was for, none for a phase; `issued`: when it was asked for; `waits`: somebody waited, nothing was sent."""
+
+    name: str
+    start: float
+    end: float
+    numbers: tuple[int, ...] = ()
+    issued: float = 0.0
+    waits: bool = False
+
+
+Step = Sequence[Span]
+
+
+class _Row(NamedTuple):
+    label: str
+    kind: str
+    planned_s: float
+    measured_s: float
+    waited_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Seconds of all passes of one kind in a step."""
+
+    name: PhaseName
+    planned_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTimes:
+    """Seconds in a step of moves that are sent together, at index `numbers` in `Plan.moves`. `kind`: what waits for
+    them; `waited_s`: how long the program waited for what it had issued ahead."""
+
+    numbers: tuple[int, ...]
+    label: str
+    kind: str
+    planned_s: float
+    measured_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class TimelineComparison:
+    """The schedule of `plan` beside measured `steps` of one process; every measured number is a median of these."""
+
+    plan: Plan
+    steps: tuple[Step, ...]
+
+    @property
+    def phases(self) -> tuple[PhaseTimes, ...]:
+        """Forward, backward and update, those that there are."""
+        planned: dict[PhaseName, float] = {}
+        for phase, ran in step_schedule(self.plan).phases_ran():
+            name = _PHASES[phase.name]
+            planned[name] = planned.get(name, 0.0) + phase.count * ran.seconds
+        return tuple(PhaseTimes(name, planned[name], self._median(name)) for name in planned)
+
+    @property
+    def planned_s(self) -> float:
+        """The step that the plan says."""
+        return self.plan.summary.step_ns / NS_PER_S
+
+    @property
+    def measured_s(self) -> float:
+        """The step that was taken."""
+        return median(max((span.end for span in step), default=0.0) for step in self.steps)
+
+    @property
+    def moves(self) -> tuple[MoveTimes, ...]:
+        """Of everything that was sent for the plan, the longest first."""
+        keys = dict.fromkeys(span.numbers for step in self.steps for span in step if span.numbers)
+        return tuple(sorted(map(self._move, keys), key=lambda one: (-one.measured_s, one.numbers)))
+
+    def _move(self, numbers: tuple[int, ...]) -> MoveTimes:
+        moves = [self.plan.moves[number] for number in numbers]
+        first, more = moves[0], len(moves) - 1
+        kinds = dict.fromkeys(step.collective.kind.replace("_", "-") for step in first.steps)
+        label = f"{first.tensor}{f' and {more} more' if more else ''}: {', '.join(kinds)}, {first.phase}"
+        planned = sum(move.time_ns * move.count for move in moves) / NS_PER_S
+        sent, waited = (
+            median(
+                _seconds(span for span in step if span.numbers == numbers and span.waits == waits)
+                for step in self.steps
+            )
+            for waits in (False, True)
+        )
+        return MoveTimes(numbers, label, first.kind, planned, sent, waited)
+
+    def _median(self, name: str) -> float:
+        return median(_seconds(span for span in step if span.name == name and not span.numbers) for step in self.steps)
+
+    def __str__(self) -> str:
+        """A table: phases, then the moves that took longest, planned beside measured, in milliseconds."""
+        moves = self.moves
+        rows = [_Row("step", "", self.planned_s, self.measured_s)]
+        rows += [_Row(phase.name, "", phase.planned_s, phase.measured_s) for phase in self.phases]
+        planned, measured = sum(one.planned_s for one in moves), sum(one.measured_s for one in moves)
+        rows.append(_Row("all moves", "", planned, measured, sum(one.waited_s for one in moves)))
+        rows += [_Row(one.label, one.kind, one.planned_s, one.measured_s, one.waited_s) for one in moves[:_SHOWN]]
+        width = min(_WIDEST, max(len(row.label) for row in rows))
+        lines = [f"{'':{width}} {'':10} {'planned ms':>11} {'measured ms':>12} {'waited ms':>10}"]
+        for row in rows:
+            label = row.label if len(row.label) <= width else f"{row.label[: width - 1]}…"
+            waited = "" if row.waited_s is None else f"{1e3 * row.waited_s:10.3f}"
+            times = f"{1e3 * row.planned_s:11.3f} {1e3 * row.measured_s:12.3f} {waited}"
+            lines.append(visible(f"{label:{width}} {row.kind:10} {times}".rstrip()))
+        if len(moves) > _SHOWN:
+            lines.append(f"({len(moves) - _SHOWN} more moves)")
+        return "\n".join(lines)
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write the schedule and the last measured step, as another process beside it, as `shardplan timeline -o` does.
+        Raises `ShardplanError` where the file cannot be written.
+        """
+        trace = chrome_trace(self.plan)
+        events = [*cast("list[object]", trace["traceEvents"]), *_events(self.steps[-1])]
+        write_other(json.dumps({**trace, "traceEvents": events}) + "\n", path, "trace")
+
+
+def _seconds(spans: Iterable[Span]) -> float:
+    return sum(span.end - span.start for span in spans)
+
+
+def _events(step: Step) -> list[dict[str, Any]]:
+    """A step as trace events of process 1: its phases, what was sent, and what was waited for."""
+    tracks = ("phases", "sent", "waited for")
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "measured"}}]
+    for number, name in enumerate(tracks):
+        events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}})
+    for span in step:
+        track = 0 if not span.numbers else 2 if span.waits else 1
+        about = {"moves": list(span.numbers), "issued_us": round(1e6 * span.issued, 3)} if track == 1 else {}
+        events.append(
+            {
+                "ph": "X", "name": span.name, "cat": tracks[track], "pid": 1, "tid": track,
+                "ts": round(1e6 * span.start, 3), "dur": round(1e6 * (span.end - span.start), 3), "args": about,
+            }
+        )  # fmt: skip
+    return events
