@@ -27,6 +27,10 @@ from shardplan.plan.buckets import tiles
 from shardplan.plan.types import CollectiveStep, Move, MoveKind, Phase
 from shardplan.units import NS_PER_S
 
+_MOST_AXES = 4
+"""Mesh axes up to which a move may go over any layout of its tensor. With more, there are too many to look at: it goes
+over those that use the shards of its two ends, and may be dearer than the cheapest one for that."""
+
 
 class Emitter:
     """Lowers the moves of one assignment; equal moves of equal tensors are lowered once. Those that can be sent
@@ -224,7 +228,8 @@ class Emitter:
             return is_legal(layout, mesh, kind.shape)
 
         partial = {p for p in (*source.placements, *target.placements) if p.kind == "P"} or {P()}
-        steps = lower(mesh, source, target, price, shards=(*kind.shards, *partial), legal=legal)
+        between = kind.shards if len(mesh) <= _MOST_AXES else ()
+        steps = lower(mesh, source, target, price, shards=(*between, *partial), legal=legal)
         return tuple(_emitted(one.collective, size_bytes, seconds(one.collective, float(size_bytes))) for one in steps)
 
 

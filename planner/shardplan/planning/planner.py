@@ -46,8 +46,8 @@ def plan_model(
     return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse).plan()
 
 
-CoarsePlans = dict[Mesh, tuple[Found | None, float]]
-"""By mesh: its best plan, where it has one, and the work that it took."""
+CoarsePlans = dict[Mesh, tuple[Found | None, float] | None]
+"""By mesh: its best plan, where it has one, and the work that it took; `None` where what is asked means nothing on it."""
 
 
 class Planner:
@@ -150,7 +150,10 @@ class Planner:
             return None
         if cluster.mesh not in self._coarse:
             self._coarse[cluster.mesh] = self._on(cluster, search)
-        found, work = self._coarse[cluster.mesh]
+        known = self._coarse[cluster.mesh]
+        if known is None:
+            return None
+        found, work = known
         if found is None:
             if len(real_axes(asked.cluster.mesh)) > MOST_WHOLE:
                 raise LimitError(no_coarser_plan(asked.model, asked.cluster, cluster))
@@ -158,8 +161,8 @@ class Planner:
         search.spent.work += work
         return Coarser(found, groups)
 
-    def _on(self, cluster: Cluster, search: Search) -> tuple[Found | None, float]:
-        """The best plan on another mesh, where there is one, and the work that it took."""
+    def _on(self, cluster: Cluster, search: Search) -> tuple[Found | None, float] | None:
+        """What is known of another mesh."""
         options = self.instance.options
         if options.time_limit is not None:
             options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
@@ -167,8 +170,10 @@ class Planner:
             other = Planner(self.instance.model, cluster, options, self._on_progress, reasons=False)
             own = Search.of(other.instance)
             return other._found(own, None), own.spent.work
-        except (ShardplanError, NoPlanError):
+        except NoPlanError:
             return None, 0.0
+        except ShardplanError:  # such as a constraint that names one of the axes
+            return None
 
     def _answered(self, questions: Questions[T], restriction: Restrict | None) -> T:
         """What a generator of questions comes to when all of them are answered."""
