@@ -18,6 +18,7 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
+from networkx.utils import UnionFind
 from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
@@ -170,17 +171,25 @@ class _Spaces:
     def __init__(self, prices: MovePrices, traffic: Traffic, near: Near | None) -> None:
         self._prices, self._near = prices, near
         self._made: dict[TensorKind, TensorSpace] = {}
+        self._together = UnionFind()
+        """Kinds of one tensor that is kept, served and updated: moves between them go over the same layouts."""
         self._layouts: dict[TensorKind, set[Layout]] = {}
-        for kinds in (traffic.kept, traffic.served, traffic.updated) if near is not None else ():
+        roles = (traffic.kept, traffic.served, traffic.updated)
+        for name in sorted(set().union(*roles)) if near is not None else ():
+            self._together.union(*(kinds[name] for kinds in roles if name in kinds))
+        for kinds in roles if near is not None else ():
             for name, kind in kinds.items():
-                self._layouts.setdefault(kind, set()).update(near.layouts.get(name, ()) if near else ())
+                same = self._layouts.setdefault(self._together[kind], set())
+                same.update(near.layouts.get(name, ()) if near else ())
 
     def of(self, kind: TensorKind) -> TensorSpace:
         if kind not in self._made:
             mesh = self._prices.mesh
             nearby = None
             if self._near is not None:
-                nearby = Nearby(frozenset(self._layouts[kind]), self._near.free, kind.shards, mesh.shape)
+                nearby = Nearby(
+                    frozenset(self._layouts[self._together[kind]]), self._near.free, kind.shards, mesh.shape
+                )
             self._made[kind] = TensorSpace(kind, mesh, self._prices, nearby)
         return self._made[kind]
 

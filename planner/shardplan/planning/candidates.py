@@ -95,8 +95,8 @@ class Found:
 
     def better(self, others: list[Candidate], limit_bytes: int) -> Found:
         """The same proof with the best of these plans."""
-        best = min([self.candidate, *(other for other in others if other.keeps(limit_bytes))], key=lambda c: c.step_s)
-        return replace(self, candidate=best)
+        known = [self.candidate, *(other for other in others if other.keeps(limit_bytes))]
+        return replace(self, candidate=min(known, key=lambda one: (not one.keeps(limit_bytes), one.step_s)))
 
 
 @dataclass
@@ -189,10 +189,13 @@ def searched(
             found = yield from as_experts(search, none.answer)
     if found.candidate.step_s >= below_s:
         return found
+    tight = found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes
+    if tight and found.limit_bytes is None and found.gap > CLOSE and not found.is_only_one:
+        found = yield from at_the_limit(search, found, remat)
     further = [with_plain_sums]
     if not (instance.is_quick or search.restricted):
         further += [with_experts, on_coarser_meshes]
-    if found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes:
+    if tight:
         further.append(under_less_memory)
     for look in further if instance.options.cost_model.is_ours else ():
         if found.gap <= CLOSE or found.is_only_one or found.outcome == "interrupted" or search.is_over:
@@ -207,6 +210,18 @@ def without_limit(search: Search, remat: Recompute | None = None) -> Questions[F
     with contextlib.suppress(NoPlanError):
         return (yield from of_phases(search, None, remat, parts=2))
     return None
+
+
+def at_the_limit(search: Search, found: Found, remat: Recompute | None) -> Questions[Found]:
+    """Where a plan that was sought without a limit on memory just keeps it, there are better ones: what it holds in
+    flight had to be little. From here on everything is sought under the limit."""
+    limit_bytes = search.instance.limit_bytes
+    with contextlib.suppress(NoPlanError):
+        other = yield from of_phases(search, limit_bytes, remat, parts=2, start=found.multipliers)
+        if other.bound_s < found.bound_s:
+            other = replace(other, bound_s=found.bound_s, multipliers=found.multipliers)
+        return other.better([found.candidate], limit_bytes)
+    return found
 
 
 def as_experts(search: Search, none: Answer) -> Questions[Found]:

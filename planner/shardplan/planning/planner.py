@@ -47,7 +47,7 @@ def plan_model(
 
 
 CoarsePlans = dict[Mesh, tuple[Found | None, float] | None]
-"""By mesh: its best plan, where it has one, and the work that it took; `None` where what is asked means nothing on it."""
+"""By mesh: its best plan, where it has one, and the work that it took; `None` where what is asked means nothing."""
 
 
 class Planner:

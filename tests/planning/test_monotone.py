@@ -1,0 +1,72 @@
+"""Laws of what is asked: more freedom, more memory and more work never make a plan slower."""
+
+import pytest
+from random_problems import problem_of_maxima, random_problem
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.constraints.parse import parse_pin
+from shardplan.models import described
+from shardplan.planning import Planner, PlanOptions, plan_model
+from shardplan.planning.recipes import RECIPES
+from shardplan.solve import solve
+
+MODELS = {
+    "wide": "transformer:hidden=512,layers=2,heads=8,ffn=2048,vocab=4096,batch=8,seq=64",
+    "long": "transformer:hidden=128,layers=2,heads=4,ffn=512,vocab=512,batch=4,seq=512",
+}
+CLUSTER = make_cluster(load_profile("generic"), "2x4")
+SHARES = (1.0, 0.7, 0.5)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    return described(MODELS[request.param])
+
+
+@pytest.fixture(scope="module")
+def best(model):
+    return plan_model(model, CLUSTER, PlanOptions())
+
+
+def step_ns(model, **options):
+    return plan_model(model, CLUSTER, PlanOptions(**options)).summary.step_ns
+
+
+def test_a_plan_is_never_slower_than_a_recipe(model, best):
+    planner = Planner(model, CLUSTER, PlanOptions(), reasons=False)
+    for recipe in RECIPES.values():
+        assert best.summary.step_ns <= planner.plan(recipe).summary.step_ns
+
+
+def test_a_looser_limit_on_memory_never_makes_a_plan_slower():
+    model = described(MODELS["long"])
+    best = plan_model(model, CLUSTER, PlanOptions())
+    held = best.summary.memory.total
+    steps = [step_ns(model, memory_limit_bytes=int(share * held)) for share in SHARES]
+    assert best.summary.step_ns <= steps[0]
+    assert steps == sorted(steps)
+
+
+def test_more_effort_never_makes_a_plan_slower(model, best):
+    assert step_ns(model, effort="exhaustive") <= best.summary.step_ns <= step_ns(model, effort="quick")
+
+
+def test_a_further_constraint_never_makes_a_plan_faster(model, best):
+    pins = [parse_pin(text) for text in ("*.down_proj.weight=replicate", "*.q_proj.weight=[null, gpu]")]
+    one = step_ns(model, constraints=tuple(pins[:1]))
+    assert best.summary.step_ns <= one <= step_ns(model, constraints=tuple(pins))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_solver_finds_no_more_with_less_room_nor_with_less_effort(seed):
+    for problem in (random_problem(seed, 10), problem_of_maxima(seed, memory=True)):
+        limits = [problem.limit, int(1.3 * problem.limit), 2 * problem.limit]
+        found = [
+            solve(type(problem)(problem.costs, problem.edges, problem.usages, limit, problem.maxima))
+            for limit in limits
+        ]
+        costs = [one.cost if one.choices is not None else float("inf") for one in found]
+        assert costs == sorted(costs, reverse=True)
+        bounds = [one.bound for one in found]
+        assert bounds == sorted(bounds, reverse=True)
