@@ -85,6 +85,19 @@ def test_too_many_axes_are_bounded_not_solved(model, monkeypatch):
     assert 0 < deep.bound_ns <= plan_model(model, make_cluster(PROFILE, deep.text), PlanOptions()).summary.step_ns
 
 
+def test_a_time_limit_is_that_of_all_meshes_together(model, monkeypatch):
+    given = []
+
+    def noted(asked, cluster, options, **others):
+        given.append(options.time_limit)
+        return plan_model(asked, cluster, options, **others)
+
+    monkeypatch.setattr(meshes, "plan_model", noted)
+    assert len(try_meshes(model, PROFILE, PlanOptions(time_limit=8.0), logical_meshes(PROFILE, "2x4"))) == 2
+    assert given[0] <= 4.0
+    assert given[1] <= 8.0
+
+
 def test_constraints_that_name_an_axis_leave_the_meshes_that_have_it(model):
     options = PlanOptions(constraints=(parse_pin("w1=[gpu0, null]"),))
     trials = try_meshes(model, PROFILE, options, logical_meshes(PROFILE, "2x4"))

@@ -9,8 +9,10 @@ found once. Of what is not solved can only be said how much faster than its own 
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardplan.cluster.build import Profile
 from shardplan.cluster.mesh import make_cluster
@@ -27,6 +29,8 @@ from shardplan.units import NS_PER_S
 
 MOST_AXES = 6
 """Choices multiply with every axis: of more, a mesh is bounded but not solved."""
+_SOME_SECONDS = 0.01
+"""Left of a time limit that other meshes have used up."""
 _NO_ROOM = "does not fit in memory"
 OUT_OF_TIME = "out of time"
 INTERRUPTED = "interrupted"
@@ -151,12 +155,18 @@ def _solved(
         meshes = sorted(meshes, key=lambda text: len(clusters[text].mesh))
     else:
         meshes = sorted(meshes, key=lambda text: -len(clusters[text].mesh))
-    asked = [(text, clusters[text], options) for text in meshes]
+    ends_s = math.inf if options.time_limit is None else time.monotonic() + options.time_limit
+    waiting = [math.ceil((len(meshes) - number) / processes) for number in range(len(meshes))]
+    asked = [(text, clusters[text], options, ends_s, left) for text, left in zip(meshes, waiting, strict=True)]
     yield from run_all(_try, (model, CoarsePlans()), asked, processes)
 
 
-def _try(shared: tuple[Model, CoarsePlans], asked: tuple[str, Cluster, PlanOptions]) -> MeshTrial:
-    (model, coarse), (text, cluster, options) = shared, asked
+def _try(shared: tuple[Model, CoarsePlans], asked: tuple[str, Cluster, PlanOptions, float, int]) -> MeshTrial:
+    """What comes of a mesh in its share of the time that is left: until `ends_s` (`time.monotonic`), which is one clock
+    for all processes, this process searches so many meshes."""
+    (model, coarse), (text, cluster, options, ends_s, waiting) = shared, asked
+    if options.time_limit is not None:
+        options = replace(options, time_limit=max(_SOME_SECONDS, (ends_s - time.monotonic()) / waiting))
     heard: list[Diagnostic] = []
     try:
         plan = plan_model(model, cluster, options, on_warning=heard.append, coarse=coarse)
