@@ -52,7 +52,7 @@ ROUGH_WORK = 2e3
 """Work of a question that only leads to further plans."""
 RESCUE_S = 0.4
 """Seconds beyond a time limit that brought no plan, for the layouts of each expert."""
-CLOSING = 2.0
+CLOSING = 3.5
 """Times that laying out a plan takes, which are left of a time limit for making the file of the best one."""
 
 
