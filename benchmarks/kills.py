@@ -55,13 +55,17 @@ def run(command: list[str], seconds: float | None = None, number: int = signal.S
     """The exit status of a process that runs the command and is killed after so many seconds."""
     child = os.fork()
     if child == 0:
-        with (
-            Path(os.devnull).open("w") as nowhere,
-            contextlib.redirect_stdout(nowhere),
-            contextlib.redirect_stderr(nowhere),
-        ):
-            prepare()
-            os._exit(main(command))
+        code = 130
+        try:
+            with (
+                Path(os.devnull).open("w") as nowhere,
+                contextlib.redirect_stdout(nowhere),
+                contextlib.redirect_stderr(nowhere),
+            ):
+                prepare()
+                code = main(command)
+        finally:  # whatever interrupts it, nothing of the parent's runs here
+            os._exit(code)
     if seconds is not None:
         time.sleep(seconds)
         os.kill(child, number)

@@ -121,7 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; never raises."""
     if arguments is not None:
         return _main(list(arguments))
-    prepare()
+    try:
+        prepare()
+    except KeyboardInterrupt:  # SIGTERM, the moment that it becomes one
+        return EXIT_INTERRUPTED
     gc.set_threshold(*_FEW_COLLECTIONS)
     code = _main(sys.argv[1:])
     if any(thread.daemon for thread in threading.enumerate()):
