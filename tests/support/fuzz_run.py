@@ -68,7 +68,8 @@ def _fault(command: Sequence[str], found: Answer) -> str:
         return f"exit {found.code}"
     if "Traceback" in found.said:
         return "a traceback"
-    said = re.search(r"error\[|^Error: |^error: ", found.said, re.MULTILINE) or re.search("proven infeasible|without a plan:", found.out)
+    said = re.search(r"error\[|^Error: |^error: ", found.said, re.MULTILINE)
+    said = said or re.search("proven infeasible|without a plan:", found.out)
     if found.code > 1 and not said:
         return f"exit {found.code} without a word"
     if hidden := _OBEYED.search(found.out + found.said):
