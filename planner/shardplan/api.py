@@ -110,10 +110,9 @@ def load(
     if model is not None:
         verdict = check(path, model=model)
         if verdict.status != "fresh":
-            code = verdict.status.replace(" ", "-") + "-plan"
             first, *rest = verdict.findings
             hint = verdict.repair.text
-            raise ShardplanError(error(code, first, detail="\n".join(rest), hint=hint, file=str(path)))
+            raise ShardplanError(error(verdict.code, first, detail="\n".join(rest), hint=hint, file=str(path)))
     return plan
 
 

@@ -95,6 +95,11 @@ class CostGraph:
         nodes = tuple(work(data["priced"]) for _, data in self.node_data)
         return nodes, tuple(work(data["priced"]) for data in self.edge_data)
 
+    @property
+    def places(self) -> Mapping[str, Mapping[str, TensorSpace]]:
+        """The spaces of tensors by kind of node."""
+        return {"kept": self.kept, "served": self.served, "updated": self.updated}
+
     def tie_picoseconds(self, choice: Mapping[Node, int]) -> float:
         """What the objective charges for the layouts of all tensors, to break ties."""
         kept = sum(float(space.ties[choice["kept", name]]) for name, space in self.kept.items())
@@ -175,12 +180,13 @@ class _Spaces:
         """Kinds of one tensor that is kept, served and updated: moves between them go over the same layouts."""
         self._layouts: dict[TensorKind, set[Layout]] = {}
         roles = (traffic.kept, traffic.served, traffic.updated)
-        for name in sorted(set().union(*roles)) if near is not None else ():
+        if near is None:
+            return
+        for name in sorted(set().union(*roles)):
             self._together.union(*(kinds[name] for kinds in roles if name in kinds))
-        for kinds in roles if near is not None else ():
+        for kinds in roles:
             for name, kind in kinds.items():
-                same = self._layouts.setdefault(self._together[kind], set())
-                same.update(near.layouts.get(name, ()) if near else ())
+                self._layouts.setdefault(self._together[kind], set()).update(near.layouts.get(name, ()))
 
     def of(self, kind: TensorKind) -> TensorSpace:
         if kind not in self._made:

@@ -291,23 +291,27 @@ def _plain_sums(objective: Objective) -> list[Linear]:
 def with_experts(search: Search, found: Found) -> Questions[Found]:
     """The layouts that experts write, the rest at the best multipliers; where that leaves hope, at their own."""
     for recipe in RECIPES.values():
-        question = _question(found, found.linear, restriction=recipe)
-        found, bound_s = yield from _with(search, found, question)
-        if bound_s < found.candidate.step_s * (1.0 - HOPE * found.gap):
-            near = replace(question, linear=None, effort="quick")
-            found, _ = yield from _with(search, found, near, proves=False)
+        found = yield from _restricted(search, found, recipe, HOPE)
     return found
 
 
 def on_coarser_meshes(search: Search, found: Found) -> Questions[Found]:
-    """The plans of the mesh without one of its axes: a finer mesh is to be no slower."""
+    """The plans of the mesh without one of its axes, always at their own multipliers too: a finer mesh is to be no
+    slower."""
     axes = range(len(search.instance.cluster.mesh))
     for axis in axes if len(axes) > 1 else ():
-        question = _question(found, found.linear, restriction=without_axis(axis))
-        found, bound_s = yield from _with(search, found, question)
-        if bound_s < found.candidate.step_s:
-            near = replace(question, linear=None, effort="quick")
-            found, _ = yield from _with(search, found, near, proves=False)
+        found = yield from _restricted(search, found, without_axis(axis), 0.0)
+    return found
+
+
+def _restricted(search: Search, found: Found, restriction: Restrict, hope: float) -> Questions[Found]:
+    """Plans of a restriction at the best multipliers; and at its own, where its bound is below the step by more than
+    the share `hope` of the gap."""
+    question = _question(found, found.linear, restriction=restriction)
+    found, bound_s = yield from _with(search, found, question)
+    if bound_s < found.candidate.step_s * (1.0 - hope * found.gap):
+        near = replace(question, linear=None, effort="quick")
+        found, _ = yield from _with(search, found, near, proves=False)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,31 +36,27 @@ class Decided:
     @classmethod
     def of_priced(cls, priced: Priced) -> Decided:
         built, choice = priced.built, priced.choice
-        spaces = {"kept": built.kept, "served": built.served, "updated": built.updated}
+        spaces = built.places
         layouts = {node: spaces[node[0]][node[1]].layout(at) for node, at in choice.items() if node[0] in spaces}
         return cls({operator.name: operator for operator in priced.operators}, layouts)
 
     def on_finer(self, groups: Sequence[Sequence[int]]) -> Decided:
         """The same on a mesh that has the axes `groups[i]` in place of axis i, major first."""
-        known: dict[Layout, Layout] = {}
 
-        def finer(layout: Layout | None) -> Layout | None:
-            if layout is None:
-                return None
-            if layout not in known:
-                known[layout] = layout.on_finer(groups)
-            return known[layout]
+        @functools.cache
+        def finer(layout: Layout) -> Layout:
+            return layout.on_finer(groups)
 
         operators = {
             name: replace(
                 one,
                 split=tuple(label for label, group in zip(one.split, groups, strict=True) for _ in group),
-                reads=tuple(map(finer, one.reads)),
-                makes=tuple(map(finer, one.makes)),
+                reads=tuple(layout and finer(layout) for layout in one.reads),
+                makes=tuple(layout and finer(layout) for layout in one.makes),
             )
             for name, one in self.operators.items()
         }
-        return Decided(operators, {node: layout.on_finer(groups) for node, layout in self.layouts.items()})
+        return Decided(operators, {node: finer(layout) for node, layout in self.layouts.items()})
 
     def met(self) -> Mapping[str, frozenset[Layout]]:
         """By tensor, all layouts that it has anywhere."""
@@ -84,7 +81,7 @@ class Decided:
             if key not in masks:
                 masks[key] = _as_split(space, wanted)
             found["operator", operator.name] = masks[key]
-        for kind, spaces in (("kept", built.kept), ("served", built.served), ("updated", built.updated)):
+        for kind, spaces in built.places.items():
             for name, tensor_space in spaces.items():
                 if (kind, name) not in self.layouts:
                     continue

@@ -60,10 +60,9 @@ def without_axis(axis: int) -> Restrict:
     """Nothing split on a mesh axis: the plans of the mesh without it."""
 
     def allowed(built: CostGraph) -> Allowed:
-        tensors = {"kept": built.kept, "served": built.served, "updated": built.updated}
         masks: dict[Node, Mask] = {
             (kind, name): space.codes[:, axis] == space.code(R)
-            for kind, spaces in tensors.items()
+            for kind, spaces in built.places.items()
             for name, space in spaces.items()
         }
         for operator, space in zip(built.model.operators, built.operators, strict=True):

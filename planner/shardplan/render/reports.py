@@ -13,13 +13,13 @@ from shardplan.study.check import Verdict
 
 _SARIF_SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _RULES: Final = {
-    "stale": "What the plan was made of has changed.",
-    "invalid": "The plan is not what its decisions make of it.",
-    "infeasible": "It is proven that the plan does not fit.",
-    "not optimal": "There is a faster plan now.",
-    "unreadable": "The plan could not be read or checked.",
+    "stale-plan": "What the plan was made of has changed.",
+    "invalid-plan": "The plan is not what its decisions make of it.",
+    "infeasible-plan": "It is proven that the plan does not fit.",
+    "not-optimal-plan": "There is a faster plan now.",
+    "unreadable-plan": "The plan could not be read or checked.",
 }
-"""Every status but `fresh`, and what it means."""
+"""The codes of every verdict but `fresh`, and what they mean."""
 Rows = Sequence[tuple[str, Verdict]]
 
 
@@ -33,7 +33,7 @@ def junit(rows: Rows) -> str:
         case = ET.SubElement(suite, "testcase", classname="shardplan.check", name=one_line(file))
         if verdict.status != "fresh":
             kind = "error" if verdict.status == "unreadable" else "failure"
-            about = ET.SubElement(case, kind, type=verdict.status, message=one_line(_first(verdict)))
+            about = ET.SubElement(case, kind, type=verdict.status, message=one_line(verdict.findings[0]))
             about.text = "\n".join(map(one_line, _lines(verdict)))
         elif verdict.notes:
             ET.SubElement(case, "system-out").text = "\n".join(map(one_line, verdict.notes))
@@ -44,7 +44,7 @@ def junit(rows: Rows) -> str:
 def sarif(rows: Rows, version: str) -> str:
     """A SARIF 2.1.0 document with one result for each plan that is not fresh; `version`: of shardplan. Paths are
     relative to where the command ran, unless they were given otherwise."""
-    rules = [{"id": _rule(status), "shortDescription": {"text": text}} for status, text in _RULES.items()]
+    rules = [{"id": code, "shortDescription": {"text": text}} for code, text in _RULES.items()]
     driver = {"name": "shardplan", "version": version, "rules": rules}
     results = [_result(file, verdict) for file, verdict in rows if verdict.status != "fresh"]
     runs = [{"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}]
@@ -55,23 +55,15 @@ def sarif(rows: Rows, version: str) -> str:
 def _result(file: str, verdict: Verdict) -> dict[str, object]:
     place = {"artifactLocation": {"uri": quote(file)}, "region": {"startLine": 1}}
     return {
-        "ruleId": _rule(verdict.status),
-        "ruleIndex": list(_RULES).index(verdict.status),
+        "ruleId": verdict.code,
+        "ruleIndex": list(_RULES).index(verdict.code),
         "level": "error",
         "message": {"text": "\n".join(map(one_line, _lines(verdict)))},
         "locations": [{"physicalLocation": place}],
     }
 
 
-def _rule(status: str) -> str:
-    return status.replace(" ", "-") + "-plan"
-
-
-def _first(verdict: Verdict) -> str:
-    return verdict.findings[0] if verdict.findings else verdict.status
-
-
 def _lines(verdict: Verdict) -> Iterator[str]:
-    yield from verdict.findings or (verdict.status,)
+    yield from verdict.findings
     if verdict.repair.text:
         yield f"to make it anew: {verdict.repair.text}"

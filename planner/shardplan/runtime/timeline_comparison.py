@@ -29,12 +29,12 @@ _WIDEST: Final = 72
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a step did from `start` to `end`, seconds since the step began. `numbers`: the moves of the plan
-    that it was for, none for a phase; `issued`: when it was asked for; `waits`: somebody waited, nothing was sent."""
+    """Something that a step did from `start` to `end`, seconds since the step began: a `phase`, or for the moves
+    `numbers` of the plan; `issued`: when it was asked for; `waits`: somebody waited, nothing was sent."""
 
-    name: str
     start: float
     end: float
+    phase: str = ""
     numbers: tuple[int, ...] = ()
     issued: float = 0.0
     waits: bool = False
@@ -107,9 +107,9 @@ class TimelineComparison:
 
     def _move(self, numbers: tuple[int, ...]) -> MoveTimes:
         moves = [self.plan.moves[number] for number in numbers]
-        first, more = moves[0], len(moves) - 1
+        first = moves[0]
         kinds = dict.fromkeys(step.collective.kind.replace("_", "-") for step in first.steps)
-        label = f"{first.tensor}{f' and {more} more' if more else ''}: {', '.join(kinds)}, {first.phase}"
+        label = f"{_tensors(self.plan, numbers)}: {', '.join(kinds)}, {first.phase}"
         planned = sum(move.time_ns * move.count for move in moves) / NS_PER_S
         sent, waited = (
             median(
@@ -121,7 +121,7 @@ class TimelineComparison:
         return MoveTimes(numbers, label, first.kind, planned, sent, waited)
 
     def _median(self, name: str) -> float:
-        return median(_seconds(span for span in step if span.name == name and not span.numbers) for step in self.steps)
+        return median(_seconds(span for span in step if span.phase == name) for step in self.steps)
 
     def __str__(self) -> str:
         """A table: phases, then the moves that took longest, planned beside measured, in milliseconds."""
@@ -147,15 +147,21 @@ class TimelineComparison:
         Raises `ShardplanError` where the file cannot be written.
         """
         trace = chrome_trace(self.plan)
-        events = [*cast("list[object]", trace["traceEvents"]), *_events(self.steps[-1])]
+        events = [*cast("list[object]", trace["traceEvents"]), *_events(self.plan, self.steps[-1])]
         write_other(json.dumps({**trace, "traceEvents": events}) + "\n", path, "trace")
+
+
+def _tensors(plan: Plan, numbers: Sequence[int]) -> str:
+    """What moves that are sent together are of."""
+    more = len(numbers) - 1
+    return plan.moves[numbers[0]].tensor + (f" and {more} more" if more else "")
 
 
 def _seconds(spans: Iterable[Span]) -> float:
     return sum(span.end - span.start for span in spans)
 
 
-def _events(step: Step) -> list[dict[str, Any]]:
+def _events(plan: Plan, step: Step) -> list[dict[str, Any]]:
     """A step as trace events of process 1: its phases, what was sent, and what was waited for."""
     tracks = ("phases", "sent", "waited for")
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "measured"}}]
@@ -166,8 +172,8 @@ def _events(step: Step) -> list[dict[str, Any]]:
         about = {"moves": list(span.numbers), "issued_us": round(1e6 * span.issued, 3)} if track == 1 else {}
         events.append(
             {
-                "ph": "X", "name": span.name, "cat": tracks[track], "pid": 1, "tid": track,
-                "ts": round(1e6 * span.start, 3), "dur": round(1e6 * (span.end - span.start), 3), "args": about,
+                "ph": "X", "name": span.phase or _tensors(plan, span.numbers), "cat": tracks[track],
+                "pid": 1, "tid": track, "ts": round(1e6 * span.start, 3), "dur": round(1e6 * (span.end - span.start), 3), "args": about,
             }
         )  # fmt: skip
     return events

@@ -77,9 +77,8 @@ def _try(
         return dict(wanted)
 
     def near(built: CostGraph) -> Allowed:
-        return {node: mask for node, mask in Decided.of_plan(plan).fixed(built).items() if node[0] == "kept"} | dict(
-            wanted
-        )
+        kept = {node: mask for node, mask in Decided.of_plan(plan).fixed(built).items() if node[0] == "kept"}
+        return kept | dict(wanted)
 
     answers = [planner.solve_at(plan.summary.multipliers, restriction) for restriction in (pin, near)]
     if any(one.solution.outcome == "interrupted" for one in answers):

@@ -53,6 +53,11 @@ class Verdict:
     differences: tuple[Difference, ...] = ()
     repair: Repair = NO_REPAIR
 
+    @property
+    def code(self) -> str:
+        """Of the diagnostic that says it, such as `stale-plan`."""
+        return self.status.replace(" ", "-") + "-plan"
+
 
 def check_file(file: str, given: Given = AS_RECORDED, *, resolve: bool = False) -> Verdict:
     """The verdict on the plan in `file`, with the inputs that it records, or those `given`.

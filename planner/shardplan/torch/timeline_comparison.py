@@ -91,14 +91,14 @@ def _spans(times: Times, plan: Plan) -> Step:
     """What was noted, since the step began."""
     moments = times.moments()
     begin = moments[0][1]
-    found = [Span(name, start - begin, end - begin) for (name, start), (_, end) in itertools.pairwise(moments)]
+    found = [Span(start - begin, end - begin, name) for (name, start), (_, end) in itertools.pairwise(moments)]
     sent = [
-        Span(_name(one.numbers, plan), one.start - begin, one.end - begin, one.numbers, one.issued - begin)
+        Span(one.start - begin, one.end - begin, numbers=one.numbers, issued=one.issued - begin)
         for one in times.all_sent()
         if _sends(one.numbers, plan)
     ]
     waited = [
-        Span(_name(one.numbers, plan), one.start - begin, one.end - begin, one.numbers, waits=True)
+        Span(one.start - begin, one.end - begin, numbers=one.numbers, waits=True)
         for one in times.all_awaited()
         if _sends(one.numbers, plan)
     ]
@@ -109,8 +109,3 @@ def _sends(numbers: Sequence[int], plan: Plan) -> bool:
     """Whether these are moves of the plan for which something is sent: no mere cut, and nothing that autograd asked for
     besides."""
     return min(numbers) >= 0 and any(not step.collective.is_free for step in plan.moves[numbers[0]].steps)
-
-
-def _name(numbers: Sequence[int], plan: Plan) -> str:
-    more = len(numbers) - 1
-    return plan.moves[numbers[0]].tensor + (f" and {more} more" if more else "")

@@ -130,6 +130,5 @@ def _diagnostics(file: str, verdict: Verdict) -> list[Diagnostic]:
     if verdict.status in ("fresh", "unreadable"):
         return []
     first, *rest = verdict.findings
-    code = verdict.status.replace(" ", "-") + "-plan"
     hint = verdict.repair.text
-    return [error(code, f"{verdict.status}: {first}", detail="\n".join(rest), hint=hint, file=file)]
+    return [error(verdict.code, f"{verdict.status}: {first}", detail="\n".join(rest), hint=hint, file=file)]

@@ -145,7 +145,8 @@ class Prefetcher:
             flight = self._flights.pop(numbers, None)
         else:
             known.pop(numbers, None)
-            flight = self._flights.pop(numbers, None) and None
+            self._flights.pop(numbers, None)
+            flight = None
             if len(sources) == len(locals_):
                 known[numbers] = wanted
         made = flight.wait() if flight is not None else self.executor.run(locals_, moves, label, purpose)
