@@ -173,7 +173,8 @@ def _events(plan: Plan, step: Step) -> list[dict[str, Any]]:
         events.append(
             {
                 "ph": "X", "name": span.phase or _tensors(plan, span.numbers), "cat": tracks[track],
-                "pid": 1, "tid": track, "ts": round(1e6 * span.start, 3), "dur": round(1e6 * (span.end - span.start), 3), "args": about,
+                "pid": 1, "tid": track, "ts": round(1e6 * span.start, 3),
+                "dur": round(1e6 * (span.end - span.start), 3), "args": about,
             }
         )  # fmt: skip
     return events
