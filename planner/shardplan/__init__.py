@@ -17,10 +17,22 @@ if TYPE_CHECKING:
     from shardplan.api import check, load, make_plan, robustness, save
     from shardplan.cost_graph import cost_graph
     from shardplan.errors import ShardplanError
+    from shardplan.report.notebook import report
     from shardplan.runtime.shards import slices
 
 __version__ = "0.1.0"
-__all__ = ["ShardplanError", "__version__", "check", "cost_graph", "load", "make_plan", "robustness", "save", "slices"]
+__all__ = [
+    "ShardplanError",
+    "__version__",
+    "check",
+    "cost_graph",
+    "load",
+    "make_plan",
+    "report",
+    "robustness",
+    "save",
+    "slices",
+]
 
 _ELSEWHERE = {
     "ShardplanError": ("shardplan.errors", "ShardplanError"),
@@ -28,6 +40,7 @@ _ELSEWHERE = {
     "cost_graph": ("shardplan.cost_graph", "cost_graph"),
     "load": ("shardplan.api", "load"),
     "make_plan": ("shardplan.api", "make_plan"),
+    "report": ("shardplan.report.notebook", "report"),
     "robustness": ("shardplan.api", "robustness"),
     "save": ("shardplan.api", "save"),
     "slices": ("shardplan.runtime.shards", "slices"),

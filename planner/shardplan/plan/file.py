@@ -29,6 +29,9 @@ _OTHERS = {
     "graph": re.compile(r"\A\s*<\?xml"),
     "trace": re.compile(r'\A\s*\{\s*"(?:displayTimeUnit|traceEvents)"'),
     "profile": re.compile(r"\A(?:\s*(?:#[^\n]*)?\n)*schema\s*:"),
+    "report": re.compile(
+        r"\A<!doctype html>\s*<html lang=\"en\">\s*<head>\s*<meta name=\"generator\" content=\"shardplan"
+    ),
     "JUnit report": re.compile(r"\A\s*<\?xml[^>]*>\s*<testsuite"),
     "SARIF report": re.compile(r'\A\s*\{\s*"\$schema": "[^"]*sarif'),
 }
@@ -110,6 +113,15 @@ def write_other(text: str, path: str | Path, kind: str) -> bool:
 
     Raises `ShardplanError`: `unwritable-output`, and `output-not-a-graph` (`-trace`, and so on).
     """
+    check_other(path, kind)
+    return _place(text, path, kind)
+
+
+def check_other(path: str | Path, kind: str) -> None:
+    """Refuse, before any work is done, a `path` that a text of this kind cannot or should not be written to.
+
+    Raises `ShardplanError` as `write_other`.
+    """
     target = Path(path)
     try:
         head = _head(target) if target.exists() else _check_folder(target)
@@ -117,7 +129,6 @@ def write_other(text: str, path: str | Path, kind: str) -> bool:
         raise ShardplanError(_unwritable(path, problem, kind)) from None
     if head.strip() and not _OTHERS[kind].match(head):
         raise ShardplanError(_something_else(path, kind))
-    return _place(text, path, kind)
 
 
 def _place(text: str, path: str | Path, kind: str = "plan") -> bool:

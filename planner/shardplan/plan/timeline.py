@@ -43,7 +43,7 @@ def timeline(plan: Plan) -> Timeline:
     """The scheduled step of a plan."""
     if plan.pipeline is not None:
         return pipeline_timeline(plan)
-    return _timeline(plan, step_schedule(plan))[0]
+    return laid_out(plan)[0]
 
 
 def step_schedule(plan: Plan) -> StepSchedule:
@@ -108,8 +108,9 @@ def kappa_of(cluster: Mapping[str, object]) -> float:
     return float(kappa)
 
 
-def _timeline(plan: Plan, scheduled: StepSchedule) -> tuple[Timeline, list[Laid]]:
-    """Tasks with their times, and what a trace says of each of them."""
+def laid_out(plan: Plan) -> tuple[Timeline, list[Laid]]:
+    """The scheduled step of a plan without stages: tasks with their times, and what a trace says of each of them."""
+    scheduled = step_schedule(plan)
     stream = {link: number for number, link in enumerate(_links(plan), 1)}
     tasks: list[Task] = []
     starts: list[float] = []
@@ -152,10 +153,10 @@ def chrome_trace(plan: Plan) -> dict[str, object]:
     issued to it, and from it to the operator that waits for it.
     """
     if plan.pipeline is not None:
-        laid_out = pipeline_timeline(plan)
-        about: list[Laid] = [Laid("step")] * len(laid_out.tasks)
+        made = pipeline_timeline(plan)
+        about: list[Laid] = [Laid("step")] * len(made.tasks)
     else:
-        laid_out, about = _timeline(plan, step_schedule(plan))
+        made, about = laid_out(plan)
     streams = streams_of(plan)
     events: list[dict[str, object]] = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": str(plan.model.get("name", ""))}},
@@ -164,14 +165,14 @@ def chrome_trace(plan: Plan) -> dict[str, object]:
             for stream, name in enumerate(streams)
         ),
     ]
-    for task, start, end, one in zip(laid_out.tasks, laid_out.starts, laid_out.ends, about, strict=True):
+    for task, start, end, one in zip(made.tasks, made.starts, made.ends, about, strict=True):
         events.append(
             {
                 "ph": "X", "name": task.name, "cat": streams[task.stream], "pid": 0, "tid": task.stream,
                 "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3), "args": _args(one),
             }
         )  # fmt: skip
-    events += _arrows(laid_out, about)
+    events += _arrows(made, about)
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
@@ -186,25 +187,25 @@ def _args(one: Laid) -> dict[str, object]:
     return said
 
 
-def _arrows(laid_out: Timeline, about: Sequence[Laid]) -> Iterator[dict[str, object]]:
+def _arrows(made: Timeline, about: Sequence[Laid]) -> Iterator[dict[str, object]]:
     """Flow events between compute and what runs beside it, in one repetition of a phase."""
     computed: dict[tuple[str, int, str], int] = {}
-    for number, (task, one) in enumerate(zip(laid_out.tasks, about, strict=True)):
+    for number, (task, one) in enumerate(zip(made.tasks, about, strict=True)):
         if task.stream == COMPUTE:
             computed.setdefault((one.phase, one.repeat, task.name.removeprefix("backward: ")), number)
-    for number, (task, one) in enumerate(zip(laid_out.tasks, about, strict=True)):
+    for number, (task, one) in enumerate(zip(made.tasks, about, strict=True)):
         if task.stream == COMPUTE:
             continue
         before = computed.get((one.phase, one.repeat, one.issue_after))
         after = computed.get((one.phase, one.repeat, one.wait_before))
         if before is not None:
-            yield from _arrow(2 * number, laid_out, before, number)
+            yield from _arrow(2 * number, made, before, number)
         if after is not None:
-            yield from _arrow(2 * number + 1, laid_out, number, after)
+            yield from _arrow(2 * number + 1, made, number, after)
 
 
-def _arrow(identity: int, laid_out: Timeline, tail: int, head: int) -> Iterator[dict[str, object]]:
+def _arrow(identity: int, made: Timeline, tail: int, head: int) -> Iterator[dict[str, object]]:
     common: dict[str, object] = {"name": "waits", "cat": "schedule", "id": identity, "pid": 0}
-    ends, starts = laid_out.ends[tail], laid_out.starts[head]
-    yield {**common, "ph": "s", "tid": laid_out.tasks[tail].stream, "ts": round(ends * 1e6, 3)}
-    yield {**common, "ph": "f", "bp": "e", "tid": laid_out.tasks[head].stream, "ts": round(max(ends, starts) * 1e6, 3)}
+    ends, starts = made.ends[tail], made.starts[head]
+    yield {**common, "ph": "s", "tid": made.tasks[tail].stream, "ts": round(ends * 1e6, 3)}
+    yield {**common, "ph": "f", "bp": "e", "tid": made.tasks[head].stream, "ts": round(max(ends, starts) * 1e6, 3)}

@@ -120,7 +120,7 @@ def move_groups(plan: Plan) -> list[MoveGroup]:
 
     def alike(item: _Named) -> Hashable:
         move = item.move
-        how = (move.source, move.target, move.phase, move.regather, move.kind, _described(move, plan.mesh))
+        how = (move.source, move.target, move.phase, move.regather, move.kind, described(move, plan.mesh))
         return (pattern(item.name), pattern(item.module), *how)
 
     groups = [_move_group(group, everything, plan.mesh, exposure) for group in _together(named, alike)]
@@ -155,14 +155,14 @@ def _move_group(group: list[_Named], everything: dict[str, list[str]], mesh: Mes
         target=to_text(first.target, mesh),
         phase=REGATHER if first.regather else first.phase,
         kind=first.kind,
-        collectives=_described(first, mesh),
+        collectives=described(first, mesh),
         payload_bytes=sum(step.payload_bytes for step in first.steps),
         time_ns=sum(move.time_ns for move in moves),
         exposed_ns=round(sum(exposure.exposed_ns(move) for move in moves)),
     )
 
 
-def _described(move: Move, mesh: Mesh) -> str:
+def described(move: Move, mesh: Mesh) -> str:
     """`all-gather@gpu, all-reduce@machine`; what costs nothing is left out."""
     return ", ".join(
         f"{step.collective.kind.replace('_', '-')}@{','.join(mesh.names[axis] for axis in step.collective.axes)}"

@@ -8,12 +8,14 @@ import click
 
 from shardplan.errors import Attempts
 from shardplan.verbs.asking import WORKLOAD, budget_option, model_argument, read_request, request_options
+from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, verb
 
 
 @click.command(short_help="Set plans that people write by hand beside the best one.")
 @model_argument
 @request_options(*WORKLOAD)
+@html_option
 @budget_option
 @verb
 def compare(session: Session, /, **given: Any) -> int:
@@ -24,9 +26,12 @@ def compare(session: Session, /, **given: Any) -> int:
     """
     from shardplan.render.compare import comparison_document, show_comparison
     from shardplan.render.solve import describe_request
+    from shardplan.report.studies import comparison_report
     from shardplan.study.compare import compare_recipes
 
     attempt = Attempts()
+    html = given.pop("html")
+    attempt(lambda: check_report(html))
     instance = read_request(given, attempt)
     attempt.finish()
     assert instance is not None
@@ -35,5 +40,6 @@ def compare(session: Session, /, **given: Any) -> int:
     session.paint(lambda console: describe_request(console, model, cluster, options, session.defaults))
     found = compare_recipes(model, cluster, options)
     limit = instance.limit_bytes
+    write_report(session, html, lambda: comparison_report(f"{model.name} on {cluster.name}", found, limit))
     session.finish(comparison_document(found, limit), lambda console: show_comparison(console, found, limit))
     return EXIT_DONE if found[-1].fits else EXIT_INFEASIBLE

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, error, warning
 from shardplan.verbs.asking import budget_option
+from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardplan.plan.diff import PlanDiff
     from shardplan.plan.types import Plan
@@ -46,6 +47,7 @@ _CONDITION = re.compile(r"\s*(step|compute|communication|memory)\s*>\s*\+?\s*(.+
     multiple=True,
     help="The model of the plans, to derive their numbers again; may be repeated.  [default: those that they record]",
 )
+@html_option
 @budget_option
 @verb
 def diff(
@@ -56,6 +58,7 @@ def diff(
     form: str,
     fail_if: str | None,
     models: tuple[str, ...],
+    html: str | None,
     *,
     show_all: bool,
     exit_zero: bool,
@@ -69,6 +72,7 @@ def diff(
     from shardplan.render.recipes import recipe_changes
 
     attempt = Attempts()
+    attempt(lambda: check_report(html, old, new))
     fails = attempt(lambda: _condition(fail_if)) if fail_if else None
     read = _derived if fail_if or models else _as_written
     plans = [attempt(lambda file=file: read(file, models)) for file in (old, new)]  # type: ignore[misc]
@@ -76,6 +80,7 @@ def diff(
     (before, after), said = zip(*filter(None, plans), strict=True)
     session.say_all([one for several in said for one in several])
     found, recipes = diff_plans(before, after), recipe_changes(before, after)
+    write_report(session, html, lambda: _report(before, after, (old, new), found))
     session.as_json = session.as_json or form == "json"
     if form in ("markdown", "github") and not session.as_json:
         session.write_text(diff_markdown(found, new, recipes) if form == "markdown" else diff_github(found, new))
@@ -84,6 +89,12 @@ def diff(
         session.finish(document, lambda console: show_diff(console, found, recipes, everything=show_all))
     bad = fails(found) if fails is not None else not found.is_empty
     return EXIT_NO if bad and not exit_zero else EXIT_DONE
+
+
+def _report(before: Plan, after: Plan, files: tuple[str, str], found: PlanDiff) -> Mapping[str, Any]:
+    from shardplan.report.studies import diff_report
+
+    return diff_report(before, after, files, found)
 
 
 def _as_written(file: str, _: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from shardplan.verbs.report import check_report, html_option, plan_document, write_report
 from shardplan.verbs.session import EXIT_DONE, Session, verb
 
 
@@ -12,21 +13,29 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "slapo", "dot", "graphml"]),
+    type=click.Choice(["text", "html", "slapo", "dot", "graphml"]),
     default="text",
     show_default=True,
-    help="A summary; Slapo's table of specs and its schedule; or the graph, for Graphviz or as GraphML.",
+    help="A summary; a report for a browser; Slapo's table of specs and its schedule; or the graph, for Graphviz or as GraphML.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Every parameter group and every move, not only the largest.")
+@html_option
 @verb
-def show(session: Session, /, plan: str, form: str, show_all: bool) -> int:
+def show(session: Session, /, plan: str, form: str, html: str | None, show_all: bool) -> int:
     """Print the plan file PLAN: summary, parameters with the recipes they follow, the costliest moves."""
     from shardplan.plan.file import read_plan
     from shardplan.render.show import show_document, show_plan
 
     if session.as_json and form != "text":
         raise click.UsageError(f"--json and --format {form} ask for two things")
+    check_report(html, plan)
     loaded = read_plan(plan)
+    write_report(session, html, lambda: plan_document(loaded, plan))
+    if form == "html":
+        from shardplan.report.page import page
+
+        session.write_text(page(plan_document(loaded, plan)))
+        return EXIT_DONE
     if form == "dot":
         from shardplan.render.dot import dot_text
 

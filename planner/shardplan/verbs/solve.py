@@ -24,6 +24,7 @@ from shardplan.verbs.asking import (
     request_options,
 )
 from shardplan.verbs.inputs import name_of_model
+from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ _SOME_SECONDS = 0.01
 )
 @request_options("strict")
 @option("--require-optimal", is_flag=True, help="Allow no gap, and exit with 4 unless the plan is proven optimal.")
+@html_option
 @budget_option
 @verb
 def solve(session: Session, /, **given: Any) -> int:
@@ -85,6 +87,7 @@ class _Order:
     instance: Instance
     output: str
     draws: int = 0
+    html: str | None = None
 
     @property
     def is_piped(self) -> bool:
@@ -103,13 +106,14 @@ def _read(given: Mapping[str, Any]) -> _Order:
         output = _default_output(given["model"], instance)
     if output not in (None, STANDARD_OUTPUT):
         attempt(lambda: check_output(output))
+    attempt(lambda: check_report(given["html"], output))
     if given["robust"] and instance is not None and instance.staging is not None:
         from shardplan.study.robust import NOT_OF_A_PIPELINE
 
         attempt.problems.append(NOT_OF_A_PIPELINE)
     attempt.finish()
     assert instance is not None
-    return _Order(instance, output, given["robust"])
+    return _Order(instance, output, given["robust"], given["html"])
 
 
 def _default_output(model: str, instance: Instance) -> str:
@@ -198,6 +202,7 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
                 measure=measure,
             )
         )
+    write_report(session, order.html, lambda: _report(order, answer))
     code = _judge(session, plan, order.instance.options.gap, require_optimal=require_optimal)
     study = _study(session, order, answer) if order.draws else {}
     if session.as_json:
@@ -205,6 +210,16 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
         document = {"plan": order.output, "summary": summary_record(plan.summary), **meshes, **study}
         session.write_document(document)
     return code
+
+
+def _report(order: _Order, answer: Solved) -> Mapping[str, Any]:
+    """The plan's report, with the meshes that it was chosen from."""
+    from shardplan.report.plan import plan_report
+    from shardplan.report.studies import with_meshes
+
+    report = plan_report(answer.plan, "" if order.is_piped else order.output)
+    tried = [(trial.text, trial.step_ns, trial.reason) for trial in answer.trials]
+    return with_meshes(report, tried) if tried else report
 
 
 def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ import click
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.request import AUTO, option_of, term
 from shardplan.verbs.asking import FIXED, SEARCH, ask, budget_option, model_argument, profile_names, request_options
+from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, completing, option, verb
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 @option("-o", "--output", metavar="FILE", help="Points as they are done; what the file holds is not planned again.")
 @option("--plot", metavar="FILE.png", help="Memory over time as a picture.")
 @click.option("--all", "show_all", is_flag=True, help="Every point, not only those that are Pareto-optimal.")
+@html_option
 @budget_option
 @verb
 def sweep(session: Session, /, **given: Any) -> int:
@@ -64,11 +66,13 @@ def sweep(session: Session, /, **given: Any) -> int:
     Exits with 3 when not one plan fits.
     """
     from shardplan.render.sweep import draw_sweep, show_sweep
+    from shardplan.report.studies import sweep_report
     from shardplan.study.engines import engine_of
     from shardplan.study.sweep import pareto, sweep_record
     from shardplan.study.sweep import sweep as run
 
     attempt = Attempts()
+    attempt(lambda: check_report(given["html"], given["output"], given["plot"]))
     combinations = attempt(lambda: _combinations(given))
     attempt(lambda: _check_meshes(_words(given["clusters"]), _words(given["meshes"])))
     engine = attempt(lambda: engine_of(given["engine"]))
@@ -83,6 +87,7 @@ def sweep(session: Session, /, **given: Any) -> int:
         except KeyboardInterrupt:
             kept = f"{bar.done} of {len(combinations)} points are in {given['output']}: the same command goes on"
             raise KeyboardInterrupt(kept if given["output"] else "") from None
+    write_report(session, given["html"], lambda: sweep_report(found))
     if given["plot"]:
         draw_sweep(found, given["plot"])
     best = [point.request for point in pareto(found.points)]
@@ -95,7 +100,7 @@ def _request(given: Mapping[str, Any]) -> Request:
     """What all points have in common, with its inputs read."""
     from shardplan.study.instance import as_read, read
 
-    lists = ("clusters", "meshes", "microbatches", "remats", "stages")
+    lists = ("clusters", "meshes", "microbatches", "remats", "stages", "html")
     request, faults = ask({name: value for name, value in given.items() if name not in lists})
     if faults:
         read(request, faults)

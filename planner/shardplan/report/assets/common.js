@@ -1,0 +1,77 @@
+"use strict";
+// Everything that files named is written as text, never as HTML.
+const SVG = "http://www.w3.org/2000/svg";
+function add(node, kids) {
+  for (const kid of kids.flat(9)) {
+    if (kid !== null && kid !== undefined && kid !== false) node.append(kid instanceof Node ? kid : String(kid));
+  }
+  return node;
+}
+function el(tag, attributes, ...kids) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name === "on") for (const [event, handler] of Object.entries(value)) node.addEventListener(event, handler);
+    else if (name === "style") Object.assign(node.style, value);
+    else if (name === "class") node.className = value;
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  return add(node, kids);
+}
+function svg(tag, attributes, ...kids) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
+  return add(node, kids);
+}
+const three = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2));
+function duration(ns) {
+  const size = Math.abs(ns), sign = ns < 0 ? "−" : "";
+  if (size === 0) return "0";
+  for (const [unit, name] of [[1e9, "s"], [1e6, "ms"], [1e3, "us"]]) if (size >= 0.9995 * unit) return `${sign}${three(size / unit)} ${name}`;
+  return `${sign}${size} ns`;
+}
+function bytes(count) {
+  const size = Math.abs(count), sign = count < 0 ? "−" : "";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let power = 0;
+  while (power < units.length - 1 && size / 1024 ** power >= 999.5) power += 1;
+  return power === 0 ? `${sign}${size} B` : `${sign}${three(size / 1024 ** power)} ${units[power]}`;
+}
+const percent = (share) => (share !== 0 && Math.abs(share) < 0.001 ? "<0.1 %" : `${(100 * share).toFixed(1)} %`);
+const axisColor = (number) => (number < 0 ? "var(--compute)" : `var(--axis-${number % 6})`);
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const tip = document.getElementById("tip");
+function showTip(text, x, y) {
+  tip.textContent = text;
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - box.width - 8))}px`;
+  tip.style.top = `${Math.max(4, y + 18 + box.height > innerHeight ? y - box.height - 12 : y + 18)}px`;
+}
+const hideTip = () => { tip.hidden = true; };
+function tipped(node, text) {
+  node.addEventListener("mousemove", (event) => showTip(text, event.clientX, event.clientY));
+  node.addEventListener("mouseleave", hideTip);
+  return node;
+}
+// parts: [[label, value, color]]; whole: what the full width stands for
+function bar(parts, whole, format, label) {
+  const said = parts.filter(([, value]) => value > 0);
+  const cells = said.map(([name, value, color]) => tipped(
+    el("span", { style: { width: `${(100 * value) / whole}%`, background: color } }), `${name}: ${format(value)}, ${percent(value / whole)}`));
+  const list = el("ul", { class: "legend" }, said.map(([name, value, color]) =>
+    el("li", {}, el("i", { style: { background: color } }), `${name} `, el("b", {}, format(value)))));
+  return el("div", {}, el("div", { class: "bar", role: "img", "aria-label": `${label}: ${said.map(([name, value]) => `${name} ${format(value)}`).join(", ")}` }, cells), list);
+}
+// "S(0)@machine, R/P@gpu": a chip for each placement, in the colour of its first axis
+function layoutChips(text, axes) {
+  if (!text) return [el("span", { class: "soft" }, "–")];
+  return text.split(/, (?=[SRP])/).map((piece) => {
+    const name = piece.includes("@") ? piece.slice(piece.lastIndexOf("@") + 1).split(",")[0] : "";
+    const number = axes.findIndex((axis) => axis.name === name);
+    return number < 0 ? el("span", { class: "chip" }, piece) : el("span", { class: "chip axis", style: { background: axisColor(number) } }, piece);
+  });
+}
+function section(id, title, ...kids) {
+  return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), kids);
+}
+const quoted = (text) => `'${text.replace(/'/g, "'\\''")}'`;

@@ -1,0 +1,33 @@
+"use strict";
+function planViews(report) {
+  return [head(report), report.schedule ? scheduleView(report) : null, modelView(report), parameterTable(report), moveTable(report)];
+}
+function pipelineViews(report) {
+  const room = el("div", { role: "tabpanel" });
+  const tabs = report.stages.map((stage, number) => el("button", { type: "button", role: "tab", on: { click: () => open(number) } }, stage.name));
+  function open(number) {
+    tabs.forEach((tab, at) => tab.setAttribute("aria-selected", String(at === number)));
+    room.replaceChildren(...planViews(report.stages[number]).filter(Boolean).map((node) => { node.querySelectorAll("[id]").forEach((one) => one.removeAttribute("id")); node.removeAttribute("id"); return node; }));
+  }
+  open(0);
+  return [head(report), ganttView(report), section("stages", "Stages", el("div", { class: "tabs", role: "tablist" }, tabs), room)];
+}
+const VIEWS = { plan: planViews, pipeline: pipelineViews, diff: diffView, sweep: sweepView, comparison: comparisonView };
+function controls() {
+  const root = document.documentElement, dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const button = el("button", { type: "button", on: { click: () => { root.dataset.theme = dark() ? "light" : "dark"; say(); dispatchEvent(new Event("themechange")); } } });
+  const say = () => { button.textContent = dark() ? "light" : "dark"; button.setAttribute("aria-label", `use the ${button.textContent} theme`); };
+  say();
+  return button;
+}
+function start() {
+  const report = JSON.parse(document.getElementById("document").textContent), content = document.getElementById("content");
+  const views = VIEWS[report.kind](report).filter(Boolean);
+  if (report.tried) views.splice(1, 0, meshesView(report.tried));
+  content.replaceChildren(...views);
+  add(document.getElementById("nav"), views.filter((view) => view.id).map((view) => el("a", { href: `#${view.id}` }, view.firstChild.textContent)));
+  document.getElementById("controls").append(controls());
+  addEventListener("beforeprint", () => document.querySelectorAll("details.segment").forEach((node) => { node.dataset.was = node.open; }));
+  document.documentElement.dataset.ready = "yes";
+}
+start();

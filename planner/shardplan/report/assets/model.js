@@ -1,0 +1,82 @@
+"use strict";
+function modelView(report) {
+  const { names, mesh } = report, { segments } = report.model;
+  const longest = Math.max(...segments.map((segment) => segment.compute + segment.exposed), 1);
+  const boxes = segments.map((segment) => segmentBox(report, segment, longest));
+  const note = el("span", { class: "soft", role: "status" });
+  const input = el("input", { type: "search", placeholder: "find an operator, module or tensor", size: 38, "aria-label": "find in the model", on: { input: () => search(input.value.trim().toLowerCase()) } });
+  function search(word) {
+    let count = 0, first = null;
+    for (const box of boxes) {
+      const hits = word ? box.search(word) : 0;
+      count += hits;
+      if (hits && !first) first = box.node;
+    }
+    note.textContent = word ? `${count.toLocaleString("en")} found` : "";
+    if (first) first.scrollIntoView({ block: "nearest" });
+  }
+  const all = (open) => () => boxes.forEach((box) => { box.node.open = open; });
+  return section("model", "Model",
+    el("p", { class: "lead" }, "Operators in program order. Copies of a block that are decided alike are one row. A chip says what a mesh axis splits; an arrow, what is sent for an operand."),
+    el("div", { class: "tools" }, input, note, el("span", { class: "grow" }),
+      mesh.axes.map((axis, number) => el("span", {}, el("i", { class: "dot", style: { background: axisColor(number) } }), axis.name)),
+      el("button", { type: "button", on: { click: all(true) } }, "unfold all"), el("button", { type: "button", on: { click: all(false) } }, "fold all")),
+    boxes.map((box) => box.node));
+}
+function segmentBox(report, segment, longest) {
+  const { names, mesh } = report, share = (value) => `${(100 * value) / longest}%`;
+  const said = new Map();
+  for (const operator of segment.operators) operator[4].forEach((label, axis) => {
+    const split = names[label];
+    if (split !== "-" && mesh.axes[axis].size > 1) said.set(`${axis} ${split}`, (said.get(`${axis} ${split}`) || 0) + 1);
+  });
+  const used = [...new Set([...said.keys()].map((key) => Number(key.split(" ")[0])))].sort();
+  const times = el("span", {}, el("span", { class: "bar minibar", "aria-hidden": "true" },
+    el("span", { style: { width: share(segment.compute), background: "var(--compute)" } }), el("span", { style: { width: share(segment.exposed), background: "var(--other)" } })));
+  const node = el("details", { class: `segment${segment.block ? " block" : ""}` }, el("summary", {},
+    el("span", { class: "times" }, segment.count > 1 ? `${segment.count} ×` : ""),
+    el("code", {}, segment.label),
+    el("span", {}, used.map((axis) => el("i", { class: "dot", style: { background: axisColor(axis) }, title: `split over ${mesh.axes[axis].name}` })), el("span", { class: "soft" }, `${segment.operators.length} operators`)),
+    times,
+    el("span", { class: "soft" }, `${duration(segment.compute)} + ${duration(segment.exposed)}`)));
+  tipped(node.firstChild, `compute ${duration(segment.compute)}, exposed communication ${duration(segment.exposed)}, of all ${segment.count} copies`);
+  let list = null;
+  const fill = () => {
+    if (list) return;
+    list = el("div", { class: "ops" }, segment.operators.map((operator) => operatorRow(report, operator)));
+    node.append(list);
+  };
+  node.addEventListener("toggle", () => { if (node.open) fill(); });
+  // text of every operator with the paths of all copies
+  let texts = null;
+  const textsOf = () => segment.operators.map((operator, at) => {
+    const own = [operator[0], operator[1], operator[2]].map((number) => names[number]);
+    const tensors = [...operator[8], ...operator[9]].map((edge) => names[edge[0]]);
+    const first = segment.paths[0];
+    const others = segment.paths.slice(1).flatMap((path, copy) => [names[segment.names[copy][at]], ...[...own.slice(2), ...tensors].filter((text) => first && text.includes(first)).map((text) => text.replace(first, path))]);
+    return [...own, ...tensors, ...others].join("\n").toLowerCase();
+  });
+  function search(word) {
+    texts = texts || textsOf();
+    const hits = texts.map((text) => text.includes(word)), count = hits.filter(Boolean).length;
+    node.classList.toggle("found", count > 0);
+    if (count && count <= 40) { fill(); node.open = true; }
+    if (list) [...list.children].forEach((row, at) => row.classList.toggle("found", hits[at]));
+    return count;
+  }
+  return { node, search: (word) => search(word) };
+}
+function operatorRow(report, operator) {
+  const { names, mesh } = report;
+  const [name, type, module, equation, split, forward, backward, inner, reads, makes] = operator;
+  const chips = split.map((label, axis) => [names[label], axis]).filter(([label, axis]) => mesh.axes[axis].size > 1 && label !== "-")
+    .map(([label, axis]) => tipped(el("span", { class: "chip axis", style: { background: axisColor(axis) } }, `${label} @ ${mesh.axes[axis].name}`), `${mesh.axes[axis].name} splits ${label} of ${names[equation]}`));
+  const edge = ([tensor, role, kept, used, size, moves], arrow) => el("li", {}, arrow, el("code", {}, names[tensor]), " ", names[role] === "parameter" ? el("span", { class: "soft" }, "parameter ") : null,
+    layoutChips(used >= 0 ? names[used] : "", mesh.axes), size ? el("span", { class: "soft" }, bytes(size)) : null,
+    moves.map(([phase, sent, payload, time, exposed]) => el("div", { class: "moved" }, `${names[phase]}: ${names[sent]}, ${bytes(payload)}, ${duration(time)}${exposed < time ? `, ${duration(exposed)} exposed` : ""}`)));
+  return el("div", { class: "op" },
+    el("div", { class: "title" }, el("b", {}, names[type]), " ", el("code", {}, names[module] || names[name]), el("div", { class: "soft mono" }, names[name])),
+    el("div", {}, chips.length ? chips : el("span", { class: "soft" }, "replicated"), el("div", { class: "soft mono" }, names[equation])),
+    el("div", {}, duration(forward), backward ? ` + ${duration(backward)}` : "", inner ? el("div", { class: "moved" }, `${duration(inner)} inside`) : null),
+    el("ul", { class: "flow" }, reads.map((one) => edge(one, "← ")), makes.map((one) => edge(one, "→ "))));
+}

@@ -1,0 +1,87 @@
+"""Memory of one device over the step, from what a plan file says.
+
+Parameters, gradients and optimizer state are there all the time. A saved activation is held from its making to the
+backward of its maker, any other value until it has been read last; gradients of activations from the backward of the
+last reader to that of the maker. What a file does not say (workspace of operators, copies gathered for one reader) is
+the rest between the highest of these moments and the plan's peak, and is said as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardplan.plan.timeline import step_schedule
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.report.names import Names
+from shardplan.units import NS_PER_S
+
+_MOST_HOLDERS = 12
+_WEIGHTS = frozenset({"parameter", "constant"})
+
+
+def memory_over_time(plan: Plan, names: Names) -> dict[str, object]:
+    """`points`: [ns, activations, gradients of activations] in bytes, from that moment on; `state`: parameters, their
+    gradients and optimizer state; `peak`: of these moments; `holders`: the largest values held at it."""
+    count = len(plan.operators)
+    held, passing = [0] * (2 * count + 1), [0] * (2 * count + 1)
+    spans = list(_spans(plan))
+    for start, end, tensor, gradient in spans:
+        row = passing if gradient else held
+        row[start] += tensor.bytes_per_device
+        row[end] -= tensor.bytes_per_device
+    for row in (held, passing):
+        for moment in range(1, len(row)):
+            row[moment] += row[moment - 1]
+    memory = plan.summary.memory
+    state = memory.parameters + memory.gradients + memory.optimizer
+    points = [[at, held[moment], passing[moment]] for at, moment in _moments(plan)]
+    peak = max(range(2 * count + 1), key=lambda moment: held[moment] + passing[moment], default=0)
+    holders = sorted(
+        (
+            (tensor.bytes_per_device, tensor.name, gradient)
+            for start, end, tensor, gradient in spans
+            if start <= peak < end
+        ),
+        key=lambda one: (-one[0], one[1]),
+    )[:_MOST_HOLDERS]
+    top = state + held[peak] + passing[peak]
+    return {
+        "state": state,
+        "points": points,
+        "peak": top,
+        "rest": max(0, memory.total - top),
+        "limit": plan.summary.memory_limit_bytes,
+        "holders": [[names(name), size, int(gradient)] for size, name, gradient in holders],
+    }
+
+
+def _spans(plan: Plan) -> Iterator[tuple[int, int, TensorDecision, bool]]:
+    """(first moment, moment after the last, tensor, whether it is the gradient); 2 n - 1 - i is the backward of i."""
+    count = len(plan.operators)
+    training = plan.model.get("mode") == "training"
+    maker = {name: index for index, operator in enumerate(plan.operators) for name in operator.outputs}
+    reader = {name: index for index, operator in enumerate(plan.operators) for name in operator.inputs}
+    for tensor in plan.tensors:
+        if tensor.role in _WEIGHTS or not tensor.bytes_per_device:
+            continue
+        start = maker.get(tensor.name, 0)
+        last = count - 1 if tensor.role == "output" else reader.get(tensor.name, start)
+        if training and tensor.saved:
+            yield start, 2 * count - start, tensor, False
+        else:
+            yield start, last + 1, tensor, False
+        if training and tensor.name in maker and tensor.dtype.startswith(("float", "bfloat", "double")):
+            yield 2 * count - 1 - last, 2 * count - start, tensor, True
+
+
+def _moments(plan: Plan) -> Iterator[tuple[int, int]]:
+    """(ns at which a moment begins, the moment), in the first of each phase's repetitions."""
+    count = len(plan.operators)
+    now = 0.0
+    for phase, ran in step_schedule(plan).phases_ran():
+        for span in sorted(ran.spans, key=lambda one: (one.start, one.item)):
+            number = phase.operators[span.item]
+            if phase.program[span.item].action == "compute" and 0 <= number < count:
+                moment = 2 * count - 1 - number if "backward" in phase.name else number
+                yield round((now + span.start) * NS_PER_S), moment
+        now += phase.count * ran.seconds

@@ -1,0 +1,163 @@
+"""The report of a plan as plain data: times in nanoseconds, sizes in bytes.
+
+`kind` is `plan` or `pipeline`. A pipeline has its Gantt chart and the report of every stage's plan under `stages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardplan.cost.named import measure_of
+from shardplan.escapes import one_line
+from shardplan.plan.overlap import Exposure
+from shardplan.plan.parts import devices_per_host
+from shardplan.plan.types import Plan, Summary
+from shardplan.render.recipes import Recognizer, axis_shares
+from shardplan.render.solve import memory_parts, plan_line, proof_line
+from shardplan.report.memory import memory_over_time
+from shardplan.report.model import model_record
+from shardplan.report.names import Names
+from shardplan.report.schedule import pipeline_chart, schedule_record
+from shardplan.report.tables import move_rows, parameter_rows
+
+_PRICED = "cost_model"
+
+
+def plan_report(plan: Plan, file: str = "") -> dict[str, object]:
+    """The document of a plan. `file`: where it was read from, for the commands that the report names."""
+    return {"title": f"{plan.model.get('name')} on {plan.cluster.get('name')}", **_about(plan, file)}
+
+
+def _about(plan: Plan, file: str) -> dict[str, object]:
+    measure = measure_of(plan.model.get(_PRICED))
+    said: dict[str, object] = {
+        "kind": "pipeline" if plan.pipeline else "plan",
+        "file": one_line(file),
+        "line": one_line(plan_line(plan)),
+        "proof": one_line(proof_line(plan.summary, measure, staged=plan.pipeline is not None)),
+        "unit": measure.unit,
+        "facts": _facts(plan),
+        "summary": summary_bar(plan),
+        "mesh": mesh_record(plan),
+        "warnings": [one_line(text) for text in plan.warnings],
+    }
+    if plan.pipeline is not None:
+        stages = plan.pipeline.stages
+        return {
+            **said,
+            "chart": pipeline_chart(plan),
+            "stages": [{"name": one_line(stage.name), **_about(stage.plan, "")} for stage in stages],
+        }
+    names = Names()
+    drawn: dict[str, object] = {
+        "model": model_record(plan, names),
+        "parameters": parameter_rows(plan),
+        "moves": move_rows(plan),
+    }
+    if not measure.unit:
+        drawn |= {"schedule": schedule_record(plan, names), "memory": memory_over_time(plan, names)}
+    return {**said, **drawn, "names": names.listed()}
+
+
+def _facts(plan: Plan) -> list[tuple[str, str]]:
+    """What was asked for, in words."""
+    model = plan.model
+    said = [("mode", str(model.get("mode", "")))]
+    if model.get("mode") == "training":
+        said += [("optimizer", str(model.get("optimizer", ""))), ("rematerialisation", str(model.get("remat", "none")))]
+        said.append(("microbatches", str(model.get("microbatches", 1))))
+    if isinstance(elements := model.get("parameter_elements"), int):
+        said.append(("parameters", f"{elements:,}"))
+    if isinstance(operators := model.get("operators"), int):
+        said.append(("operators", f"{operators:,}"))
+    if isinstance(dims := model.get("dims"), Mapping) and dims:
+        said.append(("dims", ", ".join(f"{name} = {size}" for name, size in dims.items())))
+    return [(name, one_line(text)) for name, text in said]
+
+
+def summary_bar(plan: Plan) -> dict[str, object]:
+    """Step, its bound, what it consists of, and memory by category."""
+    summary = plan.summary
+    return {
+        "step": summary.step_ns,
+        "bound": summary.least_ns,
+        "gap": summary.slack,
+        "parts": _step_parts(plan),
+        "overlapped": summary.hidden_ns,
+        "memory": list(memory_parts(summary.memory).items()),
+        "held": summary.memory.total,
+        "limit": summary.memory_limit_bytes,
+    }
+
+
+def _step_parts(plan: Plan) -> list[tuple[str, int, int]]:
+    """(what, nanoseconds, number of the mesh axis or -1): compute, exposed communication by axis, the bubble."""
+    summary = plan.summary
+    if plan.pipeline is not None:
+        bubble = round(plan.pipeline.bubble * summary.step_ns)
+        rest = max(0, summary.step_ns - summary.compute_ns - bubble)
+        return [("compute", summary.compute_ns, -1), ("exposed communication", rest, -1), ("bubble", bubble, -1)]
+    by_axis = exposed_by_axis(plan)
+    parts = [("compute", summary.compute_ns, -1)]
+    parts += [
+        (f"communication on {axis.name}", ns, number)
+        for number, (axis, ns) in enumerate(zip(plan.mesh.axes, by_axis, strict=True))
+        if ns
+    ]
+    rest = _rest(summary, sum(by_axis))
+    return [*parts, *([("other communication", rest, -1)] if rest else [])]
+
+
+def _rest(summary: Summary, told: int) -> int:
+    """Exposed communication that no axis has; rounding is none."""
+    rest = summary.communication_ns - told
+    return rest if rest > 0.001 * summary.step_ns else 0
+
+
+def exposed_by_axis(plan: Plan) -> list[int]:
+    """Exposed nanoseconds of each mesh axis; a collective over several counts in equal parts for each."""
+    found = [0.0] * len(plan.mesh)
+    exposure = Exposure(plan)
+    for move in plan.moves:
+        share = exposure.exposed_ns(move) / move.time_ns if move.time_ns else 0.0
+        for step in move.steps:
+            axes = step.collective.axes
+            for axis in axes:
+                found[axis] += share * move.count * step.time_ns / len(axes)
+    for operator in plan.operators:
+        for inner in (operator.inner_forward_ns, operator.inner_backward_ns):
+            for axis, ns in enumerate(inner):
+                found[axis] += ns
+    whole = sum(found)
+    scale = min(1.0, plan.summary.communication_ns / whole) if whole else 0.0
+    return [round(ns * scale) for ns in found]
+
+
+def mesh_record(plan: Plan) -> dict[str, object]:
+    """Axes with their links and what they do to the parameters, and how many devices a machine has (0: unknown)."""
+    recognizer = Recognizer(plan)
+    recipes = {tensor.name: recognizer.recipe(tensor) for tensor in plan.tensors if tensor.role == "parameter"}
+    shares = axis_shares(plan, recipes) if plan.pipeline is None else [{} for _ in plan.mesh.axes]
+    rates = _link_rates(plan.cluster.get("profile"))
+    axes = [
+        {"name": axis.name, "size": axis.size, "link": link, "rate": rates.get(link, 0.0), "does": list(does.items())}
+        for axis, link, does in zip(plan.mesh.axes, plan.axis_links, shares, strict=True)
+    ]
+    return {"axes": axes, "machine": devices_per_host(plan) or 0, "devices": plan.mesh.size, "device": _device(plan)}
+
+
+def _link_rates(profile: object) -> dict[str, float]:
+    """Bytes per second of every link level of a resolved profile that says them per link."""
+    levels = profile.get("levels") if isinstance(profile, Mapping) else None
+    found: dict[str, float] = {}
+    for level in levels if isinstance(levels, Sequence) else ():
+        rate = level.get("link_gbps") if isinstance(level, Mapping) else None
+        if isinstance(rate, int | float):
+            found[str(level.get("name"))] = rate * 1e9
+    return found
+
+
+def _device(plan: Plan) -> str:
+    profile = plan.cluster.get("profile")
+    device = profile.get("device") if isinstance(profile, Mapping) else None
+    return one_line(str(device.get("kind", ""))) if isinstance(device, Mapping) else ""

@@ -1,0 +1,53 @@
+"""`--html FILE`: what a verb shows, as one file for a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardplan.verbs.session import Session
+
+if TYPE_CHECKING:
+    from shardplan.plan.types import Plan
+
+html_option = click.option(
+    "--html",
+    metavar="FILE.html",
+    help="Write a report there too: one file that a browser opens without a network.",
+)
+Document = Callable[[], Mapping[str, Any]]
+
+
+def check_report(path: str | None, *others: str | None) -> None:
+    """Refuse, before any work is done, a report where it cannot or should not be written. Raises `ShardplanError`."""
+    from shardplan.errors import ShardplanError, error
+    from shardplan.plan.file import check_other
+
+    if path is None:
+        return
+    if path in others:
+        summary = f"--html {path}: another output has that name"
+        raise ShardplanError(error("same-output", summary, hint="give each output a name of its own"))
+    check_other(path, "report")
+
+
+def plan_document(plan: Plan, file: str) -> Mapping[str, Any]:
+    """The report of the plan in `file`."""
+    from shardplan.report.plan import plan_report
+
+    return plan_report(plan, file)
+
+
+def write_report(session: Session, path: str | None, document: Document) -> None:
+    """Write the report that `document` makes to `path`, if there is one, and say so on standard error."""
+    if path is None:
+        return
+    from shardplan.escapes import one_line
+    from shardplan.plan.file import write_other
+    from shardplan.report.page import page
+
+    write_other(page(document()), path, "report")
+    if not session.quiet:
+        click.echo(f"report: {one_line(path)}", err=True)
