@@ -28,8 +28,8 @@ def check_report(path: str | None, *others: str | None) -> None:
     if path is None:
         return
     if path in others:
-        summary = f"--html {path}: another output has that name"
-        raise ShardplanError(error("same-output", summary, hint="give each output a name of its own"))
+        summary = "the report would replace what this command reads, or writes besides"
+        raise ShardplanError(error("same-output", summary, file=path, hint="give --html a name of its own"))
     check_other(path, "report")
 
 

@@ -16,7 +16,8 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
     type=click.Choice(["text", "html", "slapo", "dot", "graphml"]),
     default="text",
     show_default=True,
-    help="A summary; a report for a browser; Slapo's table of specs and its schedule; or the graph, for Graphviz or as GraphML.",
+    help="A summary; a report for a browser; Slapo's table of specs and its schedule; or the graph, for Graphviz or as "
+    "GraphML.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Every parameter group and every move, not only the largest.")
 @html_option

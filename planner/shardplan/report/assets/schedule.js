@@ -185,7 +185,7 @@ function ganttView(report) {
   const { chart: made } = report, view = timeWindow(made.length);
   const tasks = made.tasks.map((task) => task.map((value, at) => (at === T_NAME ? value + made.shift : value)));
   const schedule = { ...made, tasks }, stages = report.stages.length;
-  const color = (lane, task) => { const name = made.names[task[T_NAME]]; return lane >= stages ? "--other" : name.startsWith("F") ? "--axis-0" : "--axis-2"; };
+  const color = (lane, task) => { const name = made.names[task[T_NAME]]; return lane >= stages ? "--other" : name.startsWith("forward") ? "--axis-0" : "--axis-2"; };
   return section("schedule", "Pipeline", el("div", { class: "card" }, scheduleTools(view), lanes(view, schedule, made.names, color),
     el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["hand-over", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name))), taskTable(schedule, made.names)));
 }

@@ -19,10 +19,11 @@ function diffView(report) {
     ], { name: "changes" }))),
   ];
 }
-const asked = (point) => [point.mesh, point.microbatches > 1 ? `${point.microbatches} microbatches` : "", point.remat !== "none" ? point.remat : "", point.stages ? `stages ${point.stages}` : ""].filter(Boolean).join(", ");
+const sizes = (mesh) => mesh.split(/,| x /).map((part) => part.split("=").pop()).join("x");
+const asked = (point) => [sizes(point.mesh), point.microbatches > 1 ? `${point.microbatches} microbatches` : "", point.remat !== "none" ? point.remat : "", point.stages ? `stages ${point.stages}` : ""].filter(Boolean).join(", ");
 // Memory over time, both logarithmic; the front is joined and labelled
 function pareto(points) {
-  const width = 900, height = 420, pad = { left: 84, right: 150, top: 20, bottom: 40 };
+  const width = 900, height = 420, pad = { left: 84, right: 40, top: 20, bottom: 40 };
   const scale = (values, from, to) => {
     const low = Math.log(Math.min(...values) || 1) - 0.06, high = Math.log(Math.max(...values) || 1) + 0.06;
     return (value) => from + ((Math.log(value || 1) - low) / (high - low)) * (to - from);
@@ -36,7 +37,7 @@ function pareto(points) {
   });
   let last = -Infinity;
   const labels = front.filter((one) => { const at = y(one.memory); const free = Math.abs(at - last) > 13; if (free) last = at; return free; })
-    .map((one) => svg("text", { x: x(one.step) + 9, y: y(one.memory) + 4, class: "strong" }, `${clusters.length > 1 ? `${one.cluster} ` : ""}${asked(one)}`));
+    .map((one) => svg("text", x(one.step) > 0.7 * width ? { x: x(one.step) - 9, y: y(one.memory) + 4, class: "strong", "text-anchor": "end" } : { x: x(one.step) + 9, y: y(one.memory) + 4, class: "strong" }, `${clusters.length > 1 ? `${one.cluster} ` : ""}${asked(one)}`));
   const ends = (values, format) => [Math.min(...values), Math.max(...values)].map(format);
   const [quick, slow] = ends(points.map((one) => one.step), duration), [little, much] = ends(points.map((one) => one.memory), bytes);
   const lines = svg("g", { stroke: "var(--line)" }, svg("line", { x1: pad.left - 6, x2: width - pad.right, y1: height - pad.bottom, y2: height - pad.bottom }), svg("line", { x1: pad.left - 6, x2: pad.left - 6, y1: pad.top, y2: height - pad.bottom }));
@@ -46,7 +47,7 @@ function pareto(points) {
   el("ul", { class: "legend" }, clusters.map((name, number) => el("li", {}, el("i", { style: { background: axisColor(number) } }), name)), el("li", { class: "soft" }, "filled: no other plan is as good in step, memory and devices")));
 }
 function sweepView(report) {
-  const { points } = report, priced = points.some((one) => one.cost !== null && one.cost !== undefined);
+  const points = [...report.points].sort((a, b) => b.best - a.best || a.step - b.step), priced = points.some((one) => one.cost !== null && one.cost !== undefined);
   return [
     points.length ? section("chart", "Memory over time", el("div", { class: "card" }, pareto(points))) : null,
     section("points", "Plans", el("div", { class: "card" }, sortable(points, [
@@ -56,7 +57,7 @@ function sweepView(report) {
       { label: "tokens/s", value: (one) => one.tokens || 0, text: (one) => Math.round(one.tokens || 0).toLocaleString("en"), number: true },
       ...(priced ? [{ label: "USD per step", value: (one) => one.cost || 0, text: (one) => (one.cost === null ? "" : one.cost.toFixed(4)), number: true }] : []),
       { label: "best", value: (one) => Number(one.best), text: (one) => (one.best ? "Pareto" : "") },
-    ], { name: "plans", by: 10 }))),
+    ], { name: "plans" }))),
     report.failed.length ? section("failed", "Without a plan", el("div", { class: "card" }, sortable(report.failed, [{ label: "asked for", value: (row) => row[0] }, { label: "reason", value: (row) => row[1] }], { name: "requests" }))) : null,
   ];
 }
@@ -69,7 +70,7 @@ function comparisonView(report) {
       el("td", { style: { width: "50%" } }, el("div", { class: "bar", style: { width: `${(100 * step) / longest}%` } }, parts.map(([name, value, axis]) => tipped(el("span", { style: { width: `${(100 * value) / (step || 1)}%`, background: partColor(name, axis) } }), `${name}: ${duration(value)}`)))),
       el("td", { class: "number" }, bytes(held)), el("td", {}, one.best ? el("b", {}, "best") : ""));
   };
-  return [section("plans", "Plans side by side", el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["plan", "step", "", "memory", ""].map((text, at) => el("th", { scope: "col", class: at === 1 || at === 3 ? "number" : "" }, text)))), el("tbody", {}, report.plans.map(row))), el("p", { class: "soft" }, `A device may use ${bytes(report.limit)}.`)))];
+  return [section("plans", "Plans side by side", el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["plan", "step", "", "memory", ""].map((text, at) => el("th", { scope: "col", class: at === 1 || at === 3 ? "number" : "" }, text)))), el("tbody", {}, report.plans.map(row))), el("ul", { class: "legend" }, [...new Map(plans.flatMap((one) => one.summary.parts).map(([name, , axis]) => [name, partColor(name, axis)]))].map(([name, color]) => el("li", {}, el("i", { style: { background: color } }), name))), el("p", { class: "soft" }, `A device may use ${bytes(report.limit)}.`)))];
 }
 function meshesView(tried) {
   return section("meshes", "Meshes that were tried", el("div", { class: "card" }, sortable(tried, [

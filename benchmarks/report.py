@@ -1,0 +1,100 @@
+"""How large the reports of plans are, and how long a browser takes to open them.
+
+    python benchmarks/report.py [--model MODEL MESH] [--images docs/images]
+
+Prints a table: operators, moves, bytes of the page, CPU seconds to write it, and wall seconds until a headless Chromium has drawn it.
+`--images` also takes the pictures of docs/report.md.
+"""
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+import shardplan
+from shardplan.plan.diff import diff_plans
+from shardplan.report.page import page
+from shardplan.report.plan import plan_report
+from shardplan.report.studies import diff_report, sweep_report
+from shardplan.study.engines import engine_of
+from shardplan.study.sweep import all_combinations, sweep
+
+MODELS = Path(__file__).parents[1] / "tests" / "models"
+ASKED = (
+    (str(MODELS / "lstm_lm.onnx"), "4x4"),
+    (str(MODELS / "gpt2_small.onnx"), "4x4"),
+    (str(MODELS / "llama3_8b.onnx"), "4x8"),
+    ("transformer:llama3-70b", "8x8"),
+)
+
+
+def opened(browser: Browser, html: str, folder: Path) -> tuple[Page, float]:
+    """A page with a report, and the seconds until it was drawn."""
+    file = folder / "report.html"
+    file.write_text(html, encoding="utf-8")
+    tab = browser.new_page(viewport={"width": 1280, "height": 820})
+    began = time.perf_counter()
+    tab.goto(file.as_uri())
+    tab.wait_for_selector("html[data-ready]")
+    return tab, time.perf_counter() - began
+
+
+def measure(browser: Browser, asked: list[tuple[str, str]], folder: Path) -> None:
+    print("| plan | operators | moves | bytes of the page | CPU s to write | opens in |")
+    print("|---|---|---|---|---|---|")
+    for model, mesh in asked:
+        plan = shardplan.make_plan(model, mesh)
+        began = time.process_time()
+        html = page(plan_report(plan))
+        spent = time.process_time() - began
+        tab, seconds = opened(browser, html, folder)
+        tab.close()
+        sizes = f"{len(plan.operators):,} | {len(plan.moves):,} | {len(html):,} | {spent:.2f} | {seconds:.2f} s"
+        print(f"| {plan.model['name']} {mesh} | {sizes} |", flush=True)
+
+
+def pictures(browser: Browser, target: Path, folder: Path) -> None:
+    gpt2 = str(MODELS / "gpt2_small.onnx")
+    plan, tight = shardplan.make_plan(gpt2, "4x4"), shardplan.make_plan(gpt2, "4x4", memory_limit="2GiB")
+    staged = shardplan.make_plan(gpt2, "4x4", stages="2", microbatches=4)
+    llama = plan_report(shardplan.make_plan(str(MODELS / "llama3_8b.onnx"), "4x8"))
+    request = shardplan.request.Request(str(MODELS / "lstm_lm.onnx"))
+    meshes = all_combinations(("h100-dgx", "a100-dgx"), ("2x2", "4x4", "2x8", "8x8"), (1,), ("none", "full"), ("",))
+    swept = sweep(request, meshes, engine_of("local"))
+    unfold = (
+        "document.querySelectorAll('details.segment')[2].open = true; document.getElementById('model').scrollIntoView()"
+    )
+    diff = diff_report(
+        plan, tight, ("plans/gpt2_small.4x4.plan.json", "plans/tight.plan.json"), diff_plans(plan, tight)
+    )
+    shown = {
+        "report": (plan_report(plan), ""), "report-model": (llama, unfold), "report-pipeline": (plan_report(staged), ""),
+        "report-diff": (diff, ""), "report-sweep": (sweep_report(swept), ""),
+    }  # fmt: skip
+    for name, (document, act) in shown.items():
+        tab, _ = opened(browser, page(document), folder)
+        if act:
+            tab.evaluate(act)
+        tab.wait_for_timeout(300)
+        tab.screenshot(path=target / f"{name}.png")
+        tab.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", nargs=2, action="append", metavar=("MODEL", "MESH"))
+    parser.add_argument("--images", type=Path)
+    given = parser.parse_args()
+    with sync_playwright() as driver, tempfile.TemporaryDirectory() as folder:
+        path = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        if given.images:
+            pictures(browser, given.images, Path(folder))
+        measure(browser, given.model or list(ASKED), Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Reports in a real browser: they open, say what they hold, and obey the keyboard, with no message and no request.
+
+The browser is the system's Chromium (or the one that `SHARDPLAN_BROWSER` names); without one these tests are skipped.
+"""
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from evil_plans import EVIL, evil_plan
+
+from shardplan.api import make_plan
+from shardplan.plan.diff import diff_plans
+from shardplan.plan.file import read_plan
+from shardplan.report.page import page
+from shardplan.report.plan import plan_report
+from shardplan.report.studies import diff_report
+
+sync_api = pytest.importorskip("playwright.sync_api")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = os.environ.get("SHARDPLAN_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+PLANS = Path(__file__).parents[2] / "plans"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def view(browser, tmp_path):
+    """Open a document in a page of its own; at the end nothing was complained of and nothing was asked for."""
+    heard, asked, pages = [], [], []
+
+    def opening(document, **settings):
+        file = tmp_path / f"{len(pages)}.html"
+        file.write_text(page(document), encoding="utf-8")
+        tab = browser.new_page(viewport={"width": 1280, "height": 800}, **settings)
+        pages.append(tab)
+        tab.on("console", lambda message: heard.append(message.text))
+        tab.on("pageerror", lambda problem: heard.append(str(problem)))
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(file.as_uri())
+        tab.wait_for_selector("html[data-ready]", timeout=10_000)
+        return tab
+
+    yield opening
+    for tab in pages:
+        tab.close()
+    assert heard == []
+    assert len(asked) == len(pages)
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return plan_report(read_plan(PLANS / "gpt2_small.4x4.plan.json"), "plans/gpt2_small.4x4.plan.json")
+
+
+def test_the_summary_says_step_gap_and_memory(view, gpt2):
+    text = view(gpt2).inner_text("#summary")
+    assert "11.1 ms" in text
+    assert "gap 22.2 %" in text
+    assert "2.52 GiB" in text
+    assert "machine = 4" in text
+
+
+def test_a_block_unfolds_by_keyboard(view, gpt2):
+    tab = view(gpt2)
+    block = tab.locator("details.segment", has_text="transformer.h.{0-10}").locator("summary")
+    block.focus()
+    tab.keyboard.press("Enter")
+    rows = tab.locator("details.segment[open] .op")
+    assert rows.count() == 33
+    assert "all-gather@gpu" in rows.first.inner_text()
+
+
+@pytest.mark.parametrize(("word", "count"), [("transformer.h.7.mlp.c_fc", 1), ("lm_head.weight", 1), ("nowhere", 0)])
+def test_search_finds_names_of_every_copy(view, gpt2, word, count):
+    tab = view(gpt2)
+    tab.get_by_label("find in the model").fill(word)
+    found = tab.locator("#model .op.found").count()
+    assert (found >= 1) is bool(count)
+
+
+def test_tables_sort_and_filter(view, gpt2):
+    tab = view(gpt2)
+    table = tab.locator("#moves")
+    table.get_by_role("button", name="total").click()
+    assert table.locator("th[aria-sort=descending]").inner_text() == "total"
+    assert "1.42 ms" in table.locator("tbody tr").first.inner_text()
+    table.get_by_label("filter kinds of moves").fill("lm_head.weight")
+    assert "2 of 37 kinds of moves" in table.inner_text()
+
+
+def test_why_names_the_command_that_prices_alternatives(view, gpt2):
+    tab = view(gpt2)
+    tab.locator("#parameters").get_by_role("button", name="why").nth(1).first.click()
+    assert "shardplan explain 'plans/gpt2_small.4x4.plan.json'" in tab.locator(".why").inner_text()
+
+
+def test_the_schedule_zooms_by_keyboard_and_says_what_is_under_the_mouse(view, gpt2):
+    tab = view(gpt2)
+    canvas = tab.locator("#schedule canvas").first
+    box = canvas.bounding_box()
+    before = canvas.screenshot()
+    tab.mouse.move(box["x"] + 150 + 0.36 * (box["width"] - 150), box["y"] + 40)
+    assert "backward" in tab.inner_text("#tip")
+    canvas.focus()
+    tab.keyboard.press("+")
+    assert canvas.screenshot() != before
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_legible_in_both_themes(view, gpt2, scheme):
+    tab = view(gpt2, color_scheme=scheme)
+    text, ground = tab.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    assert contrast(text, ground) > 7
+    tab.locator("#controls button").click()
+    assert tab.evaluate("document.documentElement.dataset.theme") != scheme
+
+
+def contrast(one, other):
+    """The contrast ratio of two CSS colours, by WCAG 2."""
+
+    def luminance(color):
+        parts = [int(part) / 255 for part in color[4:-1].split(",")]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_names_of_a_hostile_file_are_shown_and_not_obeyed(view):
+    tab = view(plan_report(evil_plan(), EVIL))
+    assert tab.title() != "obeyed"
+    assert tab.locator("img").count() == 0
+    assert "</script><script>" in tab.inner_text("h1")
+
+
+def test_a_pipeline_has_a_gantt_chart_and_its_stages(view):
+    model = "transformer:layers=2,hidden=256,heads=4,vocab=512,seq=128,batch=8"
+    plan = make_plan(model, "2x2", stages="2", microbatches=4)
+    tab = view(plan_report(plan))
+    assert tab.locator("[role=tab]").count() == len(plan.pipeline.stages)
+    tab.locator("[role=tab]").last.click()
+    assert tab.locator("[role=tabpanel] canvas").count() >= 1
+
+
+def test_a_diff_shows_both_plans(view):
+    old = read_plan(PLANS / "gpt2_small.4x4.plan.json")
+    new = replace(old, summary=replace(old.summary, step_ns=2 * old.summary.step_ns))
+    text = view(diff_report(old, new, ("a.json", "b.json"), diff_plans(old, new))).inner_text("main")
+    assert "11.1 ms" in text
+    assert "22.2 ms" in text
+
+
+def test_a_long_plan_opens_within_two_seconds(view):
+    document = plan_report(read_plan(PLANS / "llama3_8b.4x8.plan.json"))
+    assert len(page(document)) < 1_000_000
+    began = time.monotonic()
+    view(document)
+    assert time.monotonic() - began < 2
+
+
+def test_it_prints(view, gpt2):
+    assert view(gpt2).pdf()[:4] == b"%PDF"

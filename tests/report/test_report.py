@@ -1,0 +1,152 @@
+"""The report as data: what it says is the plan, all of it, once; and names in it are harmless."""
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import Run
+from evil_plans import EVIL, evil_plan
+
+from shardplan.plan.file import read_plan
+from shardplan.plan.timeline import laid_out
+from shardplan.plan.types import Plan
+from shardplan.report.notebook import report
+from shardplan.report.page import page
+from shardplan.report.plan import plan_report, summary_bar
+from shardplan.report.schedule import critical_path
+
+PLANS = Path(__file__).parents[2] / "plans"
+
+
+@pytest.fixture(scope="module", params=["gpt2_small.4x4", "llama3_8b.4x8"])
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return read_plan(PLANS / f"{request.param}.plan.json")
+
+
+def test_every_operator_is_in_one_copy_of_one_segment(plan: Plan) -> None:
+    found = plan_report(plan)
+    names = found["names"]
+    told = [
+        names[number]
+        for segment in found["model"]["segments"]
+        for number in (
+            *(operator[0] for operator in segment["operators"]),
+            *(one for copy in segment["names"] for one in copy),
+        )
+    ]
+    assert sorted(told) == sorted(operator.name for operator in plan.operators)
+
+
+def test_the_parts_of_a_step_are_the_step(plan: Plan) -> None:
+    summary = summary_bar(plan)
+    assert sum(part for _, part, _ in summary["parts"]) == pytest.approx(plan.summary.step_ns, rel=1e-3)
+    assert sum(size for _, size in summary["memory"]) == summary["held"] == plan.summary.memory.total
+
+
+def test_the_critical_path_takes_as_long_as_the_step_and_its_tasks_follow_each_other(plan: Plan) -> None:
+    made, _ = laid_out(plan)
+    path = sorted(critical_path(made), key=lambda number: made.starts[number])
+    assert sum(made.ends[number] - made.starts[number] for number in path) == pytest.approx(made.seconds)
+    for before, after in itertools.pairwise(path):
+        assert made.ends[before] == pytest.approx(made.starts[after], abs=1e-9)
+
+
+def test_times_and_bytes_of_segments_and_tables_are_those_of_the_plan(plan: Plan) -> None:
+    found = plan_report(plan)
+    compute = sum(segment["compute"] for segment in found["model"]["segments"])
+    assert compute == sum(operator.compute_ns for operator in plan.operators)
+    kept = sum(tensor.bytes_per_device for tensor in plan.tensors if tensor.role == "parameter")
+    assert sum(row[-1] for row in found["parameters"]) == kept
+    assert sum(row[9] for row in found["moves"]) == sum(move.time_ns for move in plan.moves)
+
+
+def test_memory_over_time_never_exceeds_the_peak_of_the_plan(plan: Plan) -> None:
+    memory = plan_report(plan)["memory"]
+    assert memory["points"]
+    assert memory["peak"] + memory["rest"] == plan.summary.memory.total
+    for _, held, passing in memory["points"]:
+        assert held >= 0
+        assert passing >= 0
+        assert memory["state"] + held + passing <= memory["peak"]
+    assert [at for at, _, _ in memory["points"]] == sorted(at for at, _, _ in memory["points"])
+
+
+def test_equal_plans_give_equal_bytes(plan: Plan) -> None:
+    assert page(plan_report(plan)) == page(plan_report(plan))
+
+
+def test_copies_that_are_decided_otherwise_are_a_segment_of_their_own() -> None:
+    plan = read_plan(PLANS / "gpt2_small.4x4.plan.json")
+    labels = {segment["label"]: segment["count"] for segment in plan_report(plan)["model"]["segments"]}
+    assert labels["transformer.h.{0-10}"] == 11
+    assert labels["transformer.h.11"] == 1
+
+
+def test_names_neither_end_the_document_nor_begin_an_element() -> None:
+    html = page(plan_report(evil_plan(), EVIL))
+    assert html.count("<script") == 2
+    assert html.count("</script") == 2
+    assert "<img" not in html
+    assert "\u202e" not in html
+    document = re.search(r'id="document">(.*?)</script>', html, re.DOTALL)[1]
+    assert EVIL.replace("\u202e", "\\u202e") in json.loads(document)["warnings"]
+
+
+def test_a_report_needs_no_network(plan: Plan) -> None:
+    html = page(plan_report(plan))
+    assert "default-src 'none'" in html
+    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)[^\s\"']+", html) == []
+
+
+def test_a_notebook_shows_the_page_in_a_frame_and_saves_it(tmp_path: Path) -> None:
+    made = report(read_plan(PLANS / "gpt2_small.4x4.plan.json"))
+    assert made._repr_html_().startswith("<iframe srcdoc=")
+    assert "<script" not in made._repr_html_()
+    made.save(tmp_path / "a.html")
+    assert (tmp_path / "a.html").read_text() == made.html
+
+
+def test_show_writes_a_report_over_a_report_and_over_nothing_else(
+    shardplan: Callable[..., Run], tmp_path: Path
+) -> None:
+    plan, target = str(PLANS / "gpt2_small.4x4.plan.json"), tmp_path / "a.html"
+    assert shardplan("show", plan, "--html", str(target)).code == 0
+    assert shardplan("show", plan, "--html", str(target)).code == 0
+    assert target.read_text() == page(plan_report(read_plan(plan), plan))
+    target.write_text("mine")
+    refused = shardplan("show", plan, "--html", str(target))
+    assert refused.code == 2
+    assert "error[output-not-a-report]: this file exists and is not a report; it is left as it is" in refused.err
+    assert target.read_text() == "mine"
+
+
+def test_a_report_is_not_written_over_what_is_read(shardplan: Callable[..., Run], tmp_path: Path) -> None:
+    copy, text = tmp_path / "a.plan.json", (PLANS / "gpt2_small.4x4.plan.json").read_bytes()
+    copy.write_bytes(text)
+    refused = shardplan("show", str(copy), "--html", str(copy))
+    assert refused.code == 2
+    assert "error[same-output]: the report would replace what this command reads, or writes besides" in refused.err
+    assert "hint: give --html a name of its own" in refused.err
+    assert copy.read_bytes() == text
+
+
+def test_every_study_writes_its_report(shardplan: Callable[..., Run], mlp: Path) -> None:
+    model = str(mlp)
+    asked = (
+        ("solve", model, "--mesh", "2x2", "-o", "a.plan.json"),
+        ("solve", model, "--mesh", "auto", "--devices", "1x4", "-o", "b.plan.json"),
+        ("compare", model, "--mesh", "2x2"),
+        ("sweep", model, "--mesh", "1x2,2x2"),
+        ("diff", "a.plan.json", "b.plan.json", "--exit-zero"),
+    )
+    kinds = []
+    for number, words in enumerate(asked):
+        ran = shardplan(*words, *(("--dim", "batch=64") if words[0] != "diff" else ()), "--html", f"{number}.html")
+        assert ran.code == 0, ran.err
+        assert f"report: {number}.html" in ran.err
+        kinds.append(re.search(r'"kind":"(\w+)"', Path(f"{number}.html").read_text())[1])
+    assert kinds == ["plan", "plan", "comparison", "sweep", "diff"]
+    assert '"tried":[["' in Path("1.html").read_text()
