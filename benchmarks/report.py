@@ -2,7 +2,8 @@
 
     python benchmarks/report.py [--model MODEL MESH] [--images docs/images]
 
-Prints a table: operators, moves, bytes of the page, CPU seconds to write it, and wall seconds until a headless Chromium has drawn it.
+Prints a table: operators, moves, bytes of the page, CPU seconds to write it, wall seconds until a headless Chromium has
+drawn it.
 `--images` also takes the pictures of docs/report.md.
 """
 
@@ -71,9 +72,12 @@ def pictures(browser: Browser, target: Path, folder: Path) -> None:
         plan, tight, ("plans/gpt2_small.4x4.plan.json", "plans/tight.plan.json"), diff_plans(plan, tight)
     )
     shown = {
-        "report": (plan_report(plan), ""), "report-model": (llama, unfold), "report-pipeline": (plan_report(staged), ""),
-        "report-diff": (diff, ""), "report-sweep": (sweep_report(swept), ""),
-    }  # fmt: skip
+        "report": (plan_report(plan), ""),
+        "report-model": (llama, unfold),
+        "report-pipeline": (plan_report(staged), ""),
+        "report-diff": (diff, ""),
+        "report-sweep": (sweep_report(swept), ""),
+    }
     for name, (document, act) in shown.items():
         tab, _ = opened(browser, page(document), folder)
         if act:

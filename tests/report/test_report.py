@@ -150,3 +150,15 @@ def test_every_study_writes_its_report(shardplan: Callable[..., Run], mlp: Path)
         kinds.append(re.search(r'"kind":"(\w+)"', Path(f"{number}.html").read_text())[1])
     assert kinds == ["plan", "plan", "comparison", "sweep", "diff"]
     assert '"tried":[["' in Path("1.html").read_text()
+
+
+def test_why_needs_a_model_and_then_says_what_else_there_was(shardplan: Callable[..., Run], mlp: Path) -> None:
+    shardplan("solve", str(mlp), "--mesh", "2x2", "--dim", "batch=64", "-o", "a.plan.json", "-q")
+    refused = shardplan("show", "a.plan.json", "--html", "a.html", "--why", "1")
+    assert refused.code == 2
+    assert "--why N goes with --model and with --html or --format html" in refused.err
+    assert shardplan("show", "a.plan.json", "--html", "a.html", "--why", "1", "--model", str(mlp), "-q").code == 0
+    document = json.loads(re.search(r'id="document">(.*?)</script>', Path("a.html").read_text(), re.DOTALL)[1])
+    told = {row[0]: row[7] for row in document["parameters"]}
+    assert [bool(alternatives) for alternatives in told.values()].count(True) == 1
+    assert all(cost is None or isinstance(cost, int) for row in told.values() for _, cost, *_ in row)

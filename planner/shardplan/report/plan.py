@@ -18,17 +18,21 @@ from shardplan.report.memory import memory_over_time
 from shardplan.report.model import model_record
 from shardplan.report.names import Names
 from shardplan.report.schedule import pipeline_chart, schedule_record
-from shardplan.report.tables import move_rows, parameter_rows
+from shardplan.report.tables import Alternatives, move_rows, parameter_rows
 
 _PRICED = "cost_model"
 
 
-def plan_report(plan: Plan, file: str = "") -> dict[str, object]:
-    """The document of a plan. `file`: where it was read from, for the commands that the report names."""
-    return {"title": f"{plan.model.get('name')} on {plan.cluster.get('name')}", **_about(plan, file)}
+def plan_report(plan: Plan, file: str = "", alternatives: Alternatives | None = None) -> dict[str, object]:
+    """The document of a plan. `file`: where it was read from, for the commands that the report names; `alternatives`:
+    what else there was for groups of parameters, by name."""
+    return {
+        "title": f"{plan.model.get('name')} on {plan.cluster.get('name')}",
+        **_about(plan, file, alternatives or {}),
+    }
 
 
-def _about(plan: Plan, file: str) -> dict[str, object]:
+def _about(plan: Plan, file: str, alternatives: Alternatives) -> dict[str, object]:
     measure = measure_of(plan.model.get(_PRICED))
     said: dict[str, object] = {
         "kind": "pipeline" if plan.pipeline else "plan",
@@ -46,12 +50,12 @@ def _about(plan: Plan, file: str) -> dict[str, object]:
         return {
             **said,
             "chart": pipeline_chart(plan),
-            "stages": [{"name": one_line(stage.name), **_about(stage.plan, "")} for stage in stages],
+            "stages": [{"name": one_line(stage.name), **_about(stage.plan, "", {})} for stage in stages],
         }
     names = Names()
     drawn: dict[str, object] = {
         "model": model_record(plan, names),
-        "parameters": parameter_rows(plan),
+        "parameters": parameter_rows(plan, alternatives),
         "moves": move_rows(plan),
     }
     if not measure.unit:

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from shardplan.escapes import one_line
 from shardplan.plan.types import Plan
 from shardplan.render.groups import move_groups, parameter_groups
 from shardplan.render.recipes import recipe_text
+from shardplan.study.alternatives import Alternative
+
+Alternatives = Mapping[str, Sequence[Alternative]]
+"""Of groups of parameters, by name: what else there was."""
 
 
-def parameter_rows(plan: Plan) -> list[list[object]]:
-    """[name, how many, shape, type, layout, recipe, bytes per device]; those of identical layers are one row."""
+def parameter_rows(plan: Plan, alternatives: Alternatives) -> list[list[object]]:
+    """[name, how many, shape, type, layout, recipe, bytes per device, alternatives]; those of identical layers are one
+    row. An alternative is [choice, ns more, bytes more, what else changes, why not]."""
     return [
         [
             one_line(group.name), group.count, list(group.shape), group.dtype, group.layout,
             recipe_text(group.recipe, plan.mesh.names), group.bytes_per_device,
+            [_alternative(one) for one in alternatives.get(group.name, ()) if not one.chosen],
         ]
         for group in parameter_groups(plan)
     ]  # fmt: skip
+
+
+def largest_parameters(plan: Plan, number: int) -> list[str]:
+    """Names of so many groups of parameters, those of the most bytes first."""
+    groups = sorted(parameter_groups(plan), key=lambda group: -group.bytes_per_device)
+    return [group.name for group in groups[:number]]
+
+
+def _alternative(one: Alternative) -> list[object]:
+    return [one_line(one.choice), one.cost_ns, one.memory_bytes, list(map(one_line, one.also)), one_line(one.why_not)]
 
 
 def move_rows(plan: Plan) -> list[list[object]]:

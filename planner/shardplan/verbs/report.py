@@ -33,11 +33,19 @@ def check_report(path: str | None, *others: str | None) -> None:
     check_other(path, "report")
 
 
-def plan_document(plan: Plan, file: str) -> Mapping[str, Any]:
-    """The report of the plan in `file`."""
+def plan_document(plan: Plan, file: str, model: str | None = None, why: int = 0) -> Mapping[str, Any]:
+    """The report of the plan in `file`, with alternatives of the `why` largest groups of parameters of `model`."""
     from shardplan.report.plan import plan_report
 
-    return plan_report(plan, file)
+    if not why or model is None:
+        return plan_report(plan, file)
+    from shardplan.report.tables import largest_parameters
+    from shardplan.study.explain import explain
+    from shardplan.study.instance import load_model_of
+
+    whole = load_model_of(plan, file, model)
+    names = largest_parameters(plan, why)
+    return plan_report(plan, file, {name: explain(plan, file, whole, name).alternatives for name in names})
 
 
 def write_report(session: Session, path: str | None, document: Document) -> None:

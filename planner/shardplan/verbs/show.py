@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from shardplan.verbs.asking import budget_option
 from shardplan.verbs.report import check_report, html_option, plan_document, write_report
 from shardplan.verbs.session import EXIT_DONE, Session, verb
 
@@ -21,22 +24,38 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
 )
 @click.option("--all", "show_all", is_flag=True, help="Every parameter group and every move, not only the largest.")
 @html_option
+@click.option(
+    "--why",
+    metavar="N",
+    type=click.IntRange(0, 1000),
+    default=0,
+    help="In the report, what else there was for the N largest groups of parameters, each solved again; needs --model.",
+)
+@click.option("--model", metavar="MODEL", help="The model of the plan, for --why.")
+@budget_option
 @verb
-def show(session: Session, /, plan: str, form: str, html: str | None, show_all: bool) -> int:
+def show(session: Session, /, plan: str, form: str, show_all: bool, **about_report: Any) -> int:
     """Print the plan file PLAN: summary, parameters with the recipes they follow, the costliest moves."""
     from shardplan.plan.file import read_plan
     from shardplan.render.show import show_document, show_plan
 
+    html, why, model = (about_report[name] for name in ("html", "why", "model"))
     if session.as_json and form != "text":
         raise click.UsageError(f"--json and --format {form} ask for two things")
-    check_report(html, plan)
+    if why and (model is None or not (html or form == "html")):
+        raise click.UsageError("--why N goes with --model and with --html or --format html")
+    check_report(html, plan, model)
     loaded = read_plan(plan)
-    write_report(session, html, lambda: plan_document(loaded, plan))
-    if form == "html":
-        from shardplan.report.page import page
+    if why and loaded.pipeline is not None:
+        raise click.UsageError("--why is not for a pipeline: shardplan explain has it for one name")
+    if html or form == "html":
+        document = plan_document(loaded, plan, model, why)
+        write_report(session, html, lambda: document)
+        if form == "html":
+            from shardplan.report.page import page
 
-        session.write_text(page(plan_document(loaded, plan)))
-        return EXIT_DONE
+            session.write_text(page(document))
+            return EXIT_DONE
     if form == "dot":
         from shardplan.render.dot import dot_text
 

@@ -66,6 +66,13 @@ function why(report, name, lines) {
   return el("div", { class: "why" }, lines.map((line) => el("div", {}, line)),
     el("div", { class: "soft" }, "What else there was, and what it would take: ", el("code", {}, `shardplan explain ${quoted(report.file || "PLAN")} ${quoted(asked)} --model MODEL`)));
 }
+// What else there was, each with all the rest solved again
+function alternatives(report, rows) {
+  if (!rows.length) return null;
+  const costs = (value, format) => (value === null ? "" : value === 0 ? "same" : `${value > 0 ? "+" : ""}${format(value)}`);
+  return el("table", {}, el("thead", {}, el("tr", {}, ["instead", "costs", "memory", "and then"].map((text, at) => el("th", { scope: "col", class: at === 1 || at === 2 ? "number" : "" }, text)))),
+    el("tbody", {}, rows.map(([choice, time, size, also, not]) => el("tr", {}, el("td", {}, layoutChips(choice, report.mesh.axes)), el("td", { class: "number" }, costs(time, duration)), el("td", { class: "number" }, costs(size, bytes)), el("td", {}, not || also.join("; "))))));
+}
 function parameterTable(report) {
   const [NAME, COUNT, SHAPE, TYPE, LAYOUT, RECIPE, SIZE, WHY] = [0, 1, 2, 3, 4, 5, 6, 7], whole = report.parameters.reduce((sum, row) => sum + row[SIZE], 0) || 1;
   const columns = [
@@ -81,9 +88,9 @@ function parameterTable(report) {
     const moved = report.moves.filter((move) => move[0] === row[NAME]);
     return why(report, row[NAME], [
       `Kept as ${row[LAYOUT]}: ${bytes(row[SIZE])} per device, ${percent(row[SIZE] / whole)} of all parameters.`,
-      ...(row[WHY] || []),
-      ...moved.map((move) => `Moved ${move[2]} times, ${move[6]}: ${move[3]}, ${duration(move[9])}, of which ${duration(move[10])} exposed.`),
+      ...moved.map((move) => `Moved ${move[2] === 1 ? "once" : `${move[2]} times`} a step, ${move[6]}: ${move[3]}, ${duration(move[9])}, of which ${duration(move[10])} exposed.`),
       ...(moved.length ? [] : ["It is not moved by itself."]),
+      alternatives(report, row[WHY]),
     ]);
   });
   return section("parameters", "Parameters", el("div", { class: "card" }, sortable(report.parameters, columns, { name: "groups of parameters", by: SIZE - 1, details })));
