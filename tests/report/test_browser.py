@@ -77,6 +77,7 @@ def test_a_block_unfolds_by_keyboard(view, gpt2):
     block.focus()
     tab.keyboard.press("Enter")
     rows = tab.locator("details.segment[open] .op")
+    rows.first.wait_for()
     assert rows.count() == 33
     assert "all-gather@gpu" in rows.first.inner_text()
 
