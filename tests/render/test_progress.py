@@ -1,6 +1,7 @@
 """The line that is rewritten while the solver works."""
 
 import io
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +15,11 @@ PICOSECONDS_PER_MS = 1e9
 class Standing:
     best: float
     bound: float
+
+
+@dataclass
+class Effort(Standing):
+    effort: float
 
 
 class Terminal(io.StringIO):
@@ -37,18 +43,31 @@ def test_text(seconds, standing, text):
     assert progress_text(standing, seconds) == text
 
 
+def test_what_is_left_of_an_effort_is_said_when_it_can_be_known():
+    assert "more" not in progress_text(Effort(2.0, 1.0, 0.01), 10)
+    assert "at most 30 s more" in progress_text(Effort(2.0, 1.0, 0.25), 10)
+
+
 def test_one_line_rewritten_and_cleared():
+    """It is drawn although nobody says how far it is."""
     terminal = Terminal()
-    with ProgressLine(terminal) as progress:
-        progress.update(Standing(float("inf"), float("-inf")))
-        progress.update(Standing(float("inf"), float("-inf")))
-    assert terminal.getvalue().count("solving") == 1
+    with ProgressLine(terminal):
+        time.sleep(0.5)
+    assert terminal.getvalue().count("solving") >= 2
     assert terminal.getvalue().endswith("\r\x1b[2K")
     assert "\n" not in terminal.getvalue()
+
+
+def test_what_ends_at_once_draws_nothing():
+    terminal = Terminal()
+    with ProgressLine(terminal) as progress:
+        progress.update(Standing(2.0, 1.0))
+    assert terminal.getvalue() == ""
 
 
 @pytest.mark.parametrize(("stream", "enabled"), [(io.StringIO(), True), (Terminal(), False)])
 def test_silent_in_a_pipe_and_when_told_so(stream, enabled):
     with ProgressLine(stream, enabled=enabled) as progress:
         progress.update(Standing(2.0, 1.0))
+        time.sleep(0.3)
     assert stream.getvalue() == ""

@@ -24,15 +24,15 @@ from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.planning.judge import Known
 from shardplan.planning.reduction import Restrict, both
+from shardplan.planning.standing import OnProgress, Watch
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
-from shardplan.solve import Progress
 
 
 def plan_model(
     model: Model,
     cluster: Cluster,
     options: PlanOptions,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: OnProgress | None = None,
     on_warning: Callable[[Diagnostic], None] | None = None,
     coarse: CoarsePlans | None = None,
 ) -> Plan:
@@ -63,7 +63,7 @@ class Planner:
         model: Model,
         cluster: Cluster,
         options: PlanOptions,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: OnProgress | None = None,
         on_warning: Callable[[Diagnostic], None] | None = None,
         *,
         reasons: bool = True,
@@ -111,7 +111,8 @@ class Planner:
     def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
         """The best assignment at given multipliers of the objective's sums, or the proof that there is none."""
         linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
-        return self._answered(of_linear(Search(self.instance, float("inf"), known=self.known), linear), restriction)
+        search = Search(self.instance, float("inf"), known=self.known)
+        return self._answered(of_linear(search, linear), search, restriction)
 
     def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:
         """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums; by
@@ -134,13 +135,13 @@ class Planner:
         """The best plan, before its file is made. Raises `NoPlanError`, and `LimitError` on a mesh of too many axes."""
         coarser = None if restriction is not None else self._coarser(search)
         if coarser is None:
-            return self._answered(shortest(search), restriction)
+            return self._answered(shortest(search), search, restriction)
         instance = self.instance
         least_s = work_s(instance.model, instance.cluster, instance.options) / instance.cluster.mesh.size
         try:
-            return self._answered(finer(search, coarser, least_s), None)
+            return self._answered(finer(search, coarser, least_s), search, None)
         except NoPlanError:
-            return self._answered(shortest(search), None)
+            return self._answered(shortest(search), search, None)
 
     def _coarser(self, search: Search) -> Coarser | None:
         """The plan of the mesh with one axis for each link, where that is another one and has a plan."""
@@ -175,13 +176,15 @@ class Planner:
         except ShardplanError:  # such as a constraint that names one of the axes
             return None
 
-    def _answered(self, questions: Questions[T], restriction: Restrict | None) -> T:
+    def _answered(self, questions: Questions[T], search: Search, restriction: Restrict | None) -> T:
         """What a generator of questions comes to when all of them are answered."""
+        watch = Watch(self._on_progress)
         try:
             question = next(questions)
             while True:
                 asked = replace(question, restriction=both(question.restriction, restriction))
-                found = answer(self._graphs, asked, self._on_progress)
+                found = answer(self._graphs, asked, watch.of(search))
+                watch.heard(found)
                 if found.solution.failure:
                     self._warn(_step_failed(found.solution.failure))
                 question = questions.send(found)

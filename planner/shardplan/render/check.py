@@ -14,7 +14,7 @@ _STYLES = {"fresh": "green", "not optimal": "yellow"}
 
 def show_check(console: Console, rows: Sequence[tuple[str, Verdict]]) -> None:
     """Plans with their verdicts; what speaks against them has been said on standard error."""
-    shown = table("*plan", "status", "*note")
+    shown = table("=plan", "status", "*note")
     shown.show_header = False
     for file, verdict in rows:
         shown.add_row(file, verdict.status, "; ".join(verdict.notes))

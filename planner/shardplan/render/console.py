@@ -16,8 +16,9 @@ from rich.text import Text
 from shardplan.escapes import one_line, visible
 
 Color = Literal["auto", "always", "never"]
-_GUTTER, _LEAST_FOLDED = 2, 12
-"""Blanks between columns; columns of text that may be folded are at least so wide."""
+_GUTTER, _LEAST_FOLDED, _BELOW = 2, 12, 4
+"""Blanks between columns; columns of text that may be folded are at least so wide; names
+below their row are indented so."""
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 PIPE_WIDTH = 10_000
 """Wider than any line of ours: rich cuts long names to the width it is told, and a script needs them whole."""
@@ -59,15 +60,54 @@ def _breaks(text: str, width: int, indent: int) -> list[int]:
 
 
 class _Open(Table):
-    """A table whose foldable columns hold names."""
+    """A table some of whose columns, `named`, hold names."""
+
+    def __init__(self, named: frozenset[int]) -> None:
+        super().__init__(box=None, pad_edge=False, header_style="dim", padding=(0, _GUTTER, 0, 0))
+        self.named = named
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         """As of any table."""
-        named = [
+        plain = [
             cell if not isinstance(cell, str) else one_line(cell) if column.no_wrap else Folded(one_line(cell))
             for cell, column in zip(cells, self.columns, strict=False)
         ]
-        super().add_row(*named, **options)
+        super().add_row(*plain, **options)
+
+    def fits(self, width: int) -> bool:
+        """Whether every name has a place in its row."""
+        return not self.named or _least_width(self) <= width
+
+    def stacked(self, width: int) -> list[RenderableType]:
+        """The same in `width` columns with the names of a row on a line below it, whole."""
+        others = [column for place, column in enumerate(self.columns) if place not in self.named]
+        names = [column for place, column in enumerate(self.columns) if place in self.named]
+        widths = [max((_width(cell) for cell in (column.header, *column.cells)), default=0) for column in others]
+        left = width - sum(each + _GUTTER for each, column in zip(widths, others, strict=True) if column.no_wrap)
+        foldable = sum(not column.no_wrap for column in others)
+        widths = [
+            each if column.no_wrap else min(each, max(_LEAST_FOLDED, left // foldable - _GUTTER))
+            for each, column in zip(widths, others, strict=True)
+        ]
+        rows = [[[column.header for column in part] for part in (others, names)]] if self.show_header else []
+        cells = [[list(column.cells) for column in part] for part in (others, names)]
+        rows += [[[column[place] for column in part] for part in cells] for place in range(self.row_count)]
+        made: list[RenderableType] = []
+        for number, (row, below) in enumerate(rows):
+            place = number - int(self.show_header)
+            line = Table.grid(padding=(0, _GUTTER, 0, 0))
+            line.style = self.header_style if place < 0 else self.rows[place].style or ""
+            for column, each in zip(others, widths, strict=True):
+                line.add_column(justify=column.justify, width=each, no_wrap=column.no_wrap, overflow="fold")
+            line.add_row(*row)
+            said = Text("  ").join(cell if isinstance(cell, Text) else Text(str(cell)) for cell in below if str(cell))
+            made.append(line)
+            made.append(Text(" " * _BELOW, style=line.style, no_wrap=True, overflow="ignore").append_text(said))
+        return made
+
+
+def _width(cell: RenderableType) -> int:
+    return cell_len(str(cell))
 
 
 def make_console(color: Color = "auto", file: IO[str] | None = None) -> Console:
@@ -94,8 +134,14 @@ def emit(console: Console, *renderables: RenderableType) -> None:
     width = console.width
     with console.capture() as captured:
         for renderable in renderables:
-            console.width = max(width, _least_width(renderable))
-            console.print(renderable)
+            parts = (
+                renderable.stacked(width)
+                if isinstance(renderable, _Open) and not renderable.fits(width)
+                else [renderable]
+            )
+            for part in parts:
+                console.width = max(width, _least_width(part))
+                console.print(part, soft_wrap=isinstance(part, Text) and part.no_wrap)
     console.width = width
     lines = (_shown(line.rstrip(), plain=console.no_color) for line in captured.get().split("\n")[:-1])
     console.file.write("".join(f"{line}\n" for line in lines))
@@ -122,11 +168,11 @@ def _least_width(renderable: RenderableType) -> int:
 
 def table(*columns: str) -> Table:
     """An open table. A column whose name begins with `>` holds numbers, aligned right; one with `*` is folded where a
-    terminal is too narrow, the others keep their width."""
-    made = _Open(box=None, pad_edge=False, header_style="dim")
-    made.padding = (0, _GUTTER, 0, 0)
+    terminal is too narrow; one with `=` holds names, which then stand below their row, unbroken. The others keep their
+    width."""
+    made = _Open(frozenset(place for place, column in enumerate(columns) if column.startswith("=")))
     for column in columns:
-        name = column.lstrip(">*")
+        name = column.lstrip(">*=")
         if column.startswith("*"):
             made.add_column(name, overflow="fold")
         else:

@@ -38,7 +38,7 @@ def show_evaluation(
         "",
     )
     shown = shares if everything else shares[:MOST_TERMS]
-    rows = table(">share", ">cost" if measure.unit else ">time", "*what", "*how")
+    rows = table(">share", ">cost" if measure.unit else ">time", "=what", "=how")
     for share in shown:
         many = f" ×{share.count}" if share.count > 1 else ""
         cost = measure.text(share.time_ns)

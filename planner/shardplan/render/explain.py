@@ -128,7 +128,7 @@ def explain_document(
 
 
 def _share_rows(plan: Plan, shares: Sequence[Share]) -> Table:
-    rows = table(">share", ">time", "*what", "*how")
+    rows = table(">share", ">time", "=what", "=how")
     rows.show_header = False
     step_ns, measure = max(plan.summary.step_ns, 1), measure_of(plan.model.get("cost_model"))
     for share in shares:

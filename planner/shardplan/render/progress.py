@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Protocol
 
 from shardplan.units import PS_PER_NS, duration, percent
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_INTERVAL_S = 0.1
+_INTERVAL_S, _FIRST_S = 0.1, 0.2
+"""Seconds between two lines; the first comes so long after the start, as a short search needs none."""
 _CLEAR = "\r\x1b[2K"
+_LEAST_SHARE = 0.05
+"""Of an effort: before that nobody knows how long the rest takes."""
 
 
 class Standing(Protocol):
-    """How far a solve is, in picoseconds or another unit of cost; `best` is infinite until an answer is known."""
+    """How far a solve is, in picoseconds or another unit of cost; `best` is infinite until an answer is known. Some say
+    what share of their `effort` is spent."""
 
     @property
     def best(self) -> float: ...
@@ -29,43 +35,60 @@ def picoseconds(cost: float) -> str:
     return duration(cost / PS_PER_NS)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """Before anything is known."""
+
+    best: float = math.inf
+    bound: float = -math.inf
+
+
 class ProgressLine:
-    """Context manager; `update` is what the solver calls, as often as it likes. `amount` writes a cost."""
+    """Context manager; `update` is what the solver calls, as often as it likes. `amount` writes a cost.
+
+    The line is drawn by a thread of its own: what takes long before the solver says anything is seen to go on.
+    """
 
     def __init__(self, stream: IO[str], *, enabled: bool = True, amount: Callable[[float], str] = picoseconds) -> None:
         self._stream = stream
         self._amount = amount
         self._enabled = enabled and stream.isatty()
         self._started = time.monotonic()
-        self._shown_at = -math.inf
-        self._frame = 0
-        self._drawn = False
+        self._standing: Standing = _Unknown()
+        self._ended = threading.Event()
+        self._drawer = threading.Thread(target=self._draw, name="progress", daemon=True)
 
     def __enter__(self) -> ProgressLine:
+        if self._enabled:
+            self._drawer.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._drawn:
+        if self._enabled:
+            self._ended.set()
+            self._drawer.join()
+
+    def update(self, standing: Standing) -> None:
+        """What the next line says."""
+        self._standing = standing
+
+    def _draw(self) -> None:
+        drawn, wait = 0, _FIRST_S
+        while not self._ended.wait(wait):
+            text = progress_text(self._standing, time.monotonic() - self._started, self._amount)
+            self._stream.write(f"{_CLEAR}solving {_FRAMES[drawn % len(_FRAMES)]} {text}")
+            self._stream.flush()
+            drawn, wait = drawn + 1, _INTERVAL_S
+        if drawn:
             self._stream.write(_CLEAR)
             self._stream.flush()
 
-    def update(self, standing: Standing) -> None:
-        """Redraw, at most ten times a second."""
-        now = time.monotonic()
-        if not self._enabled or now - self._shown_at < _INTERVAL_S:
-            return
-        self._shown_at = now
-        self._frame = (self._frame + 1) % len(_FRAMES)
-        text = progress_text(standing, now - self._started, self._amount)
-        self._stream.write(f"{_CLEAR}solving {_FRAMES[self._frame]} {text}")
-        self._stream.flush()
-        self._drawn = True
-
 
 def progress_text(standing: Standing, seconds: float, amount: Callable[[float], str] = picoseconds) -> str:
-    """`12 s  best 39.1 ms  bound 37.8 ms  gap 3.3 %  Ctrl-C keeps the best`; `seconds` since the start."""
+    """`12 s  best 39.1 ms  bound 37.8 ms  gap 3.3 %  at most 20 s more  Ctrl-C keeps the best`; `seconds` since the
+    start, and what is left of the effort at the same pace."""
     parts = [f"{seconds:.0f} s"]
     known = math.isfinite(standing.best)
     if known:
@@ -74,5 +97,8 @@ def progress_text(standing: Standing, seconds: float, amount: Callable[[float], 
         parts.append(f"bound {amount(standing.bound)}")
         if known and standing.best > 0:
             parts.append(f"gap {percent(1 - standing.bound / standing.best)}")
+    share = getattr(standing, "effort", 0.0)
+    if share >= _LEAST_SHARE:
+        parts.append(f"at most {seconds * (1 - share) / share:.0f} s more")
     parts.append("Ctrl-C keeps the best" if known else "Ctrl-C stops")
     return "  ".join(parts)

@@ -60,7 +60,7 @@ def show_rematerialisation(console: Console, plan: Plan, *, everything: bool = F
     emit(console, Text.assemble((summary, "bold"), (f"  {size(freed)} per device are not saved", "dim")))
     shown = [group for group in groups if group.time_ns or group.bytes_per_device]
     shown = shown if everything else shown[:MOST_ROWS]
-    rows = table(">of step", ">time", ">not saved", ">", "*rematerialised")
+    rows = table(">of step", ">time", ">not saved", ">", "=rematerialised")
     for group in shown:
         count = f"×{group.count}" if group.count > 1 else ""
         kept = size(group.bytes_per_device) if group.bytes_per_device else ""

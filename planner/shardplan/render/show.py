@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
 from shardplan.plan.types import Pipeline, Plan
-from shardplan.render.console import Folded, emit, table
+from shardplan.render.console import emit, table
 from shardplan.render.groups import REGATHER, MoveGroup, ParameterGroup, move_groups, parameter_groups
 from shardplan.render.pipeline import pipeline_record, runs_text, show_stages
 from shardplan.render.recipes import LEAST_SHARE, Recognizer, axis_shares, recipe_text
@@ -23,28 +23,29 @@ from shardplan.units import Measure, percent, size
 DEAREST = 12
 """Rows of the tables that `--all` completes."""
 _BAR_CELLS = 30
+_UNDER_NAME = 4
+"""Columns by which what stands below the name of a parameter is indented."""
 _WIDE = 140
 """Columns from which the layouts of moves are shown too."""
-_ROOMY = 100
-"""Columns from which what is overlapped of moves is shown too."""
 
 
 def show_plan(console: Console, plan: Plan, *, everything: bool = False) -> None:
-    """Summary, what each axis does, parameters, moves and memory; of a pipeline, this for every stage."""
-    emit(console, _head(plan), "")
+    """Parameters, moves, memory, what each axis does, and last, where a terminal stands, the summary; of a pipeline,
+    this for every stage, then its stages and its summary."""
     if plan.pipeline is not None:
-        show_stages(console, plan)
         for stage in plan.pipeline.stages:
             emit(console, Text(f"{stage.name}: {runs_text(stage)}", style="bold"))
             show_plan(console, stage.plan, everything=everything)
-        return
-    emit(console, _axes(plan), "")
-    _show_parameters(console, parameter_groups(plan), plan, everything=everything)
-    _show_moves(console, move_groups(plan), plan, everything=everything)
-    show_rematerialisation(console, plan, everything=everything)
-    emit(console, _memory(plan))
+            emit(console, "")
+        show_stages(console, plan)
+    else:
+        _show_parameters(console, parameter_groups(plan), plan, everything=everything)
+        _show_moves(console, move_groups(plan), plan, everything=everything)
+        show_rematerialisation(console, plan, everything=everything)
+        emit(console, _memory(plan), "", _axes(plan), "")
     for warning in plan.warnings:
         emit(console, Text(warning, style="yellow"))
+    emit(console, _head(plan))
 
 
 def show_document(plan: Plan) -> dict[str, object]:
@@ -122,14 +123,15 @@ def _show_parameters(console: Console, groups: list[ParameterGroup], plan: Plan,
     largest = sorted(groups, key=lambda group: -group.bytes_per_device)[: None if everything else DEAREST]
     shown = [group for group in groups if group in largest]
     typed = not (_is_wider(shown, console.width) and len({group.dtype for group in shown}) == 1)
-    widths = _name_and_other_widths(shown, console.width, typed=typed)
+    widths = [max(map(len, column)) for column in zip(*(_cells(group, typed=typed) for group in shown), strict=True)]
     if not typed:
         emit(console, Text(f"all parameters shown are {shown[0].dtype}", style="dim"))
+    below = sum(widths) + 2 * len(widths[1:]) > console.width
     for recipe in dict.fromkeys(group.recipe for group in shown):
         alike = [group for group in shown if group.recipe == recipe]
         stored = size(sum(group.bytes_per_device for group in alike))
         emit(console, Text.assemble((recipe_text(recipe, plan.mesh.names), "bold"), (f"  {stored} per device", "dim")))
-        emit(console, _parameter_rows(alike, widths, typed=typed))
+        emit(console, *_parameter_rows(alike, widths, typed=typed, below=below))
     rest = [group for group in groups if group not in shown]
     _note_hidden(console, len(rest), "group{s} of parameters", size(sum(group.bytes_per_device for group in rest)))
 
@@ -144,23 +146,21 @@ def _is_wider(groups: list[ParameterGroup], console_width: int) -> bool:
     return sum(natural) + 2 * len(natural[1:]) > console_width
 
 
-def _name_and_other_widths(groups: list[ParameterGroup], console_width: int, *, typed: bool) -> list[int]:
-    """Widths that all the tables of parameters share; names give way where a terminal is too narrow."""
-    rows = [_cells(group, typed=typed) for group in groups]
-    natural = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    others = sum(natural[1:]) + 2 * len(natural[1:])
-    return [max(12, min(natural[0], console_width - others)), *natural[1:]]
-
-
-def _parameter_rows(groups: list[ParameterGroup], widths: list[int], *, typed: bool) -> Table:
-    rows = Table.grid(padding=(0, 2, 0, 0))
-    for number, width in enumerate(widths):
-        justify = "right" if number in (1, len(widths) - 1) else "left"
-        rows.add_column(width=width, justify=justify, overflow="fold", no_wrap=number > 0)  # type: ignore[arg-type]
-    for group in groups:
-        name, *others, layout, stored = _cells(group, typed=typed)
-        rows.add_row(Folded(name), *others, Text(layout, style="cyan"), stored)
-    return rows
+def _parameter_rows(
+    groups: list[ParameterGroup], widths: list[int], *, typed: bool, below: bool
+) -> Iterator[RenderableType]:
+    """One table; or, where names leave no room for it, each name on a line of its own with the rest `below` it."""
+    for part in [[group] for group in groups] if below else [groups]:
+        rows = Table.grid(padding=(0, 2, 0, 0))
+        for number, width in enumerate(widths):
+            justify = "right" if number in (1, len(widths) - 1) else "left"
+            rows.add_column(width=_UNDER_NAME if below and not number else width, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        for group in part:
+            name, *others, layout, stored = _cells(group, typed=typed)
+            if below:
+                yield Text(name, no_wrap=True, overflow="ignore")
+            rows.add_row("" if below else name, *others, Text(layout, style="cyan"), stored)
+        yield rows
 
 
 def _show_moves(console: Console, groups: list[MoveGroup], plan: Plan, *, everything: bool) -> None:
@@ -169,23 +169,22 @@ def _show_moves(console: Console, groups: list[MoveGroup], plan: Plan, *, everyt
         return
     shown = groups if everything else groups[:DEAREST]
     wide, measure = console.width >= _WIDE, measure_of(plan.model.get("cost_model"))
-    roomy = console.width >= _ROOMY and not measure.unit
     rows = table(
         ">of step",
         ">cost" if measure.unit else ">exposed",
-        *([">overlapped"] if roomy else []),
+        *([] if measure.unit else [">total"]),
         ">",
-        "*move",
+        "=move",
         ">bytes",
         "when",
-        "*tensor",
-        *(["*from → to"] if wide else []),
+        "=tensor",
+        *(["=from → to"] if wide else []),
     )
     for group in shown:
         layouts = [f"{group.source} → {group.target}"] if wide else []
         share, exposed, *cells = _move_cells(group, plan.summary.step_ns, measure)
-        overlapped = [measure.text(group.overlapped_ns) if group.overlapped_ns else ""] if roomy else []
-        rows.add_row(share, exposed, *overlapped, *cells, *layouts)
+        total = [] if measure.unit else [measure.text(group.time_ns)]
+        rows.add_row(share, exposed, *total, *cells, *layouts)
     emit(console, rows)
     rest = groups[len(shown) :]
     _note_hidden(console, len(rest), "kind{s} of moves", _rest(rest, measure))

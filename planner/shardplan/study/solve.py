@@ -12,12 +12,11 @@ from shardplan.pipeline.plan import plan_stages
 from shardplan.plan.recorded import cluster_of
 from shardplan.plan.types import Plan
 from shardplan.planning import plan_model
+from shardplan.planning.standing import OnProgress
 from shardplan.request import Request
-from shardplan.solve import Progress
 from shardplan.study.instance import Instance, read
 from shardplan.study.meshes import INTERRUPTED, OUT_OF_TIME, MeshTrial, best_of, logical_meshes, try_meshes
 
-OnProgress = Callable[[Progress], None]
 OnWarning = Callable[[Diagnostic], None]
 
 

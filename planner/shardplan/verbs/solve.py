@@ -141,7 +141,7 @@ def _answer(session: Session, instance: Instance) -> Solved:
     alone = instance.staging is None and not instance.is_auto
     asked, instance = instance, _by_now(instance, session)
     try:
-        with ProgressLine(sys.stderr, enabled=alone and not session.quiet, amount=measure.of_picoseconds) as progress:
+        with ProgressLine(sys.stderr, enabled=not session.quiet, amount=measure.of_picoseconds) as progress:
             return find(instance, progress.update, session.say, processes=processes)
     except NoMeshError as problem:
         session.failure = {"plan": None, "meshes": meshes_record(problem.trials)}

@@ -13,6 +13,7 @@ DEGRADE = "shardplan.degrade"
 """Error handler of encodings: characters that there are none of are written with those of ASCII."""
 _PLAIN = {
     "→": "->", "←": "<-", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "·": "*", "µ": "u", "…": "...", "–": "-", "—": "-",
+    "▒": "=", "░": ".",
     "│": "|", "└": "+", "─": "-", "┌": "+", "┐": "+", "┘": "+", "├": "+", "┤": "+", "█": "#", "•": "*", "━": "-",
 }  # fmt: skip
 

@@ -1,0 +1,60 @@
+"""How far the search for a plan is: the best scheduled step, its bound, and the share of its effort that is spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shardplan.planning.candidates import WORK, Search
+from shardplan.planning.chain import Answer
+from shardplan.solve import Progress
+
+PS_PER_S = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`best`: the shortest scheduled step (infinite until a plan is known); `bound`: no step is shorter; picoseconds, or
+    the unit of another planner's prices. `effort`: share of the search's work that is done, 0 where it has no end."""
+
+    best: float
+    bound: float
+    effort: float = 0.0
+
+
+OnProgress = Callable[[Standing], None]
+
+
+@dataclass
+class Watch:
+    """Tells how far a search is, whenever its solver has something to say. `bound`: the highest of questions that rule
+    nothing out."""
+
+    on_progress: OnProgress | None
+    bound: float = field(default=-math.inf)
+
+    def of(self, search: Search) -> Callable[[Progress], None] | None:
+        """What the solver is to call."""
+        if self.on_progress is None:
+            return None
+        tell = self.on_progress
+
+        def update(progress: Progress) -> None:
+            steps = [candidate.step_s * PS_PER_S for candidate in search.known.values()]
+            best = min(steps, default=progress.best)
+            bound = self.bound if math.isfinite(self.bound) else progress.bound
+            tell(Standing(best, min(bound, best), self._share(search)))
+
+        return update
+
+    def heard(self, answer: Answer) -> None:
+        """Keep the bound of an answer, if it is one of every plan."""
+        question = answer.question
+        if question.restriction is None and question.near is None and question.linear is None:
+            self.bound = max(self.bound, answer.solution.bound)
+
+    def _share(self, search: Search) -> float:
+        options = search.instance.options
+        whole = WORK[options.effort] if options.gap > 0.0 else math.inf
+        return min(1.0, search.spent.work / whole) if math.isfinite(whole) else 0.0

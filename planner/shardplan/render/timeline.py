@@ -1,0 +1,78 @@
+"""`timeline`: the scheduled step as a Gantt chart of text, a line for each stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from shardplan.plan.timeline import streams_of
+from shardplan.plan.types import Plan
+from shardplan.render.console import PIPE_WIDTH, emit, table
+from shardplan.render.solve import time_line
+from shardplan.schedule.tasks import Timeline
+from shardplan.units import NS_PER_S, duration
+
+SAME_STEP = 1e-3
+"""Relative difference up to which the schedule takes as long as the plan says: times in a file are rounded."""
+_NAME, _LEAST, _MOST = 30, 20, 100
+"""Columns of names and numbers together, and of the chart."""
+_SHADES = ((0.75, "█"), (0.25, "▒"), (0.0, "░"))
+"""What a cell shows from this share of its time on."""
+
+
+def show_timeline(console: Console, made: Timeline, plan: Plan, trace: str | None) -> None:
+    """What each stream does, when it does it, and how long the step takes."""
+    width = 80 if console.width == PIPE_WIDTH else console.width
+    names = [name.removeprefix("communication: ") for name in streams_of(plan)]
+    longest = max(map(len, names), default=0)
+    cells = max(_LEAST, min(_MOST, width - longest - _NAME))
+    rows = table("stream", ">busy", ">of step", f"0{duration(round(made.seconds * NS_PER_S)):>{cells - 1}}")
+    for stream, name in enumerate(names):
+        busy = made.busy(stream)
+        share = busy / made.seconds if made.seconds else 0.0
+        chart = Text(gantt(made, stream, cells), style="cyan" if stream else "")
+        rows.add_row(name, duration(busy * NS_PER_S), f"{100 * share:.0f} %", chart)
+    emit(console, rows, "")
+    step_ns = round(made.seconds * NS_PER_S)
+    if abs(step_ns - plan.summary.step_ns) <= SAME_STEP * step_ns:
+        emit(console, time_line(plan.summary))
+    else:
+        emit(console, f"step {duration(step_ns)}; {_other_step(plan)}")
+    if trace:
+        emit(console, f"wrote {trace} ({len(made.tasks):,} tasks); open it in ui.perfetto.dev")
+
+
+def gantt(made: Timeline, stream: int, cells: int) -> str:
+    """`cells` characters, each darker the more of its time the stream is busy."""
+    if not made.seconds:
+        return " " * cells
+    filled = [0.0] * cells
+    for task, start, end in zip(made.tasks, made.starts, made.ends, strict=True):
+        if task.stream == stream:
+            _fill(filled, start / made.seconds * cells, end / made.seconds * cells)
+    return "".join(_shade(share) for share in filled)
+
+
+def _fill(filled: list[float], start: float, end: float) -> None:
+    """Add the part of every cell that lies between two places."""
+    for cell in range(int(start), min(len(filled), int(end) + 1)):
+        filled[cell] += max(0.0, min(end, cell + 1) - max(start, cell))
+
+
+def _shade(share: float) -> str:
+    return next((shade for least, shade in _SHADES if share > least), " ")
+
+
+def _other_step(plan: Plan) -> str:
+    """Why the schedule takes another time than the plan says."""
+    says = duration(plan.summary.step_ns)
+    if plan.pipeline is not None:
+        return f"the plan says {says}, by the formula of its pipeline schedule"
+    return f"the file says {says}: it is older than format 1.4, whose steps are scheduled"
+
+
+def busy_seconds(made: Timeline, streams: Sequence[str]) -> dict[str, float]:
+    """Seconds in which each stream works, by name."""
+    return {name: made.busy(stream) for stream, name in enumerate(streams)}
