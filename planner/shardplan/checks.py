@@ -16,6 +16,8 @@ from shardplan.cluster.quantity import SIZE, parse_quantity
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 
 _MOST_DIGITS = 18
+_FEWEST_BARE_BYTES = 1 << 16
+"""A smaller size that is written without a unit is hardly meant in bytes."""
 
 
 class Check(Protocol):
@@ -117,6 +119,9 @@ class Size:
                 limit = parse_quantity(value, SIZE)
             except ValueError as problem:
                 raise ShardplanError(error("bad-quantity", f"{name}: {problem}")) from None
+            if value.strip().isdigit() and 0 < limit < _FEWEST_BARE_BYTES:
+                hint = f"write {value.strip()}GiB, or {value.strip()}GB, or {value.strip()}B"
+                raise ShardplanError(error("bad-quantity", f"{name} {value.strip()} has no unit", hint=hint))
         else:
             limit = _number(value)
         if limit is None:

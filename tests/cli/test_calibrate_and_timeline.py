@@ -83,9 +83,11 @@ def test_the_trace_is_written(shardplan, folder):
     write_plan(example_plan(), "two.plan.json")
     run = shardplan("timeline", "two.plan.json", "-o", "trace.json")
     assert (run.code, run.err) == (0, "")
-    first, *_ = run.out.splitlines()
-    assert first.startswith("step ")
-    assert first.endswith("the file says 41.2 ms: it is older than format 1.4, whose steps are scheduled")
+    *chart, step, _ = run.out.splitlines()
+    assert chart[0].startswith("stream")
+    assert [line.split()[0] for line in chart[1:4]] == ["compute", "up", "net"]
+    assert step.startswith("step ")
+    assert step.endswith("the file says 41.2 ms: it is older than format 1.4, whose steps are scheduled")
     assert "trace.json" in run.out
     trace = json.loads(Path("trace.json").read_text())
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}

@@ -39,7 +39,7 @@ def test_nothing_is_faster_than_the_best(shardplan, mlp):
 
 def test_what_does_not_fit_says_by_how_much(shardplan, mlp):
     used = {name: row["memory_bytes"] for name, row in rows(shardplan(*COMPARE, "--json")).items()}
-    limit = str(used["data parallel"] - 1)
+    limit = f"{used['data parallel'] - 1}B"
     run = shardplan(*COMPARE, "--memory-limit", limit)
     row = next(line for line in run.out.splitlines() if line.startswith("data parallel"))
     assert row.endswith("does not fit: 1 B too much") or "+" in row

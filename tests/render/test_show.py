@@ -55,7 +55,7 @@ def test_the_largest_are_shown_and_the_rest_counted(drawn, monkeypatch):
 )
 def test_proof(drawn, changes, proof):
     text = drawn(show_plan, example_plan(summary=example_summary(**changes)))
-    assert text.splitlines()[2] == f"proof     {proof}"
+    assert text.splitlines()[-1] == f"proof     {proof}"
 
 
 def test_a_pipeline_is_the_best_of_those_that_were_asked_for():
@@ -135,3 +135,18 @@ def test_document_is_plain_data_and_complete():
 def test_memory_has_a_unit_that_shows_it(amounts, limit, text):
     memory = Memory(*(round(amount * 2**30) for amount in amounts))
     assert memory_line(memory, limit).startswith(text)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_names_are_never_broken(drawn, width):
+    plan = example_plan()
+    lines = drawn(show_plan, plan, width=width, everything=True).splitlines()
+    for row in show_document(plan)["parameters"]:
+        assert any(row["name"] in line for line in lines)
+    for row in show_document(plan)["moves"]:
+        assert any(row["tensor"] in line and row["collectives"] in line for line in lines)
+
+
+def test_the_summary_is_last(drawn):
+    lines = drawn(show_plan, example_plan()).splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["plan", "step", "proof"]

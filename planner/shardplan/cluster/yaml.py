@@ -16,6 +16,9 @@ from shardplan.errors import Diagnostic, did_you_mean, error
 from shardplan.yaml_source import Mark, compose, is_null, mark_of
 
 _KINDS = {yaml.ScalarNode: "a value", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}
+_MIXED = "a plan gives every device the same share of the work: write a profile for each kind, and plan each part alone"
+_NOT_SEVERAL = {"device": _MIXED, "device.kind": _MIXED}
+"""By path: what to do where somebody lists several of what there can be one of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,8 @@ class Reader:
             return self._scalar(node, kind, path)
         expected = {Section: "a mapping", Table: "a mapping", Sequence: "a list"}.get(type(kind), "a value")
         found = "nothing" if is_null(node) else _KINDS[type(node)]
-        self.fault(node, "bad-value", f"{path or 'profile'}: expected {expected}, found {found}")
+        hint = _NOT_SEVERAL.get(path, "") if isinstance(node, yaml.SequenceNode) else ""
+        self.fault(node, "bad-value", f"{path or 'profile'}: expected {expected}, found {found}", hint=hint)
         return None
 
     def _mapping(self, node: yaml.MappingNode, path: str, kind: Section | Table) -> Record:

@@ -11,6 +11,7 @@ from shardplan.layout.text import to_text
 from shardplan.plan.encode import document
 from shardplan.plan.fields import MEMORY, MODEL, OPERATOR, PARAMETER, SUMMARY, TENSOR
 from shardplan.plan.kinds import Context
+from shardplan.plan.orientation import checkpoint_shape
 from shardplan.plan.record import Record
 from shardplan.plan.types import OperatorDecision, Pipeline, Plan, TensorDecision
 from shardplan.units import TIME, Measure, size
@@ -192,6 +193,7 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
     was, now = old.model, new.model
     if was.get("digest") != now.get("digest"):
         yield f"model changed ({was.get('operators', '?')} → {now.get('operators', '?')} operators)"
+    yield from _reshaped(old, new)
     for field in MODEL.fields:
         usual = None if field.required else field.default
         before, after = (section.get(field.key, usual) for section in (was, now))
@@ -207,6 +209,30 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
         yield f"memory limit {size(old.summary.memory_limit_bytes)} → {size(new.summary.memory_limit_bytes)}"
     if old.cluster.get("digest") != new.cluster.get("digest"):
         yield from _cluster_causes(old, new)
+
+
+def _reshaped(old: Plan, new: Plan) -> Iterator[str]:
+    """Parameters that both plans have in different shapes, as the checkpoint has them; identical layers are one."""
+    before, after = _shapes(old), _shapes(new)
+    changed = {name: (before[name], shape) for name, shape in after.items() if before.get(name, shape) != shape}
+    groups: dict[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]], list[str]] = {}
+    for name, shapes in changed.items():
+        groups.setdefault((pattern(name), shapes), []).append(name)
+    for (_, shapes), names in groups.items():
+        was, now = shapes
+        count = f" (×{len(names)})" if names[1:] else ""
+        yield f"shape of {folded(names, [*before, *after])}{count} {list(was)} → {list(now)}"
+
+
+def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters by their names in the checkpoint."""
+    plans = [stage.plan for stage in plan.pipeline.stages] if plan.pipeline else [plan]
+    return {
+        tensor.checkpoint: checkpoint_shape(tensor.shape, tensor.perm)
+        for one in plans
+        for tensor in one.tensors
+        if tensor.role == "parameter"
+    }
 
 
 def _or_none(value: object) -> object:

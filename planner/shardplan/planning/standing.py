@@ -15,8 +15,9 @@ PS_PER_S = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`best`: the shortest scheduled step (infinite until a plan is known); `bound`: no step is shorter; picoseconds, or
-    the unit of another planner's prices. `effort`: share of the search's work that is done, 0 where it has no end."""
+    """`best`: the shortest scheduled step, infinite until a plan is known; `bound`: no step is shorter; in picoseconds
+    or the unit of another planner's prices. `effort`: share of the search's work that is done, 0 where it has no end.
+    """
 
     best: float
     bound: float

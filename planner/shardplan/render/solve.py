@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from shardplan.plan.types import Memory, Plan, Summary
 from shardplan.render.console import emit
+from shardplan.render.pins import pin_lines
 from shardplan.units import TIME, Measure, count, percent, rate, size, sizes_in_one_unit
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def describe_request(
             ("mode", _mode_line(options, chosen="mode" not in defaults)),
             ("cluster", _cluster_line(cluster, defaults)),
             *([] if options.cost_model.is_ours else [("prices", prices_line(options.cost_model))]),
+            *(("pin" * (not number), line) for number, line in enumerate(pin_lines(model, options.constraints))),
         ),
     )
 
@@ -83,15 +86,36 @@ def _cluster_line(cluster: Cluster, defaults: Collection[str]) -> str:
     axes = []
     for axis, level in zip(cluster.mesh.axes, cluster.axis_levels, strict=True):
         link = cluster.levels[level]
-        axes.append(f"{axis.name}={axis.size} ({link.name}, {rate(link.link_bytes_per_s)})")
+        shared = contention(cluster, level)
+        axes.append(f"{axis.name}={axis.size} ({link.name}, {rate(link.link_bytes_per_s)}{shared and f', {shared}'})")
     of_profile = " of the profile" if "mesh" in defaults else ""
     return f"{name}, mesh{of_profile} {' x '.join(axes)}, {size(cluster.device.usable_bytes)} usable per device"
 
 
+def contention(cluster: Cluster, level: int) -> str:
+    """`1.56 per device when all 8 send`: of links that the devices of a machine share, in the unit of the link's rate;
+    empty where each has one of its own."""
+    link = cluster.levels[level]
+    sizes = zip(cluster.mesh.shape, cluster.axis_levels, strict=True)
+    inside = math.prod(size for size, its in sizes if its < level)
+    each = link.node_bytes_per_s / inside
+    if not link.node_bytes_per_s or inside == 1 or each > 0.999 * link.link_bytes_per_s:
+        return ""
+    number = rate(each) if rate(each).split()[1] != rate(link.link_bytes_per_s).split()[1] else rate(each).split()[0]
+    return f"{number} per device when all {inside} send"
+
+
 def describe_outcome(
-    console: Console, summary: Summary, path: str, *, written: bool, staged: bool = False, measure: Measure = TIME
+    console: Console,
+    summary: Summary,
+    path: str,
+    *,
+    written: bool,
+    staged: bool = False,
+    measure: Measure = TIME,
+    replaced: str = "",
 ) -> None:
-    """Time, proof, memory, the file, and what to do next."""
+    """Time, proof, memory, the file, what was there before if that was for something else, and what to do next."""
     emit(
         console,
         facts(
@@ -99,6 +123,7 @@ def describe_outcome(
             ("", proof_line(summary, measure, staged=staged)),
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
             ("wrote" if written else "same as", path),
+            *([("", replaced)] if replaced else []),
             ("next", f"shardplan show {path}"),
         ),
     )

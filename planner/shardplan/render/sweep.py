@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -100,7 +101,7 @@ def _labels(most: str, least: str) -> list[str]:
 
 
 def draw_sweep(found: Sweep, path: str) -> None:
-    """The same plot as a picture, one colour per number of devices.
+    """The same plot as a picture, one colour per number of devices, one mark per cluster.
 
     Raises `ShardplanError` (`no-matplotlib`) where that is not installed.
     """
@@ -113,13 +114,17 @@ def draw_sweep(found: Sweep, path: str) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes: Any = figure.subplots()
     front = pareto(planned)
+    clusters = sorted({point.request.cluster for point in planned})
     for number, devices in enumerate(sorted({point.devices or 0 for point in planned})):
-        alike = [point for point in planned if point.devices == devices]
-        times = [(point.step_us or 0) / 1000 for point in alike]
-        held = [(point.memory_bytes or 0) / 2**30 for point in alike]
-        color = f"C{number}"
-        faces = [color if point in front else "none" for point in alike]
-        axes.scatter(times, held, s=48, edgecolors=color, facecolors=faces, label=f"{devices} devices")
+        for cluster, marker in zip(clusters, itertools.cycle("osD^vP*")):
+            alike = [point for point in planned if (point.devices, point.request.cluster) == (devices, cluster)]
+            if not alike:
+                continue
+            times = [(point.step_us or 0) / 1000 for point in alike]
+            held = [(point.memory_bytes or 0) / 2**30 for point in alike]
+            color, label = f"C{number}", f"{cluster}, {devices} devices"
+            faces = [color if point in front else "none" for point in alike]
+            axes.scatter(times, held, s=48, marker=marker, edgecolors=color, facecolors=faces, label=label)
     axes.set(xlabel="predicted step, ms", ylabel="memory per device, GiB", ylim=(0, None), xlim=(0, None))
     axes.set_title(f"{found.model}: filled where no other plan is as good in step, memory and devices", fontsize=10)
     axes.legend()

@@ -114,7 +114,7 @@ def _memory(plan: Plan, file: str) -> Iterator[str]:
     except ShardplanError:
         return
     if limit != usable:
-        yield from ("--memory-limit", str(limit))
+        yield from ("--memory-limit", f"{limit}B")
 
 
 def _fixed(plan: Plan, file: str) -> Iterator[str]:

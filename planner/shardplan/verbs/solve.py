@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.errors import Attempts, InfeasibleError, warning
+from shardplan.errors import Attempts, InfeasibleError, ShardplanError, warning
 from shardplan.verbs.asking import (
     FIXED,
     PIPELINE,
@@ -189,6 +189,7 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
     if order.is_piped:
         session.write_text(text)
     else:
+        replaced = _replaced(order.output, plan)
         written, measure = write_text(text, order.output), Measure(order.instance.options.cost_model.unit)
         if answer.trials:
             session.tell(lambda console: show_meshes(console, answer.trials))
@@ -200,6 +201,7 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
                 written=written,
                 staged=plan.pipeline is not None,
                 measure=measure,
+                replaced=replaced if written else "",
             )
         )
     write_report(session, order.html, lambda: _report(order, answer))
@@ -210,6 +212,23 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
         document = {"plan": order.output, "summary": summary_record(plan.summary), **meshes, **study}
         session.write_document(document)
     return code
+
+
+def _replaced(path: str, plan: Plan) -> str:
+    """What the plan in a file was for, where that is another model, cluster or mesh; empty where nothing is lost."""
+    from shardplan.plan.file import read_plan
+
+    try:
+        old = read_plan(path)
+    except ShardplanError:
+        return ""
+    if (old.model.get("name"), old.cluster.get("name"), old.mesh) == (
+        plan.model.get("name"),
+        plan.cluster.get("name"),
+        plan.mesh,
+    ):
+        return ""
+    return f"it replaces the plan for {old.model.get('name')} on {old.cluster.get('name')} ({old.mesh})"
 
 
 def _report(order: _Order, answer: Solved) -> Mapping[str, Any]:

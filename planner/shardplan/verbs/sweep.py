@@ -88,11 +88,11 @@ def sweep(session: Session, /, **given: Any) -> int:
             kept = f"{bar.done} of {len(combinations)} points are in {given['output']}: the same command goes on"
             raise KeyboardInterrupt(kept if given["output"] else "") from None
     write_report(session, given["html"], lambda: sweep_report(found))
-    if given["plot"]:
-        draw_sweep(found, given["plot"])
     best = [point.request for point in pareto(found.points)]
     document = {**sweep_record(found), "pareto": [str(request) for request in best]}
     session.finish(document, lambda console: show_sweep(console, found, everything=given["show_all"]))
+    if given["plot"]:
+        draw_sweep(found, given["plot"])
     return EXIT_DONE if best else EXIT_INFEASIBLE
 
 
