@@ -31,6 +31,7 @@ from shardplan.verbs.evaluate import evaluate
 from shardplan.verbs.evaluate_problem import evaluate_problem
 from shardplan.verbs.explain import explain
 from shardplan.verbs.export import export
+from shardplan.verbs.init import init
 from shardplan.verbs.inspect import inspect
 from shardplan.verbs.profiles import profiles
 from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
@@ -109,6 +110,7 @@ for _verb in (
     sweep,
     timeline,
     inspect,
+    init,
     profiles,
     calibrate,
     solve_problem,
