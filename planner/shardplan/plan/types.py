@@ -239,6 +239,12 @@ class Plan:
     sources: Mapping[str, object] = field(default_factory=dict)
     """Where what was asked for was read from: model, cluster, constraints, pins, stages; JSON-ready."""
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from shardplan.plan.notebook import summary_html  # noqa: PLC0415 - it knows plans
+
+        return summary_html(self)
+
     def __repr__(self) -> str:
         """`<Plan of gpt2_small, training, on h100-dgx (machine=4 x gpu=4): step 12.8 ms, 3.31 GiB per device>`."""
         prices = self.model.get("cost_model")

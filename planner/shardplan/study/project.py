@@ -46,16 +46,16 @@ mesh:
 
 
 def _settings() -> str:
-    return f"""# Options of shardplan in this folder, by their names; the command line wins. A table such as [solve] is for one
-# verb.
+    return f"""# Options of shardplan in this folder, by their names; the command line wins.
+# A table such as [solve] is for one verb.
 cluster = "{CLUSTER_FILE}"
 """
 
 
 def _workflow(asked: Project) -> str:
     model = f" --model {shlex.quote(asked.model)}" if asked.model else ""
-    return f"""# Fails when a committed plan no longer holds. The Action of shardplan's repository, github-action, also says in the
-# summary of a pull request what the change of a plan costs.
+    return f"""# Fails when a committed plan no longer holds. The Action of shardplan's repository, github-action,
+# also says in the summary of a pull request what the change of a plan costs.
 name: plans
 on: [pull_request]
 permissions:
