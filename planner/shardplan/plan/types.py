@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.units import duration, size
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from shardplan.plan.tables import Row, Table
 
 Mode = Literal["training", "inference"]
 Role = Literal["input", "output", "parameter", "constant", "activation"]
@@ -252,3 +257,16 @@ class Plan:
         what = f"{self.model.get('name')}, {self.model.get('mode')}, on {self.cluster.get('name')} ({self.mesh})"
         stages = f", {len(self.pipeline.stages)} stages" if self.pipeline else ""
         return f"<Plan of {what}: {takes}, {size(self.summary.memory.total)} per device{stages}>"
+
+    def records(self, table: Table) -> list[Row]:
+        """The rows of one table (`parameters`, `tensors`, `operators`, `moves`), as `pandas.DataFrame` takes them;
+        times in nanoseconds per step, sizes in bytes of one device. Raises `KeyError` for another name."""
+        from shardplan.plan import tables
+
+        return tables.table(self, table)
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """Operators and tensors with what was decided for them, as `shardplan.plan.as_graph` says."""
+        from shardplan.plan import as_graph
+
+        return as_graph.to_networkx(self)
