@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardplan.torch.batches import inputs, part_of
 from shardplan.torch.comm_counter import count_comms
+from shardplan.torch.data_loader import data_loader
 from shardplan.torch.eager.parallelize import parallelize
 from shardplan.torch.exported.parallelize import parallelize_exported
 from shardplan.torch.launch import mesh
@@ -12,6 +13,7 @@ from shardplan.torch.parameters.loading import load_
 from shardplan.torch.pipelines.build import pipeline
 from shardplan.torch.pipelines.run import Pipeline
 from shardplan.torch.planning.plan import plan
+from shardplan.torch.state_dicts import full_state_dict, save
 from shardplan.torch.timeline_comparison import compare_timeline
 from shardplan.torch.with_loss import with_loss
 
@@ -19,6 +21,8 @@ __all__ = [
     "Pipeline",
     "compare_timeline",
     "count_comms",
+    "data_loader",
+    "full_state_dict",
     "inputs",
     "load_",
     "mesh",
@@ -28,5 +32,6 @@ __all__ = [
     "part_of",
     "pipeline",
     "plan",
+    "save",
     "with_loss",
 ]
