@@ -66,9 +66,9 @@ def test_autocast_rounds_where_one_process_does(four, name, recipe):
 ])  # fmt: skip
 def test_checkpoints_are_read_on_another_mesh_and_whole(four, tmp_path, name, recipe, other, mesh):
     plans = plan_of(name, recipe), plan_of(name, other, mesh)
-    for found in four.run("torch_trainers", "checkpoint", tiny_of(name), *plans, tmp_path, False):
+    for found in four.run("torch_trainers", "checkpoint", tiny_of(name), *plans, tmp_path):
         assert found.pop("another mesh, a step later") < 1e-5
-        assert set(found.values()) == {0.0}
+        assert not {name: error for name, error in found.items() if error}
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardplan.torch.batches import inputs, part_of
+from shardplan.torch.checkpoints import load_checkpoint, save_checkpoint
 from shardplan.torch.comm_counter import count_comms
 from shardplan.torch.data_loader import data_loader
 from shardplan.torch.eager.parallelize import parallelize
@@ -25,6 +26,7 @@ __all__ = [
     "full_state_dict",
     "inputs",
     "load_",
+    "load_checkpoint",
     "mesh",
     "microbatches",
     "parallelize",
@@ -33,5 +35,6 @@ __all__ = [
     "pipeline",
     "plan",
     "save",
+    "save_checkpoint",
     "with_loss",
 ]

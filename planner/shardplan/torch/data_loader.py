@@ -25,7 +25,9 @@ class PlannedLoader:
         batch = _batch_of(read)
         rank = torch.distributed.get_rank()
         self._parts = {tensor.name: part_of(plan, tensor.name, rank) for tensor in read}
-        rows = {row for parts in self._parts.values() for part in parts for row in range(*part.source[0].indices(batch))}
+        rows = {
+            row for parts in self._parts.values() for part in parts for row in range(*part.source[0].indices(batch))
+        }
         self.rows = sorted(rows)
         order = SequentialSampler(dataset) if sampler is None else sampler
         self.loader = DataLoader(dataset, batch_sampler=_Rows(order, batch, self.rows), **asked)

@@ -27,14 +27,14 @@ def full_state_dict(model: nn.Module, *, rank: int | None = None) -> dict[str, T
     keep = rank is None or not dist.is_initialized() or dist.get_rank() == rank
     found: dict[str, Tensor] = {}
     same: dict[int, Tensor] = {}
-    for name, stored in _stored(model):
+    for name, stored in stored_by_name(model):
         first = stored[0] if isinstance(stored, tuple) else stored
         if id(first) not in same:
-            whole = _joined(stored)
-            if not keep:
-                continue
-            same[id(first)] = whole.detach().cpu() if whole is not first else whole.detach().cpu().clone()
-        found[name] = same[id(first)]
+            whole = _joined(stored).detach()
+            # what is replicated is the model's own memory
+            same[id(first)] = whole.to("cpu", copy=True) if keep else whole.new_empty(0)
+        if keep:
+            found[name] = same[id(first)]
     return found
 
 
@@ -52,8 +52,8 @@ def save(model: nn.Module, path: str | Path) -> None:
         dist.barrier()
 
 
-def _stored(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Names of the module -> what is stored: a tensor, or the parts of a fused weight with what joins them."""
+def stored_by_name(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Names of the module without a plan -> what is stored: a tensor, or the parts of a fused weight and their dim."""
     state = model.state_dict(keep_vars=True)
     fused: dict[str, tuple[Any, ...]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
