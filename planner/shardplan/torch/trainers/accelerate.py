@@ -52,4 +52,6 @@ class PlannedAccelerator(Accelerator):  # type: ignore[misc]
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
         """Whole tensors under the names of the module. All processes have to call it."""
-        return full_state_dict(self.unwrap_model(model) if unwrap else model)
+        inner: nn.Module = self.unwrap_model(model) if unwrap else model
+        found: dict[str, Tensor] = full_state_dict(inner)
+        return found

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from transformers import Trainer, TrainingArguments
 
+from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan
 from shardplan.torch.applied_plan import is_parallel
 from shardplan.torch.eager.parallelize import parallelize
@@ -28,6 +29,7 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
         device = args.device.type  # looking at it joins the process group
         if not is_parallel(model):
             parallelize(model, plan, mesh(plan, device))
+        args.save_only_model = True  # what the Trainer would write of an optimizer is one process's part
         args.average_tokens_across_devices = False  # every process counts those of the whole batch
         super().__init__(model, args, *others, **asked)
 
@@ -39,6 +41,13 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Rows of a step."""
         return int(args.train_batch_size * args.gradient_accumulation_steps)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **asked: Any) -> Any:
+        """As `Trainer.train`, from the beginning. Raises `ShardplanError` (`cannot-resume`)."""
+        if resume_from_checkpoint:
+            hint = "load weights with shardplan.torch.load_ or load_checkpoint before, and train without it"
+            raise ShardplanError(error("cannot-resume", "the Trainer cannot resume a model under a plan", hint=hint))
+        return super().train(None, *others, **asked)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
