@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "planner")]
+sys.path.insert(0, str(ROOT / "planner"))
 
 import torch
 import torch.distributed as dist
