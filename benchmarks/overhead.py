@@ -19,9 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "planner"))
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -29,6 +26,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
+
 
 import shardplan
 import shardplan.torch
