@@ -1,6 +1,6 @@
 """Do trainers train under a plan as they do on one process? `python benchmarks/trainers.py`
 
-Takes transformers, accelerate and lightning beside `shardplan[torch]`. Every example of docs/trainers.md is run on one
+Takes transformers, accelerate, lightning and peft beside `shardplan[torch]`. Every example of docs/trainers.md is run on one
 process without a plan, and on four with one; a line for each has what both print at the last step.
 """
 
@@ -32,7 +32,7 @@ def lines(*command: str) -> list[str]:
 
 
 def main() -> None:
-    print(", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "lightning")))
+    print(", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "lightning", "peft")))
     with tempfile.TemporaryDirectory() as folder:
         gpt, llama = f"{folder}/gpt.plan.json", f"{folder}/llama.plan.json"
         script = (EXAMPLES / "train_accelerate.py").read_text()
@@ -45,6 +45,9 @@ def main() -> None:
         runs = {"Trainer": ((trainer, *to), (trainer, "--plan", llama, *to))}
         for name, file in (("accelerate", "train_accelerate.py"), ("Lightning", "train_lightning.py")):
             runs[name] = ((str(EXAMPLES / file), gpt, "--alone"), (str(EXAMPLES / file), gpt))
+        lora = str(EXAMPLES / "train_lora.py")
+        lines(lora, "--solve", f"{folder}/lora.plan.json")
+        runs["PEFT (LoRA)"] = ((lora,), (lora, "--plan", f"{folder}/lora.plan.json"))
         for name, (alone, planned) in runs.items():
             one, four = lines(*alone), lines(*LAUNCH, *planned)
             print(
