@@ -1,7 +1,7 @@
 """Do trainers train under a plan as they do on one process? `python benchmarks/trainers.py`
 
-Takes transformers, accelerate, lightning and peft beside `shardplan[torch]`. Every example of docs/trainers.md is run on one
-process without a plan, and on four with one; a line for each has what both print at the last step.
+Takes transformers, accelerate, lightning and peft beside `shardplan[torch]`. Every example of docs/trainers.md is run
+on one process without a plan, and on four with one; a line for each has what both print at the last step.
 """
 
 from __future__ import annotations
