@@ -4,6 +4,7 @@ For quick what-if questions and for comparison with published systems, whose mod
 """
 
 from shardplan.models.factory import factory_of, title_of_factory
+from shardplan.models.hugging_face import configured, is_config
 from shardplan.models.named import NAMED, PREFIX, described, title_of
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build, transformer
@@ -13,8 +14,10 @@ __all__ = [
     "PREFIX",
     "TransformerSpec",
     "build",
+    "configured",
     "described",
     "factory_of",
+    "is_config",
     "title_of",
     "title_of_factory",
     "transformer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
 from shardplan.errors import Diagnostic, ShardplanError, error
@@ -41,7 +41,9 @@ class TransformerSpec:
     rounded up to 256 where the MLP is gated). `kv_heads`: 0 for as many as `heads`. `head_size`: 0 for hidden / heads.
     `experts`: 0 for a dense MLP; else every `moe_every`-th layer routes each token to `top_k` of so many experts, each
     of which takes `capacity` times its fair share of a sequence. `attention`: one fused operator, or its parts as
-    operators. `dropout`: as in training of that time, with its masks."""
+    operators. `dropout`: as in training of that time, with its masks. `head`: whether the output matrix is the
+    embedding, `activation`: what the MLP applies; empty for those of the style. `qkv_bias`: biases of queries, keys and
+    values alone, `qk_norm`: queries and keys are normalised by head; both only where styles have neither."""
 
     layers: int = 12
     hidden: int = 768
@@ -61,10 +63,15 @@ class TransformerSpec:
     dropout: bool = False
     logits: bool = True
     dtype: str = "bfloat16"
+    head: str = ""
+    activation: str = ""
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     @property
     def look(self) -> Style:
-        return STYLES[self.style]
+        style = STYLES[self.style]
+        return replace(style, tied=self.head == "tied") if self.head else style
 
     @property
     def width(self) -> int:
@@ -101,6 +108,8 @@ _CHOICES: Final[dict[str, Iterable[str]]] = {
     "style": tuple(STYLES),
     "attention": ("fused", "decomposed"),
     "dtype": ("bfloat16", "float16", "float"),
+    "head": ("", "tied", "untied"),
+    "activation": ("", "silu", "gelu"),
 }
 
 
@@ -138,6 +147,10 @@ def _contradictions(spec: TransformerSpec) -> Iterable[Diagnostic]:
         yield _bad(f"heads ({spec.heads}) is no multiple of kv_heads ({spec.key_heads})")
     if spec.look.rotary and spec.width % 2:
         yield _bad(f"the size of a head ({spec.width}) is odd, so it cannot be rotated", "choose even head sizes")
+    if spec.activation == "silu" and not spec.look.gated:
+        yield _bad(f"MLPs of style {spec.style} have no activation 'silu'", "leave it out, or choose style=llama")
+    if (spec.qkv_bias or spec.qk_norm) and spec.style != "llama":
+        yield _bad(f"qkv_bias and qk_norm are of style llama, not {spec.style}", "leave them out")
     if spec.experts and spec.top_k > spec.experts:
         yield _bad(f"top_k ({spec.top_k}) is more than experts ({spec.experts})")
 

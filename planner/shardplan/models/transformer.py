@@ -93,11 +93,11 @@ class _Builder:
             operands.append(self.graph.weight(f"{module}.bias", size))
         return self.graph.apply(self.look.norm, operands, self.wide, module, axis=-1, epsilon=self.look.epsilon)
 
-    def _linear(self, x: str, module: str, inner: int, outer: int) -> str:
+    def _linear(self, x: str, module: str, inner: int, outer: int, *, bias: bool = False) -> str:
         weight = self.graph.weight(f"{module}.weight", (inner, outer), transposed=self.names.transposed)
         shape = (*self.rows, outer)
         x = self.graph.apply("MatMul", [x, weight], shape, module)
-        if self.look.bias:
+        if bias or self.look.bias:
             x = self.graph.apply("Add", [x, self.graph.weight(f"{module}.bias", (outer,))], shape, module)
         return x
 
@@ -118,12 +118,17 @@ class _Builder:
         made = [self._linear(x, up, spec.hidden, spec.inner) for up in ups]
         act = f"{module}.{self.names.mlp[0].split('.')[0]}"
         if self.look.gated:
-            share = self.graph.apply("Sigmoid", [made[0]], shape, act)
-            gate = self.graph.apply("Mul", [made[0], share], shape, act)
+            gate = self._gate(made[0], shape, act)
             y = self.graph.apply("Mul", [gate, made[1]], shape, act)
         else:
             y = self.graph.apply("Gelu", [made[0]], shape, act, approximate="tanh" if spec.style == "gpt" else "none")
         return self._linear(y, down, spec.inner, spec.hidden)
+
+    def _gate(self, x: str, shape: tuple[int, ...], module: str) -> str:
+        if self.spec.activation == "gelu":
+            return self.graph.apply("Gelu", [x], shape, module, approximate="tanh")
+        share = self.graph.apply("Sigmoid", [x], shape, module)
+        return self.graph.apply("Mul", [x, share], shape, module)
 
     def _attention(self, x: str, layer: int) -> str:
         spec, module = self.spec, f"{self.names.layer}.{layer}"
@@ -131,6 +136,11 @@ class _Builder:
         counts = (spec.heads, spec.key_heads, spec.key_heads)
         flat = self._projections(x, module, [count * spec.width for count in counts])
         q, k, v = (self._by_head(value, count, core) for value, count in zip(flat, counts, strict=True))
+        if spec.qk_norm:
+            q, k = (
+                self._norm_heads(q, spec.heads, f"{core}.q_norm"),
+                self._norm_heads(k, spec.key_heads, f"{core}.k_norm"),
+            )
         if self.look.rotary:
             q, k = self._rotate(q, spec.heads, core), self._rotate(k, spec.key_heads, core)
         merge = self._fused if spec.attention == "fused" else self._decomposed
@@ -145,7 +155,8 @@ class _Builder:
         """Queries, keys and values, each [batch, seq, heads * width]."""
         modules = [f"{module}.{name}" for name in self.names.qkv]
         if not self.look.packed:
-            return tuple(self._linear(x, m, self.spec.hidden, size) for m, size in zip(modules, sizes, strict=True))
+            hidden, bias = self.spec.hidden, self.spec.qkv_bias
+            return tuple(self._linear(x, m, hidden, size, bias=bias) for m, size in zip(modules, sizes, strict=True))
         packed = self._linear(x, modules[0], self.spec.hidden, sum(sizes))
         results = [((*self.rows, size), self.spec.dtype) for size in sizes]
         operands = [packed, self.graph.integers(*sizes)]
@@ -158,6 +169,11 @@ class _Builder:
         x = self.graph.apply("Reshape", [x, self.graph.integers(*shape)], shape, module)
         by_head = (batch, heads, seq, self.spec.width)
         return self.graph.apply("Transpose", [x], by_head, module, perm=(0, 2, 1, 3))
+
+    def _norm_heads(self, x: str, heads: int, module: str) -> str:
+        weight = self.graph.weight(f"{module}.weight", (self.spec.width,))
+        shape = (self.spec.batch, heads, self.spec.seq, self.spec.width)
+        return self.graph.apply(self.look.norm, [x, weight], shape, module, axis=-1, epsilon=self.look.epsilon)
 
     def _rotate(self, x: str, heads: int, module: str) -> str:
         caches = [

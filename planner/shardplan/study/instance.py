@@ -21,7 +21,7 @@ from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean,
 from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
 from shardplan.model.types import Model
-from shardplan.models import described, factory_of, title_of_factory
+from shardplan.models import configured, described, factory_of, is_config, title_of_factory
 from shardplan.pipeline.manual.stages import ManualStages, read_stages, stages_asked_for, stages_in, stages_of
 from shardplan.pipeline.schedule import Schedule, parse_schedule
 from shardplan.plan.file import read_plan
@@ -136,11 +136,13 @@ def recorded_request(plan: Plan, file: str, model: Model) -> Request:
 
 
 def load_model(given: str | Path, dims: Mapping[str, int]) -> Model:
-    """The model of an ONNX file, of a description such as `transformer:llama3-70b`, or of a factory such as
-    `my_pkg.module:build`, called with `dims`. Raises `ShardplanError`."""
+    """The model of an ONNX file, of a `config.json`, of a description such as `transformer:llama3-70b`, or of a
+    factory such as `my_pkg.module:build`, called with `dims`. Raises `ShardplanError`."""
     text = str(given)
     if text.startswith(DESCRIBED):
         return described(text, dims)
+    if is_config(text):
+        return configured(text, dims)
     factory = factory_of(text)
     return read_model(given, dims) if factory is None else _built(text, *factory, dims)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from shardplan.torch.batches import inputs, part_of
+from shardplan.torch.checkpoints import load_checkpoint, save_checkpoint
 from shardplan.torch.comm_counter import count_comms
+from shardplan.torch.data_loader import data_loader
 from shardplan.torch.eager.parallelize import parallelize
 from shardplan.torch.exported.parallelize import parallelize_exported
 from shardplan.torch.launch import mesh
@@ -12,6 +14,7 @@ from shardplan.torch.parameters.loading import load_
 from shardplan.torch.pipelines.build import pipeline
 from shardplan.torch.pipelines.run import Pipeline
 from shardplan.torch.planning.plan import plan
+from shardplan.torch.state_dicts import full_state_dict, save
 from shardplan.torch.timeline_comparison import compare_timeline
 from shardplan.torch.with_loss import with_loss
 
@@ -19,8 +22,11 @@ __all__ = [
     "Pipeline",
     "compare_timeline",
     "count_comms",
+    "data_loader",
+    "full_state_dict",
     "inputs",
     "load_",
+    "load_checkpoint",
     "mesh",
     "microbatches",
     "parallelize",
@@ -28,5 +34,7 @@ __all__ = [
     "part_of",
     "pipeline",
     "plan",
+    "save",
+    "save_checkpoint",
     "with_loss",
 ]

@@ -1,0 +1,193 @@
+"""A `config.json` of Hugging Face as a model: its keys as the sizes of a described transformer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.model.types import Model
+from shardplan.models.spec import TransformerSpec
+from shardplan.models.transformer import build
+
+_EXPORT = "plan the module itself: shardplan.torch.plan, or my_pkg.module:build as MODEL"
+_DTYPES: Final = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
+_GELU: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_python", "gelu_fast")
+_BOUND: Final = ("batch", "seq")
+_LONGEST = 2048
+"""Tokens of a sequence where nobody says how many; many configurations name far more than anybody trains with."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the keys of a `model_type` mean. `sizes`: field of `TransformerSpec` -> key, or keys with | between;
+    `given`: fields that all of this kind have; `only`: key -> the values that can be said, the first of which is meant
+    where the key is missing; `optional`: sizes that may be missing; `tied`: whether the output matrix is the embedding
+    where no key says so."""
+
+    style: str
+    sizes: Mapping[str, str]
+    activations: tuple[str, ...]
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+    tied: bool = False
+    positions: str = "max_position_embeddings"
+    activation: str = "hidden_act"
+
+
+_ENCODER: Final = {
+    "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
+    "ffn": "intermediate_size", "vocab": "vocab_size",
+}  # fmt: skip
+_DECODER: Final = {**_ENCODER, "kv_heads": "num_key_value_heads", "head_size": "head_dim"}
+_ROUTED: Final = {
+    **_DECODER, "ffn": "moe_intermediate_size", "experts": "num_experts|num_local_experts",
+    "top_k": "num_experts_per_tok",
+}  # fmt: skip
+_PLAIN: Final = {"attention_bias": (False,), "mlp_bias": (False,)}
+_MAYBE: Final = ("kv_heads", "head_size")
+_GPT2: Final = {
+    "layers": "n_layer", "hidden": "n_embd", "heads": "n_head", "ffn": "n_inner", "vocab": "vocab_size",
+}  # fmt: skip
+
+
+def _llama(only: Mapping[str, tuple[Any, ...]] = _PLAIN, **given: Any) -> Architecture:
+    return Architecture("llama", _DECODER, ("silu",), only, given, _MAYBE)
+
+
+ARCHITECTURES: Final[dict[str, Architecture]] = {
+    "llama": _llama(),
+    "mistral": _llama(),
+    "qwen2": _llama(qkv_bias=True),
+    "qwen3": _llama(qk_norm=True),
+    "gemma": Architecture("llama", _DECODER, _GELU, _PLAIN, {"activation": "gelu"}, _MAYBE, tied=True),
+    "mixtral": Architecture(
+        "llama", {**_DECODER, "experts": "num_local_experts", "top_k": "num_experts_per_tok"}, ("silu",), _PLAIN, {},
+        _MAYBE,
+    ),
+    "qwen3_moe": Architecture(
+        "llama",
+        _ROUTED,
+        ("silu",), {**_PLAIN, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)}, {"qk_norm": True}, _MAYBE,
+    ),
+    "qwen2_moe": Architecture(
+        "llama",
+        _ROUTED,
+        ("silu",),
+        {**_PLAIN, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None), "shared_expert_intermediate_size": (0,)},
+        {"qkv_bias": True}, _MAYBE,
+    ),
+    "gpt2": Architecture(
+        "gpt", _GPT2, _GELU, {"add_cross_attention": (False,)}, {}, ("ffn",), tied=True, positions="n_positions",
+        activation="activation_function",
+    ),
+    "bert": Architecture(
+        "bert", _ENCODER, _GELU,
+        {"is_decoder": (False,), "add_cross_attention": (False,), "position_embedding_type": ("absolute",)}, tied=True,
+    ),
+}  # fmt: skip
+
+
+def is_config(given: str) -> bool:
+    """Whether MODEL is a configuration: a file of JSON."""
+    return given.endswith(".json")
+
+
+def configured(path: str | Path, dims: Mapping[str, int]) -> Model:
+    """The transformer that a `config.json` describes; `dims` give `batch` and `seq`, which it leaves open.
+
+    Raises `ShardplanError` with every key that cannot be said: `bad-config`, `unknown-architecture`, `unknown-dim`.
+    """
+    return build(spec_of(read_config(path), dims, str(path)), Path(path).stem)
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The keys of a `config.json`. Raises `ShardplanError` (`no-file`, `bad-config`)."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise ShardplanError(error("no-file", f"cannot read '{path}': {problem.strerror}")) from None
+    except ValueError as problem:
+        raise ShardplanError(error("bad-config", f"'{path}' is no JSON", detail=str(problem))) from None
+    if not isinstance(found, dict) or "model_type" not in found:
+        hint = "MODEL is an ONNX file, a config.json of Hugging Face, transformer:..., or package.module:function"
+        raise ShardplanError(error("bad-config", f"'{path}' has no 'model_type', so it is no config.json", hint=hint))
+    return found
+
+
+def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> TransformerSpec:
+    """The description that the keys of a configuration come to. Raises `ShardplanError` as `configured`."""
+    kind = str(config["model_type"])
+    architecture = ARCHITECTURES.get(kind)
+    if architecture is None:
+        hint = did_you_mean(kind, ARCHITECTURES) or f"known are {', '.join(ARCHITECTURES)}; else {_EXPORT}"
+        raise ShardplanError(error("unknown-architecture", f"{path}: model_type '{kind}' cannot be said", hint=hint))
+    sizes, faults = _sizes(architecture, config, path)
+    longest = config.get(architecture.positions)
+    seq = dims.get("seq", min(longest, _LONGEST) if isinstance(longest, int) else _LONGEST)
+    faults += _refused(architecture, config, path)
+    faults += _windows(config, seq, path)
+    faults += [
+        error("unknown-dim", f"{path} leaves no '{name}' open", hint=did_you_mean(name, _BOUND) or "batch, seq")
+        for name in dims
+        if name not in _BOUND
+    ]
+    if faults:
+        raise ShardplanError(*faults)
+    named = config.get("dtype", config.get("torch_dtype")) or "bfloat16"
+    asked: dict[str, Any] = {**sizes, **architecture.given, "seq": seq, "dtype": _DTYPES[str(named)]}
+    if "batch" in dims:
+        asked["batch"] = dims["batch"]
+    tied = config.get("tie_word_embeddings", architecture.tied)
+    return TransformerSpec(style=architecture.style, head="tied" if tied else "untied", **asked)  # type: ignore[arg-type]
+
+
+def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> tuple[dict[str, int], list[Diagnostic]]:
+    sizes, faults = dict[str, int](), list[Diagnostic]()
+    for name, keys in architecture.sizes.items():
+        key = next((each for each in keys.split("|") if each in config), keys.split("|")[0])
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool):
+            sizes[name] = value
+        elif value is not None:
+            faults.append(error("bad-config", f"{path}: {key} is {json.dumps(value)}, it must be a whole number"))
+        elif name not in architecture.optional:
+            faults.append(error("bad-config", f"{path}: there is no '{key}'", hint="save the configuration whole"))
+    return sizes, faults
+
+
+def _refused(architecture: Architecture, config: Mapping[str, Any], path: str) -> list[Diagnostic]:
+    """Keys with values that make another model than can be said."""
+    only = {**architecture.only, architecture.activation: architecture.activations}
+    faults = [
+        _cannot(path, key, config[key], " or ".join(json.dumps(value) for value in allowed))
+        for key, allowed in only.items()
+        if config.get(key, allowed[0]) not in allowed
+    ]
+    if config.get("quantization_config") is not None:
+        faults.append(_cannot(path, "quantization_config", config["quantization_config"], "null"))
+    named = config.get("dtype", config.get("torch_dtype"))
+    if named is not None and named not in _DTYPES:
+        faults.append(_cannot(path, "dtype", named, " or ".join(json.dumps(value) for value in _DTYPES)))
+    return faults
+
+
+def _windows(config: Mapping[str, Any], seq: int, path: str) -> Iterable[Diagnostic]:
+    """A sliding window that is no shorter than the sequence changes nothing."""
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    slides = "sliding_attention" in (config.get("layer_types") or ["sliding_attention"])
+    if isinstance(window, int) and slides and window < seq:
+        yield error(
+            "bad-config", f"{path}: sliding_window is {window}, sequences have {seq} tokens",
+            hint=f"attention can only be said whole: --dim seq={window}, or {_EXPORT}",
+        )  # fmt: skip
+
+
+def _cannot(path: str, key: str, value: Any, allowed: str) -> Diagnostic:
+    said = json.dumps(value)
+    short = said if len(said) <= 40 else said[:37] + "..."
+    return error("bad-config", f"{path}: {key} is {short}, which cannot be said; it must be {allowed}", hint=_EXPORT)

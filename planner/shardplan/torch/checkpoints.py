@@ -1,0 +1,130 @@
+"""Distributed checkpoints (torch.distributed.checkpoint) of models under a plan and of their optimizers.
+
+Torch takes what a process holds of a tensor for one block. Under a plan it may be several, of a fused q, k, v say, so
+every tensor says itself which blocks it consists of, by the protocol that torch has for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.tensor import DTensor
+
+from shardplan.layout.mesh import Mesh
+from shardplan.runtime.shards import Shard, runs_of
+from shardplan.torch.applied_plan import applied_to
+from shardplan.torch.placements import to_layout
+from shardplan.torch.state_dicts import stored_by_name
+
+
+class Blocks(Tensor):  # type: ignore[misc]
+    """What this process holds of a tensor: `views` by their offsets in it. `origin`: what was given. It is a tensor in
+    name only, because torch asks for one; there is nothing to compute with."""
+
+    views: Mapping[tuple[int, ...], Tensor]
+    origin: Any
+
+    @classmethod
+    def of(cls, shape: torch.Size, views: Mapping[tuple[int, ...], Tensor], origin: Any, like: Tensor) -> Blocks:
+        """`shape`: of the whole tensor; `like`: any tensor of its dtype."""
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)  # noqa: SLF001
+        made.views, made.origin = views, origin
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del cls, types, args, kwargs
+        raise NotImplementedError(f"{function} of blocks of a checkpoint")
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        return [
+            WriteItem(
+                index=MetadataIndex(name, torch.Size(offsets)), type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=ChunkStorageMetadata(torch.Size(offsets), view.shape),
+                    properties=TensorProperties.create_from_tensor(view), size=self.shape,
+                ),
+            )
+            for offsets, view in self.views.items()
+        ]  # fmt: skip
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size(offsets), view.shape) for offsets, view in self.views.items()]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        return self.views[tuple(index.offset or (0,) * len(self.shape))]
+
+
+def save_checkpoint(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Write what every process holds of `model`, and of the state of `optimizer`, into the folder `path`, once.
+
+    Weights have the names and shapes of the module without a plan, so that `torch.distributed.checkpoint` reads them
+    under any plan and without one. All processes have to call it.
+    """
+    dcp.save(_state(model, optimizer), checkpoint_id=path)
+
+
+def load_checkpoint(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Fill `model`, and the state of `optimizer`, from what `save_checkpoint` wrote under this plan or another, on as
+    many processes or others. Every process reads what it keeps. All processes have to call it."""
+    state = _state(model, optimizer)
+    dcp.load(state, checkpoint_id=path)
+    if optimizer is not None:
+        set_optimizer_state_dict(model, optimizer, _origins(state["optimizer"]))
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    mesh = applied_to(model).groups.mesh
+    weights = {name: _joined(stored, mesh) for name, stored in stored_by_name(model)}
+    if optimizer is None:
+        return {"model": weights}
+    return {"model": weights, "optimizer": _blocks_in(get_optimizer_state_dict(model, optimizer), mesh)}
+
+
+def _joined(stored: Any, mesh: Mesh) -> Any:
+    """A tensor, or the parts of a fused weight with the dim along which they lie, as blocks."""
+    if not isinstance(stored, tuple):
+        return _blocks(stored, mesh)
+    *parts, dim = stored
+    views, start = {}, 0
+    for part in parts:
+        for offsets, view in _blocks(part, mesh).views.items():
+            views[(*offsets[:dim], offsets[dim] + start, *offsets[dim + 1 :])] = view
+        start += part.shape[dim]
+    shape = list(parts[0].shape)
+    shape[dim] = start
+    return Blocks.of(torch.Size(shape), views, stored, parts[0])
+
+
+def _blocks(tensor: Any, mesh: Mesh) -> Any:
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    layout = to_layout(tensor.placements, mesh, tensor.shape)
+    place = tensor.device_mesh.get_coordinate()
+    if layout is None or place is None:
+        return tensor.detach()
+    shape = tuple(tensor.shape)
+    shard = Shard("", 0, shape, "", runs_of(layout, mesh, shape, place))
+    local = tensor.detach().to_local()
+    views = {tuple(each.start for each in piece.source): local[piece.target] for piece in shard.pieces}
+    return Blocks.of(tensor.shape, views, tensor, tensor)
+
+
+def _blocks_in(state: Any, mesh: Mesh) -> Any:
+    if isinstance(state, Mapping):
+        return {key: _blocks_in(value, mesh) for key, value in state.items()}
+    return _blocks(state, mesh) if isinstance(state, DTensor) else state
+
+
+def _origins(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {key: _origins(value) for key, value in state.items()}
+    return state.origin if isinstance(state, Blocks) else state

@@ -1,0 +1,92 @@
+"""A data loader whose processes read only the part of each batch that the plan gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
+
+from shardplan.errors import ShardplanError, error
+from shardplan.plan.types import Plan, TensorDecision
+from shardplan.torch.batches import inputs, part_of
+
+
+class PlannedLoader:
+    """See `data_loader`. `loader` is the loader of this process's rows."""
+
+    def __init__(self, plan: Plan, mesh: DeviceMesh, dataset: Dataset, sampler: Any, asked: Mapping[str, Any]) -> None:
+        self._plan, self._mesh = plan, mesh
+        read = [tensor for tensor in plan.tensors if tensor.role == "input"]
+        batch = _batch_of(read)
+        rank = torch.distributed.get_rank()
+        self._parts = {tensor.name: part_of(plan, tensor.name, rank) for tensor in read}
+        rows = {
+            row for parts in self._parts.values() for part in parts for row in range(*part.source[0].indices(batch))
+        }
+        self.rows = sorted(rows)
+        order = SequentialSampler(dataset) if sampler is None else sampler
+        self.loader = DataLoader(dataset, batch_sampler=_Rows(order, batch, self.rows), **asked)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, DTensor]]:
+        for found in self.loader:
+            local = {name: self._local(name, value) if name in self._parts else value for name, value in found.items()}
+            yield inputs(self._plan, self._mesh, local, local=True)
+
+    def _local(self, name: str, read: Tensor) -> Tensor:
+        """Of the rows that were read, of whole other dims, this process's part of an input."""
+        parts = self._parts[name]
+        shape = [max(part.target[dim].stop for part in parts) for dim in range(read.dim())]
+        made = read.new_empty(shape)
+        place = {row: number for number, row in enumerate(self.rows)}
+        for part in parts:
+            first, *others = part.source
+            made[part.target] = read[(slice(place[first.start], place[first.stop - 1] + 1), *others)]
+        return made
+
+
+class _Rows(Sampler):  # type: ignore[misc]
+    """The indices of `rows` of every whole batch of `order`."""
+
+    def __init__(self, order: Any, batch: int, rows: Sequence[int]) -> None:
+        self._order, self._batch, self._rows = order, batch, rows
+
+    def __len__(self) -> int:
+        return len(self._order) // self._batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for index in self._order:
+            batch.append(index)
+            if len(batch) == self._batch:
+                yield [batch[row] for row in self._rows]
+                batch = []
+
+
+def data_loader(plan: Plan, mesh: DeviceMesh, dataset: Dataset, *, sampler: Any = None, **asked: Any) -> PlannedLoader:
+    """Batches of the plan's inputs as DTensors, of which this process has read its rows alone.
+
+    `dataset[index]` is a mapping of the plan's inputs to one sample each; `sampler` gives the order of samples, which
+    has to be the same on all processes (seed it), and is the dataset's own order by default. Samples that make no
+    whole batch are left out. `asked`: arguments of `torch.utils.data.DataLoader` (`num_workers`, `collate_fn` ...).
+
+    Raises `ShardplanError` as `inputs`, and `uneven-batch` where the plan's inputs have different numbers of rows.
+    """
+    return PlannedLoader(plan, mesh, dataset, sampler, asked)
+
+
+def _batch_of(read: Sequence[TensorDecision]) -> int:
+    sizes = {tensor.name: tensor.shape[0] if tensor.shape else 0 for tensor in read}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        said = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in read) or "none"
+        summary = f"the plan's inputs have no number of rows in common: {said}"
+        hint = "read them yourself: shardplan.torch.part_of says which part of each a rank needs"
+        raise ShardplanError(error("uneven-batch", summary, hint=hint))
+    return next(iter(sizes.values()))

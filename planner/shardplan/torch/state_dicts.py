@@ -1,0 +1,75 @@
+"""Checkpoints of models under a plan: whole tensors under the names of the module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import parametrize
+
+from shardplan.torch.parameters.distribution import FusedWeight
+
+_PARTS = "parametrizations"
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def full_state_dict(model: nn.Module, *, rank: int | None = None) -> dict[str, Tensor]:
+    """`model.state_dict()` as it was before the plan: whole tensors on the CPU, fused weights as one, tied ones shared.
+
+    All processes have to call it, and send what they hold tensor by tensor, so that no more than one is whole on a
+    device at a time. `rank`: who keeps the result; others get an empty one. None: everybody keeps it.
+    """
+    keep = rank is None or not dist.is_initialized() or dist.get_rank() == rank
+    found: dict[str, Tensor] = {}
+    same: dict[int, Tensor] = {}
+    for name, stored in stored_by_name(model):
+        first = stored[0] if isinstance(stored, tuple) else stored
+        if id(first) not in same:
+            whole = _joined(stored).detach()
+            # what is replicated is the model's own memory
+            same[id(first)] = whole.to("cpu", copy=True) if keep else whole.new_empty(0)
+        if keep:
+            found[name] = same[id(first)]
+    return found
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write the weights of `model` to `path` (.safetensors): whole tensors under the names of the module, those that
+    are tied once. All processes have to call it; the first writes."""
+    from safetensors.torch import save_file  # noqa: PLC0415 - only to write
+
+    state = full_state_dict(model, rank=0)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        once = {id(tensor): name for name, tensor in reversed(state.items())}
+        kept = set(once.values())
+        save_file({name: tensor.contiguous() for name, tensor in state.items() if name in kept}, path, {"format": "pt"})
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def stored_by_name(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Names of the module without a plan -> what is stored: a tensor, or the parts of a fused weight and their dim."""
+    state = model.state_dict(keep_vars=True)
+    fused: dict[str, tuple[Any, ...]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if not parametrize.is_parametrized(module):
+            continue
+        for attribute, parts in module.parametrizations.items():
+            if isinstance(parts[0], FusedWeight):
+                inner = f"{path}.{_PARTS}.{attribute}.".lstrip(".")
+                tensors = [state.pop(f"{inner}original{number}") for number in range(parts.ntensors)]
+                fused[f"{path}.{attribute}".lstrip(".")] = (*tensors, parts[0].parts.dim)
+    yield from state.items()
+    yield from fused.items()
+
+
+def _joined(stored: Any) -> Tensor:
+    if isinstance(stored, tuple):
+        *parts, dim = stored
+        return torch.cat([_joined(part) for part in parts], dim)
+    return stored.full_tensor() if isinstance(stored, DTensor) else stored

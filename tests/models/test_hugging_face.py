@@ -1,0 +1,97 @@
+"""A `config.json` of Hugging Face is a model; what it says that cannot be planned is refused key by key."""
+
+import json
+
+import pytest
+
+from shardplan.cli import main
+from shardplan.errors import ShardplanError
+from shardplan.models.hugging_face import configured
+
+PLAIN = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+GROUPED = {**PLAIN, "num_key_value_heads": 2, "hidden_act": "silu"}
+GPT2 = {"vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": None, "n_positions": 64}
+ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+BASE = 512 * 64 + 64 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64)
+"""Parameters of the tied Llama: table, last norm, and two layers of attention, MLP and norms."""
+CASES = {
+    "llama": (GROUPED, BASE + 512 * 64),
+    "mistral": ({**GROUPED, "sliding_window": 64}, BASE + 512 * 64),
+    "qwen2": ({**GROUPED, "tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 8},
+              BASE + 2 * (64 + 2 * 32)),
+    "qwen3": ({**GROUPED, "tie_word_embeddings": True, "head_dim": 16}, BASE + 2 * 2 * 16),
+    "gemma": ({**GROUPED, "hidden_act": "gelu_pytorch_tanh"}, BASE),
+    "mixtral": ({**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+                BASE + 512 * 64 + 2 * (3 * 3 * 64 * 128 + 4 * 64)),
+    "qwen3_moe": ({**GROUPED, **ROUTED, "tie_word_embeddings": True},
+                  BASE + 2 * (2 * 16 + (4 * 32 - 128) * 3 * 64 + 4 * 64)),
+    "gpt2": (GPT2, 512 * 64 + 64 * 64 + 2 * 64 + 2 * (12 * 64 * 64 + 13 * 64)),
+    "bert": ({**PLAIN, "hidden_act": "gelu"},
+             512 * 64 + 64 * 64 + 2 * 64 + 2 * (4 * 64 * 65 + 2 * 64 * 128 + 192 + 256)),
+}  # fmt: skip
+
+
+def written(folder, config):
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def parameters(model):
+    return sum(model.tensors[weight.tensor].elements for weight in model.parameters)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_config_has_the_parameters_of_its_checkpoint(tmp_path, kind):
+    keys, count = CASES[kind]
+    model = configured(written(tmp_path, {"model_type": kind, **keys}), {"batch": 4})
+    assert parameters(model) == count
+    assert dict(model.dims) == {"batch": 4, "seq": 64}
+
+
+REFUSED = {
+    "sliding_window": ({"sliding_window": 16}, "sliding_window is 16, sequences have 64 tokens"),
+    "biases": ({"attention_bias": True}, "attention_bias is true, which cannot be said; it must be false"),
+    "activation": ({"hidden_act": "relu2"}, 'hidden_act is "relu2", which cannot be said; it must be "silu"'),
+    "quantised": ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, which cannot be said'),
+    "no number": ({"hidden_size": "64"}, 'hidden_size is "64", it must be a whole number'),
+    "nothing": ({"num_hidden_layers": None}, "there is no 'num_hidden_layers'"),
+    "another": ({"model_type": "mamba"}, "model_type 'mamba' cannot be said"),
+    "precision": ({"dtype": "float8"}, 'dtype is "float8", which cannot be said'),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_said_is_refused(tmp_path, capsys, what):
+    keys, said = REFUSED[what]
+    path = written(tmp_path, {"model_type": "llama", **GROUPED, **keys})
+    assert main(["solve", str(path), "--mesh", "2x2"]) == 2
+    assert f"{path}: {said}" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_faults_are_said_together(tmp_path):
+    path = written(tmp_path, {"model_type": "llama", **GROUPED, "attention_bias": True, "mlp_bias": True})
+    with pytest.raises(ShardplanError) as caught:
+        configured(path, {"heads": 8})
+    assert [fault.code for fault in caught.value.diagnostics] == ["bad-config", "bad-config", "unknown-dim"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_other_json_is_no_model(tmp_path, capsys, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    assert main(["inspect", str(path)]) == 2
+    assert "error[bad-config]" in capsys.readouterr().err
+
+
+def test_a_plan_of_a_config_is_checked_against_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, {"model_type": "llama", **GROUPED})
+    assert main(["solve", "config.json", "--mesh", "2x2", "--dim", "batch=4", "-o", "p.json"]) == 0
+    assert main(["check", "p.json"]) == 0
+    path.write_text(path.read_text().replace('"intermediate_size": 128', '"intermediate_size": 256'))
+    assert main(["check", "p.json"]) == 1
+    capsys.readouterr()

@@ -1,0 +1,130 @@
+"""What ranks do in the tests of training loops and checkpoints under plans."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch_twins
+from safetensors.torch import load_file
+from tiny_models import Tiny
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_cases import mesh_of
+
+import shardplan.torch
+from shardplan.plan.types import Plan
+
+
+def loop(tiny: Tiny, plan: Plan, kind: str, fused: bool = False, steps: int = 2) -> tuple[float, float]:
+    """Train as `kind` says under `plan`, and the same in one process: the largest difference of what the loop reports
+    (losses, norms) and of a parameter afterwards."""
+    model, reference = torch_twins.twin(tiny, fused=fused), torch_twins.twin(tiny, fused=fused)
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    ours, theirs = _told(model, ids, kind, steps), _told(reference, ids, kind, steps)
+    found, wanted = shardplan.torch.full_state_dict(model), reference.state_dict()
+    assert found.keys() == wanted.keys()
+    told = max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
+    return told, _difference(found, wanted)
+
+
+def _told(model: nn.Module, ids: Tensor, kind: str, steps: int) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-4, fused=kind == "fused optimizer")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1, enabled=kind in {"scaler", "overflow"})
+    found = []
+    for step in range(steps):
+        for number in range(2 if kind == "accumulation" else 1):
+            batch = ids.roll(number + step, 0)
+            with torch.autocast("cpu", torch.bfloat16) if kind == "autocast" else contextlib.nullcontext():
+                loss = _loss(model(batch), batch)
+            loss = loss * float("inf") if kind == "overflow" and not step else loss
+            scaler.scale(loss).backward()
+            found += [] if kind == "overflow" and not step else [loss.item()]
+        scaler.unscale_(optimizer)
+        if kind == "clipping":
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            found.append(_whole(norm).item())
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(scaler.get_scale())
+        optimizer.zero_grad()
+    return found
+
+
+def _loss(logits: Tensor, ids: Tensor) -> Tensor:
+    return functional.cross_entropy(_whole(logits).float().flatten(0, 1), ids.roll(-1, 1).flatten())
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _difference(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    return max((found[name] - wanted[name]).abs().max().item() for name in wanted)
+
+
+def checkpoint(tiny: Tiny, plan: Plan, other: Plan, folder: Path, fused: bool = False) -> dict[str, float]:
+    """Train a step under `plan`, save, read under `other` and in one process. Differences of weights, and of weights
+    after one more step with the optimizer state that was read."""
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    model = torch_twins.twin(tiny, fused=fused)
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-4)
+    _step(model, optimizer, ids)
+    saved = shardplan.torch.full_state_dict(model)
+    shardplan.torch.save_checkpoint(folder, model, optimizer)
+    shardplan.torch.save(model, folder / "model.safetensors")
+    _step(model, optimizer, ids)
+    after = shardplan.torch.full_state_dict(model)
+
+    again = torch_twins.twin(tiny, fused=fused)
+    for parameter in again.parameters():
+        nn.init.zeros_(parameter)
+    shardplan.torch.parallelize(again, other, mesh_of(other))
+    optimizer = torch.optim.AdamW(again.parameters(), 1e-3, eps=1e-4)
+    shardplan.torch.load_checkpoint(folder, again, optimizer)
+    read = shardplan.torch.full_state_dict(again)
+    _step(again, optimizer, ids)
+    found = {
+        "another mesh": _difference(read, saved),
+        "another mesh, a step later": _difference(shardplan.torch.full_state_dict(again), after),
+        "safetensors": _difference({**saved, **load_file(folder / "model.safetensors")}, saved),
+    }
+    if dist.get_rank() == 0:
+        alone = {"model": {name: torch.zeros_like(tensor) for name, tensor in saved.items()}}
+        dcp.load(alone, checkpoint_id=folder, no_dist=True)
+        found["one process"] = _difference(alone["model"], saved)
+    dist.barrier()
+    return found
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> None:
+    _loss(model(ids), ids).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class Samples(torch.utils.data.Dataset):
+    """Rows of numbers; `read` is what has been read of them."""
+
+    def __init__(self, count: int, seq: int) -> None:
+        self.rows, self.read = torch.arange(count * seq).reshape(count, seq), []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        self.read.append(index)
+        return {"input_ids": self.rows[index]}
+
+
+def read_batches(plan: Plan, order: list[int], shape: tuple[int, int]) -> tuple[list[Tensor], list[int], int]:
+    """Whole batches that a data loader gives, the samples that this rank has read, and the loader's length."""
+    data = Samples(len(order), shape[1])
+    loader = shardplan.torch.data_loader(plan, mesh_of(plan), data, sampler=order)
+    return [batch["input_ids"].full_tensor() for batch in loader], data.read, len(loader)

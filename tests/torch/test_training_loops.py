@@ -1,0 +1,86 @@
+"""What training loops do beside forward and backward, checkpoints and data loaders: under a plan as in one process."""
+
+import functools
+import pathlib
+import random
+import tempfile
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+import torch
+from forced_plans import cluster_of, forced_plan
+from tiny_models import megatron, tiny_gpt, tiny_llama
+
+from shardplan.constraints.parse import parse_constraints
+from shardplan.planning import PlanOptions, plan_model
+
+MEGATRON, SEQUENCE = "Megatron by hand", "Megatron + sequence by hand"
+KINDS = ("plain", "clipping", "accumulation", "fused optimizer", "scaler", "overflow")
+PLANS = (("gpt packed", SEQUENCE), ("llama tied", "ZeRO-3"))
+TINIES = {
+    "gpt": tiny_gpt,
+    "gpt packed": functools.partial(tiny_gpt, fused=True),
+    "llama tied": functools.partial(tiny_llama, tied=True),
+}
+
+
+@functools.cache
+def tiny_of(name):
+    return TINIES[name]()
+
+
+@functools.cache
+def model_of(name):
+    with tempfile.TemporaryDirectory() as folder:
+        return tiny_of(name).model(pathlib.Path(folder))
+
+
+@functools.cache
+def plan_of(name, recipe, mesh="2x2"):
+    if recipe not in {MEGATRON, SEQUENCE}:
+        return forced_plan(model_of(name), mesh, recipe=recipe)
+    constraints = parse_constraints(megatron(tiny_of(name), sequence=recipe == SEQUENCE), "megatron.yaml")
+    return plan_model(model_of(name), cluster_of(mesh), PlanOptions(constraints=constraints))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "recipe"), PLANS)
+def test_loops_train_as_in_one_process(four, name, recipe, kind):
+    for told, weights in four.run("torch_trainers", "loop", tiny_of(name), plan_of(name, recipe), kind):
+        assert told < 1e-5
+        assert weights < 1e-5
+
+
+@pytest.mark.parametrize(("name", "recipe"), PLANS)
+def test_autocast_rounds_where_one_process_does(four, name, recipe):
+    for told, weights in four.run("torch_trainers", "loop", tiny_of(name), plan_of(name, recipe), "autocast"):
+        assert told < 2e-2
+        assert weights < 2.1e-3  # at most the steps of the optimizer
+
+
+@pytest.mark.parametrize(("name", "recipe", "other", "mesh"), [
+    ("gpt packed", SEQUENCE, "ZeRO-3", "4"), ("llama tied", "ZeRO-3", MEGATRON, "2x2"),
+])  # fmt: skip
+def test_checkpoints_are_read_on_another_mesh_and_whole(four, tmp_path, name, recipe, other, mesh):
+    plans = plan_of(name, recipe), plan_of(name, other, mesh)
+    for found in four.run("torch_trainers", "checkpoint", tiny_of(name), *plans, tmp_path):
+        assert found.pop("another mesh, a step later") < 1e-5
+        assert not {name: error for name, error in found.items() if error}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_reads_its_rows_and_all_read_the_batch(four, seed):
+    plan = forced_plan(model_of("gpt"), "2x2", seed=seed)
+    batch, seq = next(tensor.shape for tensor in plan.tensors if tensor.role == "input")
+    order = list(range(3 * batch + 1))
+    random.Random(seed).shuffle(order)
+    wanted = torch.arange(len(order) * seq).reshape(-1, seq)[torch.tensor(order)]
+    layout = next(tensor.layout.forward for tensor in plan.tensors if tensor.role == "input")
+    ways = plan.mesh.ways([axis for axis, placed in enumerate(layout.placements) if placed.is_shard and not placed.dim])
+    for batches, read, length in four.run("torch_trainers", "read_batches", plan, order, (batch, seq)):
+        assert length == len(batches) == 3
+        assert torch.equal(torch.cat(batches), wanted[: 3 * batch])
+        assert len(read) == 3 * batch // ways
