@@ -246,7 +246,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from shardplan.plan.notebook import summary_html  # noqa: PLC0415 - it knows plans
+        from shardplan.plan.notebook import summary_html
 
         return summary_html(self)
 
