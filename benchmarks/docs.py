@@ -4,7 +4,7 @@
 
 A block ```console holds commands after `$ ` and what they print, both streams; a line `...` stands for any lines. They
 run in a copy of the checkout, page by page. Commands that read files which the checkout has not (a reader's own model)
-and those of other programs are listed and not run.
+and those of other programs (but for sed) are listed and not run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def examples(block: str) -> list[Example]:
 
 def reason_not_to_run(example: Example, copy: Path) -> str:
     """Why a command is not run here, `""` where it is."""
-    if not example.text.startswith("shardplan "):
+    if not example.text.startswith(("shardplan ", "sed ")):
         return "another program"
     made = re.findall(r"(?:-o|>) +(\S+)", example.text)
     missing = [name for name in READS.findall(example.text) if name not in made and not (copy / name).exists()]
