@@ -44,14 +44,22 @@ class _Unknown:
 
 
 class ProgressLine:
-    """Context manager; `update` is what the solver calls, as often as it likes. `amount` writes a cost.
+    """Context manager; `update` is what the solver calls, as often as it likes. `amount` writes a cost; `doing` says
+    what takes so long.
 
     The line is drawn by a thread of its own: what takes long before the solver says anything is seen to go on.
     """
 
-    def __init__(self, stream: IO[str], *, enabled: bool = True, amount: Callable[[float], str] = picoseconds) -> None:
+    def __init__(
+        self,
+        stream: IO[str],
+        *,
+        enabled: bool = True,
+        amount: Callable[[float], str] = picoseconds,
+        doing: str = "solving",
+    ) -> None:
         self._stream = stream
-        self._amount = amount
+        self._amount, self._doing = amount, doing
         self._enabled = enabled and stream.isatty()
         self._started = time.monotonic()
         self._standing: Standing = _Unknown()
@@ -78,7 +86,7 @@ class ProgressLine:
         drawn, wait = 0, _FIRST_S
         while not self._ended.wait(wait):
             text = progress_text(self._standing, time.monotonic() - self._started, self._amount)
-            self._stream.write(f"{_CLEAR}solving {_FRAMES[drawn % len(_FRAMES)]} {text}")
+            self._stream.write(f"{_CLEAR}{self._doing} {_FRAMES[drawn % len(_FRAMES)]} {text}")
             self._stream.flush()
             drawn, wait = drawn + 1, _INTERVAL_S
         if drawn:

@@ -112,7 +112,8 @@ def _verdict(session: Session, file: str, models: tuple[str, ...], given: Given,
 
     try:
         model = _model_of(read_plan(file), models) if models else None
-        return check_file(file, replace(given, model=model), resolve=resolve)
+        with session.waiting("solving" if resolve else "checking"):
+            return check_file(file, replace(given, model=model), resolve=resolve)
     except ShardplanError as problem:
         session.say_all(problem.diagnostics)
         return unreadable(problem)

@@ -57,7 +57,8 @@ def explain(
         label = next(f"{stage.name}: " for stage in loaded.pipeline.stages if stage.plan is subject)
         name = name.removeprefix(label)
     if instead is None:
-        found = explain_name(subject, file, part, name)
+        with session.waiting("explaining"):
+            found = explain_name(subject, file, part, name)
         found = replace(found, subject=label + found.subject)
         document = explain_document(loaded, found.subject, found.shares, found)
         return session.finish(document, lambda console: show_explanation(console, loaded, found))
@@ -67,7 +68,8 @@ def explain(
 
     check_model(subject, file, part)
     named = find(subject, part, name)
-    described_one, other = described(subject, named), plan_instead(subject, file, part, named, instead)
+    with session.waiting("planning instead"):
+        described_one, other = described(subject, named), plan_instead(subject, file, part, named, instead)
     described_one = replace(described_one, subject=label + described_one.subject)
     document = explain_document(loaded, described_one.subject, described_one.shares, described_one)
     return session.finish(

@@ -33,6 +33,8 @@ from shardplan.verbs.streams import DEGRADE, discard
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shardplan.render.progress import ProgressLine
+
 EXIT_DONE, EXIT_NO, EXIT_USAGE, EXIT_INFEASIBLE, EXIT_LIMIT = 0, 1, 2, 3, 4
 EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE = 70, 130, 141
 _SOURCES = {
@@ -71,6 +73,12 @@ class Session:
         """`say` each."""
         for diagnostic in diagnostics:
             self.say(diagnostic)
+
+    def waiting(self, doing: str) -> ProgressLine:
+        """A line on a terminal, while something that nobody hears of takes long: `comparing ⠹ 3 s`."""
+        from shardplan.render.progress import ProgressLine
+
+        return ProgressLine(sys.stderr, enabled=not self.quiet, doing=doing)
 
     def paint(self, draw: Callable[[Console], None]) -> None:
         """Let `draw` print a part of the result on standard output, unless that belongs to a document."""

@@ -55,7 +55,8 @@ def verify(
 
     loaded, planned = _read(model, plan, dims, trips)
     if (report := _declared(loaded, planned, rtol)) is None:
-        report, loaded = _run(model, loaded, planned, rtol, seed, shrink=shrink)
+        with session.waiting("running"):
+            report, loaded = _run(model, loaded, planned, rtol, seed, shrink=shrink)
     session.finish(
         verification_document(report, loaded, shrunk=shrink),
         lambda console: show_verification(console, report, loaded, shrunk=shrink),
