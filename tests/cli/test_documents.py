@@ -65,6 +65,8 @@ CASES = [
     (("sweep", "absent.onnx"), 2),
     (("inspect", *MODEL), 0),
     (("inspect", "absent.onnx"), 2),
+    (("init", "--machines", "2"), 0),
+    (("init", "--like", "nothing"), 2),
     (("profiles",), 0),
     (("profiles", "list"), 0),
     (("profiles", "show", "h100-dgx"), 0),
@@ -146,7 +148,7 @@ def test_every_verb_has_a_schema_and_is_tried():
 
 def test_every_verb_says_so_when_nothing_is_given(shardplan, inputs: Path):
     """Except those that need nothing: bad usage is one document too."""
-    for verb in sorted({*every_verb()} - {"profiles"}):
+    for verb in sorted({*every_verb()} - {"profiles", "init"}):
         run = shardplan(*verb.split(), "--json")
         document = json.loads(run.out)
         VALIDATOR.validate(document)

@@ -12,6 +12,7 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.model.types import Model
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build
+from shardplan.text_files import read_text
 
 _EXPORT = "plan the module itself: shardplan.torch.plan, or my_pkg.module:build as MODEL"
 _DTYPES: Final = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
@@ -93,8 +94,8 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
 
 
 def is_config(given: str) -> bool:
-    """Whether MODEL is a configuration: a file of JSON."""
-    return given.endswith(".json")
+    """Whether MODEL is a configuration: a file of JSON that is no plan."""
+    return given.endswith(".json") and not given.endswith(".plan.json")
 
 
 def configured(path: str | Path, dims: Mapping[str, int]) -> Model:
@@ -108,11 +109,13 @@ def configured(path: str | Path, dims: Mapping[str, int]) -> Model:
 def read_config(path: str | Path) -> dict[str, Any]:
     """The keys of a `config.json`. Raises `ShardplanError` (`no-file`, `bad-config`)."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
     except OSError as problem:
         raise ShardplanError(error("no-file", f"cannot read '{path}': {problem.strerror}")) from None
     except ValueError as problem:
         raise ShardplanError(error("bad-config", f"'{path}' is no JSON", detail=str(problem))) from None
+    except RecursionError:
+        raise ShardplanError(error("bad-config", f"'{path}' is nested too deeply")) from None
     if not isinstance(found, dict) or "model_type" not in found:
         hint = "MODEL is an ONNX file, a config.json of Hugging Face, transformer:..., or package.module:function"
         raise ShardplanError(error("bad-config", f"'{path}' has no 'model_type', so it is no config.json", hint=hint))
@@ -171,7 +174,7 @@ def _refused(architecture: Architecture, config: Mapping[str, Any], path: str) -
     if config.get("quantization_config") is not None:
         faults.append(_cannot(path, "quantization_config", config["quantization_config"], "null"))
     named = config.get("dtype", config.get("torch_dtype"))
-    if named is not None and named not in _DTYPES:
+    if named is not None and not (isinstance(named, str) and named in _DTYPES):
         faults.append(_cannot(path, "dtype", named, " or ".join(json.dumps(value) for value in _DTYPES)))
     return faults
 
@@ -179,7 +182,8 @@ def _refused(architecture: Architecture, config: Mapping[str, Any], path: str) -
 def _windows(config: Mapping[str, Any], seq: int, path: str) -> Iterable[Diagnostic]:
     """A sliding window that is no shorter than the sequence changes nothing."""
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    slides = "sliding_attention" in (config.get("layer_types") or ["sliding_attention"])
+    kinds = config.get("layer_types") or ["sliding_attention"]
+    slides = not isinstance(kinds, list) or "sliding_attention" in kinds
     if isinstance(window, int) and slides and window < seq:
         yield error(
             "bad-config", f"{path}: sliding_window is {window}, sequences have {seq} tokens",
