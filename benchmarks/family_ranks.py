@@ -13,6 +13,7 @@ import torch
 from family_programs import PROGRAMS
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 
 import shardplan.torch
 from shardplan.errors import ShardplanError
@@ -62,6 +63,8 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
     known = {name for name, _ in [*reference.named_parameters(), *reference.named_buffers()]}
     optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in (model, reference)]
     found = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0, "buffers": 0.0}
+    with SinglePrecision() as single:
+        made(name, dtype)[0](*batch)
     for _ in range(2):
         losses = [each(*batch) for each in (model, reference)]
         for optimizer, loss in zip(optimizers, losses, strict=True):
@@ -77,7 +80,19 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
         buffers = [_together(each.named_buffers(), known) for each in (model, reference)]
         seen["buffers"] = _apart(*buffers, missing=mode == "exported")
         found = {key: max(value, seen[key]) for key, value in found.items()}
-    return found
+    return {**found, "single": float(single.seen)}
+
+
+class SinglePrecision(TorchFunctionMode):
+    """Whether a program in double precision computes something in single precision that has a gradient."""
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.dtype == torch.float32 and made.requires_grad:
+            self.seen = True
+        return made
 
 
 def _of(model: nn.Module, known: Container[str], *, gradients: bool = False) -> dict[str, list[Tensor]]:

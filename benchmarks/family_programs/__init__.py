@@ -1,9 +1,13 @@
 """Small plain programs of model families, each with its loss inside: name -> a function that gives model and batch."""
 
 from family_programs.audio import AUDIO
+from family_programs.libraries import LIBRARIES
 from family_programs.sequences import SEQUENCES
 from family_programs.tables import TABLES
 from family_programs.text import TEXT
 from family_programs.vision import VISION
 
-PROGRAMS = {**VISION, **TEXT, **SEQUENCES, **AUDIO, **TABLES}
+OWN = {**VISION, **TEXT, **SEQUENCES, **AUDIO, **TABLES}
+PROGRAMS = {**OWN, **LIBRARIES}
+
+__all__ = ["LIBRARIES", "OWN", "PROGRAMS"]

@@ -119,6 +119,11 @@ def items_added(x: Tensor, y: Tensor) -> Tensor:
     return x * 2
 
 
+def _set(whole: Tensor, index: Any, items: Any) -> Tensor:
+    whole[index] = items
+    return whole
+
+
 def changed_after(x: Tensor) -> Tensor:
     """The operand of a function is changed in place before the result is read."""
     inner = x * 2
@@ -206,6 +211,29 @@ CASES: dict[str, Case] = {
         lambda w: functional.embedding_bag(PLACES.flatten(), w, torch.tensor([0, 3, 9, 20])),
         [(8, 4)],
     ),
+    "rows by number": (lambda x: x[:, torch.tensor([[0, -1], [3, 3]])] * x[..., [0, 2], None].sum(), [(4, 8, 4)]),
+    "rows by number, from a value": (lambda x, y: x[y.detach().abs().long() % 4] + y.sum(), [(4, 8), (4, 4)]),
+    "the element of each row": (lambda x: x[torch.arange(4), torch.tensor([0, 3, 7, -1])], [(4, 8, 4)]),
+    "rows by a mask": (lambda x: x[torch.tensor([True, False, True, True])], [(4, 8)]),
+    "index_select": (lambda x: x.index_select(1, torch.tensor([5, 0, 5])), [(4, 8)]),
+    "gather": (lambda x: x.gather(1, PLACES[:4]) * torch.gather(x, 0, PLACES[3:4, :4]).sum(), [(4, 8)]),
+    "take_along_dim": (lambda x: torch.take_along_dim(x, PLACES[:, :4], 1), [(4, 8)]),
+    "scatter": (
+        lambda x, y: (x * 1).scatter_(1, PLACES[:1], y[:1]).scatter(0, PLACES[3:, :4] % 4, 2.0),
+        [(4, 8), (4, 8)],
+    ),
+    "scatter_add": (lambda x, y: x.scatter_add(1, PLACES[:4], y), [(4, 8), (4, 8)]),
+    "scatter_reduce": (
+        lambda x, y: x.scatter_reduce(1, PLACES[:4], y, "amax", include_self=False),
+        [(4, 8), (4, 8)],
+    ),
+    "index_add": (lambda x, y: x.index_add(1, torch.tensor([3, 0, 3, 1]), y, alpha=2), [(4, 8), (4, 4)]),
+    "index_copy": (lambda x, y: (x * 1).index_copy_(0, torch.tensor([3, 0]), y), [(4, 8), (2, 8)]),
+    "index_fill": (lambda x: x.index_fill(1, torch.tensor([3, 0]), 0.5), [(4, 8)]),
+    "an item set": (lambda x: _set(x * 1, (slice(None), 3), 2.0) + _set(x * 1, (..., slice(1, None, 2)), 0), [(4, 8)]),
+    "a tensor in new zeros": (lambda x: _set(x.new_zeros(4, 9), (slice(None), slice(1, None)), x), [(4, 8)]),
+    "an item set by numbers": (lambda x, y: _set(x * 1, torch.tensor([2, 0]), y), [(4, 8), (2, 8)]),
+    "asked whether it contains": (lambda x: x * (2 if 7.5 in x else 3), [(4, 8)]),
     "rotate half": (lambda x: torch.cat([-x[..., 4:], x[..., :4]], -1), [(4, 4, 8)]),
     "linear": (functional.linear, [(4, 4, 8), (16, 8), (16,)]),
     "linear of one row": (functional.linear, [(8,), (16, 8)]),

@@ -16,11 +16,13 @@ from shardplan.torch.rules.function_names import in_place
 
 
 def replicated(engine: Engine, op: Op) -> Any:
-    """An operation without a rule: every process does all of it. Operands that it changes in place are written."""
-    engine.record.without_rule[op.name] += 1
-    gathered = _Gathered(engine)
+    """An operation without a rule: every process does all of it. Operands that it changes in place are written. It is
+    recorded where something had to be sent for it: of operands that all have, the plan does nothing less."""
+    gathered, before_it = _Gathered(engine), engine.record.unplanned.total()
     given = [gathered.collect(argument) for argument in op.args]
     named = {key: gathered.collect(argument) for key, argument in op.kwargs.items()}
+    if engine.record.unplanned.total() > before_it:
+        engine.record.without_rule[op.name] += 1
     before = [_version(value) for value in gathered.whole]
     filled = [gathered.fill(argument) for argument in given]
     if in_place(op.func) and isinstance(op.args[0], Value):

@@ -11,7 +11,6 @@ from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Call, Dims, Pieces, Site, Value
 from shardplan.torch.rules.elementwise import as_value, unary
-from shardplan.torch.rules.fallback import replicated
 from shardplan.torch.rules.views import permute_by, reshape
 
 
@@ -101,14 +100,11 @@ def _strided(engine: Engine, value: Value, dim: int, picked: slice) -> Value:
     return engine.run(call)[0]
 
 
-def getitem(engine: Engine, op: Op) -> Value:
-    """Basic indexing: integers, slices, `None`, `...`, `[n]`; with tensors every process does all of it."""
-    value, index = op.args[0], op.args[1] if isinstance(op.args[1], tuple) else (op.args[1],)
-    if any(not _is_basic(item) for item in index):
-        return replicated(engine, op)  # type: ignore[no-any-return]
+def basic_item(engine: Engine, value: Value, index: Sequence[Any]) -> Value:
+    """Basic indexing: integers, slices, `None`, `...`, `[n]`."""
     explicit = sum(item is not None and item is not Ellipsis for item in index)
     filled: list[Any] = []
-    for item in index if Ellipsis in index else (*index, Ellipsis):
+    for item in index if any(item is Ellipsis for item in index) else (*index, Ellipsis):
         filled += [slice(None)] * (value.rank - explicit) if item is Ellipsis else [item]
     dim, result = 0, value
     for item in filled:
@@ -123,21 +119,11 @@ def getitem(engine: Engine, op: Op) -> Value:
         else:
             result = _slice(engine, result, dim, item)
             dim += 1
-    return result  # type: ignore[no-any-return]
+    return result
 
 
-def setitem(engine: Engine, op: Op) -> Any:
-    """A value with some of its items set; every process does all of it."""
-    return replicated(engine, Op(op.name, _with_items, op.args))
-
-
-def _with_items(whole: Any, index: Any, items: Any) -> Any:
-    made = whole.clone()
-    made[index] = items
-    return made
-
-
-def _is_basic(item: Any) -> bool:
+def is_basic(item: Any) -> bool:
+    """Whether an item of an index is one that `basic_item` takes."""
     if isinstance(item, list):
         return len(item) == 1 and type(item[0]) is int
     return isinstance(item, (int, slice, type(None), type(Ellipsis))) and not isinstance(item, bool)

@@ -1,0 +1,137 @@
+"""Models of Hugging Face's transformers, by model type, as small as their configurations allow, with their own loss.
+
+Needs `transformers`; without it there are none. A configuration is the type's own with the sizes below where it has
+such a key, without dropout. `python benchmarks/families.py --library` runs them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+VOCAB, BATCH, SEQ, IMAGE = 64, 4, 16, 32
+_SIZES: Mapping[str, Any] = {
+    **dict.fromkeys(("vocab_size", "src_vocab_size", "tgt_vocab_size", "decoder_vocab_size"), VOCAB),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "word_embed_proj_dim",
+                     "attention_hidden_size", "model_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff", "ffn_dim", "ffn_hidden_size",
+                     "hidden_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "d_inner", "n_inner",
+                     "feed_forward_proj_dim"), 64),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "num_layers",
+                     "num_decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads", "decoder_attention_heads",
+                     "num_heads", "mamba_n_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("head_dim", "d_kv", "d_head", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_top_k"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_source_positions"), 64),
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id"), 1),
+    **dict.fromkeys(("image_size",), IMAGE), "patch_size": 8, "rotary_dim": 8, "sliding_window": 8,
+    "num_mel_bins": 16, "state_size": 8, "ssm_state_size": 8, "mamba_d_state": 8, "conv_dim": (16, 16),
+    "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 2, "apply_spec_augment": False, "layerdrop": 0.0, "chunk_size": 8,
+    "decoder_layerdrop": 0.0, "encoder_layerdrop": 0.0, "use_cache": False, "depths": [1, 1, 1, 1], "embedding_dim": 32,
+    "norm_num_groups": 2,
+    "global_attn_every_n_layers": 2, "local_attention": 8, "ctc_loss_reduction": "mean", "mamba_headdim": 16,
+}  # fmt: skip
+_SWIN = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "patch_size": 4, "window_size": 4}
+_OWN: Mapping[str, Mapping[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "deepseek_v2": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
+    "deepseek_v3": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
+    "mamba2": {"head_dim": 16, "num_heads": 4, "n_groups": 1},
+    "swin": _SWIN,
+    "swinv2": _SWIN,
+    "convnext": {"patch_size": 2},
+    "convnextv2": {"patch_size": 2},
+}
+_TEXT, _SPEECH, _VISION = "CausalLM", "CTC", "ImageClassification"
+_KINDS = {"MaskedLM": _TEXT, _TEXT: _TEXT, "Seq2SeqLM": _TEXT, _VISION: _VISION, _SPEECH: _SPEECH}
+_TYPES: Mapping[str, tuple[str, ...]] = {
+    "CausalLM": (
+        "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "falcon", "bloom",
+        "gpt2", "gpt_neo", "gpt_neox", "gptj", "codegen", "opt", "mpt", "stablelm", "starcoder2", "gpt_bigcode",
+        "cohere", "cohere2", "olmo", "olmo2", "granite", "glm", "nemotron", "persimmon", "mixtral", "qwen2_moe", "qwen3_moe",
+        "olmoe", "deepseek_v2", "deepseek_v3", "mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma",
+        "xglm", "biogpt", "ctrl", "smollm3", "exaone4", "helium", "ernie4_5", "seed_oss", "gpt_oss", "arcee",
+    ),
+    "MaskedLM": (
+        "bert", "roberta", "albert", "distilbert", "electra", "deberta", "deberta-v2", "modernbert", "mobilebert",
+        "squeezebert", "convbert", "mpnet", "fnet", "roformer", "camembert", "layoutlm", "nystromformer",
+    ),
+    "Seq2SeqLM": ("t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "fsmt", "plbart"),
+    "ImageClassification": (
+        "vit", "deit", "beit", "dinov2", "swin", "swinv2", "convnext", "convnextv2", "resnet", "mobilenet_v2",
+        "mobilevit", "segformer", "poolformer", "regnet", "pvt", "cvt", "focalnet", "efficientnet", "siglip", "clip",
+    ),
+    "CTC": ("wav2vec2", "hubert", "wavlm", "unispeech", "data2vec-audio"),
+}  # fmt: skip
+
+
+class Labelled(nn.Module):
+    """A model that computes its loss itself: arguments by place, the loss alone out."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self.model(**dict(zip(self.names, batch, strict=True))).loss
+
+
+def _program(kind: str, model_type: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    import transformers
+
+    given = transformers.AutoConfig.for_model(model_type)
+    config = type(given)(**{**_small(given.to_dict()), **_OWN.get(model_type, {})})
+    for key in list(config.to_dict()):
+        if ("drop" in key and isinstance(getattr(config, key), float)) or key == "use_cache":
+            setattr(config, key, 0.0 if "drop" in key else False)
+    if getattr(config, "decoder_start_token_id", 1) is None or kind == "Seq2SeqLM":
+        config.decoder_start_token_id = 1
+    config._attn_implementation = "eager"  # noqa: SLF001 - as `attn_implementation=` of from_pretrained
+    model = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
+    with contextlib.suppress(Exception):
+        model.set_experts_implementation("batched_mm")
+    return Labelled(model, *_batch(kind)[:1]), _batch(kind)[1]
+
+
+def _small(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes for those keys that a configuration has; lists of layers keep as many entries as there are layers."""
+    found = {key: value for key, value in _SIZES.items() if key in keys and _alike(keys[key], value)}
+    for key in ("layer_types", "layers_block_type", "mlp_layer_types"):
+        if keys.get(key):
+            found[key] = list(keys[key])[:1] + list(keys[key])[-1:]
+    return found
+
+
+def _alike(usual: Any, given: Any) -> bool:
+    return usual is None or isinstance(usual, (list, tuple)) == isinstance(given, (list, tuple))
+
+
+def _batch(kind: str) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+    ids = torch.randint(2, VOCAB, (BATCH, SEQ))
+    if _KINDS[kind] == _TEXT:
+        return ("input_ids", "labels"), (ids, torch.randint(2, VOCAB, (BATCH, SEQ)))
+    if kind == _VISION:
+        return ("pixel_values", "labels"), (torch.randn(BATCH, 3, IMAGE, IMAGE), torch.randint(2, (BATCH,)))
+    return ("input_values", "labels"), (torch.randn(BATCH, 800), torch.randint(2, VOCAB, (BATCH, 4)))
+
+
+def _of(kind: str, model_type: str) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]:
+    return lambda: _program(kind, model_type)
+
+
+LIBRARIES = (
+    {f"hf {model_type}": _of(kind, model_type) for kind, types in _TYPES.items() for model_type in types}
+    if importlib.util.find_spec("transformers")
+    else {}
+)
