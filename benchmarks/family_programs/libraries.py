@@ -59,9 +59,10 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
     "CausalLM": (
         "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "falcon", "bloom",
         "gpt2", "gpt_neo", "gpt_neox", "gptj", "codegen", "opt", "mpt", "stablelm", "starcoder2", "gpt_bigcode",
-        "cohere", "cohere2", "olmo", "olmo2", "granite", "glm", "nemotron", "persimmon", "mixtral", "qwen2_moe", "qwen3_moe",
-        "olmoe", "deepseek_v2", "deepseek_v3", "mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma",
-        "xglm", "biogpt", "ctrl", "smollm3", "exaone4", "helium", "ernie4_5", "seed_oss", "gpt_oss", "arcee",
+        "cohere", "cohere2", "olmo", "olmo2", "granite", "glm", "nemotron", "persimmon", "mixtral",
+        "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "mamba", "mamba2", "falcon_mamba", "rwkv",
+        "recurrent_gemma", "xglm", "biogpt", "ctrl", "smollm3", "exaone4", "helium", "ernie4_5",
+        "seed_oss", "gpt_oss", "arcee",
     ),
     "MaskedLM": (
         "bert", "roberta", "albert", "distilbert", "electra", "deberta", "deberta-v2", "modernbert", "mobilebert",

@@ -20,6 +20,7 @@ from shardplan.torch.rules import (
     indexing,
     losses,
     norms,
+    numbers,
     products,
     reductions,
     slicing,
@@ -50,6 +51,9 @@ RULES: Mapping[str, Rule] = {
         reductions.reduction,
     ),
     **dict.fromkeys(("cumsum", "cumprod", "topk", "sort", "argsort"), reductions.along_dim),
+    **dict.fromkeys(("tril", "triu"), reductions.triangle),
+    **dict.fromkeys(("im2col", "col2im"), windows.per_sample),
+    "unfold": windows.unfold,
     **dict.fromkeys(("flip", "roll"), reductions.shifted),
     "one_hot": reductions.one_hot,
     **dict.fromkeys(views.RESHAPES, views.reshape),
@@ -66,7 +70,8 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(indexing.SCATTERS, indexing.scatter),
     **dict.fromkeys(indexing.INDEXED, indexing.indexed),
     **dict.fromkeys(indexing.MADE_NEW, indexing.made_new),
-    "contains": indexing.contains,
+    "contains": numbers.contains,
+    "item": numbers.item,
     **dict.fromkeys(("cat", "concat", "concatenate"), slicing.cat),
     "linear": products.linear,
     **dict.fromkeys(("addmm", "baddbmm"), products.addmm),
@@ -95,4 +100,15 @@ def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs:
     if named and name in elementwise.ELEMENTWISE:
         args = [*args, *(kwargs[key] for key in named)]
         kwargs = {key: given for key, given in kwargs.items() if key not in named}
-    return engine.run_rule(RULES.get(name, fallback.replicated), Op(name, func, args, kwargs))
+    op = Op(name, func, args, kwargs)
+    if name not in RULES:
+        return engine.run_rule(fallback.replicated, op)
+    try:
+        return engine.run_rule(RULES[name], op)
+    except _UNFORESEEN:  # if the call is wrong, torch says why
+        engine.record.without_rule[name] += 1
+        return engine.run_rule(fallback.replicated, op)
+
+
+_UNFORESEEN = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
+"""What a rule raises for a form of a call that it does not know, alike on all processes: such calls have no rule."""

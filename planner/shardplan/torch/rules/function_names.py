@@ -8,11 +8,15 @@ import torch
 from torch._ops import OpOverload
 
 _IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"))
+_NUMBERS = frozenset(("__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"))
+"""What makes a number of Python of a tensor; `int`, `float` and `bool` are methods that make another tensor of it."""
 
 
 def name_of(func: Any) -> str:
     """`add` for `torch.add`, `Tensor.__add__`, `Tensor.add_`, `aten.add.Tensor` and `operator.add`."""
     schema = func._schema.name if isinstance(func, OpOverload) else ""  # noqa: SLF001 - there is no public name
+    if getattr(func, "__name__", "") in _NUMBERS:
+        return "item"
     name = str(schema.split("::")[-1] or getattr(func, "__name__", func))
     name = name.removeprefix("__").removesuffix("__") if name.startswith("__") else name
     return name if name == "_" else name.rstrip("_") or name

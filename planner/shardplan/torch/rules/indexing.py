@@ -16,10 +16,8 @@ from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.signatures import CONSTANT
 from shardplan.torch.propagation.values import Call, Dims, Site, Value
-from shardplan.torch.rules.elementwise import as_value, elementwise
+from shardplan.torch.rules.elementwise import as_value
 from shardplan.torch.rules.fallback import replicated
-from shardplan.torch.rules.norms import over_parts, unknown
-from shardplan.torch.rules.reductions import reduction
 from shardplan.torch.rules.slicing import basic_item, is_basic
 
 MADE_NEW = frozenset(("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"))
@@ -32,13 +30,6 @@ def made_new(engine: Engine, op: Op) -> Value:
     """A constant that takes only dtype and device from a value; every process has it whole."""
     made = op.func(op.args[0].local, *op.args[1:], **op.kwargs)
     return engine.constant(made, tuple(made.shape))
-
-
-def contains(engine: Engine, op: Op) -> bool:
-    """Whether a number is among the elements, as `in` asks: one number is sent."""
-    same = unknown(elementwise(engine, Op("eq", torch.eq, list(op.args[:2]))))
-    count = over_parts(engine, reduction(engine, Op("sum", torch.sum, [same])))
-    return bool(count.local > 0)
 
 
 def getitem(engine: Engine, op: Op) -> Value:
@@ -80,12 +71,21 @@ def gather(engine: Engine, op: Op) -> Value:
     dims, own, sizes, whole = _beside(value.shape, numbers.shape, dim)
     if op.name != "gather" and any(factor.startswith("n") for group in own for factor in group if factor != f"n{dim}"):
         return replicated(engine, op)  # type: ignore[no-any-return]
+    made = _gathered if op.name == "gather" else _taken_along
     key = Key(engine.graph.signatures.nonlinear([value.key.signature, numbers.key.signature]), numbers.shape)
     call = Call(
         [value, numbers], [dims, own], [own], [numbers.shape], [key], sizes,
-        lambda locals_, _: torch.gather(locals_[0], dim, locals_[1]), whole - {f"n{dim}"}, (frozenset({0}),),
+        lambda locals_, _: made(locals_, dim), whole - {f"n{dim}"}, (frozenset({0}),),
     )  # fmt: skip
     return engine.run(call)[0]
+
+
+def _gathered(locals_: list[Any], dim: int) -> Any:
+    return torch.gather(locals_[0], dim, locals_[1])
+
+
+def _taken_along(locals_: list[Any], dim: int) -> Any:
+    return torch.take_along_dim(locals_[0], locals_[1], dim)
 
 
 def scatter(engine: Engine, op: Op) -> Value:

@@ -49,7 +49,7 @@ def reduction(engine: Engine, op: Op) -> Any:
 
 
 def _dims_of(given: Any, rank: int) -> tuple[int, ...]:
-    if given is None:
+    if given is None or not rank:
         return tuple(range(rank))
     wanted = given if isinstance(given, (tuple, list)) else (given,)
     return tuple(sorted(int(dim) % rank for dim in wanted)) or tuple(range(rank))
@@ -70,8 +70,23 @@ def along_dim(engine: Engine, op: Op) -> Any:
     call.results, call.whole = [dims] * len(results), frozenset({f"x{dim}", "new"})
     call.shapes = [tuple(result.shape) for result in results]
     call.keys = [Key(key, tuple(result.shape)) for result in results]
+    call.linear = (frozenset({0}),) if op.name == "cumsum" else ()
     found = engine.run(call)
     return tuple(found) if len(found) > 1 else found[0]
+
+
+def triangle(engine: Engine, op: Op) -> Value:
+    """`tril` and `triu`: the last two dims are whole."""
+    value: Value = op.args[0]
+    key = Key(engine.graph.signatures.linear([value.key.signature]), value.shape, value.key.perm)
+    call = unary(
+        value,
+        key,
+        lambda locals_, _: op.func(locals_[0], *op.args[1:], **op.kwargs),
+        (-2 % value.rank, -1 % value.rank),
+    )
+    call.linear = (frozenset({0}),)
+    return engine.run(call)[0]
 
 
 def shifted(engine: Engine, op: Op) -> Value:

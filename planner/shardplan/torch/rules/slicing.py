@@ -60,8 +60,8 @@ def narrow(engine: Engine, op: Op) -> Value:
     """`narrow`, `select`, `slice`: one piece of one dim."""
     value = op.args[0]
     if op.name == "slice":
-        given: list[Any] = [*op.args[1:], None, None, None, None]
-        dim, start, stop, step = given[:4]
+        given = {**dict(zip(_OF_SLICES, op.args[1:], strict=False)), **op.kwargs}
+        dim, start, stop, step = (given.get(name) for name in _OF_SLICES)
         picked = slice(start, None if stop is not None and stop > 1 << 60 else stop, step)
         return _slice(engine, value, int(dim or 0) % value.rank, picked)
     dim = int(op.kwargs.get("dim", op.args[1])) % value.rank
@@ -71,6 +71,9 @@ def narrow(engine: Engine, op: Op) -> Value:
     start = int(op.kwargs.get("start", op.args[2] if len(op.args) > 2 else 0))
     length = int(op.kwargs.get("length", op.args[3] if len(op.args) > 3 else 1))
     return _slice(engine, value, dim, slice(start, start + length))
+
+
+_OF_SLICES = ("dim", "start", "end", "step")
 
 
 def _slice(engine: Engine, value: Value, dim: int, picked: slice) -> Value:
@@ -96,7 +99,7 @@ def _strided(engine: Engine, value: Value, dim: int, picked: slice) -> Value:
     call = unary(value, key, lambda locals_, _: locals_[0][index], [dim])
     call.results = [(*call.dims[0][:dim], ("cut",), *call.dims[0][dim + 1 :])]
     call.shapes, call.sizes = [shape], {**call.sizes, "cut": shape[dim]}
-    call.whole = call.whole | {"cut"}
+    call.whole, call.linear = call.whole | {"cut"}, (frozenset({0}),)
     return engine.run(call)[0]
 
 

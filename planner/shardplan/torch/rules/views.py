@@ -10,6 +10,7 @@ import torch
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key, permuted
 from shardplan.torch.propagation.values import Call, Dims, Value
+from shardplan.torch.rules.fallback import replicated
 from shardplan.torch.rules.function_names import name_of
 
 PERMUTATIONS = frozenset(
@@ -52,6 +53,8 @@ def reshape(engine: Engine, op: Op) -> Value:
     if op.name == "view" and rest and isinstance(rest[0], torch.dtype):
         raise TypeError("view(dtype) changes what is in a tensor and has no layout")
     shape = tuple(op.func(torch.empty(value.shape, device="meta"), *rest, **op.kwargs).shape)
+    if 0 in shape:
+        return replicated(engine, op)  # type: ignore[no-any-return]
     before, after, sizes, whole = _refine(value.shape, shape)
     call = Call(
         [value], [before], [after], [shape], [Key(value.key.signature, shape)], sizes,
@@ -141,7 +144,7 @@ def permute_by(engine: Engine, value: Value, order: Sequence[int]) -> Value:
         [value], [factors], [tuple(factors[dim] for dim in order)], [shape],
         [Key(value.key.signature, shape, permuted(value.key.perm, order))],
         {f"x{dim}": size for dim, size in enumerate(value.shape)},
-        lambda locals_, _: locals_[0].permute(*order), linear=(frozenset({0}),),
+        lambda locals_, _: locals_[0].permute(tuple(order)), linear=(frozenset({0}),),
     )  # fmt: skip
     return engine.run(call)[0]
 
@@ -201,10 +204,14 @@ def repeat(engine: Engine, op: Op) -> Value:
 
 
 def repeat_interleave(engine: Engine, op: Op) -> Value:
-    """Every index of a dim a fixed number of times."""
-    value = op.args[0]
-    times = int(op.kwargs.get("repeats", op.args[1] if len(op.args) > 1 else 1))
-    dim = int(op.kwargs.get("dim", op.args[2] if len(op.args) > 2 else 0)) % value.rank
+    """Every index of a dim, or every element, a fixed number of times; by numbers that differ, for every process."""
+    given = {**dict(zip(("input", "repeats", "dim"), op.args, strict=False)), **op.kwargs}
+    value, times, dim = given["input"], given.get("repeats"), given.get("dim")
+    if not isinstance(times, int):
+        return replicated(engine, op)  # type: ignore[no-any-return]
+    if dim is None:
+        value, dim = reshape(engine, Op("flatten", torch.flatten, [value])), 0
+    dim = int(dim) % value.rank
     shape = (*value.shape[:dim], value.shape[dim] * times, *value.shape[dim + 1 :])
     factors: Dims = tuple((f"x{place}",) for place in range(value.rank))
     after = (*factors[:dim], (f"x{dim}", "times"), *factors[dim + 1 :])

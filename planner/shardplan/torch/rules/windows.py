@@ -9,6 +9,7 @@ import torch
 
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
+from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.elementwise import unary
 
 POOLS = frozenset(
@@ -42,6 +43,40 @@ def pad(engine: Engine, op: Op) -> Any:
     mode = op.kwargs.get("mode", op.args[2] if len(op.args) > 2 else "constant")
     filler = op.kwargs.get("value", op.args[3] if len(op.args) > 3 else None)
     return _of_dims(engine, op, padded, is_linear=mode != "constant" or not filler, adds=True)
+
+
+def per_sample(engine: Engine, op: Op) -> Value:
+    """What is done to each sample by itself, and gives it another shape (`im2col`, `col2im`): dim 0 alone may be split.
+    It is linear."""
+    value: Value = op.args[0]
+    shape = tuple(op.func(torch.empty(value.shape, device="meta", dtype=value.dtype), *op.args[1:], **op.kwargs).shape)
+    batch = value.rank == (4 if op.name == "im2col" else 3)
+    key = Key(engine.graph.signatures.nonlinear([value.key.signature]), shape)
+    call = unary(
+        value, key, lambda locals_, _: op.func(locals_[0], *op.args[1:], **op.kwargs), range(batch, value.rank)
+    )
+    dims = tuple((f"x{dim}",) if batch and not dim else (f"y{dim}",) for dim in range(len(shape)))
+    call.sizes = {**call.sizes, **{f"y{dim}": size for dim, size in enumerate(shape)}}
+    call.whole = call.whole | {f"y{dim}" for dim in range(len(shape))}
+    call.results, call.shapes, call.linear = [dims], [shape], (frozenset({0}),)
+    return engine.run(call)[0]
+
+
+def unfold(engine: Engine, op: Op) -> Value:
+    """Windows of one dim, which is whole, in a new last dim."""
+    value: Value = op.args[0]
+    shape = tuple(op.func(torch.empty(value.shape, device="meta", dtype=value.dtype), *op.args[1:], **op.kwargs).shape)
+    dim = int(op.kwargs.get("dimension", op.args[1] if len(op.args) > 1 else 0)) % value.rank
+    key = Key(engine.graph.signatures.nonlinear([value.key.signature]), shape)
+    call = unary(value, key, lambda locals_, _: op.func(locals_[0], *op.args[1:], **op.kwargs), [dim])
+    (dims,) = call.dims
+    call.results, call.shapes, call.linear = (
+        [(*dims[:dim], ("y",), *dims[dim + 1 :], ("z",))],
+        [shape],
+        (frozenset({0}),),
+    )
+    call.sizes, call.whole = {**call.sizes, "y": shape[dim], "z": shape[-1]}, call.whole | {"y", "z"}
+    return engine.run(call)[0]
 
 
 def _of_dims(engine: Engine, op: Op, changed: Collection[int], *, is_linear: bool, adds: bool = False) -> Any:
