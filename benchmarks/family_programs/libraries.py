@@ -61,17 +61,17 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "gpt2", "gpt_neo", "gpt_neox", "gptj", "codegen", "opt", "mpt", "stablelm", "starcoder2", "gpt_bigcode",
         "cohere", "cohere2", "olmo", "olmo2", "granite", "glm", "nemotron", "persimmon", "mixtral",
         "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "mamba", "mamba2", "falcon_mamba", "rwkv",
-        "recurrent_gemma", "xglm", "biogpt", "ctrl", "smollm3", "exaone4", "helium", "ernie4_5",
+        "recurrent_gemma", "biogpt", "ctrl", "smollm3", "exaone4", "helium", "ernie4_5",
         "seed_oss", "gpt_oss", "arcee",
     ),
     "MaskedLM": (
         "bert", "roberta", "albert", "distilbert", "electra", "deberta", "deberta-v2", "modernbert", "mobilebert",
         "squeezebert", "convbert", "mpnet", "fnet", "roformer", "camembert", "layoutlm", "nystromformer",
     ),
-    "Seq2SeqLM": ("t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "fsmt", "plbart"),
+    "Seq2SeqLM": ("t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "plbart"),
     "ImageClassification": (
-        "vit", "deit", "beit", "dinov2", "swin", "swinv2", "convnext", "convnextv2", "resnet", "mobilenet_v2",
-        "mobilevit", "segformer", "poolformer", "regnet", "pvt", "cvt", "focalnet", "efficientnet", "siglip", "clip",
+        "vit", "beit", "dinov2", "swin", "swinv2", "convnext", "convnextv2", "resnet", "mobilenet_v2",
+        "mobilevit", "segformer", "poolformer", "regnet", "pvt", "cvt", "focalnet",
     ),
     "CTC": ("wav2vec2", "hubert", "wavlm", "unispeech", "data2vec-audio"),
 }  # fmt: skip

@@ -262,6 +262,20 @@ CASES: dict[str, Case] = {
     "conv1d": (lambda x, w, b: functional.conv1d(x, w, b, padding=1), [(4, 8, 8), (16, 8, 3), (16,)]),
     "conv1d of one": (functional.conv1d, [(8, 8), (4, 8, 3), (4,)]),
     "conv2d of groups": (lambda x, w: functional.conv2d(x, w, stride=2, groups=4), [(4, 8, 8, 8), (16, 2, 2, 2)]),
+    "conv_transpose1d": (
+        lambda x, w, b: functional.conv_transpose1d(x, w, b, stride=2, padding=1, output_padding=1),
+        [(4, 8, 8), (8, 4, 3), (4,)],
+    ),
+    "conv_transpose2d of groups": (
+        lambda x, w: functional.conv_transpose2d(x, w, groups=4, dilation=2),
+        [(4, 8, 4, 4), (8, 2, 2, 2)],
+    ),
+    "weight norm": (lambda v, g: torch._weight_norm(v, g, 0), [(8, 4, 4), (8, 1, 1)]),
+    "a function taken apart": (lambda x, y: functional.cosine_similarity(x, y, -1), [(4, 8), (4, 8)]),
+    "a recurrent layer": (
+        lambda x, w, u, b: torch.gru(x, x.new_zeros(1, 4, 4), [w, u, b, b], True, 1, 0.0, True, False, True)[0],
+        [(4, 4, 8), (12, 8), (12, 4), (12,)],
+    ),
     "batch_norm": (
         lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),
         [(4, 8, 4, 4), (8,), (8,)],

@@ -1,4 +1,7 @@
-"""Functions of torch that are written in Python: on planned tensors their own code runs, operation by operation."""
+"""Functions of torch that are made of others: on planned tensors these run, operation by operation.
+
+Some are written in Python, others in C++ (`lstm`, `cosine_similarity`), which torch takes apart by itself.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch.nn import functional
+
+from shardplan.torch.rules.function_names import in_place, name_of
 
 _ASKED = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 """What such a function asks first: whether an operand wants to run it itself."""
@@ -22,6 +28,24 @@ def body_of(func: Callable[..., Any]) -> Callable[..., Any] | None:
     made = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     made.__kwdefaults__ = func.__kwdefaults__
     return made
+
+
+@functools.cache
+def is_composite(func: Callable[..., Any]) -> bool:
+    """Whether torch takes a function apart into operators of ATen, which autograd sees in its place."""
+    if isinstance(func, FunctionType) or in_place(func):
+        return False
+    packet = getattr(torch.ops.aten, name_of(func), None)
+    return packet is not None and any(_is_taken_apart(f"aten::{name_of(func)}", name) for name in packet.overloads())
+
+
+def _is_taken_apart(name: str, overload: str) -> bool:
+    full = name if overload == "default" else f"{name}.{overload}"
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - there is no public name
+    try:
+        return bool(has_kernel(full, "CompositeImplicitAutograd"))
+    except RuntimeError:  # some overloads are of TorchScript alone
+        return False
 
 
 def _nobody(*operands: Any) -> bool:

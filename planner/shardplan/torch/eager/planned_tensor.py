@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardplan.torch.eager.aliases import SELVES, View, note_views, written_through
 from shardplan.torch.eager.autograd_functions import with_gradient
-from shardplan.torch.eager.composites import body_of
+from shardplan.torch.eager.composites import body_of, is_composite
 from shardplan.torch.plain_forms import plain_form
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
@@ -87,7 +87,12 @@ class Planned(Tensor):  # type: ignore[misc]
         if name == "backward":
             raise RuntimeError("call backward on what the model returns, not on a value inside it")
         body = None if has_rule(func) else plain_form(func, args, kwargs) or body_of(func)
-        return body(*args, **kwargs) if body is not None else _run(func, args, kwargs, engine)
+        if body is not None:
+            return body(*args, **kwargs)
+        if not has_rule(func) and is_composite(func):
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - its operators come to __torch_dispatch__
+                return func(*args, **kwargs)
+        return _run(func, args, kwargs, engine)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -27,8 +27,8 @@ _SUMS = frozenset(("Add", "Sub", "Sum", "Mean", "Neg", "Where", "Concat", "Reduc
 _SCALES = frozenset(("Mul", "Div"))
 _PIECES = frozenset(("Split", "Slice"))
 _LOOKUPS = frozenset(("Gather", "GatherND"))
-_PRODUCTS = frozenset(("MatMul", "Einsum", "ConvTranspose"))
-_BIASED = frozenset(("Gemm", "Conv"))
+_PRODUCTS = frozenset(("MatMul", "Einsum"))
+_BIASED = frozenset(("Gemm", "Conv", "ConvTranspose"))
 """A product, to which something is added."""
 
 

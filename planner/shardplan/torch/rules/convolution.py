@@ -14,32 +14,40 @@ from shardplan.torch.rules.elementwise import as_value
 from shardplan.torch.rules.views import reshape
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+_OF_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _ATEN = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
 
 
 def convolution(engine: Engine, op: Op) -> Value:
-    """`conv1d`, `conv2d`, `conv3d`, and ATen's `convolution` where it is not transposed; then the bias."""
-    given = {**dict(zip(_ATEN if op.name == "convolution" else _NAMES, op.args, strict=False)), **op.kwargs}
-    if given.pop("transposed", False):
-        raise TypeError("a transposed convolution has no rule")
-    given.pop("output_padding", None)
+    """`conv1d`, `conv2d`, `conv3d`, their transposes, and ATen's `convolution`, which is all of them; then the bias."""
+    names = _ATEN if op.name == "convolution" else _OF_TRANSPOSED if op.name in TRANSPOSED else _NAMES
+    given = {**dict(zip(names, op.args, strict=False)), **op.kwargs}
+    is_transposed = bool(given.pop("transposed", op.name in TRANSPOSED))
+    if not is_transposed:
+        given.pop("output_padding", None)
     value, weight = as_value(engine, given.pop("input")), as_value(engine, given.pop("weight"))
     bias = given.pop("bias", None)
     alone = value.rank < weight.rank
     if alone:
         value = reshape(engine, Op("unsqueeze", torch.unsqueeze, [value, 0]))
-    made = _product(engine, value, weight, int(given.pop("groups", 1)), given)
+    made = _product(engine, value, weight, int(given.pop("groups", 1)), given, is_transposed=is_transposed)
     made = made if bias is None else _plus(engine, made, as_value(engine, bias))
     return reshape(engine, Op("squeeze", torch.squeeze, [made, 0])) if alone else made
 
 
-def _product(engine: Engine, value: Value, weight: Value, groups: int, settings: dict[str, Any]) -> Value:
+def _product(
+    engine: Engine, value: Value, weight: Value, groups: int, settings: dict[str, Any], *, is_transposed: bool
+) -> Value:
+    """Without the bias. The weight of a transposed one has the channels of the value in dim 0, those of the result in
+    dim 1."""
     space = value.rank - 2
-    run_local = getattr(functional, f"conv{space}d")
+    run_local = getattr(functional, f"conv{'_transpose' * is_transposed}{space}d")
     shape = run_local(*(torch.empty(v.shape, device="meta") for v in (value, weight)), groups=groups, **settings).shape
     old, kernel, new = ([f"{letter}{dim}" for dim in range(space)] for letter in "xwy")
-    sizes = {"b": shape[0], "g": groups, "c": weight.shape[1], "o": weight.shape[0] // groups}
+    inner, outer = value.shape[1] // groups, shape[1] // groups
+    sizes = {"b": shape[0], "g": groups, "c": inner, "o": outer}
     sizes |= dict(zip((*old, *kernel, *new), (*value.shape[2:], *weight.shape[2:], *shape[2:]), strict=True))
 
     def run(locals_: list[Any], site: Site) -> Any:
@@ -47,7 +55,7 @@ def _product(engine: Engine, value: Value, weight: Value, groups: int, settings:
 
     dims: list[Dims] = [
         (("b",), ("g", "c"), *((name,) for name in old)),
-        (("g", "o"), ("c",), *((name,) for name in kernel)),
+        (*((("g", "c"), ("o",)) if is_transposed else (("g", "o"), ("c",))), *((name,) for name in kernel)),
     ]
     result: Dims = (("b",), ("g", "o"), *((name,) for name in new))
     key = Key(product(engine.graph.signatures, [value.key.signature, weight.key.signature]), tuple(shape))

@@ -83,6 +83,20 @@ def layer_norm(engine: Engine, op: Op) -> Value:
     return engine.run(call)[0]
 
 
+def weight_norm(engine: Engine, op: Op) -> tuple[Value, Value]:
+    """A direction and a length, which the norms over all dims but one are brought to: the product, and the norms."""
+    direction, length = (as_value(engine, item) for item in op.args[:2])
+    dim = int(op.kwargs.get("dim", op.args[2] if len(op.args) > 2 else 0))
+    dims = tuple(each for each in range(direction.rank) if each != dim)
+    square = elementwise(engine, Op("square", torch.square, [direction]))
+    norms = elementwise(
+        engine,
+        Op("sqrt", torch.sqrt, [over_parts(engine, reduction(engine, Op("sum", torch.sum, [square, dims, True])))]),
+    )
+    share = elementwise(engine, Op("div", torch.div, [length, norms]))
+    return elementwise(engine, Op("mul", torch.mul, [direction, share])), norms
+
+
 def _epsilon(given: dict[str, Any]) -> dict[str, Any]:
     return {"eps": given["eps"]} if given.get("eps") is not None else {}
 

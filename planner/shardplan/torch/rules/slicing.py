@@ -13,6 +13,9 @@ from shardplan.torch.propagation.values import Call, Dims, Pieces, Site, Value
 from shardplan.torch.rules.elementwise import as_value, unary
 from shardplan.torch.rules.views import permute_by, reshape
 
+UNSAFE = ("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
+"""As split, in functions that are taken apart."""
+
 
 def split(engine: Engine, op: Op) -> Any:
     """`split`, `chunk`, `unbind` ...: pieces of one dim."""
