@@ -1,9 +1,9 @@
 """Plan how a neural network is split over a device mesh, prove the plan optimal, and save it as a file.
 
-`make_plan` makes a plan of a model, `save` writes it, `load` reads it and `check` says whether it still holds;
-`robustness` says what it is worth where the profile is wrong, `report` shows it in a browser or a notebook, `slices`
-says what a rank holds; `shardplan.torch` and `shardplan.jax` apply it. `cost_graph` is what a plan is chosen from, as a
-networkx graph. What cannot be done is said in a `ShardplanError`.
+`make_plan` makes a plan of a model, `save` writes it, `load` reads it and `check` says whether it still holds; `price`
+says what a given configuration takes, `robustness` what a plan is worth where the profile is wrong, `report` shows it in
+a browser or a notebook, `slices` says what a rank holds; `shardplan.torch` and `shardplan.jax` apply it. `cost_graph` is
+what a plan is chosen from, as a networkx graph. What cannot be done is said in a `ShardplanError`.
 
 >>> plan = shardplan.make_plan("model.onnx", "4x4")
 >>> shardplan.save(plan, "plans/model.4x4.plan.json")
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardplan.api import check, load, make_plan, robustness, save
+    from shardplan.api import check, load, make_plan, price, robustness, save
     from shardplan.cost_graph import cost_graph
     from shardplan.errors import ShardplanError
     from shardplan.report.notebook import report
@@ -28,6 +28,7 @@ __all__ = [
     "cost_graph",
     "load",
     "make_plan",
+    "price",
     "report",
     "robustness",
     "save",
@@ -40,6 +41,7 @@ _ELSEWHERE = {
     "cost_graph": ("shardplan.cost_graph", "cost_graph"),
     "load": ("shardplan.api", "load"),
     "make_plan": ("shardplan.api", "make_plan"),
+    "price": ("shardplan.api", "price"),
     "report": ("shardplan.report.notebook", "report"),
     "robustness": ("shardplan.api", "robustness"),
     "save": ("shardplan.api", "save"),

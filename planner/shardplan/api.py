@@ -10,7 +10,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.plan.content import edited
@@ -20,8 +20,10 @@ from shardplan.plan.types import Plan
 from shardplan.request import Request, request_of
 
 if TYPE_CHECKING:
+    from shardplan.graph.options import Remat
     from shardplan.model.types import Model
     from shardplan.study.check import Verdict
+    from shardplan.study.price import Priced
     from shardplan.study.robust import Robustness
 
 P = ParamSpec("P")
@@ -75,6 +77,39 @@ def make_plan(request: Request, on_warning: OnWarning) -> Plan:
     from shardplan.study.solve import plan
 
     return plan(request, on_warning=on_warning)
+
+
+def price(
+    model: str | Path | Model,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    vp: int = 1,
+    zero: int = 0,
+    sequence_parallel: bool = False,
+    micro_batch: int = 1,
+    global_batch: int | None = None,
+    recompute: Remat = "none",
+    **asked: Any,
+) -> Priced:
+    """What `model` takes under exactly this configuration, as `shardplan price` says it: `fits`, `peak` (memory of the
+    fullest device by category), `spent` (compute, exposed communication, bubble) and `plan.summary.step_ns`.
+
+    >>> shardplan.price("transformer:llama3-8b", dp=8, zero=3, global_batch=16).fits
+    True
+
+    `asked`: `cluster`, `dims`, `optimizer` and `memory_limit`, as `make_plan` takes them. Raises `ShardplanError`
+    (`bad-parallelism`) for sizes that do not divide.
+    """
+    from shardplan.planning.parallelism import Parallelism
+    from shardplan.study.price import Batch, price_as_asked
+
+    ways = Parallelism(tp, pp, dp, cp, ep, vp, zero, sequence_parallel)
+    request = Request(model, **asked)
+    return price_as_asked(request, ways, Batch(global_batch, micro_batch), recompute, compare=False).priced
 
 
 def save(plan: Plan, path: str | Path) -> bool:

@@ -33,6 +33,7 @@ from shardplan.verbs.explain import explain
 from shardplan.verbs.export import export
 from shardplan.verbs.init import init
 from shardplan.verbs.inspect import inspect
+from shardplan.verbs.price import price
 from shardplan.verbs.profiles import profiles
 from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
 from shardplan.verbs.show import show
@@ -103,6 +104,7 @@ for _verb in (
     diff,
     check,
     compare,
+    price,
     evaluate,
     verify,
     export,

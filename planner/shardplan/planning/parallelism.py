@@ -1,0 +1,319 @@
+"""A parallel configuration in the words of Megatron and FSDP: ways of each kind, and what they leave to choose.
+
+    Parallelism(tensor=8, pipeline=4, data=16, zero=1, sequence=True)
+
+Every kind has mesh axes of its own, laid over the links from the inside out as trainers lay their ranks: tensor,
+context, expert, data, pipeline. `restriction` says what the configuration fixes; what it leaves open is solved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardplan.cluster.build import Profile
+from shardplan.cost.moves import Index
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.tensors import TensorSpace
+from shardplan.layout.placement import S
+from shardplan.model.types import Model
+from shardplan.planning.reduction import Allowed, Mask, Restrict
+
+TENSOR, CONTEXT, EXPERT, DATA, PIPELINE = "tensor", "context", "expert", "data", "pipeline"
+_INSIDE_OUT = (TENSOR, CONTEXT, EXPERT, DATA)
+_ON_RESIDUAL = frozenset({"Add", "Dropout", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+"""What happens to the hidden state outside attention and MLP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """Ways of each kind. `expert`: of the data-parallel ranks, so many hold different experts; `virtual`: pieces of the
+    model on each pipeline stage; `zero`: 0 (everything whole), 1 (optimizer state in shards), 3 (parameters too);
+    `sequence`: the hidden state between tensor-parallel regions is cut by sequence.
+
+    Raises `ShardplanError` (`bad-parallelism`) with everything about the numbers that cannot be.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    context: int = 1
+    expert: int = 1
+    virtual: int = 1
+    zero: int = 0
+    sequence: bool = False
+
+    def __post_init__(self) -> None:
+        if faults := list(self._faults()):
+            raise ShardplanError(*faults)
+
+    def _faults(self) -> Iterator[Diagnostic]:
+        for name in (TENSOR, PIPELINE, DATA, CONTEXT, EXPERT, "virtual"):
+            if getattr(self, name) < 1:
+                yield bad(f"{name}: {getattr(self, name)} ways", "a number of ways is at least 1")
+        if self.zero not in (0, 1, 3):
+            hint = (
+                "0 keeps everything whole, 1 shards optimizer state (gradients are scattered to it), 3 parameters too"
+            )
+            yield bad(f"there is no zero {self.zero} here", hint)
+        if self.expert >= 1 and self.data % self.expert:
+            hint = "experts are spread over data-parallel ranks: their number is a divisor of --dp"
+            yield bad(f"{self.expert} ways of experts do not divide {self.data} data-parallel ranks", hint)
+        if self.virtual > 1 and self.pipeline == 1:
+            yield bad(f"{self.virtual} virtual stages need a pipeline", "give --pp as well")
+        if self.sequence and self.tensor == 1:
+            yield bad("sequence parallelism needs tensor parallelism", "give --tp as well, or --cp to cut the sequence")
+
+    @property
+    def devices(self) -> int:
+        """How many take part."""
+        return self.devices_per_stage * self.pipeline
+
+    @property
+    def devices_per_stage(self) -> int:
+        """How many hold one stage of the pipeline."""
+        return self.tensor * self.context * self.data
+
+    @property
+    def pieces(self) -> int:
+        """Into how many the model is cut."""
+        return self.pipeline * self.virtual
+
+    def ways(self, kind: str) -> int:
+        """Of the mesh axes of a kind, all together: experts and data share the data-parallel ranks."""
+        return self.data // self.expert if kind == DATA else int(getattr(self, kind))
+
+
+@dataclass(frozen=True, slots=True)
+class KindOfAxis:
+    """A mesh axis of `size` on link level `level` (0 innermost), and the `kind` of parallelism along it."""
+
+    kind: str
+    size: int
+    level: int
+
+
+def bad(summary: str, hint: str) -> Diagnostic:
+    """What is wrong with a configuration."""
+    return error("bad-parallelism", summary, hint=hint)
+
+
+def axes_of(parallelism: Parallelism, profile: Profile, *, whole: bool = False) -> tuple[KindOfAxis, ...]:
+    """The mesh axes, outermost first, of one pipeline stage or of the `whole` cluster: ranks fill each link level from
+    the inside out, so a kind that crosses a level has an axis on either side.
+
+    Raises `ShardplanError` (`bad-parallelism`) where a kind neither fits into what is left of a level nor fills it.
+    """
+    found: list[KindOfAxis] = []
+    level, room = 0, _room(profile, 0)
+    for kind in (*_INSIDE_OUT, *((PIPELINE,) if whole else ())):
+        left = parallelism.ways(kind)
+        while left > 1:
+            while room == 1 and level + 1 < len(profile.levels):
+                level, room = level + 1, _room(profile, level + 1)
+            if left <= room:
+                taken = left
+            elif room > 1 and left % room == 0:
+                taken = room
+            else:
+                inside = f"one '{profile.levels[level].name}' of '{profile.name}' has room for {room} ways more"
+                raise ShardplanError(bad(f"{kind}: {left} ways do not fill a level of links: {inside}", _FILL))
+            found.append(KindOfAxis(kind, taken, level))
+            left, room = left // taken, room // taken
+    return tuple(reversed(found)) or (KindOfAxis(DATA, 1, 0),)
+
+
+_FILL = "take powers of two, or numbers that fill a machine"
+_NO_END = 1 << 40
+
+
+def _room(profile: Profile, level: int) -> int:
+    devices = profile.levels[level].devices
+    inner = profile.levels[level - 1].devices if level else 1
+    return devices // max(inner, 1) if devices else _NO_END
+
+
+def mesh_text(axes: Sequence[KindOfAxis], profile: Profile) -> str:
+    """The same as `--mesh` takes it: `net0=2,net1=4,up=8`."""
+    names = []
+    for place, axis in enumerate(axes):
+        name, on_level = profile.levels[axis.level].name, [other.level for other in axes]
+        several = on_level.count(axis.level) > 1
+        names.append(f"{name}{on_level[:place].count(axis.level)}={axis.size}" if several else f"{name}={axis.size}")
+    return ",".join(names)
+
+
+def check_model(parallelism: Parallelism, model: Model, microbatches: int) -> None:
+    """Refuse sizes of `model` that do not divide. Raises `ShardplanError` (`bad-parallelism`) with all of them."""
+    if faults := list(_uneven(parallelism, model, microbatches)):
+        raise ShardplanError(*faults)
+
+
+def _uneven(parallelism: Parallelism, model: Model, microbatches: int) -> Iterator[Diagnostic]:
+    batch, rows = rows_of(model), parallelism.data * microbatches
+    if batch % rows:
+        summary = f"{batch} rows do not divide over {parallelism.data} ranks and {microbatches} microbatches"
+        yield bad(summary, f"take a multiple of {rows:,} rows")
+    ways, shapes = parallelism.tensor, [(p.name, model.tensor(p.tensor).shape) for p in model.parameters]
+    matrices = [(name, shape) for name, shape in shapes if len(shape) > 1]
+    whole = [(name, shape) for name, shape in matrices if all(size % ways for size in shape)]
+    if whole:
+        name, shape = whole[0]
+        more = f", and {len(whole) - 1} other weights" if len(whole) > 1 else ""
+        summary = f"tensor: {ways} ways divide no dim of '{name}' {list(shape)}{more}"
+        yield bad(summary, f"take a divisor of {math.gcd(*shape)}")
+    lengths = {model.tensor(name).shape[1] for name in model.inputs if len(model.tensor(name).shape) > 1}
+    cut = parallelism.context * (parallelism.tensor if parallelism.sequence else 1)
+    for length in sorted(lengths):
+        if cut > 1 and length > 1 and length % cut:
+            yield bad(f"a sequence of {length} does not divide into {cut}", "--cp, times --tp with --sequence-parallel")
+    stacked = {shape[0] for _, shape in shapes if len(shape) == 3}
+    for experts in sorted(stacked if parallelism.expert > 1 else ()):
+        if experts % parallelism.expert:
+            yield bad(f"{experts} experts do not divide over {parallelism.expert} ranks", "take a divisor for --ep")
+    if parallelism.expert > 1 and not stacked:
+        yield bad("there are no experts to spread: no weight has one matrix for each", "leave out --ep")
+
+
+def rows_of(model: Model) -> int:
+    """The batch of a step: dim 0 of the first input that has one."""
+    shapes = [model.tensor(name).shape for name in model.inputs]
+    return next((shape[0] for shape in shapes if shape), 1)
+
+
+def restriction(parallelism: Parallelism, axes: Sequence[KindOfAxis], hidden: int) -> Restrict:
+    """What `parallelism` fixes on a mesh of `axes`; `hidden`: the width of the hidden state."""
+    return lambda built: _Fixed(parallelism, tuple(axis.kind for axis in axes), hidden, built).allowed()
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    parallelism: Parallelism
+    kinds: tuple[str, ...]
+    hidden: int
+    built: CostGraph
+
+    def allowed(self) -> Allowed:
+        """The choices left of every node that the configuration says something of."""
+        built = self.built
+        weights = {parameter.tensor for parameter in built.model.parameters if parameter.tensor in built.kept}
+        experts = self._experts(weights)
+        inputs = [name for name in built.model.inputs if name in built.kept and name not in weights]
+        found: dict[Node, Mask] = {("kept", name): self._activation(built.kept[name]) for name in inputs}
+        for name in sorted(weights):
+            found["kept", name] = self._weight(built.kept[name], is_expert=name in experts)
+            if name in built.updated:
+                found["updated", name] = self._state(built.updated[name], is_expert=name in experts)
+        found |= self._reads(weights, experts) | self._residual()
+        return {node: mask for node, mask in found.items() if mask.any() and not mask.all()}
+
+    def _reads(self, weights: set[str], experts: frozenset[str]) -> dict[Node, Mask]:
+        """The strategies that read weights as they are to be read."""
+        found: dict[Node, Mask] = {}
+        for operator, space in zip(self.built.model.operators, self.built.operators, strict=True):
+            mask = np.ones(len(space), dtype=np.bool_)
+            for position, name in enumerate(operator.inputs):
+                if name in weights:
+                    codes = space.strategies.layout_codes("operands", position)
+                    mask &= self._read(codes, self.built.kept[name], is_expert=name in experts)
+            found["operator", operator.name] = mask
+        return found
+
+    def _residual(self) -> dict[Node, Mask]:
+        """Layouts of the hidden state outside attention and MLP."""
+        names = [
+            name
+            for operator in self.built.model.operators
+            if operator.op_type in _ON_RESIDUAL
+            for name in operator.outputs
+            if name in self.built.kept and self.built.kept[name].kind.shape[-1:] == (self.hidden,)
+        ]
+        return {("kept", name): self._activation(self.built.kept[name]) for name in names}
+
+    def _experts(self, weights: set[str]) -> frozenset[str]:
+        """Weights of rank 3 that are multiplied: one matrix for each expert."""
+        read = {
+            name
+            for operator in self.built.model.operators
+            if operator.op_type in ("MatMul", "Einsum", "Gemm")
+            for name in operator.inputs
+        }
+        return frozenset(name for name in weights & read if len(self.built.kept[name].kind.shape) == 3)
+
+    def _activation(self, space: TensorSpace) -> Mask:
+        """The batch over data (and experts'), the sequence over context, and over tensor if that is asked for."""
+        rank, mask = len(space.kind.shape), np.ones(len(space), dtype=np.bool_)
+        for axis, kind in enumerate(self.kinds):
+            dim = {DATA: 0, EXPERT: 0, CONTEXT: 1, TENSOR: 1 if self.parallelism.sequence and rank > 2 else None}[kind]
+            codes = space.codes[:, axis]
+            if dim is None or dim >= rank:
+                mask = _if_any(mask, codes >= len(space.kind.shards))
+            elif (code := space.code(S(dim))) is not None:
+                mask = _if_any(mask, codes == code)
+        return mask
+
+    def _weight(self, space: TensorSpace, *, is_expert: bool) -> Mask:
+        """Matrices over tensor, experts over expert; the rest whole, or under ZeRO-3 in as many pieces as possible."""
+        sharded = space.codes < len(space.kind.shards)
+        mask = np.ones(len(space), dtype=np.bool_)
+        for axis, kind in enumerate(self.kinds):
+            if kind == TENSOR:
+                if len(space.kind.shape) > 1:
+                    mask = _if_any(mask, sharded[:, axis])
+            elif kind == EXPERT and is_expert:
+                mask = _if_any(mask, space.codes[:, axis] == space.code(S(0)))
+            elif self.parallelism.zero < 3:
+                mask = _if_any(mask, ~sharded[:, axis])
+        return mask & _most(space, mask) if self.parallelism.zero == 3 else mask
+
+    def _state(self, space: TensorSpace, *, is_expert: bool) -> Mask:
+        """Optimizer state: with its weight, or cut further by data and context."""
+        if self.parallelism.zero == 0:
+            return self._weight(space, is_expert=is_expert)
+        mask = np.ones(len(space), dtype=np.bool_)
+        sharded = space.codes < len(space.kind.shards)
+        for axis, kind in enumerate(self.kinds):
+            if kind == TENSOR and len(space.kind.shape) > 1:
+                mask = _if_any(mask, sharded[:, axis])
+        return mask & _most(space, mask)
+
+    def _read(self, codes: Index, space: TensorSpace, *, is_expert: bool) -> Mask:
+        """Operators read matrices in their tensor-parallel shards, experts in theirs, and otherwise whole weights."""
+        sharded = codes < len(space.kind.shards)
+        mask = np.ones(len(codes), dtype=np.bool_)
+        for axis, kind in enumerate(self.kinds):
+            is_cut = (kind == TENSOR and len(space.kind.shape) > 1) or (kind == EXPERT and is_expert)
+            if is_cut:
+                mask = _if_any(mask, sharded[:, axis])
+            elif kind != TENSOR:
+                mask = _if_any(mask, ~sharded[:, axis])
+        return mask
+
+
+def _if_any(mask: Mask, wanted: Mask) -> Mask:
+    """Both, where that leaves a choice: what a size forbids is not asked for."""
+    both: Mask = mask & wanted
+    return both if both.any() else mask
+
+
+def _most(space: TensorSpace, among: Mask) -> Mask:
+    """The choices among these that cut into most pieces."""
+    pieces = space.space.tiles.prod(axis=1)[space.forward]
+    most: Mask = pieces == pieces[among].max()
+    return most
+
+
+def microbatches_of(parallelism: Parallelism, global_batch: int, micro_batch: int) -> int:
+    """How many microbatches a step has. Raises `ShardplanError` (`bad-parallelism`) where they do not come out even."""
+    per_round = parallelism.data * micro_batch
+    if micro_batch < 1 or global_batch < 1:
+        raise ShardplanError(bad("a batch has no rows", "--micro-batch and --global-batch are at least 1"))
+    if global_batch % per_round:
+        near = max(1, round(global_batch / per_round)) * per_round
+        summary = f"a batch of {global_batch:,} is not a multiple of {parallelism.data} ranks x {micro_batch} rows"
+        raise ShardplanError(bad(summary, f"the nearest batch that is: {near:,}"))
+    return global_batch // per_round

@@ -1,0 +1,107 @@
+"""`price`: what a configuration takes, by category of memory and part of the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from shardplan.render.console import emit, table
+from shardplan.render.solve import facts
+from shardplan.units import duration, percent, size
+
+if TYPE_CHECKING:
+    from shardplan.planning.parallelism import Parallelism
+    from shardplan.study.price import Told
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+_ZERO = {0: "", 1: "ZeRO-1", 3: "ZeRO-3"}
+
+
+def show_price(console: Console, told: Told) -> None:
+    """The configuration, memory of the fullest device, the step, and the best plan beside it."""
+    priced, summary = told.priced, told.priced.plan.summary
+    memory, spent = priced.peak, priced.spent
+    rows = table("memory per device", ">")
+    for name in CATEGORIES:
+        rows.add_row(name, size(getattr(memory, name)))
+    rows.add_row("total", size(memory.total), style="bold")
+    parts = table("step", ">")
+    parts.add_row("compute", duration(spent.compute_ns))
+    parts.add_row("exposed communication", duration(spent.exposed_ns))
+    if priced.parallelism.pipeline > 1:
+        parts.add_row("bubble", duration(spent.bubble_ns))
+    parts.add_row("total", duration(summary.step_ns), style="bold")
+    emit(
+        console,
+        facts(
+            ("runs as", words_of(priced.parallelism)),
+            ("on", f"{priced.parallelism.devices:,} devices of {priced.plan.cluster['name']}"),
+            ("batch", _batch(told)),
+        ),
+        "", rows, "", parts, "", verdict(told), best_line(told),
+    )  # fmt: skip
+
+
+def _batch(told: Told) -> str:
+    count, rows = told.priced.microbatches, "row" if told.micro_batch == 1 else "rows"
+    parts = f"{count:,} microbatch{'es' * (count != 1)} of {told.micro_batch} {rows} per rank"
+    return f"{told.global_batch:,} rows: {parts}"
+
+
+def words_of(parallelism: Parallelism) -> str:
+    """`tp 8 x pp 4 x dp 16, ZeRO-1, sequence parallel`."""
+    kinds = {"tp": parallelism.tensor, "cp": parallelism.context, "pp": parallelism.pipeline, "dp": parallelism.data}
+    ways = [f"{name} {number}" for name, number in kinds.items() if number > 1] or ["one device"]
+    more = [_ZERO[parallelism.zero], "sequence parallel" * parallelism.sequence]
+    more += [f"ep {parallelism.expert}"] if parallelism.expert > 1 else []
+    more += [f"{parallelism.virtual} pieces per stage"] if parallelism.virtual > 1 else []
+    return ", ".join([" x ".join(ways), *filter(None, more)])
+
+
+def verdict(told: Told) -> str:
+    """Whether it fits, in a sentence."""
+    used, limit = told.priced.peak.total, told.priced.limit_bytes
+    if told.priced.fits:
+        return f"It fits: {size(used)} of {size(limit)}, {size(limit - used)} to spare."
+    return f"It does not fit: {size(used)} of {size(limit)}, {size(used - limit)} too much."
+
+
+def best_line(told: Told) -> str:
+    """How far it is from the best plan without a pipeline."""
+    if not told.compared:
+        return ""
+    if told.best is None:
+        return "Without a pipeline nothing fits on these devices."
+    ours, theirs = told.priced.plan.summary.step_ns, told.best.summary.step_ns
+    longer = f"{percent(abs(ours / theirs - 1))} {'longer' if ours > theirs else 'shorter'}"
+    mesh = "x".join(str(axis.size) for axis in told.best.mesh.axes)
+    parts = f" --microbatches {told.best.model['microbatches']}" if told.best.model.get("microbatches", 1) != 1 else ""
+    apart = longer if ours != theirs else "as long"
+    return f"The best plan without a pipeline (--mesh {mesh}{parts}) takes {duration(theirs)}; this one is {apart}."
+
+
+def price_document(told: Told) -> dict[str, object]:
+    """The same as plain data: microseconds and bytes."""
+    priced, summary, parallelism = told.priced, told.priced.plan.summary, told.priced.parallelism
+    spent = priced.spent
+    return {
+        "parallelism": {
+            "tp": parallelism.tensor, "pp": parallelism.pipeline, "dp": parallelism.data, "cp": parallelism.context,
+            "ep": parallelism.expert, "vp": parallelism.virtual, "zero": parallelism.zero,
+            "sequence_parallel": parallelism.sequence,
+        },
+        "devices": parallelism.devices,
+        "global_batch": told.global_batch,
+        "micro_batch": told.micro_batch,
+        "microbatches": priced.microbatches,
+        "fits": priced.fits,
+        "memory_limit_bytes": priced.limit_bytes,
+        "memory_bytes": {**{name: getattr(priced.peak, name) for name in CATEGORIES}, "total": priced.peak.total},
+        "memory_of_stages_bytes": [memory.total for memory in priced.memory],
+        "step_us": summary.step_ns / 1000,
+        "compute_us": spent.compute_ns / 1000,
+        "exposed_us": spent.exposed_ns / 1000,
+        "bubble_us": spent.bubble_ns / 1000,
+        "best_step_us": told.best.summary.step_ns / 1000 if told.best else None,
+    }  # fmt: skip

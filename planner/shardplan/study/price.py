@@ -1,0 +1,309 @@
+"""What a given parallel configuration takes: memory and time of exactly that one, as trainers are told it.
+
+Megatron's and FSDP's words (`shardplan.planning.parallelism`) become restrictions of the choices; what they leave open
+is solved, at the prices of every other plan. Of the stages of a pipeline, all but the first and the last are alike:
+three are planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardplan.cluster.build import profile_from_resolved
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.cluster.types import Cluster
+from shardplan.errors import InfeasibleError, ShardplanError
+from shardplan.graph.options import PlanOptions, Remat
+from shardplan.layout.layout import Layout
+from shardplan.model.types import Block, Model
+from shardplan.models import is_config
+from shardplan.pipeline.cut_points import Chain, chain_at, chain_of, part_of
+from shardplan.pipeline.cut_search import Cut
+from shardplan.pipeline.p2p import Transfers
+from shardplan.pipeline.plan import Asked, plan_of
+from shardplan.pipeline.result import assemble_result
+from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.submeshes import Submesh
+from shardplan.plan.types import Memory, Plan
+from shardplan.planning import Planner
+from shardplan.planning.instance import MOST_WHOLE
+from shardplan.planning.parallelism import (
+    Parallelism,
+    axes_of,
+    bad,
+    check_model,
+    mesh_text,
+    microbatches_of,
+    restriction,
+    rows_of,
+)
+from shardplan.planning.reduction import Restrict
+from shardplan.request import Request
+from shardplan.rules import model_rules
+from shardplan.study.finished import finished
+from shardplan.study.instance import DESCRIBED, load_model
+
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Parts of a step: `bubble_ns` is what a stage of a pipeline waits for others, sends between them included."""
+
+    compute_ns: int
+    exposed_ns: int
+    bubble_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """`plan`: of the configuration, the fastest that fits, or the fastest where none does; of a pipeline it says times
+    and memory and is no file, since stages stand for others. `memory`: by stage, of its fullest device."""
+
+    parallelism: Parallelism
+    plan: Plan
+    memory: tuple[Memory, ...]
+    limit_bytes: int
+    microbatches: int
+
+    @property
+    def peak(self) -> Memory:
+        """Of the fullest stage."""
+        return max(self.memory, key=lambda memory: memory.total)
+
+    @property
+    def spent(self) -> Spent:
+        """Where the step goes: of a pipeline, on the slowest stage."""
+        summary, pipeline = self.plan.summary, self.plan.pipeline
+        if pipeline is None:
+            return Spent(summary.compute_ns, summary.step_ns - summary.compute_ns, 0)
+        count = self.parallelism.pipeline
+        parts = [stage.plan.summary for stage in pipeline.stages]
+        slowest = max(
+            (parts[place::count] for place in range(count)), key=lambda own: sum(each.step_ns for each in own)
+        )
+        compute_ns, own_ns = (sum(getattr(each, name) for each in slowest) for name in ("compute_ns", "step_ns"))
+        return Spent(compute_ns, own_ns - compute_ns, summary.step_ns - own_ns)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak.total <= self.limit_bytes
+
+
+def price(parallelism: Parallelism, model: Model, cluster: Cluster, options: PlanOptions) -> Priced:
+    """Price one configuration on `cluster`, whose mesh does not count. `options`: of a whole step; its microbatches are
+    those of the configuration.
+
+    Raises `ShardplanError`: `bad-parallelism` for sizes that do not divide, `no-cut` for a model that cannot be cut.
+    """
+    check_model(parallelism, model, options.microbatches)
+    profile = profile_from_resolved(cluster.resolved)
+    axes = axes_of(parallelism, profile)
+    if len(axes) > MOST_WHOLE:
+        told = " x ".join(f"{axis.kind} {axis.size} ({profile.levels[axis.level].name})" for axis in axes)
+        hint = "let each kind of parallelism fill a machine or stay inside one, or leave one out"
+        raise ShardplanError(bad(f"{len(axes)} mesh axes, {told}; at most {MOST_WHOLE} can be priced", hint))
+    part = Submesh(make_cluster(profile, mesh_text(axes, profile)))
+    limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
+    options = replace(options, shard_optimizer=parallelism.zero == 1, effort="quick")
+    fixed = restriction(parallelism, axes, _hidden(model))
+    if parallelism.pipeline == 1:
+        plan = _fastest(model, part.cluster, options, limit, fixed)
+        return Priced(parallelism, plan, (plan.summary.memory,), limit, options.microbatches)
+    whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
+    return _pipeline(parallelism, model, whole, part, options, limit, fixed)
+
+
+def _hidden(model: Model) -> int:
+    """The width of what a normalisation reads, most often."""
+    widths = [
+        model.tensor(operator.inputs[0]).shape[-1]
+        for operator in model.operators
+        if operator.op_type.endswith("Normalization") and model.tensor(operator.inputs[0]).shape
+    ]
+    return max(sorted(set(widths)), key=widths.count) if widths else 0
+
+
+def _fastest(model: Model, cluster: Cluster, options: PlanOptions, limit: int, fixed: Restrict) -> Plan:
+    """The fastest plan that fits, or the fastest of all where none does."""
+
+    def under(bytes_: int) -> Plan:
+        asked = replace(options, memory_limit_bytes=bytes_)
+        return finished(Planner(model, cluster, asked, reasons=False).plan(fixed))
+
+    plan = under(_UNLIMITED)
+    if plan.summary.memory.total <= limit:
+        return plan
+    try:
+        return under(limit)
+    except InfeasibleError:
+        return plan
+
+
+def _pipeline(
+    parallelism: Parallelism,
+    model: Model,
+    cluster: Cluster,
+    part: Submesh,
+    options: PlanOptions,
+    limit: int,
+    fixed: Restrict,
+) -> Priced:
+    pieces, stages = parallelism.pieces, parallelism.pipeline
+    schedule = Schedule("interleaved", parallelism.virtual) if parallelism.virtual > 1 else Schedule("1f1b")
+    chain = chain_at(model, _starts(model, pieces))
+    waiting = [schedule.in_flight(stages - 1 - place % stages, stages, options.microbatches) for place in range(pieces)]
+    inner = 1 if pieces > 2 else 0  # the one that holds most
+    most = max(waiting[1:-1], default=1)
+    plans: dict[int, Plan] = {}
+    for place in sorted({0, inner, pieces - 1}):
+        held = most if 0 < place < pieces - 1 else waiting[place]
+        own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
+        asked = replace(options, in_flight=held)
+        plans[place] = _fastest(own, part.cluster, asked, limit // parallelism.virtual, fixed)
+    stands_for = [0, *[inner] * (pieces - 2), pieces - 1]
+    found = assemble_result(
+        chain,
+        [Cut(place, place + 1, 0, 0, 0) for place in range(pieces)],
+        [part] * pieces,
+        [plans[place] for place in stands_for],
+        waiting,
+        *_borders(chain, plans, stands_for, options),
+        Transfers(cluster),
+        options,
+        schedule,
+    )
+    plan = plan_of(Asked(model, cluster, options, schedule, stages), found)
+    memory = tuple(_sum([plans[place].summary.memory for place in stands_for[at::stages]]) for at in range(stages))
+    return Priced(parallelism, plan, memory, limit, options.microbatches)
+
+
+def _borders(
+    chain: Chain, plans: Mapping[int, Plan], stands_for: Sequence[int], options: PlanOptions
+) -> tuple[list[tuple[Layout, Layout]], list[tuple[int, int]]]:
+    """Layouts of what every stage hands on, at either end, and its bytes and those of its gradient in a microbatch."""
+    kept = {place: {tensor.name: tensor.layout for tensor in plan.tensors} for place, plan in plans.items()}
+    borders, sizes = list[tuple[Layout, Layout]](), list[tuple[int, int]]()
+    for place, border in enumerate(chain.borders):
+        mine, theirs = stands_for[place], stands_for[place + 1]
+        borders.append((kept[mine][chain.borders[mine]], kept[theirs][chain.borders[theirs - 1]]))
+        size = -(-chain.model.tensor(border).size_bytes // options.microbatches)
+        sizes.append((size, size if options.training else 0))
+    return borders, sizes
+
+
+def _sum(parts: Sequence[Memory]) -> Memory:
+    names = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+    return Memory(*(sum(getattr(part, name) for part in parts) for name in names))
+
+
+def _starts(model: Model, pieces: int) -> list[int]:
+    """Where each piece but the first begins: equally many layers each, the first and the last one less where that
+    makes them come out even, as embedding and output matrix count for a layer."""
+    block: Block | None = max(model.blocks, key=lambda block: len(block.copies), default=None)
+    layers = len(block.copies) if block else 0
+    each, over = divmod(layers, pieces)
+    less = 0
+    if over or not each:
+        each, over = divmod(layers + 2, pieces)
+        less = 1
+    if block is None or over or each <= less:
+        hint = "take a divisor of the number of layers, or of that and two, for embedding and output matrix"
+        raise ShardplanError(bad(f"{layers} layers do not divide into {pieces} stages", hint))
+    begins = _layer_starts(model, block)
+    return [begins[place * each - less] for place in range(1, pieces)]
+
+
+def _layer_starts(model: Model, block: Block) -> list[int]:
+    """The operator with which every layer begins, at a place where the model can be cut."""
+    first = {name: min(copy) for name, copy in zip(block.names, block.copies, strict=True)}
+    chain = chain_of(model, model_rules(model))
+    cut = {name: min(unit) for name, unit in zip(chain.names, chain.units, strict=True)}
+    return [cut.get(name, start) for name, start in first.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A priced configuration as it is told: `best` beside it, if `compared`; the rows of a step and a microbatch."""
+
+    priced: Priced
+    best: Plan | None
+    global_batch: int
+    micro_batch: int
+    compared: bool
+
+
+def price_as_asked(
+    request: Request, parallelism: Parallelism, batch: Batch, remat: Remat = "none", *, compare: bool = True
+) -> Told:
+    """What `request`'s model takes on its cluster under a configuration, beside the best plan if `compare`. Of the
+    request count `model`, `cluster`, `dims`, `optimizer` and `memory_limit`.
+
+    Raises `ShardplanError` as `price` and as reading the inputs does.
+    """
+    assert isinstance(request.dims, Mapping)
+    assert not isinstance(request.memory_limit, str)
+    model = read_model_for(request.model, request.dims, batch, parallelism)
+    cluster = request.cluster
+    cluster = cluster if isinstance(cluster, Cluster) else make_cluster(load_profile(str(cluster)))
+    options = PlanOptions(
+        optimizer=request.optimizer,
+        microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),
+        remat=remat,
+        memory_limit_bytes=request.memory_limit,
+    )
+    priced = price(parallelism, model, cluster, options)
+    best = best_beside(priced, model, cluster, options) if compare else None
+    return Told(priced, best, rows_of(model), batch.micro_batch, compare)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of a step and of a microbatch of one rank. `global_batch`: None for the model's own, or where that can be
+    chosen one microbatch for every rank."""
+
+    global_batch: int | None = None
+    micro_batch: int = 1
+
+
+def read_model_for(given: str | Path | Model, dims: Mapping[str, int], batch: Batch, parallelism: Parallelism) -> Model:
+    """The model with the batch that is asked for: a description takes any, an ONNX file has its own.
+
+    Raises `ShardplanError`: `bad-parallelism` where a file's batch is another, and as `load_model`.
+    """
+    rows = batch.global_batch
+    if isinstance(given, str) and (given.startswith(DESCRIBED) or is_config(given)):
+        said = dims.get(BATCH)
+        if rows is None:
+            rows = said or batch.micro_batch * parallelism.data
+        if said not in (None, rows):
+            raise ShardplanError(bad(f"--dim batch={said} and --global-batch {rows} are two batches", "give one"))
+        return load_model(given, {**dims, BATCH: rows})
+    model = given if isinstance(given, Model) else load_model(given, dims)
+    own = rows_of(model)
+    if rows not in (None, own):
+        hint = "leave out --global-batch, bind a symbolic dim (--dim), or export the model with that batch"
+        raise ShardplanError(bad(f"'{model.name}' has a batch of {own}, and --global-batch says {rows}", hint))
+    return model
+
+
+BATCH = "batch"
+
+
+def best_beside(priced: Priced, model: Model, cluster: Cluster, options: PlanOptions) -> Plan | None:
+    """The best plan without a pipeline on as many devices, with an axis for each link and in as few microbatches as
+    fit; None where none fits."""
+    profile = profile_from_resolved(cluster.resolved)
+    simple = Parallelism(data=priced.parallelism.devices)
+    whole = make_cluster(profile, mesh_text(axes_of(simple, profile), profile))
+    halves = (options.microbatches >> place for place in range(options.microbatches.bit_length()))
+    for microbatches in sorted({each for each in halves if options.microbatches % each == 0} | {1}):
+        asked = replace(options, microbatches=microbatches, shard_optimizer=True, effort="quick")
+        try:
+            return finished(Planner(model, whole, asked, reasons=False).plan())
+        except InfeasibleError:
+            continue
+    return None

@@ -1,0 +1,83 @@
+"""`shardplan price MODEL --tp 8 --pp 4 --dp 16`: memory and time of exactly that configuration, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from shardplan.errors import Attempts, ShardplanError, error
+from shardplan.verbs.asking import ask, budget_option, request_options
+from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, Verb, verb
+
+
+def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
+    return click.option(f"--{name}", field, type=int, default=1, show_default=False, metavar="N", help=text)
+
+
+@click.command(short_help="Say what a parallel configuration takes, and whether it fits.")
+@click.argument("model", required=False, type=click.Path(path_type=str))
+@click.option("--model", "model_option", metavar="MODEL", help="The same as the argument.")
+@request_options("cluster", "dims", "optimizer", "memory_limit")
+@_ways("tp", "tensor", "Tensor-parallel ways.")
+@_ways("pp", "pipeline", "Pipeline stages.")
+@click.option("--dp", "data", type=int, metavar="N", help="Data-parallel ways.  [default: 1, or what --gpus leaves]")
+@_ways("cp", "context", "Context-parallel ways: the sequence is cut.")
+@_ways("ep", "expert", "Of the data-parallel ranks, so many hold different experts.")
+@_ways("vp", "virtual", "Pieces of the model on each stage (interleaved schedule).")
+@click.option("--gpus", type=int, metavar="N", help="All devices: --dp is what the others leave of them.")
+@click.option("--zero", type=int, default=0, metavar="0|1|3", help="What data-parallel ranks shard: nothing, optimizer "
+        "state (Megatron's distributed optimizer), parameters too (FSDP).")  # fmt: skip
+@click.option("--sequence-parallel", "sequence", is_flag=True, help="Cut the hidden state by sequence over --tp.")
+@click.option("--micro-batch", type=int, default=1, metavar="N", help="Rows of a microbatch of one rank.")
+@click.option(
+    "--global-batch", type=int, metavar="N", help="Rows of a step.  [default: the model's, or one microbatch each]"
+)
+@click.option(
+    "--recompute", type=click.Choice(["none", "selective", "full"]), default="none", help="As --remat of solve."
+)
+@click.option("--best/--no-best", default=True, help="Set the best plan on as many devices beside it.")
+@budget_option
+@verb
+def price(session: Session, /, **given: Any) -> int:
+    """Say what MODEL takes under exactly this configuration, in the words of Megatron and FSDP.
+
+    Memory by category of the fullest device, and the step: compute, exposed communication, bubble. What the
+    configuration leaves open is chosen best. Exits with 1 when it does not fit.
+    """
+    from shardplan.render.price import price_document, show_price
+    from shardplan.study import price as study
+
+    attempt = Attempts()
+    name = attempt(lambda: _named(given["model"], given.pop("model_option")))
+    request, faults = ask({**given, "model": name or ""})
+    attempt.problems += (fault for found in faults.values() for fault in found)
+    parallelism = attempt(lambda: _parallelism(given))
+    batch = study.Batch(given["global_batch"], given["micro_batch"])
+    attempt.finish()
+    assert parallelism is not None
+    with session.waiting("pricing"):
+        told = study.price_as_asked(request, parallelism, batch, given["recompute"], compare=given["best"])
+    session.finish(price_document(told), lambda console: show_price(console, told))
+    return EXIT_DONE if told.priced.fits else EXIT_NO
+
+
+def _named(argument: str | None, option_: str | None) -> str:
+    if (argument is None) == (option_ is None):
+        summary = "no MODEL is given" if argument is None else "MODEL is given twice"
+        hint = "shardplan price MODEL --tp 8 --dp 4; an ONNX file, transformer:llama3-8b, or a config.json"
+        raise ShardplanError(error("bad-argument", summary, hint=hint))
+    return argument or option_ or ""
+
+
+def _parallelism(given: dict[str, Any]) -> Any:
+    from shardplan.planning.parallelism import Parallelism, bad
+
+    ways = {key: given[key] for key in ("tensor", "pipeline", "context", "expert", "virtual", "zero", "sequence")}
+    data, gpus = given["data"], given["gpus"]
+    others = max(1, ways["tensor"]) * max(1, ways["pipeline"]) * max(1, ways["context"])
+    if gpus is not None and gpus != (data or gpus // others) * others:
+        summary = f"{gpus} devices are not {' x '.join(filter(None, [data and str(data), str(others)]))}"
+        raise ShardplanError(bad(summary, "--gpus is the product of --tp, --pp, --cp and --dp"))
+    return Parallelism(data=data if data is not None else 1 if gpus is None else gpus // others, **ways)
