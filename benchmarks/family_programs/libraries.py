@@ -94,8 +94,8 @@ def _program(kind: str, model_type: str) -> tuple[nn.Module, tuple[Tensor, ...]]
     given = transformers.AutoConfig.for_model(model_type)
     config = type(given)(**{**_small(given.to_dict()), **_OWN.get(model_type, {})})
     for key in list(config.to_dict()):
-        if ("drop" in key and isinstance(getattr(config, key), float)) or key == "use_cache":
-            setattr(config, key, 0.0 if "drop" in key else False)
+        if "drop" in key and isinstance(getattr(config, key), (float, list, tuple)):
+            setattr(config, key, 0.0 if isinstance(getattr(config, key), float) else [0.0] * len(getattr(config, key)))
     if getattr(config, "decoder_start_token_id", 1) is None or kind == "Seq2SeqLM":
         config.decoder_start_token_id = 1
     config._attn_implementation = "eager"  # noqa: SLF001 - as `attn_implementation=` of from_pretrained

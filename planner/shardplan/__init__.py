@@ -1,9 +1,9 @@
 """Plan how a neural network is split over a device mesh, prove the plan optimal, and save it as a file.
 
-`make_plan` makes a plan of a model, `save` writes it, `load` reads it and `check` says whether it still holds; `price`
-says what a given configuration takes, `robustness` what a plan is worth where the profile is wrong, `report` shows it in
-a browser or a notebook, `slices` says what a rank holds; `shardplan.torch` and `shardplan.jax` apply it. `cost_graph` is
-what a plan is chosen from, as a networkx graph. What cannot be done is said in a `ShardplanError`.
+`make_plan` makes a plan of a model, `save` writes it, `load` reads it and `check` says whether it still holds;
+`price` says what a given configuration takes, `robustness` what a plan is worth where the profile is wrong, `report`
+shows it in a browser or a notebook, `slices` says what a rank holds; `shardplan.torch` and `shardplan.jax` apply it.
+`cost_graph` is what a plan is chosen from, as a networkx graph. What cannot be done is said in a `ShardplanError`.
 
 >>> plan = shardplan.make_plan("model.onnx", "4x4")
 >>> shardplan.save(plan, "plans/model.4x4.plan.json")

@@ -276,6 +276,19 @@ CASES: dict[str, Case] = {
         lambda x, w, u, b: torch.gru(x, x.new_zeros(1, 4, 4), [w, u, b, b], True, 1, 0.0, True, False, True)[0],
         [(4, 4, 8), (12, 8), (12, 4), (12,)],
     ),
+    "norm": (
+        lambda x: functional.normalize(x, dim=1) * x.norm(3, -1, keepdim=True) + torch.linalg.vector_norm(x),
+        [(4, 8)],
+    ),
+    "nll_loss": (
+        lambda x: (
+            functional.nll_loss(x.log_softmax(1), torch.tensor([3, 0, 15, -100]))
+            + functional.nll_loss(x, torch.tensor([3, 0, 15, 9]), reduction="sum")
+        ),
+        [(4, 16)],
+    ),
+    "copy": (lambda x, y: x.new_empty(4, 8).copy_(y) * x, [(4, 8), (8,)]),
+    "a transform of complex numbers": (lambda x: torch.fft.hfft2(x.to(torch.complex128)).sum(), [(4, 8, 4)]),
     "batch_norm": (
         lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),
         [(4, 8, 4, 4), (8,), (8,)],

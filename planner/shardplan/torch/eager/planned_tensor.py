@@ -244,7 +244,7 @@ _AUTOGRAD = functools.reduce(
     lambda one, other: one | other,
     [
         torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))  # noqa: SLF001 - there is no public name
-        for name in ("AutogradFunctionality", "AutogradOther", "ADInplaceOrView")
+        for name in ("AutogradFunctionality", "AutogradOther", "ADInplaceOrView", "Conjugate", "Negative")
     ],
 )
 """What has been done with an operation when it comes below torch's functions, and is to be done with local ones."""

@@ -17,7 +17,7 @@ from shardplan.torch.rules.function_names import in_place
 
 SUMS = frozenset(("add", "sub", "radd", "rsub", "iadd", "isub", "subtract"))
 SCALES = frozenset(("mul", "rmul", "imul", "multiply", "div", "truediv", "itruediv", "true_divide", "divide"))
-SELECTS = frozenset(("where", "masked_fill"))
+SELECTS = frozenset(("where", "masked_fill", "copy"))
 SAME = frozenset(
     ("neg", "to", "_to_copy", "type_as", "float", "half", "bfloat16", "double", "type", "clone", "alias", "detach",
      "contiguous", "cpu", "cuda", "positive", "lift_fresh_copy")
@@ -30,7 +30,8 @@ OTHERS = frozenset(
      "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor", "and",
      "or", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "floor", "ceil", "round",
      "remainder", "mod", "floordiv", "floor_divide", "fmod", "atan2", "long", "int", "bool", "erfc", "expm1",
-     "addcmul", "addcdiv", "lerp", "softsign", "tan", "fill", "zeros_like", "ones_like", "full_like", "zero")
+     "addcmul", "addcdiv", "lerp", "softsign", "tan", "fill", "zeros_like", "ones_like", "full_like", "zero",
+     "empty_like", "copysign", "xlogy", "logaddexp", "hypot")
 )  # fmt: skip
 GUARDS = frozenset(("isnan", "isinf", "isfinite", "nan_to_num"))
 """What only asks whether a value is a number leaves it what it is: exporters guard a softmax so."""
@@ -95,6 +96,8 @@ def _linear(name: str, count: int, plain: list[Any]) -> tuple[frozenset[int], ..
         return (frozenset({0}),)
     if name in SCALES:
         return (frozenset({0}),) if "div" in name else tuple(frozenset({place}) for place in range(count))
+    if name == "copy":  # what has been there does not count
+        return (frozenset({1}),) if count == 2 else ()
     if name == "where" and count == 3:
         return (frozenset({1, 2}),)
     return ()

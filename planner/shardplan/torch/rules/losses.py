@@ -30,11 +30,29 @@ def cross_entropy(engine: Engine, op: Op) -> Any:
         return replicated(engine, op)
     ignored = int(given.get("ignore_index", -100))
     shares = normalised(engine, Op("log_softmax", torch.log_softmax, [logits, 1 if logits.rank > 1 else 0]))
+    return _of_shares(engine, shares, target, ignored, given.get("reduction", _MEAN))
+
+
+def nll_loss(engine: Engine, op: Op) -> Any:
+    """`nll_loss` of logarithms of shares, unweighted, as `cross_entropy`."""
+    given = {**dict(zip(_OF_NLL, op.args, strict=False)), **op.kwargs}
+    if given.get("weight") is not None:
+        return replicated(engine, op)
+    shares, target = as_value(engine, given["input"]), as_value(engine, given["target"])
+    ignored = int(given.get("ignore_index", -100))
+    return _of_shares(engine, shares, target, ignored, given.get("reduction", _MEAN))
+
+
+_OF_NLL = ("input", "target", "weight", "reduction", "ignore_index")
+
+
+def _of_shares(engine: Engine, shares: Value, target: Value, ignored: int, how: int) -> Value:
+    """The negative share of every row's target, added up as `how` says."""
     losses = _picked(engine, unknown(shares), target, ignored)
-    if given.get("reduction", _MEAN) == _NONE:
+    if how == _NONE:
         return over_parts(engine, losses)
     total = over_parts(engine, reduction(engine, Op("sum", torch.sum, [losses])))
-    if given.get("reduction", _MEAN) != _MEAN:
+    if how != _MEAN:
         return total
     seen = elementwise(engine, Op("ne", torch.ne, [unknown(target), ignored]))
     count = over_parts(engine, reduction(engine, Op("sum", torch.sum, [seen])))

@@ -10,9 +10,10 @@ from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Dims, Site, Value
 from shardplan.torch.rules.elementwise import elementwise, unary
+from shardplan.torch.rules.fallback import replicated
 
 _MEANS = frozenset(("mean",))
-_ADDED = frozenset(("sum", "mean", "count_nonzero"))
+_ADDED = frozenset(("sum", "mean", "nansum"))
 
 
 def reduction(engine: Engine, op: Op) -> Any:
@@ -46,6 +47,23 @@ def reduction(engine: Engine, op: Op) -> Any:
     call.integer = not results[0].dtype.is_floating_point
     found = engine.run(call)
     return type(made)(found) if isinstance(made, tuple) and len(found) > 1 else found[0]
+
+
+def norm(engine: Engine, op: Op) -> Value:
+    """`norm`, `linalg_vector_norm` of dims, which are whole."""
+    names = ("input", "p", "dim", "keepdim", "dtype")
+    given = {**dict(zip(names, op.args, strict=False)), **op.kwargs}
+    value, order = given["input"], given.get("p", given.get("ord", 2))
+    kept, dtype = bool(given.get("keepdim", False)), given.get("dtype")
+    if isinstance(order, str):
+        return replicated(engine, op)  # type: ignore[no-any-return]
+    dims = _dims_of(given.get("dim"), value.rank)
+    order = 2 if order is None else order
+
+    def of_whole(local: Any, *_: Any) -> Any:
+        return torch.linalg.vector_norm(local, order, dims or None, kept, dtype=dtype)
+
+    return reduction(engine, Op("norm", of_whole, [value, dims]))  # type: ignore[no-any-return]
 
 
 def _dims_of(given: Any, rank: int) -> tuple[int, ...]:

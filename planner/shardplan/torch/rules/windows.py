@@ -40,8 +40,9 @@ def pad(engine: Engine, op: Op) -> Any:
     value = op.args[0]
     widths = op.kwargs.get("pad", op.args[1] if len(op.args) > 1 else ())
     padded = [value.rank - 1 - place // 2 for place, width in enumerate(widths) if width]
-    mode = op.kwargs.get("mode", op.args[2] if len(op.args) > 2 else "constant")
-    filler = op.kwargs.get("value", op.args[3] if len(op.args) > 3 else None)
+    names = ("pad", "mode", "value") if op.name == "pad" else ("pad", "value")
+    given = {**dict(zip(names, op.args[1:], strict=False)), **op.kwargs}
+    mode, filler = given.get("mode", "constant"), given.get("value")
     return _of_dims(engine, op, padded, is_linear=mode != "constant" or not filler, adds=True)
 
 
