@@ -206,6 +206,7 @@ CASES: dict[str, Case] = {
         lambda w: functional.embedding(PLACES, w, 3) * functional.embedding(PLACES, w, padding_idx=-1),
         [(8, 4)],
     ),
+    "embedding of bounded norm": (lambda w: functional.embedding(PLACES, w * 1, max_norm=1.0), [(8, 4)]),
     "embedding_bag": (lambda w: functional.embedding_bag(PLACES, w, mode="sum"), [(8, 4)]),
     "embedding_bag of unequal bags": (
         lambda w: functional.embedding_bag(PLACES.flatten(), w, torch.tensor([0, 3, 9, 20])),

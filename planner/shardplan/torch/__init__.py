@@ -16,12 +16,14 @@ from shardplan.torch.pipelines.run import Pipeline
 from shardplan.torch.planning.plan import plan
 from shardplan.torch.state_dicts import full_state_dict, save
 from shardplan.torch.timeline_comparison import compare_timeline
+from shardplan.torch.vocabulary_loss import cross_entropy
 from shardplan.torch.with_loss import with_loss
 
 __all__ = [
     "Pipeline",
     "compare_timeline",
     "count_comms",
+    "cross_entropy",
     "data_loader",
     "full_state_dict",
     "inputs",

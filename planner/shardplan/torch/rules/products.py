@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Sequence
 from types import FunctionType
@@ -123,15 +124,28 @@ def explicit(equation: str, ranks: Sequence[int]) -> str:
     return f"{','.join(sides)}->{right.replace('...', batch)}"
 
 
+def _bounded(table: Any, index: Any, *, largest: float, order: float) -> Any:
+    """A table whose rows that are looked up have at most a norm; gradients pass as if they had been so before."""
+    rows = table.detach()
+    norms = rows.norm(order, -1, keepdim=True)
+    looked_up = torch.zeros(len(rows), dtype=torch.bool, device=rows.device).index_fill(0, index.flatten(), True)
+    scaled = torch.where(looked_up.unsqueeze(-1) & (norms > largest), rows * (largest / (norms + 1e-7)), rows)
+    return table + (scaled - rows)
+
+
 def embedding(engine: Engine, op: Op) -> Value:
     """Rows of a table; of a table split by rows every process adds those that it has. No gradient comes back to the row
-    `padding_idx`; tables that a lookup changes (`max_norm`) and gradients by frequency are for every process whole."""
+    `padding_idx`; what a lookup changes in a table (`max_norm`), and gradients by frequency, every process does whole.
+    """
     is_aten = not isinstance(op.func, FunctionType)
     given = {**dict(zip(_OF_ATEN if is_aten else _OF_LOOKUPS, op.args[3:], strict=False)), **op.kwargs}
-    if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+    if given.get("scale_grad_by_freq"):
         return replicated(engine, op)  # type: ignore[no-any-return]
     first, second = (as_value(engine, item) for item in op.args[:2])
     table, index = (second, first) if first.dtype in (torch.int32, torch.int64) else (first, second)
+    if given.get("max_norm") is not None:
+        bound = functools.partial(_bounded, largest=float(given["max_norm"]), order=float(given.get("norm_type", 2.0)))
+        engine.write(table, replicated(engine, Op("embedding_renorm", bound, [table, index])))
     padding = op.kwargs.get("padding_idx", op.args[2] if len(op.args) > 2 else None)
     if padding is not None and padding < 0:  # from the end; in ATen, which has no other way to say it, none
         padding = None if is_aten else padding + table.shape[0]
