@@ -1,0 +1,124 @@
+"""`shardplan price`: what exactly one configuration takes."""
+
+import json
+from importlib.resources import files
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import shardplan
+from shardplan.errors import ShardplanError
+
+SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+TINY = "transformer:layers=4,hidden=256,heads=4,vocab=1024,seq=128"
+ALONE = ("price", TINY, "--no-best")
+
+
+def told(shardplan, *options: str) -> dict:
+    run = shardplan("price", TINY, "--no-best", "--json", *options)
+    assert run.code in (0, 1), run.err
+    document = json.loads(run.out)
+    Draft202012Validator(SCHEMA).validate(document)
+    return document["result"]
+
+
+def test_it_is_said_what_runs_what_it_takes_and_whether_it_fits(shardplan, folder):
+    run = shardplan("price", TINY, "--tp", "2", "--dp", "4", "--zero", "1", "--sequence-parallel")
+    lines = [line.split("  ")[0].strip() for line in run.out.splitlines() if line]
+    assert (run.code, run.err) == (0, "")
+    assert "tp 2 x dp 4, ZeRO-1, sequence parallel" in run.out
+    assert lines[4:10] == ["parameters", "gradients", "optimizer", "activations", "temporaries", "total"]
+    assert "It fits: " in run.out
+    assert "The best plan without a pipeline (--mesh 8) takes " in run.out
+
+
+def test_what_does_not_fit_is_a_no(shardplan, folder):
+    run = shardplan(*ALONE, "--memory-limit", "1 MiB")
+    assert run.code == 1
+    assert "It does not fit: " in run.out
+
+
+def test_parts_make_up_the_step(shardplan, folder):
+    for options in (["--dp", "4"], ["--pp", "2", "--dp", "2", "--global-batch", "8"], ["--tp", "2", "--cp", "2"]):
+        found = told(shardplan, *options)
+        parts = found["compute_us"] + found["exposed_us"] + found["bubble_us"]
+        assert parts == pytest.approx(found["step_us"])
+        assert (found["bubble_us"] > 0) == ("--pp" in options)
+        assert found["memory_bytes"]["total"] == max(found["memory_of_stages_bytes"])
+
+
+def test_state_is_cut_as_zero_says(shardplan, folder):
+    none, one, three = (told(shardplan, "--dp", "8", "--zero", zero)["memory_bytes"] for zero in "013")
+    assert one["optimizer"] == pytest.approx(none["optimizer"] / 8, rel=0.01)
+    assert one["parameters"] == none["parameters"]
+    assert three["parameters"] == pytest.approx(none["parameters"] / 8, rel=0.01)
+
+
+def test_matrices_are_cut_by_tensor_and_layers_by_pipeline(shardplan, folder):
+    whole = told(shardplan, "--global-batch", "8")["memory_bytes"]["parameters"]
+    by_tensor = told(shardplan, "--tp", "4", "--global-batch", "8")["memory_bytes"]["parameters"]
+    by_stage = told(shardplan, "--pp", "4", "--global-batch", "8")["memory_bytes"]["parameters"]
+    assert by_tensor == pytest.approx(whole / 4, rel=0.05)
+    assert whole / 4 < by_stage < whole / 2  # with embedding or output matrix
+
+
+def test_interleaving_shortens_the_bubble(shardplan, folder):
+    plain = told(shardplan, "--pp", "2", "--global-batch", "8")
+    pieces = told(shardplan, "--pp", "2", "--vp", "2", "--global-batch", "8")
+    assert pieces["bubble_us"] < plain["bubble_us"]
+
+
+def test_dp_is_what_the_others_leave(shardplan, folder):
+    assert told(shardplan, "--gpus", "16", "--tp", "2", "--pp", "2", "--global-batch", "8")["parallelism"]["dp"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--tp", "3"],
+            "tensor: 3 ways divide no dim of 'model.embed_tokens.weight' [1024, 256], and 17 other weights",
+        ),
+        (["--pp", "3", "--global-batch", "4"], None),
+        (["--pp", "5", "--global-batch", "5"], "4 layers do not divide into 5 stages"),
+        (["--dp", "3", "--global-batch", "8"], "a batch of 8 is not a multiple of 3 ranks x 1 rows"),
+        (["--zero", "2"], "there is no zero 2 here"),
+        (["--vp", "2"], "2 virtual stages need a pipeline"),
+        (["--ep", "2", "--dp", "2"], "there are no experts to spread"),
+        (["--ep", "3", "--dp", "2"], "3 ways of experts do not divide 2 data-parallel ranks"),
+        (["--tp", "0"], "tensor: 0 ways"),
+        (["--sequence-parallel"], "sequence parallelism needs tensor parallelism"),
+        (["--gpus", "6", "--tp", "4"], "6 devices are not 4"),
+        (["--cp", "3"], "a sequence of 128 does not divide into 3"),
+        (["--micro-batch", "0", "--global-batch", "1"], "a batch has no rows"),
+        (["--dp", "2", "--global-batch", "8", "-d", "batch=4"], "--dim batch=4 and --global-batch 8 are two batches"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(options, said, shardplan, folder):
+    run = shardplan(*ALONE, *options)
+    if said is None:  # embedding and output matrix count for a layer each: 1 + 4 - 2 + 1
+        assert run.code == 0
+        return
+    assert run.code == 2
+    assert f"error[bad-parallelism]: {said}" in run.err
+    assert "hint: " in run.err
+
+
+def test_a_model_is_given_once(shardplan, folder):
+    assert "no MODEL is given" in shardplan("price", "--tp", "2").err
+    assert "MODEL is given twice" in shardplan("price", TINY, "--model", TINY).err
+
+
+def test_a_file_has_its_own_batch(shardplan, mlp):
+    run = shardplan("price", "mlp.onnx", "-d", "batch=64", "--dp", "4", "--global-batch", "32", "--no-best")
+    assert run.code == 2
+    assert "has a batch of 64, and --global-batch says 32" in run.err
+    assert shardplan("price", "--model", "mlp.onnx", "-d", "batch=64", "--dp", "4", "--no-best").code == 0
+
+
+def test_from_python():
+    priced = shardplan.price(TINY, tp=2, dp=2, zero=1, global_batch=4)
+    assert priced.fits
+    assert priced.spent.compute_ns + priced.spent.exposed_ns == priced.plan.summary.step_ns
+    with pytest.raises(ShardplanError, match="there is no zero 2"):
+        shardplan.price(TINY, zero=2)
