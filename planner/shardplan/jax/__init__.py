@@ -13,7 +13,8 @@ from shardplan.jax.compiled import check
 from shardplan.jax.device_mesh import mesh
 from shardplan.jax.flax import flax_names
 from shardplan.jax.fused_weights import Part
-from shardplan.jax.named_shardings import sharding, shardings
+from shardplan.jax.named_shardings import sharding, shardings, state_shardings
+from shardplan.jax.planning.plan import plan
 from shardplan.jax.sharding_constraints import constrain, constrain_tree
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "flax_names",
     "load",
     "mesh",
+    "plan",
     "sharding",
     "shardings",
+    "state_shardings",
 ]

@@ -76,6 +76,34 @@ def sharding(
     return NamedSharding(mesh, partition_spec(layout, plan.mesh, divided, name))
 
 
+def state_shardings(plan: Plan, mesh: Mesh, state: Any, *, names: Names | None = None) -> Any:
+    """A pytree like `state`, an optimizer's (optax's, say) or a whole train state, of `NamedSharding`s: a leaf whose
+    path ends as a weight's does, and that has its shape, is sharded as the plan keeps that weight's optimizer state;
+    everything else (counts, rates) is on every device. `names`: as in `shardings`, from the ends of paths.
+
+    Raises `ShardplanError` as `shardings`.
+    """
+    check_mesh(plan, mesh)
+    paths, structure = jax.tree_util.tree_flatten_with_path(state)
+    by_path = {path_name(path): tuple(leaf.shape) for path, leaf in paths}
+    ends = {path: _end(plan, path, shape, names) for path, shape in by_path.items()}
+    shapes = {end: by_path[path] for path, end in ends.items() if end}
+    leaves = match_leaves(plan, shapes, names, strict=False)
+    specs = {end: leaf_spec(plan, leaf, "optimizer") for end, leaf in leaves.items()}
+    found = [NamedSharding(mesh, specs.get(ends[path], PartitionSpec())) for path in by_path]
+    return jax.tree_util.tree_unflatten(structure, found)
+
+
+def _end(plan: Plan, path: str, shape: tuple[int, ...], names: Names | None) -> str:
+    """The longest end of a path that is a weight of this shape; empty where none is."""
+    keys = path.split(".")
+    for place in range(len(keys)):
+        end = ".".join(keys[place:])
+        if end in match_leaves(plan, {end: shape}, names, ignore=("*",), strict=False):
+            return end
+    return ""
+
+
 def leaf_spec(plan: Plan, leaf: Leaf, form: Form) -> PartitionSpec:
     """The spec of a leaf, the dim of stacked layers not sharded."""
     decision = leaf.first.decision

@@ -1,0 +1,79 @@
+"""The ONNX graph under construction that the primitives of a jaxpr write into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+OPSET = 21
+_WEIGHTS = "weights"
+"""The file in which the weights would be; it is never opened."""
+
+
+def onnx_type(dtype: Any) -> int:
+    """ONNX's number of a dtype of JAX. Raises `TypeError` for one that ONNX does not have (keys of random numbers)."""
+    name = np.dtype(dtype).name
+    if name == "bfloat16":
+        return int(onnx.TensorProto.BFLOAT16)
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+def value_info(name: str, aval: Any) -> onnx.ValueInfoProto:
+    """A value of the shape and dtype of an abstract one."""
+    return helper.make_tensor_value_info(name, onnx_type(aval.dtype), list(aval.shape))
+
+
+@dataclass
+class Graph:
+    """Nodes and constants so far. `prefix`: keeps names of bodies apart; `scope`, `line`: where in the
+    program nodes come from."""
+
+    prefix: str = ""
+    scope: str = ""
+    line: Mapping[str, Any] = field(default_factory=dict)
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+    counted: list[int] = field(default_factory=lambda: [0])
+
+    def body(self, prefix: str) -> Graph:
+        """A graph inside this one, with names of its own."""
+        return Graph(f"{self.prefix}{prefix}/", self.scope, self.line, counted=self.counted)
+
+    def name(self, kind: str) -> str:
+        """A new name."""
+        self.counted[0] += 1
+        return f"{self.prefix}{kind}_{self.counted[0]}"
+
+    def add(self, kind: str, inputs: Sequence[str], results: int = 1, **attributes: Any) -> Any:
+        """A node; the name of its result, or of all of several."""
+        made = [self.name(kind.lower()) for _ in range(results)]
+        name = f"{self.scope}/{made[0]}" if self.scope else made[0]
+        self.nodes.append(helper.make_node(kind, list(inputs), made, name=name, **attributes))
+        return made[0] if results == 1 else made
+
+    def constant(self, value: Any) -> str:
+        """The name of a known value."""
+        name, array = self.name("const"), np.asarray(value)
+        if array.dtype.name == "bfloat16":
+            made = helper.make_tensor(name, onnx.TensorProto.BFLOAT16, array.shape, array.astype(np.float32).flatten())
+        else:
+            made = numpy_helper.from_array(array, name)
+        self.constants.append(made)
+        return name
+
+    def ints(self, *values: int) -> str:
+        """A list of numbers, as shapes and axes are given."""
+        return self.constant(np.asarray(values, dtype=np.int64))
+
+
+def weight(name: str, aval: Any) -> onnx.TensorProto:
+    """A weight of which the values are elsewhere."""
+    made = onnx.TensorProto(name=name, data_type=onnx_type(aval.dtype), dims=list(aval.shape))
+    made.data_location = onnx.TensorProto.EXTERNAL
+    made.external_data.add(key="location", value=_WEIGHTS)
+    return made

@@ -1,0 +1,135 @@
+"""A jaxpr -> ONNX nodes: calls are written out, scans become `Scan`, all else goes by the table of primitives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax._src import source_info_util
+from jax.extend.core import ClosedJaxpr, Literal
+from onnx import helper
+
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.jax.planning.graph import Graph, value_info
+from shardplan.jax.planning.primitives import ROWS
+
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+"""Under what names equations that are calls hold what they call."""
+_INLINED = frozenset(
+    ("pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
+     "checkpoint", "remat", "remat2", "custom_lin")
+)  # fmt: skip
+_REFUSED: Mapping[str, str] = {
+    "shard_map": "plan the function as it is for one device: the plan says how it is split",
+    "while": "use jax.lax.scan, or fori_loop with bounds that are numbers of Python",
+    "cond": "choose with jnp.where, or in Python",
+    "pure_callback": "leave callbacks out of what is planned",
+    "debug_callback": "leave jax.debug out of what is planned",
+    "io_callback": "leave callbacks out of what is planned",
+    "scatter-add": "write it as a product with one_hot, or with jnp.where",
+    "scatter": "write it with jnp.where or concatenate",
+    "dynamic_update_slice": "write it with jnp.where or concatenate",
+    "sort": "jax.lax.top_k has a form",
+    **dict.fromkeys(
+        (
+            "random_bits",
+            "random_wrap",
+            "random_unwrap",
+            "random_seed",
+            "random_fold_in",
+            "random_split",
+            "threefry2x32",
+        ),
+        "plan the function without dropout (deterministic=True): it costs next to nothing",
+    ),
+}
+
+
+def write(graph: Graph, jaxpr: Any, consts: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """The names of the results of `jaxpr` for constants and arguments of these names, its nodes written into `graph`.
+
+    Raises `ShardplanError` (`cannot-export`) for a primitive that there is no form for, with the line of the program.
+    """
+    names: dict[Any, str] = {
+        **dict(zip(jaxpr.constvars, consts, strict=True)),
+        **dict(zip(jaxpr.invars, arguments, strict=True)),
+    }
+
+    def read(variable: Any) -> str:
+        if isinstance(variable, Literal):
+            return graph.constant(np.asarray(variable.val, dtype=variable.aval.dtype))
+        return names[variable]
+
+    outer = graph.scope
+    for equation in jaxpr.eqns:
+        stack = str(equation.source_info.name_stack)
+        graph.scope = "/".join(filter(None, (outer, stack)))
+        graph.line = _line(equation) or graph.line
+        made = _written(graph, equation, [read(variable) for variable in equation.invars])
+        names.update(zip(equation.outvars, made, strict=True))
+    graph.scope = outer
+    return [read(variable) for variable in jaxpr.outvars]
+
+
+def _written(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
+    name = equation.primitive.name
+    if name in _INLINED:
+        return _call(graph, equation, inputs)
+    if name == "scan":
+        return _scan(graph, equation, inputs)
+    if name == "optimization_barrier":
+        return inputs
+    row = ROWS.get(name)
+    if row is None:
+        raise ShardplanError(_no_form(graph, f"there is no form for the primitive '{name}'", _REFUSED.get(name)))
+    try:
+        made = row(graph, equation, inputs)
+    except (NotImplementedError, TypeError, ValueError) as problem:
+        raise ShardplanError(_no_form(graph, f"there is no form for this '{name}': {problem}", None)) from problem
+    return [made] if isinstance(made, str) else list(made)
+
+
+def _no_form(graph: Graph, summary: str, hint: str | None) -> Diagnostic:
+    return error("cannot-export", summary, hint=hint or "write it with other functions of jax.numpy", **graph.line)
+
+
+def _line(equation: Any) -> dict[str, Any]:
+    """The line of the user's program that wrote an equation; of what JAX wrote itself none is known."""
+    frame = source_info_util.user_frame(equation.source_info.traceback)
+    return {"file": str(frame.file_name), "line": int(frame.start_line)} if frame else {}
+
+
+def _call(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
+    inner = next(equation.params[name] for name in _CALLS if equation.params.get(name) is not None)
+    jaxpr, consts = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
+    return write(graph, jaxpr, [graph.constant(const) for const in consts], inputs)
+
+
+def _scan(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
+    """Carried values, then what is scanned and stacked; what is the same in every turn is read from outside."""
+    given = equation.params
+    fixed, carried = given["num_consts"], given["num_carry"]
+    inner = given["jaxpr"]
+    body = graph.body(graph.name("scan"))
+    variables = inner.jaxpr.invars
+    arguments = [*inputs[:fixed], *(body.name("in") for _ in variables[fixed:])]
+    results = write(body, inner.jaxpr, [graph.constant(const) for const in inner.consts], arguments)
+    outputs = [body.add("Identity", [name]) for name in results]
+    scanned, stacked = len(variables) - fixed - carried, len(results) - carried
+    if not scanned:
+        raise ShardplanError(
+            _no_form(graph, "there is no form for a scan of nothing", "scan over arrays, or unroll it")
+        )
+    taken = [
+        value_info(name, variable.aval) for name, variable in zip(arguments[fixed:], variables[fixed:], strict=True)
+    ]
+    made = [value_info(name, aval) for name, aval in zip(outputs, inner.out_avals, strict=True)]
+    back = int(given["reverse"])
+    directions = {"scan_input_directions": [back] * scanned, "scan_output_directions": [back] * stacked}
+    nodes = helper.make_graph(body.nodes, "body", taken, made, initializer=body.constants)
+    found = graph.add(
+        "Scan", inputs[fixed:], results=carried + stacked, body=nodes, num_scan_inputs=scanned,
+        **{name: each for name, each in directions.items() if each and back},
+    )  # fmt: skip
+    return [found] if carried + stacked == 1 else list(found)

@@ -1,0 +1,93 @@
+"""`shardplan.jax.plan`: from a function of parameters and a batch to a plan in one call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import onnx
+from onnx import helper
+
+from shardplan.api import make_plan
+from shardplan.jax.named_shardings import path_name
+from shardplan.jax.planning.graph import OPSET, Graph, value_info, weight
+from shardplan.jax.planning.jaxprs import write
+from shardplan.model.read import read_model_bytes
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+
+
+def plan(
+    fn: Callable[..., Any], params: Any, *batch: Any, mesh: str | None = None, trainable: Any = None, **asked: Any
+) -> Plan:
+    """The fastest plan for `fn(params, *batch)`, a loss or a forward pass over the batch of a whole step.
+
+    `params`, `batch`: pytrees of arrays or of `jax.ShapeDtypeStruct`s; only shapes and dtypes matter. Weights are
+    called by their paths in `params`, so `shardings(plan, mesh, params)` needs no names; inputs by the arguments of
+    `fn` and the paths in them (those of a single mapping by its keys). Layers that `jax.lax.scan` goes over stay
+    stacked: a leaf has one sharding. `trainable`: a function of a weight's name; all floats are, by default. `mesh`, `asked`: as in
+    `shardplan.make_plan` (`cluster`, `mode`, `memory_limit`, `microbatches`, ...).
+
+    >>> plan = shardplan.jax.plan(loss, params, batch, mesh="2x4", cluster="h100-dgx")
+
+    Raises `ShardplanError` as `make_plan`, and `cannot-export` for what has no form in a plan, with its line.
+    """
+    return make_plan(read_function(fn, params, *batch, trainable=trainable), mesh, **asked)
+
+
+def read_function(fn: Callable[..., Any], params: Any, *batch: Any, trainable: Any = None, name: str = "") -> Model:
+    """What plans are made of, read from a function. Raises `ShardplanError` (`cannot-export`)."""
+    weights = _weights(params)
+    floats = {each: jnp.issubdtype(leaf.dtype, jnp.floating) for each, leaf in weights.items()}
+    known = {each: trainable is None or bool(trainable(each)) for each, is_float in floats.items() if is_float}
+    return read_model_bytes(onnx_program(fn, params, *batch).SerializeToString(), name or _title(fn), known)
+
+
+def onnx_program(fn: Callable[..., Any], params: Any, *batch: Any) -> onnx.ModelProto:
+    """The graph of `fn(params, *batch)`, its weights without values. Raises as `read_function`."""
+    shapes = jax.tree.map(_shape, (params, *batch))
+    closed, result = jax.make_jaxpr(fn, return_shape=True)(*shapes)
+    weights, inputs = _weights(params), _inputs(fn, shapes[1:])
+    graph = Graph()
+    consts = [graph.constant(const) for const in closed.consts]
+    made = write(graph, closed.jaxpr, consts, [*weights, *inputs])
+    outputs = [graph.add("Identity", [each]) for each in made]
+    results = [value_info(each, leaf) for each, leaf in zip(outputs, jax.tree.leaves(result), strict=True)]
+    stored = [*(weight(each, leaf) for each, leaf in weights.items()), *graph.constants]
+    given = [value_info(each, leaf) for each, leaf in inputs.items()]
+    whole = helper.make_graph(graph.nodes, "function", given, results, initializer=stored)
+    return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)])
+
+
+def _weights(params: Any) -> dict[str, Any]:
+    """The leaves of the parameters by their paths."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(jax.tree.map(_shape, params))
+    return {path_name(path) or "params": leaf for path, leaf in leaves}
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), getattr(leaf, "dtype", None) or jnp.result_type(leaf))
+
+
+def _title(fn: Callable[..., Any]) -> str:
+    name = str(getattr(fn, "__name__", type(fn).__name__))
+    return name if name.isidentifier() else "function"
+
+
+def _inputs(fn: Callable[..., Any], batch: tuple[Any, ...]) -> dict[str, Any]:
+    """The leaves of the batch by what they are called."""
+    try:
+        parameters = list(inspect.signature(fn).parameters)[1:]
+    except (TypeError, ValueError):
+        parameters = []
+    alone = len(batch) == 1 and isinstance(batch[0], dict)
+    found = {}
+    for place, each in enumerate(batch):
+        argument = parameters[place] if place < len(parameters) else f"input{place}"
+        for path, leaf in jax.tree_util.tree_flatten_with_path(each)[0]:
+            parts = ([] if alone else [argument]) + ([path_name(path)] if path else [])
+            found[".".join(parts)] = leaf
+    return found
