@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -11,12 +11,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from shardplan.errors import ShardplanError, error
 from shardplan.jax.device_mesh import check_mesh
 from shardplan.jax.partition_specs import division, partition_spec
-from shardplan.jax.pytrees import Leaf, Names, match_leaves
+from shardplan.jax.pytrees import Leaf, Names, match_leaves, spelled, targets_of
 from shardplan.jax.value_layouts import Form, is_partial, values_of
 from shardplan.layout.text import to_text
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout
-from shardplan.plan.types import Plan
+from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.lookup import find_tensor
+from shardplan.runtime.names import parameters_by_name
 
 
 def shardings(
@@ -86,22 +87,29 @@ def state_shardings(plan: Plan, mesh: Mesh, state: Any, *, names: Names | None =
     check_mesh(plan, mesh)
     paths, structure = jax.tree_util.tree_flatten_with_path(state)
     by_path = {path_name(path): tuple(leaf.shape) for path, leaf in paths}
-    ends = {path: _end(plan, path, shape, names) for path, shape in by_path.items()}
-    shapes = {end: by_path[path] for path, end in ends.items() if end}
-    leaves = match_leaves(plan, shapes, names, strict=False)
-    specs = {end: leaf_spec(plan, leaf, "optimizer") for end, leaf in leaves.items()}
-    found = [NamedSharding(mesh, specs.get(ends[path], PartitionSpec())) for path in by_path]
+    known = parameters_by_name(plan)
+    specs: dict[str, PartitionSpec] = {}
+    for path, shape in by_path.items():
+        leaf = _leaf_of(plan, path, shape, names, known)
+        specs[path] = leaf_spec(plan, leaf, "optimizer") if leaf else PartitionSpec()
+    found = [NamedSharding(mesh, specs[path]) for path in by_path]
     return jax.tree_util.tree_unflatten(structure, found)
 
 
-def _end(plan: Plan, path: str, shape: tuple[int, ...], names: Names | None) -> str:
-    """The longest end of a path that is a weight of this shape; empty where none is."""
+def _leaf_of(
+    plan: Plan, path: str, shape: tuple[int, ...], names: Names | None, known: Mapping[str, TensorDecision]
+) -> Leaf | None:
+    """The weight that the longest end of a path means, if it has this shape."""
     keys = path.split(".")
     for place in range(len(keys)):
         end = ".".join(keys[place:])
-        if end in match_leaves(plan, {end: shape}, names, ignore=("*",), strict=False):
-            return end
-    return ""
+        targets, _ = targets_of(end, names, known)
+        if targets and all(spelled(target)[0] in known for target in targets):
+            try:
+                return match_leaves(plan, {end: shape}, names, strict=False).get(end)
+            except ShardplanError:  # a statistic of another shape
+                return None
+    return None
 
 
 def leaf_spec(plan: Plan, leaf: Leaf, form: Form) -> PartitionSpec:

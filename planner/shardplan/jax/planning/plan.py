@@ -28,8 +28,8 @@ def plan(
     `params`, `batch`: pytrees of arrays or of `jax.ShapeDtypeStruct`s; only shapes and dtypes matter. Weights are
     called by their paths in `params`, so `shardings(plan, mesh, params)` needs no names; inputs by the arguments of
     `fn` and the paths in them (those of a single mapping by its keys). Layers that `jax.lax.scan` goes over stay
-    stacked: a leaf has one sharding. `trainable`: a function of a weight's name; all floats are, by default. `mesh`, `asked`: as in
-    `shardplan.make_plan` (`cluster`, `mode`, `memory_limit`, `microbatches`, ...).
+    stacked: a leaf has one sharding. `trainable`: a function of a weight's name; all floats are, by default. `mesh`,
+    `asked`: as in `shardplan.make_plan` (`cluster`, `mode`, `memory_limit`, `microbatches`, ...).
 
     >>> plan = shardplan.jax.plan(loss, params, batch, mesh="2x4", cluster="h100-dgx")
 
