@@ -8,6 +8,7 @@ split, and sequences over the machines; --free lets the planner choose.
 """
 
 import argparse
+import functools
 import math
 import os
 
@@ -82,8 +83,8 @@ FIXED = {
 optimizer = optax.adamw(1e-2)
 
 
-def step(params, state, batch):
-    loss, gradients = jax.value_and_grad(loss_of)(params, batch)
+def step(loss_fn, params, state, batch):
+    loss, gradients = jax.value_and_grad(loss_fn)(params, batch)
     updates, state = optimizer.update(gradients, state, params)
     return optax.apply_updates(params, updates), state, loss
 
@@ -99,18 +100,23 @@ def main():
     of_params = shardplan.jax.shardings(plan, mesh, shapes)
     of_state = shardplan.jax.state_shardings(plan, mesh, jax.eval_shape(optimizer.init, shapes))
     of_batch = {name: shardplan.jax.sharding(plan, mesh, name) for name in batch}
-    train = jax.jit(step, in_shardings=(of_params, of_state, of_batch), out_shardings=(of_params, of_state, None))
+    planned_loss = shardplan.jax.parallelize(loss_of, plan, mesh)
+    planned_step = functools.partial(step, planned_loss)
+    train = jax.jit(
+        planned_step, in_shardings=(of_params, of_state, of_batch), out_shardings=(of_params, of_state, None)
+    )
 
     params = jax.jit(drawn, out_shardings=of_params)(jax.random.key(0))
     state = jax.jit(optimizer.init, out_shardings=of_state)(params)
     alone_params, alone_state = drawn(jax.random.key(0)), optimizer.init(drawn(jax.random.key(0)))
+    alone_step = jax.jit(functools.partial(step, loss_of))
     for number in range(ARGS.steps):
         params, state, loss = train(params, state, jax.device_put(batch, of_batch))
-        alone_params, alone_state, alone = jax.jit(step)(alone_params, alone_state, batch)
+        alone_params, alone_state, alone = alone_step(alone_params, alone_state, batch)
         print(f"step {number} loss {loss:.4f}, on one device {alone:.4f}")
     up = params["layers"]["up"]
     print(f"layers.up {up.shape} is {up.sharding.spec}: a device holds {up.addressable_shards[0].data.shape}")
-    print(shardplan.jax.check(jax.grad(loss_of), (params, jax.device_put(batch, of_batch)), plan))
+    print(shardplan.jax.check(jax.grad(planned_loss), (params, jax.device_put(batch, of_batch)), plan))
 
 
 if __name__ == "__main__":

@@ -108,3 +108,79 @@ def test_what_has_no_form_is_refused_with_its_line(fn, said, hint):
     assert said in told
     assert hint in told
     assert "test_function_plans.py:" in told
+
+
+FIXED = {"inputs": {"ids": ["machine"], "targets": ["machine"]}, "parameters": {"layers.{qkv,up}": [None, None, "gpu"]}}
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "others"])
+def test_a_parallelized_function_has_the_same_value_and_gradients(name):
+    fn, params, batch = PROGRAMS[name]()
+    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4", constraints=[FIXED] if name == "scanned_gpt" else [])
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    placed = jax.device_put(params, shardplan.jax.shardings(plan, mesh, params))
+    ours, gradients = jax.jit(jax.value_and_grad(shardplan.jax.parallelize(fn, plan, mesh)))(placed, *batch)
+    theirs, wanted = jax.value_and_grad(fn)(params, *batch)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-5)
+
+
+def test_xla_sends_forward_what_is_planned():
+    fn, params, batch = PROGRAMS["scanned_gpt"]()
+    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4", constraints=[FIXED])
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    placed = jax.device_put(params, shardplan.jax.shardings(plan, mesh, params))
+    of_batch = {name: shardplan.jax.sharding(plan, mesh, name) for name in batch[0]}
+    check = shardplan.jax.check(
+        shardplan.jax.parallelize(fn, plan, mesh), (placed, jax.device_put(batch[0], of_batch)), plan
+    )
+    assert check.predicted_bytes("forward") > 0
+    assert check.emitted_bytes("forward") == pytest.approx(check.predicted_bytes("forward"), rel=0.05)
+
+
+def test_another_function_than_planned_is_refused():
+    fn, params, batch = PROGRAMS["mlp"]()
+    other, _, _ = PROGRAMS["cnn"]()
+    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4")
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    _, its_params, its_batch = PROGRAMS["cnn"]()
+    with pytest.raises(ShardplanError, match=r"error\[stale-plan\]: the plan was made of another function"):
+        shardplan.jax.parallelize(other, plan, mesh)(its_params, *its_batch)
+
+
+def test_optimizer_states_are_sharded_as_their_weights():
+    optax = pytest.importorskip("optax")
+    fn, params, batch = PROGRAMS["scanned_gpt"]()
+    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4", constraints=[FIXED])
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    state = jax.eval_shape(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)).init, params)
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf.spec
+        for path, leaf in jax.tree_util.tree_flatten_with_path(shardplan.jax.state_shardings(plan, mesh, state))[0]
+    }
+    assert found["1.0.mu.layers.up"] == found["1.0.nu.layers.up"] == jax.sharding.PartitionSpec(None, None, "gpu")
+    assert found["1.0.count"] == jax.sharding.PartitionSpec()
+    factored = jax.eval_shape(optax.adafactor(1e-3, min_dim_size_to_factor=8).init, params)
+    assert jax.tree.structure(shardplan.jax.state_shardings(plan, mesh, factored)) == jax.tree.structure(factored)
+
+
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+def test_modules_of_flax_are_functions_of_their_parameters(kind):
+    x = jnp.ones((16, 8))
+    if kind == "linen":
+        linen = pytest.importorskip("flax.linen")
+        model = linen.Sequential([linen.Dense(32), linen.relu, linen.LayerNorm(), linen.Dense(8)])
+        params = model.init(jax.random.key(0), x)["params"]
+        fn, first = (lambda params, x: jnp.mean(model.apply({"params": params}, x) ** 2)), "layers_0.kernel"
+    else:
+        nnx = pytest.importorskip("flax.nnx")
+        model = nnx.Sequential(nnx.Linear(8, 32, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(32, 8, rngs=nnx.Rngs(0)))
+        graph, params = nnx.split(model, nnx.Param)
+        fn, first = (lambda params, x: jnp.mean(nnx.merge(graph, params)(x) ** 2)), "layers.0.kernel"
+    plan = shardplan.jax.plan(fn, params, x, mesh="2x4")
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    names = [tensor.checkpoint for tensor in plan.tensors if tensor.role == "parameter"]
+    assert any(name.startswith(first) for name in names), names
+    placed = jax.device_put(params, shardplan.jax.shardings(plan, mesh, params))
+    np.testing.assert_allclose(jax.jit(shardplan.jax.parallelize(fn, plan, mesh))(placed, x), fn(params, x), rtol=1e-4)

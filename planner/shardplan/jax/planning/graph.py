@@ -29,25 +29,37 @@ def value_info(name: str, aval: Any) -> onnx.ValueInfoProto:
 
 
 @dataclass
+class Step:
+    """What an equation has become: names of what it reads and makes, and the nodes that it is; `inner`: the steps of
+    what it calls; `loop`: the name of the node, if that is a scan."""
+
+    reads: Sequence[str]
+    makes: Sequence[str] = ()
+    nodes: Sequence[str] = ()
+    inner: list[Step] = field(default_factory=list)
+    loop: str = ""
+
+
+@dataclass
 class Graph:
-    """Nodes and constants so far. `prefix`: keeps names of bodies apart; `scope`, `line`: where in the
+    """Nodes and constants so far, and what each equation has become. `scope`, `line`: where in the
     program nodes come from."""
 
-    prefix: str = ""
     scope: str = ""
     line: Mapping[str, Any] = field(default_factory=dict)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     counted: list[int] = field(default_factory=lambda: [0])
 
-    def body(self, prefix: str) -> Graph:
-        """A graph inside this one, with names of its own."""
-        return Graph(f"{self.prefix}{prefix}/", self.scope, self.line, counted=self.counted)
+    def body(self) -> Graph:
+        """A graph inside this one; no name is in both."""
+        return Graph(self.scope, self.line, counted=self.counted)
 
     def name(self, kind: str) -> str:
         """A new name."""
         self.counted[0] += 1
-        return f"{self.prefix}{kind}_{self.counted[0]}"
+        return f"{kind}_{self.counted[0]}"
 
     def add(self, kind: str, inputs: Sequence[str], results: int = 1, **attributes: Any) -> Any:
         """A node; the name of its result, or of all of several."""

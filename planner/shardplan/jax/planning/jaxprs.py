@@ -11,15 +11,14 @@ from jax.extend.core import ClosedJaxpr, Literal
 from onnx import helper
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.jax.planning.graph import Graph, value_info
+from shardplan.jax.planning.graph import Graph, Step, value_info
 from shardplan.jax.planning.primitives import ROWS
 
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """Under what names equations that are calls hold what they call."""
-_INLINED = frozenset(
-    ("pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
-     "checkpoint", "remat", "remat2", "custom_lin")
-)  # fmt: skip
+CALLS = frozenset(("pjit", "jit", "closed_call", "core_call"))
+REMATS = frozenset(("checkpoint", "remat", "remat2"))
+CUSTOM = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"))
 _REFUSED: Mapping[str, str] = {
     "shard_map": "plan the function as it is for one device: the plan says how it is split",
     "while": "use jax.lax.scan, or fori_loop with bounds that are numbers of Python",
@@ -66,18 +65,22 @@ def write(graph: Graph, jaxpr: Any, consts: Sequence[str], arguments: Sequence[s
         stack = str(equation.source_info.name_stack)
         graph.scope = "/".join(filter(None, (outer, stack)))
         graph.line = _line(equation) or graph.line
-        made = _written(graph, equation, [read(variable) for variable in equation.invars])
+        inputs = [read(variable) for variable in equation.invars]
+        step, first = Step(inputs), len(graph.nodes)
+        made = step.makes = _written(graph, equation, inputs, step)
+        step.nodes = [node.name for node in graph.nodes[first:]]
+        graph.steps.append(step)
         names.update(zip(equation.outvars, made, strict=True))
     graph.scope = outer
     return [read(variable) for variable in jaxpr.outvars]
 
 
-def _written(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
+def _written(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
     name = equation.primitive.name
-    if name in _INLINED:
-        return _call(graph, equation, inputs)
+    if name in CALLS | REMATS | CUSTOM:
+        return _call(graph, equation, inputs, step)
     if name == "scan":
-        return _scan(graph, equation, inputs)
+        return _scan(graph, equation, inputs, step)
     if name == "optimization_barrier":
         return inputs
     row = ROWS.get(name)
@@ -100,22 +103,31 @@ def _line(equation: Any) -> dict[str, Any]:
     return {"file": str(frame.file_name), "line": int(frame.start_line)} if frame else {}
 
 
-def _call(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
+def _call(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
+    jaxpr, consts = called(equation)
+    outer, graph.steps = graph.steps, step.inner
+    made = write(graph, jaxpr, [graph.constant(const) for const in consts], inputs)
+    graph.steps = outer
+    return made
+
+
+def called(equation: Any) -> tuple[Any, Sequence[Any]]:
+    """The jaxpr that an equation calls, and its constants."""
     inner = next(equation.params[name] for name in _CALLS if equation.params.get(name) is not None)
-    jaxpr, consts = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
-    return write(graph, jaxpr, [graph.constant(const) for const in consts], inputs)
+    return (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
 
 
-def _scan(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
+def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
     """Carried values, then what is scanned and stacked; what is the same in every turn is read from outside."""
     given = equation.params
     fixed, carried = given["num_consts"], given["num_carry"]
     inner = given["jaxpr"]
-    body = graph.body(graph.name("scan"))
+    body = graph.body()
     variables = inner.jaxpr.invars
     arguments = [*inputs[:fixed], *(body.name("in") for _ in variables[fixed:])]
     results = write(body, inner.jaxpr, [graph.constant(const) for const in inner.consts], arguments)
     outputs = [body.add("Identity", [name]) for name in results]
+    step.inner = body.steps
     scanned, stacked = len(variables) - fixed - carried, len(results) - carried
     if not scanned:
         raise ShardplanError(
@@ -132,4 +144,5 @@ def _scan(graph: Graph, equation: Any, inputs: list[str]) -> list[str]:
         "Scan", inputs[fixed:], results=carried + stacked, body=nodes, num_scan_inputs=scanned,
         **{name: each for name, each in directions.items() if each and back},
     )  # fmt: skip
+    step.loop = graph.nodes[-1].name
     return [found] if carried + stacked == 1 else list(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -40,7 +40,7 @@ def plan(
 
 def read_function(fn: Callable[..., Any], params: Any, *batch: Any, trainable: Any = None, name: str = "") -> Model:
     """What plans are made of, read from a function. Raises `ShardplanError` (`cannot-export`)."""
-    weights = _weights(params)
+    weights = weights_of(params)
     floats = {each: jnp.issubdtype(leaf.dtype, jnp.floating) for each, leaf in weights.items()}
     known = {each: trainable is None or bool(trainable(each)) for each, is_float in floats.items() if is_float}
     return read_model_bytes(onnx_program(fn, params, *batch).SerializeToString(), name or _title(fn), known)
@@ -50,11 +50,9 @@ def onnx_program(fn: Callable[..., Any], params: Any, *batch: Any) -> onnx.Model
     """The graph of `fn(params, *batch)`, its weights without values. Raises as `read_function`."""
     shapes = jax.tree.map(_shape, (params, *batch))
     closed, result = jax.make_jaxpr(fn, return_shape=True)(*shapes)
-    weights, inputs = _weights(params), _inputs(fn, shapes[1:])
+    weights, inputs = weights_of(params), inputs_of(fn, shapes[1:])
     graph = Graph()
-    consts = [graph.constant(const) for const in closed.consts]
-    made = write(graph, closed.jaxpr, consts, [*weights, *inputs])
-    outputs = [graph.add("Identity", [each]) for each in made]
+    outputs = written(graph, closed, [*weights, *inputs])
     results = [value_info(each, leaf) for each, leaf in zip(outputs, jax.tree.leaves(result), strict=True)]
     stored = [*(weight(each, leaf) for each, leaf in weights.items()), *graph.constants]
     given = [value_info(each, leaf) for each, leaf in inputs.items()]
@@ -62,7 +60,13 @@ def onnx_program(fn: Callable[..., Any], params: Any, *batch: Any) -> onnx.Model
     return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)])
 
 
-def _weights(params: Any) -> dict[str, Any]:
+def written(graph: Graph, closed: Any, arguments: Sequence[str]) -> list[str]:
+    """Write a closed jaxpr into `graph`; the names of its results, of which no two are one."""
+    made = write(graph, closed.jaxpr, [graph.constant(const) for const in closed.consts], arguments)
+    return [str(graph.add("Identity", [each])) for each in made]
+
+
+def weights_of(params: Any) -> dict[str, Any]:
     """The leaves of the parameters by their paths."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(jax.tree.map(_shape, params))
     return {path_name(path) or "params": leaf for path, leaf in leaves}
@@ -77,7 +81,7 @@ def _title(fn: Callable[..., Any]) -> str:
     return name if name.isidentifier() else "function"
 
 
-def _inputs(fn: Callable[..., Any], batch: tuple[Any, ...]) -> dict[str, Any]:
+def inputs_of(fn: Callable[..., Any], batch: tuple[Any, ...]) -> dict[str, Any]:
     """The leaves of the batch by what they are called."""
     try:
         parameters = list(inspect.signature(fn).parameters)[1:]

@@ -1,0 +1,159 @@
+"""`shardplan.jax.parallelize`: a function with the sharding constraints of its plan on every value that both know.
+
+The function's jaxpr is run equation by equation. What equations read and make has the names that planning gave it, so
+each value is constrained as the plan makes, keeps and reads it. Functions with derivatives of their own stay whole,
+blocks under `jax.checkpoint` stay such blocks, scans stay scans.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.api_util import debug_info
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.sharding import Mesh
+
+from shardplan.errors import ShardplanError, error
+from shardplan.jax.device_mesh import check_mesh
+from shardplan.jax.planning.graph import Graph, Step
+from shardplan.jax.planning.jaxprs import CALLS, REMATS, called
+from shardplan.jax.planning.plan import inputs_of, weights_of, written
+from shardplan.jax.sharding_constraints import constrain
+from shardplan.plan.types import Plan
+
+
+def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[..., Any]:
+    """`fn(params, *batch)`, of which `plan` was made by `shardplan.jax.plan`, constrained as the plan says. Its
+    arguments must have the shapes that were planned; its derivatives are those of `fn`.
+
+    >>> step = jax.jit(jax.value_and_grad(shardplan.jax.parallelize(loss, plan, mesh)))
+
+    Raises `ShardplanError`: `wrong-mesh`, and when it is called `stale-plan` where the function is not the plan's.
+    """
+    check_mesh(plan, mesh)
+
+    @functools.wraps(fn)
+    def constrained(params: Any, *batch: Any) -> Any:
+        closed, shape = jax.make_jaxpr(fn, return_shape=True)(params, *batch)
+        graph = Graph()
+        arguments = [*weights_of(params), *inputs_of(fn, batch)]
+        written(graph, closed, arguments)
+        layouts = _Layouts(plan, mesh, *_known(plan))
+        _check_made_for(plan, graph, arguments)
+        values = layouts.results(arguments, jax.tree.leaves((params, *batch)))
+        results = _run(layouts, closed.jaxpr, closed.consts, values, graph.steps)
+        return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+    return constrained
+
+
+@dataclass(frozen=True)
+class _Layouts:
+    """The plan, with the names of its tensors and who reads them; `loop`: before names in the body of a scan."""
+
+    plan: Plan
+    mesh: Mesh
+    tensors: frozenset[str]
+    reads: frozenset[tuple[str, str]]
+    loop: str = ""
+
+    def inside(self, loop: str) -> _Layouts:
+        """The same in a loop of this name."""
+        return _Layouts(self.plan, self.mesh, self.tensors, self.reads, f"{self.loop}{loop}/")
+
+    def operands(self, step: Step, values: Sequence[Any]) -> list[Any]:
+        """What a step reads, as the plan's operators read it."""
+        found = []
+        for name, value in zip(step.reads, values, strict=True):
+            readers = (f"{self.loop}{node}" for node in step.nodes)
+            reader = next((each for each in readers if (self._called(name), each) in self.reads), "")
+            found.append(self._constrained(name, value, reader) if reader else value)
+        return found
+
+    def results(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        """What is made, as the plan keeps it."""
+        return [self._constrained(name, value) for name, value in zip(names, values, strict=True)]
+
+    def _called(self, name: str) -> str:
+        return f"{self.loop}{name}" if f"{self.loop}{name}" in self.tensors else name
+
+    def _constrained(self, name: str, value: Any, reader: str = "") -> Any:
+        called_so = self._called(name)
+        if called_so not in self.tensors or not getattr(value, "ndim", 0):
+            return value
+        try:
+            return constrain(self.plan, self.mesh, called_so, value, reader=reader)
+        except ShardplanError:  # segments, or partial sums for several readers: XLA is told by what comes next
+            return value
+
+
+def _known(plan: Plan) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
+    names = frozenset(tensor.name for tensor in plan.tensors)
+    return names, frozenset((name, operator.name) for operator in plan.operators for name in operator.inputs)
+
+
+def _check_made_for(plan: Plan, graph: Graph, arguments: Sequence[str]) -> None:
+    """Refuse a function of which the plan's operators are none."""
+    names = {node.name for node in graph.nodes} | set(arguments)
+    strange = [one.name for one in plan.operators if one.name.split("/Enter:")[0].split("/")[0] not in _firsts(names)]
+    if strange:
+        summary = f"the plan was made of another function: it has no '{strange[0]}'"
+        raise ShardplanError(error("stale-plan", summary, hint="plan again: shardplan.jax.plan(fn, params, batch)"))
+
+
+def _firsts(names: set[str]) -> set[str]:
+    return {name.split("/")[0] for name in names}
+
+
+def _run(
+    layouts: _Layouts, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], steps: Sequence[Step]
+) -> list[Any]:
+    """The results of a jaxpr, its values constrained."""
+    known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values), strict=True))
+    for equation, step in zip(jaxpr.eqns, steps, strict=True):
+        given = [each.val if isinstance(each, Literal) else known[each] for each in equation.invars]
+        made = _evaluated(layouts, equation, given, step)
+        known.update(zip(equation.outvars, made, strict=True))
+    return [each.val if isinstance(each, Literal) else known[each] for each in jaxpr.outvars]
+
+
+def _evaluated(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> list[Any]:
+    name = equation.primitive.name
+    if name == "scan":
+        return _scanned(layouts, equation, given, step)
+    if name in CALLS | REMATS:
+        jaxpr, consts = called(equation)
+        if name in CALLS:
+            return _run(layouts, jaxpr, consts, given, step.inner)
+        settings = {key: equation.params[key] for key in ("policy", "prevent_cse") if key in equation.params}
+        again = jax.checkpoint(lambda *values: _run(layouts, jaxpr, consts, values, step.inner), **settings)
+        return list(again(*given))
+    return layouts.results(step.makes, _alone(equation, layouts.operands(step, given)))
+
+
+def _alone(equation: Any, given: Sequence[Any]) -> list[Any]:
+    """The results of one equation."""
+    values = {each: value for each, value in zip(equation.invars, given, strict=True) if not isinstance(each, Literal)}
+    told = debug_info("shardplan.jax.parallelize", lambda *each: each, tuple(values.values()), {})
+    alone = Jaxpr((), list(values), equation.outvars, [equation], debug_info=told)
+    return list(jaxpr_as_fun(ClosedJaxpr(alone, ()))(*values.values()))
+
+
+def _scanned(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> list[Any]:
+    settings, inner = equation.params, layouts.inside(step.loop)
+    fixed, carried = settings["num_consts"], settings["num_carry"]
+    jaxpr = settings["jaxpr"]
+
+    def body(carry: Any, entries: Any) -> Any:
+        made = _run(inner, jaxpr.jaxpr, jaxpr.consts, [*given[:fixed], *carry, *entries], step.inner)
+        return made[:carried], made[carried:]
+
+    last, stacked = jax.lax.scan(
+        body, given[fixed : fixed + carried], given[fixed + carried :], length=settings["length"],
+        reverse=settings["reverse"], unroll=settings["unroll"],
+    )  # fmt: skip
+    return layouts.results(step.makes, [*last, *stacked])
