@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import source_info_util
+from jax._src.interpreters import partial_eval
 from jax.extend.core import ClosedJaxpr, Literal
 from onnx import helper
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.jax.planning.graph import Graph, Step, value_info
+from shardplan.jax.planning.graph import Graph, Step, onnx_type, value_info
 from shardplan.jax.planning.primitives import ROWS
 
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -43,6 +46,19 @@ _REFUSED: Mapping[str, str] = {
         "plan the function without dropout (deterministic=True): it costs next to nothing",
     ),
 }
+
+
+def traced(fn: Callable[..., Any], *arguments: Any) -> tuple[ClosedJaxpr, Any]:
+    """The jaxpr of a function, without what its results do not need, and the shapes of these. Of arguments count shapes
+    and dtypes."""
+    closed, shape = jax.make_jaxpr(fn, return_shape=True)(*jax.tree.map(abstract, arguments))
+    needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return ClosedJaxpr(needed, closed.consts), shape
+
+
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an array, or of what becomes one."""
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), getattr(leaf, "dtype", None) or jnp.result_type(leaf))
 
 
 def write(graph: Graph, jaxpr: Any, consts: Sequence[str], arguments: Sequence[str]) -> list[str]:
@@ -125,23 +141,24 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
     body = graph.body()
     variables = inner.jaxpr.invars
     arguments = [*inputs[:fixed], *(body.name("in") for _ in variables[fixed:])]
+    given_to = list(inputs[fixed:])
     results = write(body, inner.jaxpr, [graph.constant(const) for const in inner.consts], arguments)
     outputs = [body.add("Identity", [name]) for name in results]
     step.inner = body.steps
     scanned, stacked = len(variables) - fixed - carried, len(results) - carried
-    if not scanned:
-        raise ShardplanError(
-            _no_form(graph, "there is no form for a scan of nothing", "scan over arrays, or unroll it")
-        )
     taken = [
         value_info(name, variable.aval) for name, variable in zip(arguments[fixed:], variables[fixed:], strict=True)
     ]
+    if not scanned:  # ONNX counts the turns by what is scanned
+        given_to.append(graph.constant(np.arange(given["length"], dtype=np.int32)))
+        taken.append(helper.make_tensor_value_info(body.name("turn"), onnx_type(np.int32), []))
+        scanned = 1
     made = [value_info(name, aval) for name, aval in zip(outputs, inner.out_avals, strict=True)]
     back = int(given["reverse"])
     directions = {"scan_input_directions": [back] * scanned, "scan_output_directions": [back] * stacked}
     nodes = helper.make_graph(body.nodes, "body", taken, made, initializer=body.constants)
     found = graph.add(
-        "Scan", inputs[fixed:], results=carried + stacked, body=nodes, num_scan_inputs=scanned,
+        "Scan", given_to, results=carried + stacked, body=nodes, num_scan_inputs=scanned,
         **{name: each for name, each in directions.items() if each and back},
     )  # fmt: skip
     step.loop = graph.nodes[-1].name

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from shardplan.errors import ShardplanError, error
 from shardplan.jax.device_mesh import check_mesh
 from shardplan.jax.planning.graph import Graph, Step
-from shardplan.jax.planning.jaxprs import CALLS, REMATS, called
+from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, traced
 from shardplan.jax.planning.plan import inputs_of, weights_of, written
 from shardplan.jax.sharding_constraints import constrain
 from shardplan.plan.types import Plan
@@ -38,7 +38,7 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
 
     @functools.wraps(fn)
     def constrained(params: Any, *batch: Any) -> Any:
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(params, *batch)
+        closed, shape = traced(fn, params, *batch)
         graph = Graph()
         arguments = [*weights_of(params), *inputs_of(fn, batch)]
         written(graph, closed, arguments)

@@ -14,7 +14,7 @@ from onnx import helper
 from shardplan.api import make_plan
 from shardplan.jax.named_shardings import path_name
 from shardplan.jax.planning.graph import OPSET, Graph, value_info, weight
-from shardplan.jax.planning.jaxprs import write
+from shardplan.jax.planning.jaxprs import abstract, traced, write
 from shardplan.model.read import read_model_bytes
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
@@ -48,9 +48,8 @@ def read_function(fn: Callable[..., Any], params: Any, *batch: Any, trainable: A
 
 def onnx_program(fn: Callable[..., Any], params: Any, *batch: Any) -> onnx.ModelProto:
     """The graph of `fn(params, *batch)`, its weights without values. Raises as `read_function`."""
-    shapes = jax.tree.map(_shape, (params, *batch))
-    closed, result = jax.make_jaxpr(fn, return_shape=True)(*shapes)
-    weights, inputs = weights_of(params), inputs_of(fn, shapes[1:])
+    closed, result = traced(fn, params, *batch)
+    weights, inputs = weights_of(params), inputs_of(fn, batch)
     graph = Graph()
     outputs = written(graph, closed, [*weights, *inputs])
     results = [value_info(each, leaf) for each, leaf in zip(outputs, jax.tree.leaves(result), strict=True)]
@@ -68,12 +67,8 @@ def written(graph: Graph, closed: Any, arguments: Sequence[str]) -> list[str]:
 
 def weights_of(params: Any) -> dict[str, Any]:
     """The leaves of the parameters by their paths."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(jax.tree.map(_shape, params))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(jax.tree.map(abstract, params))
     return {path_name(path) or "params": leaf for path, leaf in leaves}
-
-
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), getattr(leaf, "dtype", None) or jnp.result_type(leaf))
 
 
 def _title(fn: Callable[..., Any]) -> str:
@@ -93,5 +88,5 @@ def inputs_of(fn: Callable[..., Any], batch: tuple[Any, ...]) -> dict[str, Any]:
         argument = parameters[place] if place < len(parameters) else f"input{place}"
         for path, leaf in jax.tree_util.tree_flatten_with_path(each)[0]:
             parts = ([] if alone else [argument]) + ([path_name(path)] if path else [])
-            found[".".join(parts)] = leaf
+            found[".".join(parts)] = abstract(leaf)
     return found

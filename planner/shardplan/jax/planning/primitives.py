@@ -129,6 +129,12 @@ def _concatenated(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     return str(graph.add("Concat", inputs, axis=equation.params["dimension"]))
 
 
+def _stacked(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    axis, shape = equation.params["axis"], equation.outvars[0].aval.shape
+    one = graph.ints(*(1 if dim == axis else size for dim, size in enumerate(shape)))
+    return str(graph.add("Concat", [graph.add("Reshape", [each, one]) for each in inputs], axis=axis))
+
+
 def _split(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
     sizes, axis = equation.params["sizes"], equation.params["axis"]
     made = graph.add("Split", [inputs[0], graph.ints(*sizes)], results=len(sizes), axis=axis)
@@ -301,13 +307,14 @@ ROWS: Mapping[str, Row] = {
     "gt": _same("Greater"), "ge": _same("GreaterOrEqual"), "is_finite": _chain("IsInf", "Not"),
     "select_n": _selected, "clamp": _clamped,
     **dict.fromkeys(
-        ("stop_gradient", "copy", "copy_p", "reduce_precision", "sharding_constraint", "pvary", "name"),
+        ("stop_gradient", "copy", "copy_p", "reduce_precision", "sharding_constraint", "reshard", "pvary", "name"),
         _same("Identity"),
     ),
     "convert_element_type": _cast, "broadcast_in_dim": _broadcast, "transpose": _transpose,
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshaped),
     "slice": _slice, "dynamic_slice": _dynamic_slice, "rev": _reversed, "concatenate": _concatenated,
-    "split": _split, "pad": _padded,
+    "split": _split, "stack": _stacked, "pad": _padded,
+    "tile": lambda g, e, i: g.add("Tile", [i[0], g.ints(*e.params["reps"])]),
     "iota": _iota, "gather": _gathered, "top_k": _top, "cumsum": _cumulative,
     "reduce_sum": _reduce("ReduceSum"), "reduce_max": _reduce("ReduceMax"), "reduce_min": _reduce("ReduceMin"),
     "reduce_prod": _reduce("ReduceProd"), "reduce_or": _of_booleans("ReduceMax"),
