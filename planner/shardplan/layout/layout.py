@@ -7,7 +7,7 @@ is needed, so equal layouts are equal values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from shardplan.layout.placement import Placement, R
@@ -49,9 +49,14 @@ class Layout:
         shards = sorted({p for p in self.placements if p.is_shard}, key=lambda p: (p.dim, p.segments))
         return {(p.dim, p.segments): self.axes_of(p) for p in shards}
 
-    def on_finer(self, groups: Sequence[Sequence[int]]) -> Layout:
-        """The same on a mesh that has the axes `groups[i]` in place of axis i, major first."""
-        placements = [(axis, placed) for placed, group in zip(self.placements, groups, strict=True) for axis in group]
+    def on_finer(self, groups: Sequence[Sequence[int]], idle: Container[int] = ()) -> Layout:
+        """The same on a mesh that has the axes `groups[i]` in place of axis i, major first; `idle`: axes of one device,
+        which replicate."""
+        placements = [
+            (axis, R if axis in idle else placed)
+            for placed, group in zip(self.placements, groups, strict=True)
+            for axis in group
+        ]
         order = [axis for coarse in self.order for axis in groups[coarse]]
         return Layout.of(*(placed for _, placed in sorted(placements, key=lambda one: one[0])), order=order)
 

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from shardplan.solve.problem import Costs
@@ -23,6 +24,8 @@ from shardplan.solve.problem import Costs
 Counts = NDArray[np.int64]
 _ROUNDINGS = 1e-9
 _ROUGHLY = 0.02
+_LARGEST = 1 << 20
+"""Elements of a temporary array, which then stays in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,31 +211,62 @@ def _work(choices: Choices, limit: float) -> Costs:
 
 
 class _Stage(NamedTuple):
-    """Costs of a stage, `flat` with a row for every first unit and layout in; whether any begins with the first unit,
-    or with a later one."""
+    """A stage's share of the sum, and the same as a band: `band[a, i, l, j]` of units a .. a + l. Whether any begins with
+    the first unit, or with a later one."""
 
     cost: Costs
-    flat: Costs
+    band: Costs
     begins: bool
     comes_later: bool
 
 
 def _stage(cost: Costs) -> _Stage:
-    flat = cost.transpose(0, 2, 1, 3).reshape(cost.shape[0] * cost.shape[2], -1)
     possible = np.isfinite(cost.min(axis=(2, 3)))
-    return _Stage(cost, flat, bool(possible[0].any()), bool(possible[1:].any()))
+    units = len(cost) - 1
+    firsts, lasts = np.nonzero(possible)
+    longest = int((lasts - firsts).max()) if len(firsts) else 1
+    band = np.full((units, cost.shape[2], longest, cost.shape[3]), np.inf)
+    for length in range(1, longest + 1):
+        starts = np.arange(units + 1 - length)
+        band[starts, :, length - 1] = cost[starts, starts + length]
+    return _Stage(cost, band, bool(possible[0].any()), bool(possible[1:].any()))
+
+
+class _Level(NamedTuple):
+    """Ways to run the last units in so many stages. `devices`: numbers of devices that they may have, ascending;
+    `rest[s][n]`: least cost of units a .. end on `devices[n]` when the first of the stages runs on submesh s, shape
+    (a, layouts in), `inf` where impossible."""
+
+    devices: tuple[int, ...]
+    rest: dict[int, Costs]
+
+    def on(self, devices: int) -> list[tuple[int, Costs]]:
+        """By submesh of the first stage: the costs on so many devices."""
+        if devices not in self.devices:
+            return []
+        place = self.devices.index(devices)
+        return [(number, rest[place]) for number, rest in self.rest.items() if np.isfinite(rest[place]).any()]
+
+
+def _level(found: Mapping[int, tuple[list[int], Costs]]) -> _Level:
+    """The level of what was found by submesh: numbers of devices, and the costs on each."""
+    devices = tuple(sorted({each for own, _ in found.values() for each in own}))
+    place = {each: at for at, each in enumerate(devices)}
+    rest = {}
+    for number, (own, costs) in found.items():
+        rest[number] = np.full((len(devices), *costs.shape[1:]), np.inf)
+        rest[number][[place[each] for each in own]] = costs
+    return _Level(devices, rest)
 
 
 class _Run:
-    """Tables of one limit. `rest[k][d][s]`: least cost of units a .. end in k stages on d devices when the first of
-    them runs on submesh s, shape (a, layouts in); absent where impossible."""
+    """Tables of one limit. `levels[k]`: the ways to run what comes last in k stages."""
 
     def __init__(self, choices: Choices, ending: frozenset[int], limit: float, most: float) -> None:
         self.choices, self.ending = choices, ending
         self.limit, self.most = limit, most
         self.limited: dict[tuple[int, bytes], _Stage] = {}
-        self.rest: list[dict[int, dict[int, Costs]]] = [{}]
-        self.behind: dict[tuple[int, int, int], Costs] = {}
+        self.levels: list[_Level] = [_Level((), {})]
         self.work = _work(choices, limit)
 
     def costs(self, number: int, behind: int) -> _Stage:
@@ -248,59 +282,61 @@ class _Run:
     def fill(self) -> None:
         choices = self.choices
         for count in range(1, (choices.stages or choices.most_stages) + 1):
-            level: dict[int, dict[int, Costs]] = {}
+            found = {}
             for number in sorted(self.ending if count == 1 else choices.hands_on):
                 stage, size = self.costs(number, count - 1), choices.sizes[number]
                 if count == 1:
-                    self._put(level, size, number, stage.cost[:, -1, :, 0])
-                    continue
-                for devices in sorted(self.rest[count - 1]):
-                    left = choices.devices - devices - size
-                    if left >= 0 and (stage.comes_later if left else stage.begins):
-                        self._put(level, devices + size, number, self._first_of(stage, number, count, devices, left))
-            self.rest.append(level)
-            if not level:
+                    ways = self._kept([size], stage.cost[None, :, -1, :, 0])
+                else:
+                    ways = self._longer(stage, number, size)
+                if ways[0]:
+                    found[number] = ways
+            if not found:
                 break
+            self.levels.append(_level(found))
 
-    def _first_of(self, stage: _Stage, number: int, count: int, devices: int, left: int) -> Costs:
-        """Least cost of a stage and `count` - 1 behind it on `devices`, shape (a, layouts in); of what begins with the
-        first unit where no devices are left, else of the others."""
+    def _longer(self, stage: _Stage, number: int, size: int) -> tuple[list[int], Costs]:
+        """A stage before those of the last level: numbers of devices, and for each the least cost, shape (a, layouts
+        in); of what begins with the first unit where no devices are left, else of the others."""
+        level, whole = self.levels[-1], self.choices.devices
+        left = [whole - devices - size for devices in level.devices]
+        rows = [n for n, rest in enumerate(left) if rest >= 0 and (stage.comes_later if rest else stage.begins)]
         units, inside = stage.cost.shape[0], stage.cost.shape[2]
-        least = np.full((units, inside), np.inf)
-        rows = slice(1, None) if left else slice(0, 1)
-        behind = self.after(count - 1, devices, number).reshape(1, -1)
-        flat = stage.flat[inside:] if left else stage.flat[:inside]
-        least[rows] = (flat + behind).min(axis=1).reshape(-1, inside)
+        least = np.full((len(rows), units, inside), np.inf)
+        if rows:
+            least[:, :-1] = _before(stage, self.behind(level, number)[rows])
+            ends = [place for place, row in enumerate(rows) if not left[row]]
+            least[ends, 1:] = np.inf
+        return self._kept([level.devices[row] + size for row in rows], least)
+
+    def _kept(self, devices: list[int], least: Costs) -> tuple[list[int], Costs]:
+        """The ways for whose remaining units there are devices enough, and that cost no more than is sought."""
+        left = self.choices.devices - np.array(devices, dtype=np.float64)
+        enough = self.work[None, :] <= self.limit * left[:, None] * (1.0 + _ROUNDINGS)
+        enough[left > 0, 0] = False
+        least = np.where(enough[:, :, None] & (least <= self.most * (1.0 + _ROUNDINGS)), least, np.inf)
+        rows = np.flatnonzero(np.isfinite(least).any(axis=(1, 2)))
+        return [devices[row] for row in rows], least[rows]
+
+    def behind(self, level: _Level, number: int) -> Costs:
+        """Least costs of all behind a stage on submesh `number`, its transfer included: shape (numbers of devices, b,
+        layouts out)."""
+        least: Costs | None = None
+        for other, rest in sorted(level.rest.items()):
+            handing = self.choices.handing[number][other]
+            costs = (handing[None] + rest[:, :, None, :]).min(axis=3)
+            least = costs if least is None else np.minimum(least, costs)
+        assert least is not None
         return least
-
-    def _put(self, level: dict[int, dict[int, Costs]], devices: int, number: int, least: Costs) -> None:
-        left = self.choices.devices - devices
-        enough = self.work <= self.limit * left * (1.0 + _ROUNDINGS)
-        if left:
-            enough[0] = False
-        least = np.where(enough[:, None] & (least <= self.most * (1.0 + _ROUNDINGS)), least, np.inf)
-        if np.isfinite(least).any():
-            level.setdefault(devices, {})[number] = least
-
-    def after(self, count: int, devices: int, number: int) -> Costs:
-        """Least cost of all behind a stage on submesh `number`, its transfer included: shape (b, layouts out)."""
-        key = (count, devices, number)
-        if key not in self.behind:
-            options = [
-                (self.choices.handing[number][other] + rest[:, None, :]).min(axis=2)
-                for other, rest in sorted(self.rest[count][devices].items())
-            ]
-            self.behind[key] = np.minimum.reduce(options)
-        return self.behind[key]
 
     def best(self) -> Found:
         choices = self.choices
-        wanted = [choices.stages] if choices.stages else range(1, len(self.rest))
+        wanted = [choices.stages] if choices.stages else range(1, len(self.levels))
         ends = [
             (float(rest[0, 0]) + (choices.between(number, min(self.ending)) if count > 1 else 0.0), count, number)
             for count in wanted
-            if count < len(self.rest)
-            for number, rest in sorted(self.rest[count].get(choices.devices, {}).items())
+            if count < len(self.levels)
+            for number, rest in sorted(self.levels[count].on(choices.devices))
             if np.isfinite(rest[0, 0])
         ]
         if not ends:
@@ -318,17 +354,34 @@ class _Run:
             if count == 1:
                 found.append(Cut(first, choices.units, number, enters, 0))
                 return found
-            total = cost + self.after(count - 1, devices, number)
+            behind = self.levels[count - 1].on(devices)
+            total = cost + self.behind(_Level((devices,), {other: rest[None] for other, rest in behind}), number)[0]
             last, leaves = (int(place) for place in np.unravel_index(int(total.argmin()), total.shape))
             found.append(Cut(first, last, number, enters, leaves))
             ways = [
                 (float(least), other, int(entered))
-                for other, rest in sorted(self.rest[count - 1][devices].items())
+                for other, rest in sorted(behind, key=lambda way: way[0])
                 for sums in [choices.handing[number][other][last, leaves] + rest[last]]
                 for entered, least in [(int(sums.argmin()), sums.min())]
             ]
             _, number, enters = min(ways)
             first, count = last, count - 1
+
+
+def _before(stage: _Stage, behind: Costs) -> Costs:
+    """Least costs of a stage from unit a on and what is behind it, shape (numbers of devices, a, layouts in): a (min, +)
+    product with the band of possible stages. `behind`: shape (numbers of devices, b, layouts out)."""
+    units, inside, longest, outside = stage.band.shape
+    beyond = np.full((len(behind), longest, outside), np.inf)
+    padded = np.concatenate([behind[:, 1:], beyond], axis=1).reshape(len(behind), -1)
+    windows = sliding_window_view(padded, longest * outside, axis=1)[:, : units * outside : outside]
+    flat = stage.band.reshape(units, inside, longest * outside)
+    least = np.empty((len(behind), units, inside))
+    chunk = max(1, _LARGEST // flat.size)
+    for start in range(0, len(behind), chunk):
+        rows = slice(start, start + chunk)
+        least[rows] = (windows[rows, :, None, :] + flat[None]).min(axis=3)
+    return least
 
 
 def balanced(costs: Sequence[float], pieces: int) -> list[int]:

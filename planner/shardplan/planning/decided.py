@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,17 +40,22 @@ class Decided:
         layouts = {node: spaces[node[0]][node[1]].layout(at) for node, at in choice.items() if node[0] in spaces}
         return cls({operator.name: operator for operator in priced.operators}, layouts)
 
-    def on_finer(self, groups: Sequence[Sequence[int]]) -> Decided:
-        """The same on a mesh that has the axes `groups[i]` in place of axis i, major first."""
+    def on_finer(self, groups: Sequence[Sequence[int]], idle: Container[int] = ()) -> Decided:
+        """The same on a mesh that has the axes `groups[i]` in place of axis i, major first; `idle`: axes of one
+        device."""
 
         @functools.cache
         def finer(layout: Layout) -> Layout:
-            return layout.on_finer(groups)
+            return layout.on_finer(groups, idle)
 
         operators = {
             name: replace(
                 one,
-                split=tuple(label for label, group in zip(one.split, groups, strict=True) for _ in group),
+                split=tuple(
+                    UNSPLIT if axis in idle else label
+                    for label, group in zip(one.split, groups, strict=True)
+                    for axis in group
+                ),
                 reads=tuple(layout and finer(layout) for layout in one.reads),
                 makes=tuple(layout and finer(layout) for layout in one.makes),
             )
