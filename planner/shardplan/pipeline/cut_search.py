@@ -211,8 +211,8 @@ def _work(choices: Choices, limit: float) -> Costs:
 
 
 class _Stage(NamedTuple):
-    """A stage's share of the sum, and the same as a band: `band[a, i, l, j]` of units a .. a + l. Whether any begins with
-    the first unit, or with a later one."""
+    """A stage's share of the sum, and the same as a band: `band[a, i, l, j]` of units a .. a + l. Whether any begins
+    with the first unit, or with a later one."""
 
     cost: Costs
     band: Costs
@@ -369,8 +369,8 @@ class _Run:
 
 
 def _before(stage: _Stage, behind: Costs) -> Costs:
-    """Least costs of a stage from unit a on and what is behind it, shape (numbers of devices, a, layouts in): a (min, +)
-    product with the band of possible stages. `behind`: shape (numbers of devices, b, layouts out)."""
+    """Least costs of a stage from unit a on and what is behind it, shape (numbers of devices, a, layouts in): a
+    (min, +) product with the band of possible stages. `behind`: shape (numbers of devices, b, layouts out)."""
     units, inside, longest, outside = stage.band.shape
     beyond = np.full((len(behind), longest, outside), np.inf)
     padded = np.concatenate([behind[:, 1:], beyond], axis=1).reshape(len(behind), -1)

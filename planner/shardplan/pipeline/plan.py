@@ -20,6 +20,7 @@ from shardplan.pipeline.solver import PipelineSolver
 from shardplan.pipeline.submeshes import placed
 from shardplan.plan.assemble import model_section
 from shardplan.plan.types import Memory, Pipeline, Plan, Stage, Summary, Transfer
+from shardplan.planning.instance import many_axes
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def plan_stages(
         found = PipelineSolver(model, cluster, options, schedule, stages).solve()
         asked = Asked(model, cluster, options, schedule, stages or "auto")
     if on_warning is not None:
+        for diagnostic in many_axes(cluster.mesh):
+            on_warning(diagnostic)
         for plan in found.plans:
             for text in plan.warnings:
                 on_warning(warning("stage", text))

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import resolve
 from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, error
@@ -20,6 +21,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_points import Chain, chain_of
 from shardplan.pipeline.cut_search import Cut, Found, balanced
+from shardplan.pipeline.finer import FinerStages, searched_on
 from shardplan.pipeline.result import CLOSE, PipelineResult, assemble_result
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.stage_costs import StageCosts
@@ -55,6 +57,7 @@ class PipelineSolver:
     parts: tuple[Submesh, ...] = field(init=False)
     stage_costs: StageCosts = field(init=False)
     planner: StagePlanner = field(init=False)
+    _finer: FinerStages | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         resolve(self.options.constraints, self.model, self.cluster.mesh)
@@ -62,18 +65,27 @@ class PipelineSolver:
         if self.stages is not None and self.stages > len(self.chain):
             summary = f"'{self.model.name}' has {len(self.chain)} units and cannot be cut into {self.stages} stages"
             raise ShardplanError(error("too-many-stages", summary, hint=f"at most --stages {len(self.chain)}"))
-        parts = submeshes(self.cluster)
-        self.parts = tuple(part for part in parts if self.sizes is None or part.size in self.sizes)
+        parts = tuple(part for part in submeshes(self.cluster) if self.sizes is None or part.size in self.sizes)
+        cluster = searched_on(self.model, self.cluster, self.options)
+        finer = cluster is not self.cluster
+        self.parts = tuple(Submesh(merged(part.cluster)[0]) for part in parts) if finer else parts
         self.stage_costs = StageCosts(
-            self.model, self.chain, self.cluster, self.parts, self.options, self.schedule, exact=self._small
+            self.model, self.chain, cluster, self.parts, self.options, self.schedule, exact=self._small
         )
-        self.planner = StagePlanner(self.stage_costs, self.cluster, self.options, self.schedule.pieces)
+        self.planner = StagePlanner(self.stage_costs, cluster, self.options, self.schedule.pieces)
+        if finer:
+            self._finer = FinerStages(self.cluster, self.options, self.schedule, parts, self.planner)
 
     def solve(self) -> PipelineResult:
         """The pipeline with the shortest step found.
 
         Raises `InfeasibleError` when no cut fits in memory.
         """
+        found = self._searched()
+        return found if self._finer is None else self._finer.of(found)
+
+    def _searched(self) -> PipelineResult:
+        """The pipeline on the mesh that is searched."""
         if self.schedule.pieces > 1:
             return self._interleaved()
         best, bound = self._learnt() if self._small else self._tightened()

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.remat import Recompute
 from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_points import part_of
 from shardplan.pipeline.cut_search import Cut
@@ -32,6 +34,7 @@ class StagePlanner:
     options: PlanOptions
     pieces: int
     _planned: dict[tuple[Cut, int], Plan | None] = field(init=False, default_factory=dict)
+    _recompute: dict[tuple[Cut, int], Recompute] = field(init=False, default_factory=dict)
     _alike: dict[tuple[object, ...], tuple[Model, Plan]] = field(init=False, default_factory=dict)
 
     def plans(self, cuts: Sequence[Cut], worth_ns: float = math.inf) -> tuple[Plan, ...] | None:
@@ -106,13 +109,7 @@ class StagePlanner:
         none fits."""
         chain, cluster = self.stage_costs.chain, self.stage_costs.parts[cut.submesh].cluster
         model = part_of(chain, cut.first, cut.last, name)
-        options = replace(
-            self.options,
-            effort="quick",
-            in_flight=in_flight,
-            constraints=constraints_on(self.options.constraints, model, cluster.mesh),
-            memory_limit_bytes=limit_bytes(self.options, self.cluster) // self.pieces,
-        )
+        options = self.options_of(model, cluster.mesh, in_flight)
         planner = Planner(model, cluster, options, reasons=False)
         ends: dict[str, Layout] = dict(self.stage_costs.tied_layout(cut))
         if cut.first:
@@ -121,10 +118,33 @@ class StagePlanner:
             ends[chain.borders[cut.last - 1]] = self.stage_costs.layout_of(cut.submesh, cut.last - 1, cut.leaves)
         try:
             if like is not None:
-                return planner.plan(lambda built: all_kept_so(built, like))
-            return planner.plan(None if free else lambda built: kept_so(built, ends))
+                plan = planner.plan(lambda built: all_kept_so(built, like))
+            else:
+                plan = planner.plan(None if free else lambda built: kept_so(built, ends))
         except InfeasibleError:
             return None
+        if not free and planner.recompute is not None:
+            self._recompute[cut, in_flight] = planner.recompute
+        return plan
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes that one piece of a stage may hold on a device."""
+        return limit_bytes(self.options, self.cluster) // self.pieces
+
+    def options_of(self, model: Model, mesh: Mesh, in_flight: int) -> PlanOptions:
+        """The options under which a stage, which is `model`, is planned on its part of the devices."""
+        return replace(
+            self.options,
+            effort="quick",
+            in_flight=in_flight,
+            constraints=constraints_on(self.options.constraints, model, mesh),
+            memory_limit_bytes=self.limit_bytes,
+        )
+
+    def recompute_of(self, cut: Cut, in_flight: int) -> Recompute:
+        """What the plan of a stage, which has one, recomputes."""
+        return self._recompute[cut, in_flight]
 
 
 def _called(model: Model, other: Model) -> dict[str, str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from shardplan.layout.layout import Layout
 from shardplan.plan.assemble import Priced
 from shardplan.plan.types import OperatorDecision, Plan
 from shardplan.planning.reduction import Allowed, Mask
+
+_UNSPLIT: Final = "-"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Decided:
             name: replace(
                 one,
                 split=tuple(
-                    UNSPLIT if axis in idle else label
+                    _UNSPLIT if axis in idle else label
                     for label, group in zip(one.split, groups, strict=True)
                     for axis in group
                 ),

@@ -24,6 +24,7 @@ from shardplan.planning.candidates import ROUGH, Found, NoPlanError, Questions, 
 from shardplan.planning.chain import Question
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
+from shardplan.schedule.objective import Weights
 
 PAIR_WORK = 1.2e3
 """Work, in the units of `shardplan.solve.constants`, of the search of one pair of axes: more finds better plans."""
@@ -33,51 +34,63 @@ MOST_JUDGED = 4
 
 @dataclass(frozen=True)
 class Coarser:
-    """The plan of a coarser mesh. `groups[i]`: the axes of the finer mesh in its axis i."""
+    """The plan of a coarser mesh: what it decides there and what it recomputes, and the multipliers at which its bound
+    was found. `limit_bytes`: under which it was sought; `reproducible`: no clock decided anything. `groups[i]`: the
+    axes of the finer mesh in its axis i."""
 
-    found: Found
+    decided: Decided
+    recompute: Recompute
+    multipliers: Weights
+    limit_bytes: int | None
     groups: tuple[tuple[int, ...], ...]
+    outcome: str = "feasible"
+    reproducible: bool = True
 
-    @property
-    def decided(self) -> Decided:
+    @classmethod
+    def of(cls, found: Found, groups: tuple[tuple[int, ...], ...]) -> Coarser:
+        candidate = found.candidate
+        decided, recompute = Decided.of_priced(candidate.priced), candidate.layouts.built.recompute
+        return cls(decided, recompute, found.multipliers, found.limit_bytes, groups, found.outcome, found.reproducible)
+
+    def on(self, mesh: Mesh) -> Decided:
         """What it decides, on the finer mesh."""
-        return Decided.of_priced(self.found.candidate.priced).on_finer(self.groups)
+        return self.decided.on_finer(self.groups, {axis for axis, size in enumerate(mesh.shape) if size == 1})
 
 
 def finer(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
     """The best plan of a finer mesh. `least_s`: a lower bound on the step of any. Raises `NoPlanError` where the plan
     of the coarser mesh is none of this one."""
-    found = yield from _lifted(search, coarser, least_s)
+    found = yield from lifted(search, coarser, least_s)
     found = yield from by_pairs(search, found, coarser)
     if len(real_axes(search.instance.cluster.mesh)) > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
         return found
-    remat, start = coarser.found.candidate.layouts.built.recompute, coarser.found.multipliers
     with contextlib.suppress(NoPlanError):
-        whole = yield from of_phases(search, found.limit_bytes, remat, start=start, effort="quick")
+        whole = yield from of_phases(
+            search, found.limit_bytes, coarser.recompute, start=coarser.multipliers, effort="quick"
+        )
         best = found.better([whole.candidate], search.instance.limit_bytes)
         found = replace(whole, candidate=best.candidate, reproducible=whole.reproducible and found.reproducible)
     return found
 
 
-def _lifted(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
-    """The coarser mesh's plan on the finer one."""
-    remat, limit_bytes = coarser.found.candidate.layouts.built.recompute, coarser.found.limit_bytes
-    decided = coarser.decided
-    question = Question(limit_bytes, remat=remat, near=Near(decided.met()), restriction=decided.fixed)
+def lifted(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
+    """The coarser mesh's plan on the finer one. Raises `NoPlanError` where it is none of that."""
+    decided, limit_bytes = coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
+    question = Question(limit_bytes, remat=coarser.recompute, near=Near(decided.met()), restriction=decided.fixed)
     answer = yield from asked(search, question, search.work_left)
     if answer.solution.choices is None:
         raise NoPlanError(answer)
     best = search.judged(answer)[0]
     none = tuple(() for _ in answer.objective.sizes)
     bound_s = min(least_s, best.step_s)
-    return replace(coarser.found, candidate=best, bound_s=bound_s, objective=answer.objective, multipliers=none)
+    return Found(best, bound_s, answer.objective, none, limit_bytes, coarser.outcome, coarser.reproducible)
 
 
 def by_pairs(search: Search, found: Found, coarser: Coarser) -> Questions[Found]:
     """The best plan of those that two axes at a time lead to."""
     instance = search.instance
     remat: Recompute = found.candidate.layouts.built.recompute
-    question = Question(found.limit_bytes, remat=remat, start=coarser.found.multipliers, effort="quick", unproven=ROUGH)
+    question = Question(found.limit_bytes, remat=remat, start=coarser.multipliers, effort="quick", unproven=ROUGH)
     for pair in itertools.combinations(real_axes(instance.cluster.mesh), 2):
         if search.is_over or found.outcome == "interrupted":
             break

@@ -13,13 +13,14 @@ from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
+from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.candidates import Found, NoPlanError, Questions, Search, T, of_linear, shortest
 from shardplan.planning.chain import Answer, answer
-from shardplan.planning.finer import Coarser, finer, work_s
+from shardplan.planning.finer import Coarser, by_pairs, finer, lifted, work_s
 from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.planning.judge import Known
@@ -83,6 +84,8 @@ class Planner:
         self._graphs = CostGraphs(self.instance)
         self.known: Known = {}
         """Plans that `solve_at` laid out."""
+        self.recompute: Recompute | None = None
+        """What the last plan recomputes."""
 
     @property
     def limit_bytes(self) -> int:
@@ -97,9 +100,25 @@ class Planner:
             found = self._found(search, restriction)
         except NoPlanError as none:
             raise self.refusal(none.answer) from None
+        return self._assembled(found, scheduled_bytes)
+
+    def refined(self, coarser: Coarser, least_s: float, restriction: Restrict | None = None) -> Plan:
+        """The plan of a coarser mesh on this one, improved two axes at a time among the plans that `restriction`
+        allows. `least_s`: a lower bound on the step of any. Raises `LimitError` where it is no plan of this mesh."""
+        search = Search.of(self.instance, restricted=restriction is not None)
+        try:
+            found = self._answered(lifted(search, coarser, least_s), search, None)
+        except NoPlanError:
+            asked = self.instance
+            raise LimitError(no_coarser_plan(asked.model, asked.cluster, merged(asked.cluster)[0])) from None
+        return self._assembled(self._answered(by_pairs(search, found, coarser), search, restriction))
+
+    def _assembled(self, found: Found, scheduled_bytes: int | None = None) -> Plan:
+        """The plan of what was found, with its proof."""
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
         candidate, limit = found.candidate, self.limit_bytes
+        self.recompute = candidate.layouts.built.recompute
         if scheduled_bytes is not None:
             candidate, limit = candidate.under(scheduled_bytes), scheduled_bytes
         priced = in_best_buckets(candidate.priced, candidate.layouts.memory, limit)
@@ -160,7 +179,7 @@ class Planner:
                 raise LimitError(no_coarser_plan(asked.model, asked.cluster, cluster))
             return None
         search.spent.work += work
-        return Coarser(found, groups)
+        return Coarser.of(found, groups)
 
     def _on(self, cluster: Cluster, search: Search) -> tuple[Found | None, float] | None:
         """What is known of another mesh."""
