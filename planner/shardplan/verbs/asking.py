@@ -19,6 +19,10 @@ from shardplan.verbs.session import Verb, completing, option
 if TYPE_CHECKING:
     from shardplan.study.instance import Instance
 
+    _Type = click.ParamType[Any]
+else:
+    _Type = click.ParamType  # takes no argument before click 8.4
+
 MESH = ("mesh", "cluster")
 ASKED = ("mode", "dims", "trips", "optimizer", "shard_optimizer", "microbatches", "remat", "kv_cache_tokens")
 WORKLOAD = (*MESH, *ASKED, "memory_limit")
@@ -64,7 +68,7 @@ budget_option = click.option(
 )
 
 
-class _Given(click.ParamType[Any]):
+class _Given(_Type):
     """What was given, as it is: the check of the field refuses it with everything else that is wrong."""
 
     def __init__(self, field: Term) -> None:
