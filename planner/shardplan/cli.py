@@ -33,6 +33,7 @@ from shardplan.verbs.explain import explain
 from shardplan.verbs.export import export
 from shardplan.verbs.init import init
 from shardplan.verbs.inspect import inspect
+from shardplan.verbs.launch import launch, launch_env
 from shardplan.verbs.price import price
 from shardplan.verbs.profiles import profiles
 from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
@@ -109,6 +110,8 @@ for _verb in (
     verify,
     export,
     split,
+    launch_env,
+    launch,
     sweep,
     timeline,
     inspect,

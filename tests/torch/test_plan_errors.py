@@ -95,7 +95,8 @@ def test_a_tied_weight_that_torch_could_only_hold_in_parts(plan):
 
 LAUNCHES = {
     (): "error[no-world]: there is no process group, and the environment names no WORLD_SIZE\n"
-    "hint: start the program with torchrun --nproc-per-node N (in all 4 processes), or call init_process_group",
+    "hint: start the program with torchrun --nproc-per-node N (in all 4 processes), or call init_process_group; "
+    "srun and mpirun do as well, and shardplan launch-env writes the line",
     (("WORLD_SIZE", "1"),): "error[wrong-world]: the plan is for 4 devices (machine=2 x gpu=2), this job has 1 "
     "process\nhint: start 4 processes, or solve again for 1 device",
     (("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "1")): "error[wrong-host]: the plan places 2 devices on a machine, this "

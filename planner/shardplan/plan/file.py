@@ -33,6 +33,7 @@ _OTHERS = {
         r"\A<!doctype html>\s*<html lang=\"en\">\s*<head>\s*<meta name=\"generator\" content=\"shardplan"
     ),
     "JUnit report": re.compile(r"\A\s*<\?xml[^>]*>\s*<testsuite"),
+    "launcher": re.compile(r"\A(?:#!/bin/bash\n)?# shardplan launch-env: "),
     "SARIF report": re.compile(r'\A\s*\{\s*"\$schema": "[^"]*sarif'),
 }
 """How files begin that are no plans and may be replaced by others of their kind."""

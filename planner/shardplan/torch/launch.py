@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.launch.check import no_world, wrong_machines, wrong_world
+from shardplan.launch.job import TORCHRUN, Job, job_of, variables_of
 from shardplan.plan.types import Plan
 
 
@@ -16,18 +18,23 @@ def mesh(plan: Plan, device_type: str | None = None) -> DeviceMesh:
     """The plan's mesh over the processes of this job, its axes in the plan's order; ranks are row-major.
 
     `device_type`: `cuda`, `cpu` ...; by default that of the accelerator there is, else the CPU. The process group is
-    made if there is none (by the environment of `torchrun`, with the backend torch prefers for the device).
+    made if there is none, with the backend torch prefers for the device: by the environment of torchrun, srun, Open MPI
+    or MPICH; of the last three the variables that torchrun sets are added, for libraries that read them.
 
     Raises `ShardplanError`: `wrong-world` (another number of processes than the mesh has devices), `wrong-host`
-    (another number of processes per host than the plan places on one), `no-world` (no process group and no
-    `torchrun`).
+    (another number of processes per host than the plan places on one), `wrong-rank-order` (ranks of a host that do
+    not follow each other), `no-world` (no process group and no launcher), `no-address` (nobody says where rank 0 is),
+    and as `job_of`.
     """
     kind = device_type or _device_type()
-    faults = _check_world(plan)
+    job = job_of(os.environ)
+    faults = _faults(plan, job)
     if faults:
         raise ShardplanError(*faults)
-    if kind != "cpu":
-        _take_device(kind)
+    if job is not None and job.launcher is not TORCHRUN:
+        os.environ.update(variables_of(job, os.environ))
+    if kind != "cpu" and job is not None:
+        _take_device(kind, job)
     return init_device_mesh(kind, plan.mesh.shape, mesh_dim_names=plan.mesh.names)
 
 
@@ -36,52 +43,25 @@ def _device_type() -> str:
     return accelerator.type if accelerator is not None else "cpu"
 
 
-def _take_device(kind: str) -> None:
-    """One device for each process of a host, unless the program has chosen one already."""
-    local_rank = os.environ.get("LOCAL_RANK")
-    if local_rank is not None and torch.accelerator.current_accelerator() == torch.device(kind):
-        torch.accelerator.set_device_index(int(local_rank))
+def _take_device(kind: str, job: Job) -> None:
+    """One device for each process of a host, unless the program has chosen one already; the only one where the launcher
+    lets a process see no other."""
+    if job.local_rank is not None and torch.accelerator.current_accelerator() == torch.device(kind):
+        alone = torch.accelerator.device_count() == 1 and job.launcher is not TORCHRUN
+        torch.accelerator.set_device_index(0 if alone else job.local_rank)
 
 
-def _check_world(plan: Plan) -> list[Diagnostic]:
-    size = plan.mesh.size
-    found = dist.get_world_size() if dist.is_initialized() else _environment("WORLD_SIZE")
-    if found is None:
-        summary = "there is no process group, and the environment names no WORLD_SIZE"
+def _faults(plan: Plan, job: Job | None) -> list[Diagnostic]:
+    if dist.is_initialized():
+        faults = wrong_world(plan, dist.get_world_size())
+        return faults or (wrong_machines(plan, job) if job and job.size == dist.get_world_size() else [])
+    if job is None:
+        return [no_world(plan)]
+    faults = wrong_world(plan, job.size) or wrong_machines(plan, job)
+    if not faults and job.launcher is not TORCHRUN and job.address is None:
+        summary = f"{job.launcher.name} started this process and does not say where rank 0 is"
         hint = (
-            f"start the program with torchrun --nproc-per-node N (in all {size} processes), or call init_process_group"
+            "set MASTER_ADDR to its machine for all processes: mpirun -x MASTER_ADDR=..., mpiexec -genv MASTER_ADDR ..."
         )
-        return [error("no-world", summary, hint=hint)]
-    if found != size:
-        summary = f"the plan is for {size} devices ({plan.mesh}), this job has {found} process{'es' * (found != 1)}"
-        hint = f"start {size} processes, or solve again for {found} device{'s' * (found != 1)}"
-        return [error("wrong-world", summary, hint=hint)]
-    return _check_host(plan, found)
-
-
-def _check_host(plan: Plan, world: int) -> list[Diagnostic]:
-    """Axes within a machine must not reach over its border, nor may its border lie elsewhere than planned."""
-    planned, found = devices_per_host(plan), _environment("LOCAL_WORLD_SIZE")
-    if planned is None or found is None or found in {planned, world} or planned == world:
-        return []
-    processes = f"{found} process{'es' * (found != 1)}"
-    summary = f"the plan places {planned} devices on a machine, this job runs {processes} on one"
-    detail = ", ".join(
-        f"axis {axis.name}={axis.size} over {link}" for axis, link in zip(plan.mesh.axes, plan.axis_links, strict=True)
-    )
-    hint = f"start {planned} processes per machine (torchrun --nproc-per-node {planned})"
-    return [error("wrong-host", summary, detail=detail, hint=hint)]
-
-
-def devices_per_host(plan: Plan) -> int | None:
-    """How many devices of the plan's cluster share a machine: those below its outermost link; None for one level."""
-    if len(set(plan.axis_links)) < 2:
-        return None
-    outermost = plan.axis_links[0]
-    inner = [axis for axis, link in enumerate(plan.axis_links) if link != outermost]
-    return plan.mesh.ways(inner)
-
-
-def _environment(name: str) -> int | None:
-    value = os.environ.get(name, "")
-    return int(value) if value.isdigit() else None
+        faults = [error("no-address", summary, hint=hint)]
+    return faults

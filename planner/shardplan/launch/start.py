@@ -1,0 +1,100 @@
+"""Start a plan's processes by torchrun, mpirun or srun, and hand on the exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardplan.errors import ShardplanError, error
+from shardplan.launch.ranks import Launch
+from shardplan.launch.scripts import host_file, mpirun_words, srun_words, torchrun_words
+
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+_BY_SIGNAL = 128
+_STANDARD_ERROR = 2
+
+
+def start(launch: Launch, target: str, node_rank: int | None, *, quiet_output: bool = False) -> tuple[list[str], int]:
+    """The command that was run, and its exit code; 128 and the signal's number where one ended it. `quiet_output`:
+    what it prints goes to standard error.
+
+    Raises `ShardplanError`: `no-launcher` where the program is not installed, `unknown-machine` where torchrun needs
+    the number of this machine, `no-hosts`.
+    """
+    with _command(launch, target, node_rank) as command:
+        environment = {**os.environ, **launch.environment}
+        output = _STANDARD_ERROR if quiet_output else None
+        sys.stdout.flush()
+        try:
+            process = subprocess.Popen(command, env=environment, stdout=output)  # noqa: S603 - it is what the user asks for
+        except OSError as problem:
+            summary = f"cannot start {command[0]}: {(problem.strerror or str(problem)).lower()}"
+            hint = "install it, or take another launcher with --for"
+            raise ShardplanError(error("no-launcher", summary, hint=hint)) from None
+        code = _wait(process)
+        return list(command), code if code >= 0 else _BY_SIGNAL - code
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """The exit code. When we are told to stop, so is the launcher, which stops its processes; we wait for that."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(KeyboardInterrupt):
+            process.wait()
+            raise
+        process.kill()
+        process.wait()
+        raise
+
+
+@contextlib.contextmanager
+def _command(launch: Launch, target: str, node_rank: int | None) -> Iterator[list[str]]:
+    if target == "srun":
+        yield srun_words(launch)
+    elif target == "torchrun":
+        _need_torch()
+        yield torchrun_words(launch, _node_rank(launch, node_rank), _TORCHRUN)
+    elif not launch.hosts:
+        yield mpirun_words(launch, None)
+    else:
+        with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
+            hosts = Path(folder) / "hosts"
+            hosts.write_text(host_file(launch), encoding="utf-8")
+            yield mpirun_words(launch, str(hosts))
+
+
+def _need_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        hint = "pip install 'shardplan[torch]', or take --for mpirun or srun"
+        raise ShardplanError(error("no-launcher", "torchrun is a part of torch, which is not installed", hint=hint))
+
+
+def _node_rank(launch: Launch, given: int | None) -> int | None:
+    """The number of this machine: as given, or where its name is in the list."""
+    if launch.machines == 1:
+        return None
+    if not launch.hosts:
+        summary = f"torchrun has to know where the first of {launch.machines} machines is"
+        hint = "--hosts a,b,... in the order of ranks; --one-machine to try the program here"
+        raise ShardplanError(error("no-hosts", summary, hint=hint))
+    if given is not None:
+        if given >= launch.machines:
+            raise ShardplanError(error("unknown-machine", f"--node-rank {given}: there are {launch.machines} machines"))
+        return given
+    name = socket.gethostname()
+    names = {name, name.partition(".")[0], socket.getfqdn()}
+    found = [number for number, host in enumerate(launch.hosts) if host in names or host.partition(".")[0] == name]
+    if len(found) != 1:
+        summary = f"this machine, {name}, is not among the hosts {', '.join(launch.hosts[:8])}"
+        raise ShardplanError(error("unknown-machine", summary, hint="say its number with --node-rank N"))
+    return found[0]

@@ -1,0 +1,131 @@
+"""`shardplan launch-env` and `launch`: what starts a plan's processes, and that it does."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+PLAN = str(Path(__file__).parents[2] / "plans" / "gpt2_small.4x4.plan.json")
+HOSTS = ("--hosts", "node[1-4]")
+TELL = """
+import os
+told = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+os.write(1, (" ".join(told) + chr(10)).encode())
+"""
+
+
+@pytest.mark.parametrize("target", ["torchrun", "srun", "mpirun"])
+def test_scripts_are_bash_and_say_which_ranks_are_where(target, shardplan, folder):
+    program = ("--", "train.py", "--name", "a b")
+    asked = ("launch-env", PLAN, "--for", target, *HOSTS, "--env", "NCCL_DEBUG=INFO", *program)
+    run = shardplan(*asked)
+    assert (run.code, run.err) == (0, "")
+    assert "16 processes, 4 on each of 4 machines" in run.out
+    assert "node2: ranks 4-7" in run.out
+    assert "NCCL_DEBUG=INFO" in run.out
+    assert "'a b'" in run.out
+    checked = subprocess.run(["bash", "-n"], input=run.out, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert run.out == shardplan(*asked).out
+
+
+def test_a_job_set_is_yaml_and_a_ray_program_is_python(shardplan, folder):
+    manifest = yaml.safe_load(shardplan("launch-env", PLAN, "--for", "jobset", "--image", "registry/a:1").out)
+    assert manifest["kind"] == "JobSet"
+    assert manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"] == 4
+    compile(shardplan("launch-env", PLAN, "--for", "ray").out, "ray", "exec")
+
+
+def test_a_host_file_has_as_many_slots_as_a_machine_has_devices(shardplan, folder):
+    run = shardplan("launch-env", PLAN, "--for", "hostfile", *HOSTS)
+    lines = [line for line in run.out.splitlines() if not line.startswith("#")]
+    assert lines == [f"node{number} slots=4" for number in (1, 2, 3, 4)]
+
+
+def test_a_file_is_written_and_nothing_else_is_replaced(shardplan, folder):
+    assert shardplan("launch-env", PLAN, "--for", "srun", "-o", "job.sh").code == 0
+    assert shardplan("launch-env", PLAN, "--for", "srun", "-o", "job.sh").code == 0
+    Path("mine.sh").write_text("echo mine\n")
+    run = shardplan("launch-env", PLAN, "--for", "srun", "-o", "mine.sh")
+    assert run.code == 2
+    assert Path("mine.sh").read_text() == "echo mine\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--for", "mpirun"], "mpirun has to know the 4 machines"),
+        (["--for", "srun", "--hosts", "a,b"], "the plan takes 4 machines of 4 devices, 2 are given"),
+        (["--for", "srun", "--hosts", "a,b,c,$(id)"], "'$(id)'"),
+        (["--for", "jobset"], "a JobSet needs the image of a container"),
+        (["--for", "srun", "--per-machine", "3"], "--per-machine 3 does not divide the 4 devices"),
+        (["--for", "srun", "--env", "A=$(id)"], "--env sets 'A' to what no launcher should"),
+        (["--for", "srun", "--name", "A;b"], "'A;b' is no name of a job"),
+        (["--for", "ray", "--hosts", "a,b,c,d"], "ray chooses its machines itself"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, said, shardplan, folder):
+    run = shardplan("launch-env", PLAN, *options)
+    assert run.code == 2
+    assert said in run.err
+    assert "hint: " in run.err
+
+
+def _plan(shardplan) -> None:
+    description = "transformer:layers=1,hidden=64,heads=2,vocab=64,seq=32,batch=4"
+    assert shardplan("solve", description, "--mesh", "2x2", "-o", "four.plan.json", "-q").code == 0
+
+
+def test_torchrun_starts_every_process_and_its_exit_code_is_ours(folder, shardplan):
+    pytest.importorskip("torch")
+    _plan(shardplan)
+    Path("tell.py").write_text(TELL)
+    command = [sys.executable, "-m", "shardplan", "launch", "four.plan.json", "--one-machine", "--port", "29517", "--"]
+    run = subprocess.run([*command, "tell.py"], capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.split("\n")[:4]) == [f"{rank} 4 {rank}" for rank in range(4)]
+    Path("tell.py").write_text("raise SystemExit(3)")
+    assert subprocess.run([*command, "tell.py"], capture_output=True, check=False, timeout=120).returncode == 1
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+def test_mpirun_starts_a_mesh_of_torch(folder, shardplan):
+    pytest.importorskip("torch")
+    _plan(shardplan)
+    Path("mesh.py").write_text(
+        "import shardplan, torch.distributed as dist\n"
+        "mesh = shardplan.torch.mesh(shardplan.load('four.plan.json'), 'cpu')\n"
+        "import os; os.write(1, ('at ' + ' '.join(map(str, mesh.get_coordinate())) + chr(10)).encode())\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "shardplan",
+        "launch",
+        "four.plan.json",
+        "--for",
+        "mpirun",
+        "--one-machine",
+        "--port",
+        "29518",
+    ]
+    import os
+
+    free = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_plm_rsh_agent": "false"}  # fmt: skip
+    run = subprocess.run(
+        [*command, "--", "mesh.py"], capture_output=True, text=True, check=False, timeout=120, env=free
+    )
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.split("\n")[:4]) == ["at 0 0", "at 0 1", "at 1 0", "at 1 1"]
+
+
+def test_as_a_document(shardplan, folder):
+    document = json.loads(shardplan("launch-env", PLAN, "--for", "srun", "--json").out)
+    assert document["result"]["processes"] == 16
+    assert document["result"]["text"].startswith("#!/bin/bash\n")
