@@ -124,6 +124,13 @@ def _set(whole: Tensor, index: Any, items: Any) -> Tensor:
     return whole
 
 
+def _layers(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """Two layers of LSTM, both ways, from states that are computed."""
+    begin = x[:, :, :4].mean(0, keepdim=True).expand(4, 4, 4)
+    made, state, memory = torch.lstm(x, (begin, begin * 2), weights, True, 2, 0.5, False, True, False)
+    return made.sum(0) + torch.cat([state.sum(0), memory[1] * memory[2]], 1)
+
+
 def changed_after(x: Tensor) -> Tensor:
     """The operand of a function is changed in place before the result is read."""
     inner = x * 2
@@ -276,6 +283,14 @@ CASES: dict[str, Case] = {
     "a recurrent layer": (
         lambda x, w, u, b: torch.gru(x, x.new_zeros(1, 4, 4), [w, u, b, b], True, 1, 0.0, True, False, True)[0],
         [(4, 4, 8), (12, 8), (12, 4), (12,)],
+    ),
+    "recurrent layers both ways": (
+        lambda x, w, u, b, v: _layers(x, [w, u, b, b, w, u, b, b, v, u, b, b, v, u, b, b]),
+        [(3, 4, 8), (16, 8), (16, 4), (16,), (16, 8)],
+    ),
+    "recurrent cells": (
+        lambda x, w, u: sum(torch.lstm_cell(x, [x[:, :4], x[:, 4:]], w, u)) + torch.gru_cell(x, x[:, 4:], w[4:], u[4:]),
+        [(4, 8), (16, 8), (16, 4)],
     ),
     "norm": (
         lambda x: functional.normalize(x, dim=1) * x.norm(3, -1, keepdim=True) + torch.linalg.vector_norm(x),

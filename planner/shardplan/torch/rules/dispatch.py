@@ -22,6 +22,7 @@ from shardplan.torch.rules import (
     norms,
     numbers,
     products,
+    recurrent,
     reductions,
     slicing,
     views,
@@ -83,6 +84,8 @@ RULES: Mapping[str, Rule] = {
     "einsum": products.einsum,
     "embedding": products.embedding,
     "scaled_dot_product_attention": attention.attention,
+    **dict.fromkeys(recurrent.LAYERS, recurrent.layer),
+    **dict.fromkeys(recurrent.CELLS, recurrent.cell),
 }  # fmt: skip
 
 
