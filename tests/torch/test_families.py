@@ -26,8 +26,12 @@ def check(results):
         assert without_rule == {}
 
 
-@pytest.mark.parametrize("mode", ["eager", "exported"])
-@pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron", "seed 1", "seed 2"])
+CASES = [(recipe, mode) for recipe in ("ZeRO-3", "Megatron") for mode in ("eager", "exported")]
+CASES += [("seed 1", "eager"), ("seed 2", "exported")]
+"""Plans drawn at random are the dearest to run, so each form of a program gets one of its own."""
+
+
+@pytest.mark.parametrize(("recipe", "mode"), CASES)
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_as_one_process(four, plan_of, name, recipe, mode):
     if (name, recipe) == ("recurrent", "seed 2"):
