@@ -77,7 +77,7 @@ def test_under_a_time_limit_of_which_enough_is_left():
     assert isinstance(instance.options, PlanOptions)
 
 
-def test_it_is_a_line_of_the_summary_and_in_the_document(shardplan):
+def test_it_is_a_line_of_the_summary_and_in_the_document(shardplan, folder):
     run = shardplan("solve", BATCH, "--mesh", "4x4")
     assert run.out.splitlines()[-1] == (
         "advice    batch 16 instead of 15: step 1.67 ms, 4.7 % shorter   --dim batch=16"
@@ -89,7 +89,7 @@ def test_it_is_a_line_of_the_summary_and_in_the_document(shardplan):
     assert found == {"what": "batch", "size": 15, "instead": 16, "saves": 0.047, "option": "--dim batch=16"}
 
 
-def test_who_does_not_want_it_leaves_it_out(shardplan):
+def test_who_does_not_want_it_leaves_it_out(shardplan, folder):
     run = shardplan("solve", BATCH, "--mesh", "4x4", "--no-advice")
     assert "advice" not in run.out
     run = shardplan("solve", BATCH, "--mesh", "4x4", "--no-advice", "--json")

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Final
 
 from shardplan.advice.growth import grown
-from shardplan.advice.sizes import Rounding, roundings
+from shardplan.advice.sizes import Rounding, computing, roundings
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.types import Cluster
@@ -26,11 +26,9 @@ from shardplan.model.dims import flag
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
-from shardplan.planning.finer import work_s
 from shardplan.planning.judge import judged
 from shardplan.rules import model_rules
 from shardplan.study.finished import finished
-from shardplan.units import NS_PER_S
 
 LEAST: Final = 0.02
 """Share of the step that advice must save."""
@@ -100,9 +98,9 @@ class _Asked:
 
     def devices(self) -> Iterator[Advice]:
         """Fewer devices along one axis, where the plan on these is faster."""
-        least_s = work_s(self.model, self.cluster, self.options)
-        step_s = self.plan.summary.step_ns / NS_PER_S
-        meshes = [one for one in _coarser(self.cluster) if least_s / one.mesh.size < (1 - LEAST) * step_s]
+        work_ns = sum(one.compute_ns * computing(one, self.plan.mesh) for one in self.plan.operators)
+        longest_ns = (1 - LEAST) * self.plan.summary.step_ns
+        meshes = [one for one in _coarser(self.cluster) if work_ns < one.mesh.size * longest_ns]
         tried = [(self._roughly_s(self.model, one), number, one) for number, one in enumerate(meshes[:MOST_TRIED])]
         best = min(tried, default=None, key=lambda one: one[:2])
         if best is not None and self._is_promising(best[0]):

@@ -91,10 +91,10 @@ def _worth(model: Model, rules: Sequence[Rule], plan: Plan, classes: Classes) ->
     waits = summary.communication_ns / sent if sent else 0.0
     worth: dict[Node, float] = defaultdict(float)
     for index, (rule, decision) in enumerate(zip(rules, plan.operators, strict=True)):
-        idle = _idle(decision, plan.mesh)
+        same = plan.mesh.size // computing(decision, plan.mesh)
         roots = {classes.find((index, factor)) for factor, size in rule.sizes.items() if size > 1}
         for root in roots:
-            worth[root] += decision.compute_ns * (1 - 1 / idle) + decision.inner_ns * waits
+            worth[root] += decision.compute_ns * (1 - 1 / same) + decision.inner_ns * waits
     for move in plan.moves:
         rank = len(model.tensors[move.tensor].shape)
         for root in {classes.find((move.tensor, dim)) for dim in range(rank)}:
@@ -102,12 +102,12 @@ def _worth(model: Model, rules: Sequence[Rule], plan: Plan, classes: Classes) ->
     return {root: share / summary.step_ns for root, share in worth.items()} if summary.step_ns else {}
 
 
-def _idle(decision: OperatorDecision, mesh: Mesh) -> int:
-    """On how many devices the same is computed."""
+def computing(decision: OperatorDecision, mesh: Mesh) -> int:
+    """Into how many parts the work of an operator is cut."""
     return math.prod(
         axis.size
         for axis, label in zip(mesh.axes, decision.split, strict=True)
-        if label in {"-", "~"} or label.startswith("+")
+        if label not in {"-", "~"} and not label.startswith("+")
     )
 
 
