@@ -22,6 +22,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.types import Cluster
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.problem import objective_of
 from shardplan.model.dims import flag
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
@@ -29,11 +30,15 @@ from shardplan.planning import Planner
 from shardplan.planning.judge import judged
 from shardplan.rules import model_rules
 from shardplan.study.finished import finished
+from shardplan.units import NS_PER_S
 
 LEAST: Final = 0.02
-"""Share of the step that advice must save."""
+"""Share of the step that advice must save, and share that must be saved where it is solved roughly."""
 MOST_TRIED: Final = 3
 """Sizes, and meshes, that are solved at the plan's multipliers: each takes about a twentieth of what the plan took."""
+STILL_SENT: Final = 0.75
+"""Share of the communication waited for that is expected on half the devices of an axis; where the axis is gone, none
+is: fewer devices are tried where that and all the computing take less time than the step."""
 WORK: Final = 2e3
 """Work, in the units of `shardplan.solve.constants`, that the search of the most promising size may take, and that of
 the most promising mesh: a tenth of what the search of the plan may."""
@@ -82,45 +87,73 @@ class _Asked:
     ends_s: float
 
     def size(self) -> Iterator[Advice]:
-        """The size that is worth most to round up, where one is worth it."""
+        """The size that is worth most to round up, where one is worth it; a usual one rather than another."""
         rules = model_rules(self.model)
         classes, found = roundings(self.model, rules, self.plan, LEAST)
-        tried: list[tuple[float, int, Rounding, Model]] = []
+        tried: list[tuple[bool, float, int, Rounding, Model]] = []
         for number, one in enumerate(found[:MOST_TRIED]):
             model = grown(self.model, rules, classes, one.root, one.new)
-            if model is not None:
-                tried.append((self._roughly_s(model, self.cluster), number, one, model))
-        best = min(tried, default=None, key=lambda one: one[:2])
-        if best is None or not self._is_promising(best[0]):
-            return
-        _, _, one, model = best
-        yield from self._said(model, self.cluster, one)
+            step_s = math.inf if model is None else self._roughly_s(model, self.cluster)
+            if model is not None and math.isfinite(step_s) and self._is_promising(step_s):
+                tried.append((not one.is_usual, step_s, number, one, model))
+        best = min(tried, default=None, key=lambda one: one[:3])
+        if best is not None:
+            yield from self._said(best[4], self.cluster, best[3])
 
     def devices(self) -> Iterator[Advice]:
         """Fewer devices along one axis, where the plan on these is faster."""
-        work_ns = sum(one.compute_ns * computing(one, self.plan.mesh) for one in self.plan.operators)
-        longest_ns = (1 - LEAST) * self.plan.summary.step_ns
-        meshes = [one for one in _coarser(self.cluster) if work_ns < one.mesh.size * longest_ns]
-        tried = [(self._roughly_s(self.model, one), number, one) for number, one in enumerate(meshes[:MOST_TRIED])]
+        meshes = [one for one in _coarser(self.cluster) if self._may_be_faster(one)]
+        tried = []
+        for number, one in enumerate(meshes[:MOST_TRIED]):
+            for usual in (False, True):
+                step_s = self._roughly_s(self.model, one, usual=usual)
+                if self._is_promising(step_s, usual=usual):
+                    tried.append((step_s, number, one))
+                    break
         best = min(tried, default=None, key=lambda one: one[:2])
-        if best is not None and self._is_promising(best[0]):
+        if best is not None:
             yield from self._said(self.model, best[2], None)
 
-    def _is_promising(self, step_s: float) -> bool:
-        return step_s < (1 - LEAST) * self._plainly_s
+    def _may_be_faster(self, cluster: Cluster) -> bool:
+        """Whether the step could be short enough on fewer devices."""
+        summary = self.plan.summary
+        axes = zip(cluster.mesh.axes, self.cluster.mesh.axes, strict=True)
+        is_gone = any(axis.size == 1 < before.size for axis, before in axes)
+        sent_ns = 0.0 if is_gone else STILL_SENT * summary.communication_ns
+        return self._computes_ns(cluster.mesh.size) + sent_ns < (1 - LEAST) * summary.step_ns
+
+    def _computes_ns(self, devices: int) -> float:
+        """About the time in which so many devices compute what those of the plan do: starting kernels takes as long on
+        any number of them."""
+        passes = 3 if self.options.training else 1
+        starts_ns = passes * self.cluster.device.launch_s * NS_PER_S
+        fixed = sum(min(starts_ns, one.compute_ns) for one in self.plan.operators)
+        work = sum(max(0.0, one.compute_ns - starts_ns) * computing(one, self.plan.mesh) for one in self.plan.operators)
+        return fixed + work / devices
+
+    def _is_promising(self, step_s: float, *, usual: bool = False) -> bool:
+        return step_s < (1 - LEAST) * (self._usually_s if usual else self._plainly_s)
 
     @cached_property
     def _plainly_s(self) -> float:
         """The step of what was asked for, found in the same way."""
         return self._roughly_s(self.model, self.cluster)
 
-    def _roughly_s(self, model: Model, cluster: Cluster) -> float:
-        """The step of a plan at the multipliers of the best one; infinite where there is none, or no time."""
+    @cached_property
+    def _usually_s(self) -> float:
+        return self._roughly_s(self.model, self.cluster, usual=True)
+
+    def _roughly_s(self, model: Model, cluster: Cluster, *, usual: bool = False) -> float:
+        """The step of a plan at the multipliers of the best one, or those that searches begin with (`usual`): the
+        former may be right for its mesh alone. Infinite where there is none, or no time."""
         if time.monotonic() >= self.ends_s:
             return math.inf
         try:
             planner = Planner(model, cluster, self.options, reasons=False)
-            answer = planner.solve_at(self.plan.summary.multipliers)
+            multipliers = self.plan.summary.multipliers
+            if usual:
+                multipliers = objective_of(planner.built_at()[0]).usual_multipliers
+            answer = planner.solve_at(multipliers)
         except ShardplanError:
             return math.inf
         if answer.solution.outcome == "interrupted":

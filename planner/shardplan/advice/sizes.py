@@ -25,18 +25,22 @@ _HEADS: Final = frozenset({"h", "g"})
 @dataclass(frozen=True)
 class Rounding:
     """The size `old` of class `root`, rounded up to `new`. `what`: what it is to people; `name`: of the symbolic dim,
-    if it is one; `at_most`: the share of the step that it may be worth."""
+    if it is one; `is_usual`: a batch, a vocabulary, heads or a symbolic dim, which people pad, and not the width of a
+    model; `share`: of the step, what several devices repeat
+    and what is waited for around it."""
 
     root: Node
     old: int
     new: int
     what: str
     name: str
-    at_most: float
+    is_usual: bool
+    share: float
 
 
 def roundings(model: Model, rules: Sequence[Rule], plan: Plan, least: float) -> tuple[Classes, list[Rounding]]:
-    """Sizes that may be worth more than a share `least` of the step of `plan`, the most promising first."""
+    """Sizes around which more than a share `least` of the step of `plan` is repeated or waited for: usual ones first,
+    then those with most of that."""
     classes = alike_in_copies(model, relate(model, rules))
     worth = _worth(model, rules, plan, classes)
     alike: dict[Node, set[int]] = defaultdict(set)
@@ -51,9 +55,9 @@ def roundings(model: Model, rules: Sequence[Rule], plan: Plan, least: float) -> 
         (old,) = alike[root]
         new = rounded_up(old, plan.mesh)
         if new is not None:
-            what, name = _named(model, rules, places[root], old)
-            found.append(Rounding(root, old, new, what, name, share))
-    found.sort(key=lambda one: (-one.at_most, one.what))
+            what, name, is_usual = _named(model, rules, places[root], old)
+            found.append(Rounding(root, old, new, what, name, is_usual, share))
+    found.sort(key=lambda one: (not one.is_usual, -one.share, one.what))
     return classes, found
 
 
@@ -84,8 +88,8 @@ def rounded_up(size: int, mesh: Mesh) -> int | None:
 
 
 def _worth(model: Model, rules: Sequence[Rule], plan: Plan, classes: Classes) -> dict[Node, float]:
-    """By class, the share of the step that it could save at most: work on its dims that axes do not share, and what of
-    the communication of its tensors is waited for."""
+    """By class, shares of the step: work on its dims that axes do not share, and what of the communication of its
+    tensors is waited for."""
     summary = plan.summary
     sent = summary.communication_ns + summary.hidden_ns
     waits = summary.communication_ns / sent if sent else 0.0
@@ -111,20 +115,20 @@ def computing(decision: OperatorDecision, mesh: Mesh) -> int:
     )
 
 
-def _named(model: Model, rules: Sequence[Rule], nodes: Sequence[Node], size: int) -> tuple[str, str]:
-    """What a size is to people, and the name of the symbolic dim that it is."""
+def _named(model: Model, rules: Sequence[Rule], nodes: Sequence[Node], size: int) -> tuple[str, str, bool]:
+    """What a size is to people, the name of the symbolic dim that it is, and whether it is a usual one."""
     places: list[Place] = [node for node in nodes if isinstance(node[0], str)]
     symbols = [name for name, bound in model.dims.items() if bound == size and ":" not in name]
     of_inputs = [place for place in places if place[0] in model.inputs]
     if of_inputs and len(symbols) == 1:
-        return symbols[0], symbols[0]
+        return symbols[0], symbols[0], True
     names = {parameter.tensor: parameter.name for parameter in model.parameters}
     weights = [place for place in places if place[0] in names]
     where = next(iter(weights or of_inputs or places), None)
     text = "" if where is None else f"dim {where[1]} of {names.get(where[0], where[0])}"
     kind = _kind(rules, nodes, of_inputs)
     is_clear = bool(kind) and not weights
-    return (kind if is_clear else f"{kind} ({text})" if kind else text), ""
+    return (kind if is_clear else f"{kind} ({text})" if kind else text), "", bool(kind)
 
 
 def _kind(rules: Sequence[Rule], nodes: Sequence[Node], of_inputs: Sequence[Place]) -> str:
