@@ -1,8 +1,8 @@
 """Plain torch programs of many families under plans: `python benchmarks/families.py [NAME ...] [--exported]`.
 
 Every program of `family_programs` is planned by `shardplan.torch` on 2x2 in several ways and trained for two steps by
-four gloo processes, each with a `PYTHONHASHSEED` of its own, beside one process, in double and in single precision. Losses,
-gradients, parameters and buffers are compared. `--library` takes the models of other libraries in place of our own.
+four gloo processes, each with a `PYTHONHASHSEED` of its own, beside one process, in double and in single precision.
+Losses, gradients, parameters and buffers are compared. `--library` takes the models of other libraries in place of our own.
 
 A line for each: `exact`; `exact, more sent` where only `strict=False`
 takes it, with what `strict` said; `refused`, `crashed`, `hung` or `WRONG`, with why.

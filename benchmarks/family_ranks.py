@@ -63,8 +63,9 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
     known = {name for name, _ in [*reference.named_parameters(), *reference.named_buffers()]}
     optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in (model, reference)]
     found = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0, "buffers": 0.0}
+    another, _ = made(name, dtype)
     with SinglePrecision() as single:
-        made(name, dtype)[0](*batch)
+        another(*batch)
     for _ in range(2):
         losses = [each(*batch) for each in (model, reference)]
         for optimizer, loss in zip(optimizers, losses, strict=True):

@@ -343,6 +343,7 @@ CASES: dict[str, Case] = {
         lambda x: functional.cross_entropy(x, torch.tensor([3, 0, 15, 9]), label_smoothing=0.1, reduction="sum"),
         [(4, 16)],
     ),
+    "cross_entropy of few": (lambda x: functional.cross_entropy(x, torch.tensor([3, 0, 15, -100])), [(4, 16)]),
     "mse_loss": (functional.mse_loss, [(4, 8), (4, 8)]),
     "smooth_l1_loss": (lambda x, y: functional.smooth_l1_loss(x, y, reduction="sum", beta=0.5), [(4, 8), (4, 8)]),
     "a view changed in place": (lambda x, y: changed_view(x * 1, y), [(4, 16), (4, 4)]),
@@ -408,16 +409,22 @@ def _applied(tiny: Tiny, plan: Plan) -> Any:
 
 
 def _layouts(mesh: Any, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Layout, ...]]:
-    """All whole; and the first operand, then the second, sharded in every way that is legal, the others whole."""
+    """All whole; and the first operand, then the second, sharded in every way that is legal, the others whole: by both
+    axes in whole dims, by one in two segments of a dim, each on its own."""
     whole = Layout.replicated(len(mesh))
     found = [(whole,) * len(shapes)]
     for place, shape in enumerate(shapes[:2]):
         choices = [R, *(S(dim) for dim in range(len(shape)))]
-        for pair in itertools.product(choices, repeat=len(mesh)):
+        several = [S(dim, _segments(size)) for dim, size in enumerate(shape) if size % 4 == 0]
+        for pair in (*itertools.product(choices, repeat=len(mesh)), *((R, each) for each in several)):
             layout = Layout.of(*pair)
             if layout != whole and is_legal(layout, mesh, shape):
                 found.append((whole,) * place + (layout,) + (whole,) * (len(shapes) - place - 1))
     return found
+
+
+def _segments(size: int) -> tuple[int, int]:
+    return (size // 2, size // 2) if size == 4 else (size // 4, size - size // 4)
 
 
 def _problem(engine: Any, function: Any, plain: list[Tensor], layouts: tuple[Layout, ...]) -> str:

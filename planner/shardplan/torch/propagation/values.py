@@ -72,7 +72,8 @@ class Call:
     """An operation over factors, in the language of `shardplan.rules`.
 
     `dims`, `results`: factors of every dim of operands and results; `keys`: what the results are. A factor in `whole`
-    may not be split; one that is in no result is summed, unless in `whole`. `linear`: sets of operands in which the
+    may not be split; one that is in no result is summed, unless in `whole`. Of a factor in `ordered` a process must
+    have indices that follow one another: segments are not split on their own. `linear`: sets of operands in which the
     operation is linear, taken jointly. `pieces`: (factor, sizes by result or operand): a dim that is cut into, or
     joined from, pieces; every piece must then be split on its own. `guide`: the plan's layout of the first result; it
     says how factors are split that no operand has. `run`: the operation on local tensors.
@@ -93,6 +94,7 @@ class Call:
     reduction: str = "sum"
     chains: bool = True
     ready: bool = False
+    ordered: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
