@@ -37,7 +37,7 @@ MODES = ("training", "inference")
 OPTIMIZERS = ("adam-mixed", "adam-fp32", "sgd", "none")
 EFFORTS = ("quick", "thorough", "exhaustive")
 REMATS = ("none", "selective", "full", "auto")
-TARGETS = ("", "tp-plan", "tp-plan-portable", "deepspeed", "torchtitan", "jax", "shardy")
+TARGETS = ("", "tp-plan", "tp-plan-portable", "deepspeed", "torchtitan", "fsdp2", "jax", "shardy")
 """Formats of `shardplan export`; the empty word: none."""
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardplan.errors import Diagnostic, warning
-from shardplan.export.specs import cannot_say
+from shardplan.export.specs import cannot_say, solve_for
 from shardplan.export.titan_axes import titan_axes
 from shardplan.export.titan_text import Sides, module_text
 from shardplan.export.types import Exported
@@ -29,7 +29,7 @@ def export_titan(plan: Plan) -> Exported:
     walk = _Boundaries(plan)
     configs = {name: walk.sides(name) for name in walk.modules}
     reasons = [*walk.axes.disordered(), *walk.unsaid(), *walk.refused]
-    refused = cannot_say("a ShardingConfig", "what this plan does", dict.fromkeys(reasons))
+    refused = cannot_say("a ShardingConfig", "what this plan does", dict.fromkeys(reasons), solve_for("torchtitan"))
     refused += _warnings(walk, configs)
     return Exported(module_text(plan, walk.axes, _folded(configs), sharded_weights=walk.sharded), tuple(refused))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
-from shardplan.errors import Diagnostic, LimitError, ShardplanError, warning
+from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, warning
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
@@ -150,7 +150,14 @@ class Planner:
 
     def refusal(self, none: Answer) -> BaseException:
         """What to raise for an answer without an assignment."""
-        return refusal(self._graphs, none, reasons=self._reasons)
+        found = refusal(self._graphs, none, reasons=self._reasons)
+        target = self.instance.options.target
+        if target and isinstance(found, InfeasibleError):
+            first, *others = found.diagnostics
+            said = first.summary.replace("no plan", f"no plan that {target} can say", 1)
+            hint = f"leave out --for {target}; or {first.hint}" if first.hint else f"leave out --for {target}"
+            return InfeasibleError(replace(first, summary=said, hint=hint), *others)
+        return found
 
     def _found(self, search: Search, restriction: Restrict | None) -> Found:
         """The best plan, before its file is made. Raises `NoPlanError`, and `LimitError` on a mesh of too many axes."""

@@ -80,7 +80,8 @@ class Boundaries:
         return (R, S(0)) if role == "dp" else (R,)
 
     def _cut(self, inputs: Sequence[str], dim: int) -> list[str]:
-        """The inputs that have dims of that number which all axes of the role divide: of those, what modules read."""
+        """The inputs that have dims of that number which all axes of the role divide: of those, what
+        modules read."""
         role = "dp" if dim == 0 else "cp"
         ways = int(np.prod([self.built.cluster.mesh.shape[axis] for axis in self.axes if self.roles[axis] == role]))
         shapes = {name: self.built.kept[name].kind.shape for name in inputs}
@@ -89,7 +90,18 @@ class Boundaries:
             for name, shape in shapes.items()
             if len(shape) > dim and shape[dim] % ways == 0 and self.built.kept[name].code(S(dim)) is not None
         ]
-        return [name for name in cut if any(index in self.modules for index, _ in self._readers.get(name, ()))] or cut
+        return [name for name in cut if self._enters(name)] or cut
+
+    def _enters(self, name: str) -> bool:
+        """Whether an input gets to a module with parameters through operators that read nothing else."""
+        for index, _ in self._readers.get(name, ()):
+            operator = self.built.model.operators[index]
+            alone = sum(each in self.built.kept for each in operator.inputs) == 1
+            if index in self.modules and not alone:
+                return True
+            if alone and any(self._enters(made) for made in operator.outputs if made):
+                return True
+        return False
 
     def _strategies(self, index: int, weights: tuple[int, ...]) -> Mask:
         space = self.built.operators[index].strategies

@@ -19,7 +19,7 @@ _SYNCHRONISED = frozenset({"BatchNormalization"})
 
 
 def nodes(on: AxisMasks, *, shards: bool) -> Iterator[tuple[Node, Mask]]:
-    """What operators split and tensors are kept as. `shards`: weights may be kept in pieces."""
+    """What operators split and tensors are kept as. `shards`: weights are kept in pieces where these come out even."""
     built, facts = on.built, on.facts
     for index, operator in enumerate(built.model.operators):
         weights = tuple(at for at, name in enumerate(operator.inputs) if name in facts.views)
@@ -34,8 +34,21 @@ def nodes(on: AxisMasks, *, shards: bool) -> Iterator[tuple[Node, Mask]]:
     for name, space in built.kept.items():
         if name in facts.views and not shards:
             yield ("kept", name), on.layouts(space, lambda p: not p.is_shard, "whole")
+        elif name in facts.views:
+            yield ("kept", name), _in_pieces(on, name)
         elif name in built.model.inputs:
             yield ("kept", name), on.layouts(space, lambda p: p in (R, S(0)), "batch")
+
+
+def _in_pieces(on: AxisMasks, name: str) -> Mask:
+    """A weight in pieces: along dim 0 of the checkpoint's where that is divided, or whole; views of one as they are."""
+    space, view = on.built.kept[name], on.facts.views[name]
+    weights = {parameter.tensor for parameter in on.built.model.parameters}
+    if name not in weights or view.dims is None or 0 not in view.dims:
+        return on.layouts(space, lambda p: not p.is_shard, "whole")
+    first = S(view.dims.index(0))
+    cut = on.layouts(space, lambda p: p == first, "first", first)
+    return cut if cut.any() else on.layouts(space, lambda p: not p.is_shard, "whole")
 
 
 def _splits_batch(view: AxisView, weights: tuple[int, ...], single: tuple[bool, ...], *, inside: bool) -> bool:

@@ -82,6 +82,7 @@ RUNTIMES: Final[Mapping[str, Runtime]] = {
         ("data", "tensor"), MODULE_ROLES, modules=Modules(tables=False, widths=False, split_input=False, fused=True)
     ),
     "torchtitan": Runtime(("dp", "cp", "tp"), ordered=True),
+    "fsdp2": Runtime(("data", "shards", "tensor"), MODULE_ROLES, ordered=True, modules=Modules()),
     "jax": Runtime(("any",)),
     "shardy": Runtime(("any",)),
 }
