@@ -101,6 +101,13 @@ TARGETS: tuple[Target, ...] = (
         writes="text",
     ),
     Target(
+        "fsdp2",
+        "a Python module of torch's own fully_shard and parallelize_module",
+        "shardplan.export.fsdp2:export_fsdp2",
+        needs_model=False,
+        writes="text",
+    ),
+    Target(
         "torchtitan",
         "what enters and leaves every module, as torchtitan's ShardingConfig",
         "shardplan.export.titan:export_titan",

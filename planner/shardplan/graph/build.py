@@ -41,6 +41,8 @@ from shardplan.units import PS_PER_S
 
 Node = tuple[str, str]
 """("operator", name), ("kept", tensor), ("served", tensor) or ("updated", weight)."""
+Join = tuple[Node, Node, int]
+"""An edge: from where, to where, and its number among those between the two, which are in the order of operands."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,22 @@ class CostGraph:
     def edge_data(self) -> tuple[dict[str, Any], ...]:
         """Attributes of the edges in graph order; `source` and `target` are its nodes."""
         return tuple(data for _, _, data in self.graph.edges(data=True))
+
+    @cached_property
+    def number(self) -> Mapping[str, int]:
+        """Operators by name."""
+        return {operator.name: index for index, operator in enumerate(self.model.operators)}
+
+    @cached_property
+    def joins(self) -> tuple[Join, ...]:
+        """The edges in graph order."""
+        numbers: dict[tuple[Node, Node], int] = {}
+        found: list[Join] = []
+        for data in self.edge_data:
+            ends = data["source"], data["target"]
+            numbers[ends] = numbers.get(ends, -1) + 1
+            found.append((*ends, numbers[ends]))
+        return tuple(found)
 
     @cached_property
     def all_work(self) -> tuple[tuple[Table, ...], tuple[Table, ...]]:

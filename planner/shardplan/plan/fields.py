@@ -90,6 +90,8 @@ MODEL = Record("model", (
           default=0, diff="kv cache tokens"),
     Field("cost_model", Text(), "Whose prices decided; absent means shardplan's own.", default="shardplan",
           diff="cost model"),
+    Field("target", Text(), "The runtime whose format was to say the plan; absent where any plan would do.", default="",
+          diff="target"),
     Field("constraints", TEXTS, "What was fixed by hand, as it was written; absent where nothing was.", default=None),
     Field("mesh_axis_names", TEXTS, "The names that the constraints give to the mesh axes, where they are others.",
           default=None),

@@ -31,7 +31,7 @@ FORMAT_VERSION = "1.0"
 _HOUR_US = 3.6e9
 _MOST_AXES = 2
 """Of the logical meshes that `auto` tries at each point."""
-_LATER = ("shard_optimizer", "kv_cache_tokens", "schedule", "time_limit", "gap", "seed", "presolve", "strict")
+_LATER = ("target", "shard_optimizer", "kv_cache_tokens", "schedule", "time_limit", "gap", "seed", "presolve", "strict")
 
 
 @dataclass(frozen=True, slots=True)

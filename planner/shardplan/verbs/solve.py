@@ -212,15 +212,31 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
                 replaced=replaced if written else "",
             )
         )
+    limits = _limits(session, order, plan)
     write_report(session, order.html, lambda: _report(order, answer))
     code = _judge(session, plan, order.instance.options.gap, require_optimal=require_optimal)
     study = _study(session, order, answer) if order.draws else {}
     study = {**_advice(session, order, answer), **study}
     if session.as_json:
         meshes = {"meshes": meshes_record(answer.trials)} if answer.trials else {}
-        document = {"plan": order.output, "summary": summary_record(plan.summary), **meshes, **study}
+        document = {"plan": order.output, "summary": summary_record(plan.summary), **meshes, **limits, **study}
         session.write_document(document)
     return code
+
+
+def _limits(session: Session, order: _Order, plan: Plan) -> Mapping[str, Any]:
+    """What the runtime that the plan is for costs, said and for a document; nothing where any plan would do."""
+    from shardplan.render.solve import describe_limits
+    from shardplan.study.said import limits_of
+
+    if not order.instance.options.target:
+        return {}
+    found = limits_of(_by_now(order.instance, session), plan)
+    if found is None:
+        return {}
+    if not order.is_piped:
+        session.tell(lambda console: describe_limits(console, found))
+    return {"limits": found.record()}
 
 
 def _replaced(path: str, plan: Plan) -> str:
