@@ -19,6 +19,8 @@ _EXPECTED = "a mesh is sizes such as 4x4, outermost first, or names such as mach
 
 _MOST_DEVICES = 1 << 24
 
+_DECIDE_NOTHING = ("name", "provenance", "training")
+
 Placed = list[tuple[int, int]]
 """(level, size) of every mesh axis, outermost first."""
 
@@ -76,8 +78,8 @@ def merged(cluster: Cluster) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
 
 def cluster_digest(cluster: Cluster) -> str:
     """`sha256:` and 64 hex digits of all that decides a cost: device, levels, mesh, overlap, buckets, curves; not the
-    name and not the provenance."""
-    decisive = {key: value for key, value in cluster.resolved.items() if key not in ("name", "provenance")}
+    name, not the provenance, and not what trainers add, on which no plan depends."""
+    decisive = {key: value for key, value in cluster.resolved.items() if key not in _DECIDE_NOTHING}
     text = json.dumps(decisive, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
