@@ -1,8 +1,8 @@
 """What would make the step of a plan shorter than any layout does: a size rounded up, or fewer devices.
 
 Nothing is guessed. What looks promising is solved at the multipliers of the plan, which takes a small part of what the
-plan took; where that is shorter than the plan's model is so, it is searched for as any plan is, and said where the
-step that comes out is shorter by more than `LEAST`.
+plan took, and so is what was asked for; where the former is shorter, it is searched for as any plan is, and said where
+the step that comes out is shorter than that of the plan by more than `LEAST`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from shardplan.units import NS_PER_S
 LEAST: Final = 0.02
 """Share of the step that advice must save, and share that must be saved where it is solved roughly."""
 MOST_TRIED: Final = 3
-"""Sizes, and meshes, that are solved at the plan's multipliers: each takes about a twentieth of what the plan took."""
+"""Sizes, and meshes, that are solved at given multipliers: each takes about a twentieth of what the plan took."""
 STILL_SENT: Final = 0.75
 """Share of the communication waited for that is expected on half the devices of an axis; where the axis is gone, none
-is: fewer devices are tried where that and all the computing take less time than the step."""
+is."""
+HOPE: Final = 0.9
+"""Fewer devices are tried where that and all the computing take less than this share of the step."""
 WORK: Final = 2e3
 """Work, in the units of `shardplan.solve.constants`, that the search of the most promising size may take, and that of
 the most promising mesh: a tenth of what the search of the plan may."""
@@ -93,8 +95,8 @@ class _Asked:
         tried: list[tuple[bool, float, int, Rounding, Model]] = []
         for number, one in enumerate(found[:MOST_TRIED]):
             model = grown(self.model, rules, classes, one.root, one.new)
-            step_s = math.inf if model is None else self._roughly_s(model, self.cluster)
-            if model is not None and math.isfinite(step_s) and self._is_promising(step_s):
+            step_s = math.inf if model is None else self._promised_s(model, self.cluster)
+            if model is not None and math.isfinite(step_s):
                 tried.append((not one.is_usual, step_s, number, one, model))
         best = min(tried, default=None, key=lambda one: one[:3])
         if best is not None:
@@ -105,11 +107,9 @@ class _Asked:
         meshes = [one for one in _coarser(self.cluster) if self._may_be_faster(one)]
         tried = []
         for number, one in enumerate(meshes[:MOST_TRIED]):
-            for usual in (False, True):
-                step_s = self._roughly_s(self.model, one, usual=usual)
-                if self._is_promising(step_s, usual=usual):
-                    tried.append((step_s, number, one))
-                    break
+            step_s = self._promised_s(self.model, one)
+            if math.isfinite(step_s):
+                tried.append((step_s, number, one))
         best = min(tried, default=None, key=lambda one: one[:2])
         if best is not None:
             yield from self._said(self.model, best[2], None)
@@ -120,7 +120,7 @@ class _Asked:
         axes = zip(cluster.mesh.axes, self.cluster.mesh.axes, strict=True)
         is_gone = any(axis.size == 1 < before.size for axis, before in axes)
         sent_ns = 0.0 if is_gone else STILL_SENT * summary.communication_ns
-        return self._computes_ns(cluster.mesh.size) + sent_ns < (1 - LEAST) * summary.step_ns
+        return self._computes_ns(cluster.mesh.size) + sent_ns < HOPE * summary.step_ns
 
     def _computes_ns(self, devices: int) -> float:
         """About the time in which so many devices compute what those of the plan do: starting kernels takes as long on
@@ -131,8 +131,13 @@ class _Asked:
         work = sum(max(0.0, one.compute_ns - starts_ns) * computing(one, self.plan.mesh) for one in self.plan.operators)
         return fixed + work / devices
 
-    def _is_promising(self, step_s: float, *, usual: bool = False) -> bool:
-        return step_s < (1 - LEAST) * (self._usually_s if usual else self._plainly_s)
+    def _promised_s(self, model: Model, cluster: Cluster) -> float:
+        """The step that a plan was roughly solved for, where what was asked for takes longer so; else infinite."""
+        step_s = self._roughly_s(model, cluster)
+        if step_s < (1 - LEAST) * self._plainly_s:
+            return step_s
+        step_s = self._roughly_s(model, cluster, usual=True)
+        return step_s if step_s < (1 - LEAST) * self._usually_s else math.inf
 
     @cached_property
     def _plainly_s(self) -> float:
