@@ -45,7 +45,7 @@ class Denoised(nn.Module):
 def _still(model: nn.Module) -> nn.Module:
     """Without dropout, whose numbers no two runs share."""
     for module in model.modules():
-        for name in ("p", "drop_prob", "stochastic_depth_prob"):
+        for name in ("p", "drop_prob", "drop_rate", "dropout_prob", "stochastic_depth_prob"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
     return model

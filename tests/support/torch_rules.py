@@ -344,6 +344,7 @@ CASES: dict[str, Case] = {
         [(4, 16)],
     ),
     "cross_entropy of few": (lambda x: functional.cross_entropy(x, torch.tensor([3, 0, 15, -100])), [(4, 16)]),
+    "casts like another": (lambda x, y: x.type_as(y) * 2 + x.to(y).exp() * y.sum(), [(4, 8), (2, 4)]),
     "mse_loss": (functional.mse_loss, [(4, 8), (4, 8)]),
     "smooth_l1_loss": (lambda x, y: functional.smooth_l1_loss(x, y, reduction="sum", beta=0.5), [(4, 8), (4, 8)]),
     "a view changed in place": (lambda x, y: changed_view(x * 1, y), [(4, 16), (4, 4)]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +95,15 @@ class Call:
     chains: bool = True
     ready: bool = False
     ordered: frozenset[str] = frozenset()
+
+    @property
+    def question(self) -> Hashable:
+        """All that its split follows from: calls with equal ones are split alike."""
+        return (
+            tuple((value.layout, tuple(value.shape), value.grad) for value in self.operands), tuple(self.dims),
+            tuple(self.results), tuple(map(tuple, self.shapes)), tuple(self.sizes.items()), self.whole, self.linear,
+            self.pieces, self.guide, self.integer, self.reduction, self.ordered,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
