@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 @option("--microbatches", metavar="N,…", default="1", show_default=True, help="Equal parts in which the batch runs.")
 @option("--remat", "remats", metavar="WORD,…", default="none", show_default=True, help="none, selective, full, auto.")
 @option("--stages", metavar="auto|N,…", help="Pipelines too, of so many stages; 1 is none.")
-@request_options("schedule", "mode", "target", "dims", "trips", "optimizer", "shard_optimizer", "kv_cache_tokens", "memory_limit")
+@request_options(
+    "schedule", "mode", "target", "dims", "trips", "optimizer", "shard_optimizer", "kv_cache_tokens", "memory_limit"
+)
 @request_options(*FIXED, *SEARCH, "strict")
 @option(
     "--engine",
