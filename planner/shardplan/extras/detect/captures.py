@@ -102,11 +102,8 @@ def _query(text: str) -> Machine | None:
         return None
     memory = {int(cell.split()[0]) for row in sized for cell in row if re.fullmatch(r"\d{4,} MiB", cell)}
     head = next((row for row in rows if "name" in row), None)
-    place = (
-        head.index("name")
-        if head
-        else next((i for i, cell in enumerate(sized[0]) if re.search("[A-Za-z]{2}", cell) and "MiB" not in cell), 0)
-    )
+    words = [at for at, cell in enumerate(sized[0]) if re.search("[A-Za-z]{2}", cell) and "MiB" not in cell]
+    place = head.index("name") if head else next(iter(words), 0)
     kinds = {row[place] for row in sized if len(row) > place and "MiB" not in row[place]}
     if len(kinds) > 1 or not memory:
         summary = f"GPUs of several kinds, {', '.join(sorted(kinds))}: a profile has one"
