@@ -37,7 +37,18 @@ MODES = ("training", "inference")
 OPTIMIZERS = ("adam-mixed", "adam-fp32", "sgd", "none")
 EFFORTS = ("quick", "thorough", "exhaustive")
 REMATS = ("none", "selective", "full", "auto")
-TARGETS = ("", "tp-plan", "tp-plan-portable", "deepspeed", "torchtitan", "fsdp2", "jax", "shardy")
+TARGETS = (
+    "",
+    "tp-plan",
+    "tp-plan-portable",
+    "deepspeed",
+    "torchtitan",
+    "fsdp2",
+    "megatron",
+    "maxtext",
+    "jax",
+    "shardy",
+)
 """Formats of `shardplan export`; the empty word: none."""
 
 

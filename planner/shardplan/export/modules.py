@@ -47,8 +47,8 @@ class ModuleStyle:
 @dataclass
 class OneAxis:
     """What `axis` (None where no axis splits a module) does. `modules`: by name, whole ones included. `refused`: what
-    else the plan does, one line each, with the tensor's name. `other_axes`: axes that only split the batch; `in_pieces`: those on which
-    weights are kept in pieces beside."""
+    else the plan does, one line each, with the tensor's name. `other_axes`: axes that only split the batch;
+    `in_pieces`: those on which weights are kept in pieces beside."""
 
     axis: int | None
     modules: dict[str, ModuleStyle] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class OneAxis:
 
 
 def one_axis(plan: Plan, *, gathers: bool = False) -> OneAxis:
-    """Find the axis of tensor parallelism and what every module does on it. `gathers`: on other axes weights may be kept
-    in pieces and gathered for use (FSDP)."""
+    """Find the axis of tensor parallelism and what every module does on it. `gathers`: on other axes weights may be
+    kept in pieces and gathered for use (FSDP)."""
     in_pieces = tuple(axis for axis in _sharding_axes(plan) if gathers and _is_gathered(plan, axis))
     sharding = [axis for axis in _sharding_axes(plan) if axis not in in_pieces]
     found = OneAxis(sharding[0] if sharding else None)

@@ -108,6 +108,20 @@ TARGETS: tuple[Target, ...] = (
         writes="text",
     ),
     Target(
+        "megatron",
+        "arguments of Megatron-LM: degrees of parallelism",
+        "shardplan.export.trainers:export_megatron",
+        needs_model=True,
+        writes="text",
+    ),
+    Target(
+        "maxtext",
+        "the ici and dcn parallelism of a MaxText configuration",
+        "shardplan.export.trainers:export_maxtext",
+        needs_model=True,
+        writes="text",
+    ),
+    Target(
         "torchtitan",
         "what enters and leaves every module, as torchtitan's ShardingConfig",
         "shardplan.export.titan:export_titan",

@@ -27,7 +27,7 @@ from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, rea
 from shardplan.planning.judge import Known
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes import RUNTIMES
-from shardplan.planning.runtimes.search import best_said
+from shardplan.planning.said import best_said
 from shardplan.planning.standing import OnProgress, Watch
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 

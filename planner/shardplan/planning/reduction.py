@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,9 @@ from shardplan.solve.problem import Costs, Edge
 
 Data = TypeVar("Data")
 Mask = NDArray[np.bool_]
-Allowed = Mapping[Node | Join, Mask]
-"""For some nodes and edges of a cost graph, which of their choices, or pairs of choices, are allowed; the others are
-free."""
+Allowed = Mapping[Any, Mask]
+"""For some nodes (`Node`) and edges (`Join`) of a cost graph, which of their choices, or pairs of choices, are allowed;
+the others are free."""
 Restrict = Callable[[CostGraph], Allowed]
 """What is to be allowed in a cost graph."""
 

@@ -53,8 +53,9 @@ def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str,
 @_list_option("--microbatches", metavar="N,…", default=("1",), help="Equal parts in which the batch runs.")
 @_list_option("--remat", "remats", metavar="WORD,…", default=("none",), help="none, selective, full, auto.")
 @_list_option("--stages", metavar="auto|N,…", default=(), help="Pipelines too, of so many stages; 1 is none.")
-@request_options("schedule", "mode", "target", "dims", "trips", "optimizer", "shard_optimizer")
-@request_options("kv_cache_tokens", "memory_limit")
+@request_options(
+    "schedule", "mode", "target", "dims", "trips", "optimizer", "shard_optimizer", "kv_cache_tokens", "memory_limit"
+)
 @request_options(*FIXED, *SEARCH, "strict")
 @option(
     "--engine",

@@ -20,7 +20,7 @@ whether its data arrives in slices."""
 
 
 def differing(built: CostGraph, choice: Mapping[Node, int], axes: Sequence[int]) -> dict[str, Counter[Way]]:
-    """Patterns of modules whose copies in different layers do not work alike on `axes`, each with what its copies do."""
+    """Patterns of modules whose copies in the layers do not work alike on `axes`, each with what its copies do."""
     facts = facts_of(built)
     ways: dict[str, Counter[Way]] = {}
     for index, module in facts.modules.items():
@@ -43,7 +43,7 @@ class Alike:
             if pattern in self.ways:
                 for node, mask in _masks(built, facts, index, self.ways[pattern], self.axes):
                     found[node] = found[node] & mask if node in found else mask
-        return found  # type: ignore[return-value]
+        return found
 
 
 def _way(built: CostGraph, facts: Facts, index: int, choice: Mapping[Node, int], axes: Sequence[int]) -> Way:

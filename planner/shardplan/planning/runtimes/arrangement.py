@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -15,13 +16,14 @@ from shardplan.planning.runtimes.boundaries import Boundaries
 from shardplan.planning.runtimes.facts import facts_of
 from shardplan.planning.runtimes.table import Roles, Runtime
 from shardplan.planning.runtimes.tensor_axis import TensorAxis
+from shardplan.planning.runtimes.trainer import trainer_limits
 
 Pairing = Callable[[Join, int], Mask | None]
 
 
 @dataclass
 class Arrangement:
-    """A restriction: what `runtime` says where the axes of the mesh have these `roles`. Made once for each cost graph."""
+    """A restriction: what `runtime` says where the axes of the mesh have these `roles`; made once per cost graph."""
 
     runtime: Runtime
     roles: Roles
@@ -33,6 +35,8 @@ class Arrangement:
         return self._known[id(built)][1]
 
     def _allowed(self, built: CostGraph) -> Allowed:
+        if self.runtime.is_trainer:
+            return trainer_limits(self.roles, built)
         real = [axis for axis, size in enumerate(built.cluster.mesh.shape) if size > 1]
         found: dict[Node | Join, Mask] = {}
         pairings: list[Pairing] = []
@@ -43,9 +47,9 @@ class Arrangement:
             pairings += [pairing] if pairing else []
         for join, position in moved_positions(built) if pairings else ():
             for pairing in pairings:
-                mask = pairing(join, position)
-                if mask is not None:
-                    found[join] = together(found.get(join), mask)
+                limits = pairing(join, position)
+                if limits is not None:
+                    found[join] = together(found.get(join), limits)
         return found
 
     def _parts(self, built: CostGraph, real: list[int]) -> Iterator[tuple[Iterator[tuple[Node, Mask]], Pairing | None]]:
@@ -62,7 +66,7 @@ class Arrangement:
         for axis, on in axes.items():
             role = self.roles[axis]
             if role in ("data", "shards"):
-                yield data_axis.nodes(on, shards=role == "shards"), lambda join, at, on=on: data_axis.pair(on, join, at)
+                yield data_axis.nodes(on, shards=role == "shards"), partial(data_axis.pair, on)
             else:
                 assert self.runtime.modules is not None
                 tensor = TensorAxis(on, self.runtime.modules)
@@ -91,4 +95,4 @@ def _unsegmented(built: CostGraph) -> Iterator[tuple[Node, Mask]]:
         for name, space in built.places[kind].items():
             if name in names:
                 segmented = np.array([*(bool(s.segments) for s in space.kind.shards), False, False, False])
-                yield (kind, name), ~segmented[space.codes].any(axis=1)
+                yield (kind, name), np.asarray(~segmented[space.codes].any(axis=1))

@@ -95,8 +95,9 @@ class AxisMasks:
     def pairs(self, join: Join, position: int, rule: PairRule, *key: object) -> Mask:
         """Pairs of choices at the ends of an edge between which a value may go; `position`: of the operand or result,
         where one end is an operator."""
-        (from_space, from_codes), (to_space, to_codes) = self._side(join[0], position, "results"), self._side(
-            join[1], position, "operands"
+        (from_space, from_codes), (to_space, to_codes) = (
+            self._side(join[0], position, "results"),
+            self._side(join[1], position, "operands"),
         )
 
         def make() -> Mask:
@@ -136,7 +137,7 @@ def moved_positions(built: CostGraph) -> list[tuple[Join, int]]:
     found = []
     for join in built.joins:
         (kind, name), (other, reader), number = join
-        if kind == "operator" and other == "operator" or other == "updated":
+        if (kind == "operator" and other == "operator") or other == "updated":
             continue
         position = -1
         if kind == "operator":

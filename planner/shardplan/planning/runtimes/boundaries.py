@@ -69,7 +69,7 @@ class Boundaries:
                 if kind == "kept" and name in inputs:
                     for axis, on in self.axes.items():
                         places = self._places(name, self.roles[axis], wanted)
-                        mask = mask & on.layouts(space, lambda p, places=places: p in places, "input", places)
+                        mask = mask & on.layouts(space, places.__contains__, "input", places)
                 yield (kind, name), mask
 
     @staticmethod
@@ -148,7 +148,7 @@ class Boundaries:
 
     # ---- edges ------------------------------------------------------------------------------------------------------
 
-    def pair(self, join: Join, position: int) -> Mask | None:
+    def pair(self, join: Join, position: int) -> Mask | None:  # noqa: PLR0911 - a table of cases
         """What may go along an edge; None: anything."""
         (kind, name), (other, reader), _ = join
         model, number = self.built.model, self.built.number
@@ -254,7 +254,6 @@ class Boundaries:
         bias = reader.op_type == "Add" and len(other) == 1 and other[0] in self._weights
         return bias and self.modules.get(readers[0][0]) == self.modules[maker]
 
-
     def _once(self, key: tuple[object, ...], make: Callable[[], Mask]) -> Mask:
         if key not in self._known:
             self._known[key] = make()
@@ -265,12 +264,12 @@ def _names(model: Model) -> dict[str, tuple[str, ...]]:
     return {parameter.tensor: (parameter.name, *parameter.aliases) for parameter in model.parameters}
 
 
-def _gathered(source: Placement, target: Placement) -> bool:
+def _gathered(_: Placement, target: Placement) -> bool:
     return target in (R, RP)
 
 
 def _sliced(source: Placement, target: Placement) -> bool:
-    return source == target or source == R
+    return source in (target, R)
 
 
 def _own_part(source: Placement, target: Placement) -> bool:

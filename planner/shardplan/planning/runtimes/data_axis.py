@@ -1,9 +1,9 @@
 """An axis of data parallelism: programs that are run on a part of the batch each, and add up gradients.
 
-Inputs are split along dim 0, weights are read whole, and every value is whole or has the batch of its device. Nothing is
-sent in the forward pass but weights that are kept in pieces (`shards`), and the statistics of batch normalisations. What
-is made of inputs alone (a mask), or of weights alone, is made for the part of the batch that the device has. Single
-numbers (a loss) are added up.
+Inputs are split along dim 0, weights are read whole, and every value is whole or has the batch of its device. Nothing
+is sent in the forward pass but weights that are kept in pieces (`shards`), and the statistics of batch normalisations.
+What is made of inputs alone (a mask), or of weights alone, is made for the part of the batch that the device has.
+Single numbers (a loss) are added up.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def owner_of(parameter: str) -> str:
 
 
 def wildcard(name: str) -> str:
-    """`model.layers.0.q_proj` -> `model.layers.*.q_proj`: the pattern by which a rule is for the module of all layers."""
+    """`model.layers.0.q_proj` -> `model.layers.*.q_proj`: the pattern of a rule for the module of all layers."""
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$", "*", name)
 
 
@@ -92,10 +92,10 @@ def _seen(operator: Operator, view: WeightView) -> WeightView:
     """A weight through one more operator."""
     if operator.op_type in _DIMS_KEPT:
         return view
-    perm = operator.attributes.get("perm")
     if operator.op_type == "Transpose" and view.dims is not None:
-        order = tuple(perm) if isinstance(perm, list | tuple) else tuple(reversed(range(len(view.dims))))
-        return WeightView(view.parameter, view.rank, tuple(view.dims[int(dim)] for dim in order))
+        perm = operator.attributes.get("perm")
+        order = [int(str(dim)) for dim in perm] if isinstance(perm, list | tuple) else range(len(view.dims))[::-1]
+        return WeightView(view.parameter, view.rank, tuple(view.dims[dim] for dim in order))
     return WeightView(view.parameter, view.rank, None)
 
 

@@ -50,13 +50,13 @@ class TensorAxis:
         for name, space in built.kept.items():
             if name in facts.views:
                 cut = name in read and (name in self._biases.values() or facts.views[name].rank > 1)
-                yield ("kept", name), on.layouts(space, lambda p, cut=cut: p == R or (cut and p.is_shard), "weight", cut)
+                yield ("kept", name), on.layouts(space, _whole_or_cut if cut else _whole, "weight", cut)
             elif name in ends:
                 yield ("kept", name), on.layouts(space, lambda p: p in (R, RP), "whole")
             else:
-                yield ("kept", name), on.layouts(space, lambda p: p == R or p.is_shard, "value")
+                yield ("kept", name), on.layouts(space, _whole_or_cut, "value")
 
-    def pair(self, join: Join, position: int) -> Mask:
+    def pair(self, join: Join, position: int) -> Mask:  # noqa: PLR0911 - a table of cases
         """What may go along an edge."""
         (kind, name), (other, reader), _ = join
         facts, number, on = self.on.facts, self.on.built.number, self.on
@@ -93,7 +93,7 @@ class TensorAxis:
         assert view.dims is not None
         dims, rank, can = view.dims, view.rank, self.can
 
-        def allows(choice: AxisView) -> bool:
+        def allows(choice: AxisView) -> bool:  # noqa: PLR0911 - a table of cases
             weight, made = choice.operands[at], choice.made
             if choice.is_idle:
                 return True
@@ -181,6 +181,14 @@ class TensorAxis:
                 if view.parameter.name.endswith(".bias") and (own == owner or own in modules):
                     found[index, at] = name
         return found
+
+
+def _whole(placement: Placement) -> bool:
+    return placement == R
+
+
+def _whole_or_cut(placement: Placement) -> bool:
+    return placement == R or placement.is_shard
 
 
 def _as_weight(choice: AxisView) -> bool:
