@@ -26,10 +26,13 @@ sys.path[:0] = [str(ROOT / "planner"), str(ROOT / "benchmarks")]
 import shardplan  # noqa: E402
 from shardplan.cluster.mesh import make_cluster  # noqa: E402
 from shardplan.cluster.profile import load_profile  # noqa: E402
-from shardplan.cluster.types import Cluster  # noqa: E402
+from shardplan.cluster.types import Cluster, Training  # noqa: E402
 from shardplan.errors import ShardplanError  # noqa: E402
 
 Columns = Mapping[str, str]
+DATA = ROOT.parent / "shared" / "measured"
+ROWS = 16
+"""Of every source, where nobody says how many: about a minute for each."""
 _APART = 0.05
 """Measured steps that differ by less say nothing about an order."""
 
@@ -58,6 +61,10 @@ class Compared:
 
     def off(self, side: str = "ours_s") -> float:
         return float(getattr(self, side)) / self.run.measured_s - 1
+
+    def __str__(self) -> str:
+        before, ours = (f"{getattr(self, side):9.3f} {self.off(side):+7.1%}" for side in ("before_s", "ours_s"))
+        return f"  {self.run.case:58} {self.run.measured_s:9.3f} {before} {ours}"
 
 
 def vtrain(source: str, remat: str) -> Callable[[Columns], TrainingRun]:
@@ -122,17 +129,13 @@ def runs_of(source: str, folder: Path, most: int = 0) -> list[TrainingRun]:
 def compared(run: TrainingRun) -> Compared:
     """Both predictions of a run. Raises `ShardplanError` for a configuration that cannot be priced."""
     whole = make_cluster(load_profile(run.profile))
-    seconds = [_step(run, cluster) for cluster in (_without_training(whole), whole)]
+    seconds = [_step(run, cluster) for cluster in (replace(whole, training=Training()), whole)]
     return Compared(run, *seconds)
 
 
 def _step(run: TrainingRun, cluster: Cluster) -> float:
     priced = shardplan.price(run.model, cluster=cluster, **run.asked)  # type: ignore[arg-type]
     return priced.plan.summary.step_ns / 1e9
-
-
-def _without_training(cluster: Cluster) -> Cluster:
-    return replace(cluster, resolved={key: value for key, value in cluster.resolved.items() if key != "training"})
 
 
 def in_order(rows: Sequence[Compared], side: str) -> tuple[int, int]:
@@ -183,31 +186,31 @@ def report(source: str, rows: Sequence[Compared]) -> None:
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "measured")
-    parser.add_argument("--only", choices=SOURCES, action="append")
-    parser.add_argument("--rows", type=int, default=30)
-    parser.add_argument("--each", action="store_true", help="a line for every run")
-    given = parser.parse_args()
-    for source in given.only or SOURCES:
+def show(folder: Path, sources: Sequence[str] = (), most: int = 0, *, each: bool = False) -> None:
+    """Every source that is in `folder`: a line for each run where `each`, and what they come to."""
+    for source in sources or SOURCES:
         begun, found = time.process_time(), list[Compared]()
-        for run in runs_of(source, given.data, given.rows):
+        for run in runs_of(source, folder, most):
             try:
                 found.append(compared(run))
             except ShardplanError as problem:
                 print(f"  {run.case}: {problem}")
                 continue
-            if given.each:
-                row = found[-1]
-                print(
-                    f"  {run.case:58} {run.measured_s:9.3f} {row.before_s:9.3f} {row.off('before_s'):+7.1%} "
-                    f"{row.ours_s:9.3f} {row.off():+7.1%}",
-                    flush=True,
-                )
+            if each:
+                print(found[-1], flush=True)
         if found:
             report(source, found)
             print(f"{'':18} {time.process_time() - begun:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the sources' files")
+    parser.add_argument("--only", choices=SOURCES, action="append")
+    parser.add_argument("--rows", type=int, default=ROWS, help="of every source at most so many; 0 for all")
+    parser.add_argument("--each", action="store_true", help="a line for every run")
+    given = parser.parse_args()
+    show(given.data, given.only or (), given.rows, each=given.each)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 import shardplan
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
-from shardplan.study.trained import as_run, as_trained, training_of
+from shardplan.study.trained import as_run, as_trained
 
 MODEL = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=128"
 
@@ -76,6 +76,7 @@ def test_the_loss_reads_the_logits_that_a_device_has():
 def test_no_plan_depends_on_what_trainers_add():
     plain, told = cluster_with(), cluster_with(host_us=80, kappa=3)
     assert cluster_digest(plain) == cluster_digest(told)
+    assert plain.resolved == {**told.resolved, "name": plain.name}
     plans = [shardplan.make_plan(MODEL, cluster=each, mesh="2x2") for each in (plain, told)]
     assert plans[0].summary == plans[1].summary
 
@@ -90,4 +91,4 @@ def test_efficiencies_are_those_of_trainers():
 
 def test_the_profiles_that_runs_were_fitted_on_say_so():
     for name in ("a100-dgx", "a100-p4d", "h100-dgx"):
-        assert training_of(make_cluster(load_profile(name))).kappa
+        assert make_cluster(load_profile(name)).training.kappa

@@ -19,8 +19,6 @@ _EXPECTED = "a mesh is sizes such as 4x4, outermost first, or names such as mach
 
 _MOST_DEVICES = 1 << 24
 
-_DECIDE_NOTHING = ("name", "provenance", "training")
-
 Placed = list[tuple[int, int]]
 """(level, size) of every mesh axis, outermost first."""
 
@@ -78,8 +76,8 @@ def merged(cluster: Cluster) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
 
 def cluster_digest(cluster: Cluster) -> str:
     """`sha256:` and 64 hex digits of all that decides a cost: device, levels, mesh, overlap, buckets, curves; not the
-    name, not the provenance, and not what trainers add, on which no plan depends."""
-    decisive = {key: value for key, value in cluster.resolved.items() if key not in _DECIDE_NOTHING}
+    name and not the provenance."""
+    decisive = {key: value for key, value in cluster.resolved.items() if key not in ("name", "provenance")}
     text = json.dumps(decisive, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
@@ -210,10 +208,15 @@ def _cluster(profile: Profile, placed: Placed) -> Cluster:
         axis_levels=tuple(depth for depth, _ in placed),
         overlap=profile.overlap,
         provenance=profile.provenance,
-        resolved={**profile.resolved, "mesh": {"axes": described}},
+        resolved={
+            key: {"axes": described} if key == "mesh" else value
+            for key, value in profile.resolved.items()
+            if key != "training"
+        },
         curves=profile.curves,
         warnings=(*profile.warnings, *_uneven(profile, placed)),
         coalesce=profile.coalesce,
+        training=profile.training,
     )
 
 

@@ -130,7 +130,8 @@ class Cluster:
 
     `resolved`: the profile as plain data with every default written out, in fixed key order; it goes into the plan and
     its digest identifies the cluster. `curves`: measured tables that beat the formula. `warnings`: what looks wrong
-    about the profile or the mesh, to be shown to the user.
+    about the profile or the mesh, to be shown to the user. `training`: what runs of trainers take besides; it is not
+    `resolved`, as no plan depends on it.
     """
 
     name: str
@@ -144,3 +145,4 @@ class Cluster:
     curves: tuple[Curve, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
     coalesce: Coalesce = field(default_factory=Coalesce)
+    training: Training = field(default_factory=Training)

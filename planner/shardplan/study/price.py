@@ -108,7 +108,7 @@ def price(parallelism: Parallelism, model: Model, cluster: Cluster, options: Pla
     """
     check_model(parallelism, model, options.microbatches)
     cluster = as_trained(cluster)
-    profile = profile_from_resolved(cluster.resolved)
+    profile = replace(profile_from_resolved(cluster.resolved), training=cluster.training)
     axes = axes_of(parallelism, profile)
     if len(axes) > MOST_WHOLE:
         told = " x ".join(f"{axis.kind} {axis.size} ({profile.levels[axis.level].name})" for axis in axes)
@@ -298,7 +298,7 @@ BATCH = "batch"
 def best_beside(priced: Priced, model: Model, cluster: Cluster, options: PlanOptions) -> Plan | None:
     """The best plan without a pipeline on as many devices, with an axis for each link and in as few microbatches as
     fit; None where none fits."""
-    profile = profile_from_resolved(as_trained(cluster).resolved)
+    profile = replace(profile_from_resolved(as_trained(cluster).resolved), training=cluster.training)
     simple = Parallelism(data=priced.parallelism.devices)
     whole = make_cluster(profile, mesh_text(axes_of(simple, profile), profile))
     halves = (options.microbatches >> place for place in range(options.microbatches.bit_length()))

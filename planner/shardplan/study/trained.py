@@ -17,7 +17,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import cluster_from_resolved
 from shardplan.cluster.types import Cluster, Training
 from shardplan.plan.phases import Phase
@@ -27,14 +26,9 @@ from shardplan.plan.types import Plan
 from shardplan.units import NS_PER_S
 
 
-def training_of(cluster: Cluster) -> Training:
-    """The constants of the profile that runs of trainers have."""
-    return profile_from_resolved(cluster.resolved).training
-
-
 def as_trained(cluster: Cluster) -> Cluster:
     """The cluster with the efficiencies that trainers reach on it: that itself where the profile says nothing."""
-    training = training_of(cluster)
+    training = cluster.training
     if training == Training():
         return cluster
     resolved: dict[str, Any] = dict(cluster.resolved)
@@ -44,7 +38,8 @@ def as_trained(cluster: Cluster) -> Cluster:
         gemm["attention"] = training.attention
     device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * training.memory)}
     overlap = dict(resolved["overlap"]) | ({} if training.kappa is None else {"kappa": training.kappa})
-    return cluster_from_resolved({**resolved, "device": device, "overlap": overlap})
+    told = cluster_from_resolved({**resolved, "device": device, "overlap": overlap})
+    return replace(told, training=training)
 
 
 def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool = True) -> Plan:
@@ -54,7 +49,7 @@ def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool
     `recomputed`: all of forward runs again in backward; `loss`: the model ends in this plan, which is that of all or of
     a stage of a pipeline.
     """
-    training = training_of(cluster)
+    training = cluster.training
     if training == Training() or "cost_model" in plan.model:
         return plan
     scheduled, summary = step_schedule(plan), plan.summary
