@@ -256,7 +256,7 @@ class Request:
             Number(0.0, 1.0),
             "--gap",
             metavar="SHARE",
-            say="Where memory binds, how far from the best possible is near enough.",
+            say="Where memory binds, the optimality gap at which the search ends.",
         ),
     )
     seed: int = field(

@@ -235,3 +235,11 @@ def test_nothing_fits(shardplan, mlp):
     assert run.code == 3
     assert "4 without a plan:" in run.out
     assert "  generic 2 microbatches=1 remat=none" in run.out
+
+
+def test_what_every_combination_refuses_is_no_question_of_memory(shardplan, mlp):
+    """The exit code of `solve` for the same pin."""
+    pin = ("--pin", "nothing=[gpu]")
+    run = shardplan(*SWEEP, *pin)
+    assert run.code == shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2", *pin).code == 2
+    assert "  generic 2 microbatches=1 remat=none and 3 more: no tensor matches 'nothing'\n" in run.out

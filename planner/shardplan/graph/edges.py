@@ -149,7 +149,7 @@ def _value(space: TensorSpace, moved: Seconds, forwards: int, resource: Resource
 
 
 def _gradient(space: TensorSpace, moved: Seconds, kept_codes: Index, read_codes: Index) -> Iterator[Part]:
-    """A gradient on its way back, shape (level sets, kept, read): in every microbatch, or once in the last."""
+    """The moves of a gradient, shape (level sets, kept, read): in every microbatch, or once in the last."""
     if not space.kind.has_gradient:
         return
     if not _is_weight(space):

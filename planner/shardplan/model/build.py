@@ -51,7 +51,7 @@ def _carry(node: Node) -> object:
 
 @dataclass(slots=True)
 class _Root:
-    """A weight on its way to a `Parameter`: initializer, graph value, and the dims order between the two."""
+    """A weight before it is a `Parameter`: initializer, graph value, and the order of dims between the two."""
 
     onnx: str
     tensor: str

@@ -203,7 +203,11 @@ def _asked(request: Request) -> dict[str, object]:
     by_hand = request.stages
     if isinstance(by_hand, ManualStages):
         later["stages"] = [
-            {"runs": list(one.runs), "mesh": one.mesh, "constraints": [str(wish) for wish in one.constraints]}
+            {
+                "runs": list(one.runs),
+                "mesh": one.mesh,
+                "constraints": [str(constraint) for constraint in one.constraints],
+            }
             for one in by_hand.stages
         ]
         later["pipeline_intermediate_axes"] = dict(by_hand.intermediate)

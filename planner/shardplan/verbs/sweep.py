@@ -14,7 +14,16 @@ from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean,
 from shardplan.request import AUTO, option_of, term
 from shardplan.verbs.asking import FIXED, SEARCH, ask, budget_option, model_argument, profile_names, request_options
 from shardplan.verbs.report import check_report, html_option, write_report
-from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, completing, option, verb
+from shardplan.verbs.session import (
+    EXIT_DONE,
+    EXIT_INFEASIBLE,
+    EXIT_LIMIT,
+    EXIT_USAGE,
+    Session,
+    completing,
+    option,
+    verb,
+)
 
 if TYPE_CHECKING:
     from shardplan.request import Request
@@ -73,7 +82,8 @@ def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str,
 def sweep(session: Session, /, **given: Any) -> int:
     """Plan MODEL for every combination of clusters, meshes, microbatches and rematerialisation.
 
-    Exits with 3 when not one plan fits.
+    Exits with 3 when not one plan fits, 4 when limits ended every search without one, 2 when every combination is
+    refused.
     """
     from shardplan.render.sweep import draw_sweep, show_sweep
     from shardplan.report.studies import sweep_report
@@ -103,7 +113,16 @@ def sweep(session: Session, /, **given: Any) -> int:
     session.finish(document, lambda console: show_sweep(console, found, everything=given["show_all"]))
     if given["plot"]:
         draw_sweep(found, given["plot"])
-    return EXIT_DONE if best else EXIT_INFEASIBLE
+    return _exit_code(found.points)
+
+
+def _exit_code(points: Iterable[Point]) -> int:
+    """Of the best outcome: planned, does not fit, not found in time, refused."""
+    outcomes = {point.outcome for point in points}
+    codes = {"infeasible": EXIT_INFEASIBLE, "limit": EXIT_LIMIT, "refused": EXIT_USAGE}
+    if outcomes - codes.keys():  # a plan, proven or not
+        return EXIT_DONE
+    return next((code for outcome, code in codes.items() if outcome in outcomes), EXIT_USAGE)
 
 
 def _request(given: Mapping[str, Any]) -> Request:
