@@ -38,9 +38,11 @@ from shardplan.plan.types import Plan  # noqa: E402
 from shardplan.torch.planning.plan import read_module  # noqa: E402
 
 MESH, FORMS = "2x2", ("optimum", "all sharded", "tight memory", "random 1", "random 2")
-DOUBLE, SINGLE = 1e-10, 2e-4
-"""The largest error of a program in double and in single precision, unless one process is as far from itself when its
-parameters are changed in the last digit: where it rounds to single precision inside, or divides by next to nothing."""
+DOUBLE, PARTLY, SINGLE = 1e-10, 1e-6, 2e-4
+"""The largest error of a program in double precision, of one that computes parts in single, and of one in single
+precision, unless one process is far from itself, too, when its parameters are changed in the last digit."""
+ROUNDINGS = 20
+"""How many such changes a program under a plan may be off."""
 SECONDS = 90.0
 
 
@@ -98,9 +100,9 @@ class Processes:
             kind, why = next((kind, why) for kind, why in answers if kind != "ran")
             return (kind if len(kinds) == 1 else "crashed"), why
         worst = {key: max(errors[key] for _, errors in answers) for key in answers[0][1]}
-        own = worst.pop("own")
-        allowed = max((DOUBLE if args[-1] == torch.float64 else SINGLE), own)
-        note = f" ({own:.0e} of its own)" if own > DOUBLE and args[-1] == torch.float64 else ""
+        is_double, own, single = args[-1] == torch.float64, worst.pop("own"), worst.pop("single")
+        allowed = max((PARTLY if single else DOUBLE) if is_double else SINGLE, ROUNDINGS * own)
+        note = " (single precision inside)" if single and is_double else ""
         wrong = {key: value for key, value in worst.items() if not value < allowed}
         if wrong:
             return "WRONG", ", ".join(f"{key} {value:.1e}" for key, value in wrong.items()) + note

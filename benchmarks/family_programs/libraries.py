@@ -65,7 +65,7 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "cohere", "cohere2", "olmo", "olmo2", "granite", "glm", "nemotron", "persimmon", "mixtral",
         "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "mamba", "mamba2", "falcon_mamba", "rwkv",
         "recurrent_gemma", "biogpt", "ctrl", "smollm3", "exaone4", "helium", "ernie4_5",
-        "seed_oss", "gpt_oss", "arcee", "jamba", "bamba", "granitemoe", "glm4_moe", "phimoe", "lfm2", "xglm",
+        "seed_oss", "gpt_oss", "arcee", "jamba", "bamba", "granitemoe", "glm4_moe", "lfm2", "xglm",
         "diffllama", "apertus", "jetmoe",
     ),
     "MaskedLM": (
