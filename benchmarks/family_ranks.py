@@ -13,7 +13,6 @@ import torch
 from family_programs import PROGRAMS
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.overrides import TorchFunctionMode
 
 import shardplan.torch
 from shardplan.errors import ShardplanError
@@ -32,7 +31,8 @@ def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def train(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype = torch.float64) -> tuple[str, Any]:
     """Two steps under `plan` and beside it by one process: `("ran", errors)` of loss, gradients, parameters and
-    buffers, relative to the largest entry; `("refused", why)`; `("crashed", why)`."""
+    buffers, relative to the largest entry, and how far one process is from itself (`own`) when its parameters are
+    changed in the last digit; `("refused", why)`; `("crashed", why)`."""
     warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     try:
@@ -54,25 +54,27 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
     if plan.mesh not in _MESHES:
         _MESHES[plan.mesh] = shardplan.torch.mesh(plan, "cpu")
     mesh = _MESHES[plan.mesh]
-    (model, batch), (reference, _) = made(name, dtype), made(name, dtype)
+    (model, batch), (reference, _), (another, _) = (made(name, dtype) for _ in range(3))
+    with torch.no_grad(), torch.random.fork_rng():
+        for parameter in another.parameters():
+            parameter.mul_(1 + 2 * torch.finfo(dtype).eps * torch.randn_like(parameter))
     given = {"strict": strict, "ignore": () if strict else ("*",)}
     if mode == "exported":
         model = shardplan.torch.parallelize_exported(model, batch, plan, mesh, **given)
     else:
         shardplan.torch.parallelize(model, plan, mesh, **given)
     known = {name for name, _ in [*reference.named_parameters(), *reference.named_buffers()]}
-    optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in (model, reference)]
-    found = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0, "buffers": 0.0}
-    with SinglePrecision() as single:
-        made(name, dtype)[0](*batch)
+    optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in (model, reference, another)]
+    found = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0, "buffers": 0.0, "own": 0.0}
     for _ in range(2):
-        losses = [each(*batch) for each in (model, reference)]
+        losses = [each(*batch) for each in (model, reference, another)]
         for optimizer, loss in zip(optimizers, losses, strict=True):
             optimizer.zero_grad()
             loss.backward()
         seen = {
             "loss": _apart(_together([("", losses[0])]), _together([("", losses[1])])),
             "gradients": _apart(*(_of(each, known, gradients=True) for each in (model, reference))),
+            "own": _apart(*(_of(each, known, gradients=True) for each in (another, reference))),
         }
         for optimizer in optimizers:
             optimizer.step()
@@ -80,19 +82,7 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
         buffers = [_together(each.named_buffers(), known) for each in (model, reference)]
         seen["buffers"] = _apart(*buffers, missing=mode == "exported")
         found = {key: max(value, seen[key]) for key, value in found.items()}
-    return {**found, "single": float(single.seen)}
-
-
-class SinglePrecision(TorchFunctionMode):
-    """Whether a program in double precision computes something in single precision that has a gradient."""
-
-    seen = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and made.dtype == torch.float32 and made.requires_grad:
-            self.seen = True
-        return made
+    return found
 
 
 def _of(model: nn.Module, known: Container[str], *, gradients: bool = False) -> dict[str, list[Tensor]]:

@@ -1,11 +1,12 @@
 """Print what shardplan predicts beside what others published, with the tolerance that we demand of ourselves.
 
-    python benchmarks/fidelity.py [--only NAME]
+    python benchmarks/fidelity.py [--only NAME] [--data FOLDER]
 
 Memory and step times come from the cost graph of a described transformer whose choices are restricted to the published
 layout (see `simulate`), on the shipped profiles as they are. `ok` is within the demand, `--` is not. Sources of the
 numbers: ZeRO (Rajbhandari 2020), Megatron-LM (Narayanan 2021; Korthikanti 2022; the README's table), Alpa (Zheng 2022,
-digitised), torchtitan, llm-foundry and Llama 3 (SC'24 talk) as their repositories state them.
+digitised), torchtitan, llm-foundry and Llama 3 (SC'24 talk) as their repositories state them. Runs of a folder of files
+are priced as a user would (see `runs`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import measured
+import runs
 from memory_closed_forms import training_state_bytes
 from rows import Row, not_demanded, ordered, spearman, within
 from simulate import Run, layer_activations, peak_bytes, predict, spec_of, state_memory
@@ -279,9 +281,14 @@ def table(name: str) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=TABLES, action="append")
-    chosen = parser.parse_args().only or list(TABLES)
+    parser.add_argument("--data", type=Path, default=runs.DATA, help="folder of published runs, skipped where absent")
+    parser.add_argument("--rows", type=int, default=runs.ROWS, help="of every source at most so many; 0 for all")
+    given = parser.parse_args()
+    chosen = given.only or list(TABLES)
     rows = [row for name in chosen for row in table(name)]
     print(f"{sum(row.passes for row in rows)} of {len(rows)} rows within the demand")
+    if not given.only:
+        runs.show(given.data, most=given.rows)
 
 
 if __name__ == "__main__":

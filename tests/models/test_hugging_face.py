@@ -52,8 +52,43 @@ def test_a_config_has_the_parameters_of_its_checkpoint(tmp_path, kind):
     assert dict(model.dims) == {"batch": 4, "seq": 64}
 
 
+LATENT = {
+    **PLAIN, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+    "n_shared_experts": 2, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}  # fmt: skip
+
+
+def test_a_config_of_deepseek(tmp_path):
+    heads = PLAIN["num_attention_heads"]
+    attention = 64 * 24 + 24 + 24 * heads * 24 + 64 * 28 + 20 + 20 * heads * 28 + heads * 12 * 64
+    dense, routed = 3 * 64 * 128, 64 * 4 + 4 * 3 * 64 * 32 + 3 * 64 * 64
+    model = configured(written(tmp_path, {"model_type": "deepseek_v3", **LATENT}), {})
+    assert parameters(model) == 2 * 512 * 64 + 64 + 2 * (attention + 2 * 64) + dense + routed
+
+
+@pytest.mark.parametrize(
+    ("keys", "seen"),
+    [
+        ({"sliding_window": 16}, [15, 15]),
+        ({"sliding_window": 64}, [-1, -1]),
+        ({"sliding_window": 16, "use_sliding_window": False}, [-1, -1]),
+        ({"sliding_window": 16, "sliding_window_pattern": 2}, [15, -1]),
+        ({"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}, [15, -1]),
+        ({"sliding_window": 16, "layer_types": ["full_attention"] * 2}, [-1, -1]),
+    ],
+)
+def test_windows_are_those_of_the_config(tmp_path, keys, seen):
+    model = configured(written(tmp_path, {"model_type": "llama", **GROUPED, **keys}), {})
+    found = [op.attributes.get("left_window_size", -1) for op in model.operators if op.op_type == "Attention"]
+    assert found == seen
+
+
 REFUSED = {
-    "sliding_window": ({"sliding_window": 16}, "sliding_window is 16, sequences have 64 tokens"),
+    "layer_types": (
+        {"sliding_window": 16, "layer_types": ["full_attention", "full_attention", "sliding_attention"]},
+        "layer_types are in no order that can be said",
+    ),
     "biases": ({"attention_bias": True}, "attention_bias is true, which cannot be said; it must be false"),
     "activation": ({"hidden_act": "relu2"}, 'hidden_act is "relu2", which cannot be said; it must be "silu"'),
     "quantised": ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, which cannot be said'),

@@ -207,6 +207,12 @@ def test_the_verb(shardplan, mlp):
     assert document["result"]["pareto"]
 
 
+def test_an_option_that_is_given_again_adds_to_the_list(shardplan, mlp):
+    commas = shardplan(*SWEEP, "--all", "--json")
+    again = ("sweep", "mlp.onnx", "--dim", "batch=64", "-c", "generic", "-m", "2", "-m", "2x2", "--microbatches", "1,2")
+    assert shardplan(*again, "--all", "--json").out == commas.out
+
+
 def test_faults_of_the_verb_are_said_together(shardplan, mlp):
     run = shardplan(*SWEEP[:-2], "--microbatches", "0", "--remat", "some", "--engine", "slurm")
     assert run.code == 2

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardplan.cluster.keys import COALESCE, DEVICE, GEMM, LEVEL, OVERLAP, Keys, Plain
-from shardplan.cluster.types import Coalesce, Curve, Device, GemmEfficiency, Level, Overlap
+from shardplan.cluster.keys import COALESCE, DEVICE, GEMM, LEVEL, OVERLAP, TRAINING, Keys, Plain
+from shardplan.cluster.types import Coalesce, Curve, Device, GemmEfficiency, Level, Overlap, Training
 from shardplan.cluster.yaml import Field, Number, Table
 from shardplan.errors import Diagnostic
 
@@ -38,6 +38,7 @@ class Profile:
     curves: tuple[Curve, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
     coalesce: Coalesce = field(default_factory=Coalesce)
+    training: Training = field(default_factory=Training)
 
 
 def profile_from_resolved(resolved: Mapping[str, Any], warnings: tuple[Diagnostic, ...] = ()) -> Profile:
@@ -56,6 +57,7 @@ def profile_from_resolved(resolved: Mapping[str, Any], warnings: tuple[Diagnosti
         curves=tuple(_build_curve(curve) for curve in resolved["curves"]),
         warnings=warnings,
         coalesce=Coalesce(**built(COALESCE, resolved.get("coalesce", {}))),
+        training=Training(**built(TRAINING, resolved.get("training", {}))),
     )
 
 

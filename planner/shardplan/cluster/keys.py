@@ -195,6 +195,7 @@ GEMM: Final = Keys((
     Key("k0", Number(), "see `e`", 128.0),
     Key("sustained", _SHARE, "of that, what a training step of hours keeps of a short measurement", 1.0,
         later=True),
+    Key("attention", _SHARE, "of what plain products reach, what fused attention does", OMITTED, said="0.6"),
 ))  # fmt: skip
 
 DEVICE: Final = Keys((
@@ -227,6 +228,24 @@ COALESCE: Final = Keys((
         "([cost-model.md](cost-model.md#gradients-together))",
         25.0, "bucket_bytes"),
 ))  # fmt: skip
+
+TRAINING: Final = Keys((
+    Key("host_us", Number(MICROSECONDS), "the host starts an operator, forward or backward, in so much: an eager "
+        "trainer is never faster than its host", OMITTED, "host_s", said="0"),
+    Key("host_collective_us", Number(MICROSECONDS), "the same of a collective", OMITTED, "host_collective_s", said="0"),
+    Key("loss_bytes", Number(), "memory traffic of the loss, forward and backward, for every logit: trainers take it "
+        "in fp32", OMITTED, said="0"),
+    Key("kappa", Number(minimum=1.0), "instead of `overlap.kappa`", OMITTED, said="`overlap.kappa`"),
+    Key("sustained", Number(open=True, maximum=2.0), "times `device.gemm.sustained`: what matrix products keep in the "
+        "runs of trainers", OMITTED, said="1"),
+    Key("attention", _SHARE, "instead of `device.gemm.attention`", OMITTED, said="`device.gemm.attention`"),
+    Key("memory", Number(open=True, maximum=2.0), "times `device.mem_efficiency`: what the unfused operators of "
+        "trainers reach", OMITTED, said="1"),
+    Key("tp_backward", _HIDDEN, "share of tensor-parallel traffic of backward that runs beside the products for "
+        "gradients of weights", OMITTED, said="0"),
+))  # fmt: skip
+"""What the runs of trainers take other than the schedule of a plan: only `shardplan price` reads it, and no plan that
+is solved depends on it."""
 
 PROVENANCE: Final = Keys((
     Key("status", Text(("datasheet", "measured", "estimated")), "estimated numbers cause a warning", "estimated"),
@@ -265,6 +284,7 @@ PROFILE: Final = Keys((
     Key("levels", Table(LEVEL.section), "kinds of link by name, innermost first"),
     Key("overlap", OVERLAP),
     Key("coalesce", COALESCE, later=True),
+    Key("training", TRAINING, later=True),
     Key("curves", Sequence(CURVE.section), "measured times that replace the formula: `{collective, group: {nodes, "
         "per_node}, points: [[size, time], …]}`", [], said="none"),
 ))  # fmt: skip

@@ -208,10 +208,15 @@ def _cluster(profile: Profile, placed: Placed) -> Cluster:
         axis_levels=tuple(depth for depth, _ in placed),
         overlap=profile.overlap,
         provenance=profile.provenance,
-        resolved={**profile.resolved, "mesh": {"axes": described}},
+        resolved={
+            key: {"axes": described} if key == "mesh" else value
+            for key, value in profile.resolved.items()
+            if key != "training"
+        },
         curves=profile.curves,
         warnings=(*profile.warnings, *_uneven(profile, placed)),
         coalesce=profile.coalesce,
+        training=profile.training,
     )
 
 

@@ -103,6 +103,7 @@ def resolve(profile: Record, name: str) -> Plain:
         "levels": _levels(data["levels"], axes),
         "overlap": sections["overlap"],
         "coalesce": sections["coalesce"],
+        **({"training": sections["training"]} if sections["training"] else {}),
         "curves": [filled(CURVE, curve) for curve in data.get("curves", [])],
     }
 

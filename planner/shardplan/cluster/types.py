@@ -15,13 +15,16 @@ Topology = Literal["switch", "full_mesh", "torus", "pcie", "custom"]
 @dataclass(frozen=True, slots=True)
 class GemmEfficiency:
     """Share of the peak a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0); and what
-    of that a whole step keeps, `sustained`: clocks that a device holds for a second it does not hold for hours."""
+    of that a whole step keeps, `sustained`: clocks that a device holds for a second it does not hold for hours.
+    `attention`: of what plain products reach, what attention does: the two products inside are narrow and wait for the
+    softmax."""
 
     e: float = 0.75
     m0: float = 64.0
     n0: float = 64.0
     k0: float = 128.0
     sustained: float = 1.0
+    attention: float = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,24 @@ class Coalesce:
 
 
 @dataclass(frozen=True, slots=True)
+class Training:
+    """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
+    `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory traffic
+    of the loss for every logit; `kappa`, `attention`: instead of those of `Overlap` and `GemmEfficiency`, None for the
+    same; `sustained`, `memory`: times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_backward`: share
+    of the tensor-parallel traffic of backward that is hidden."""
+
+    host_s: float = 0.0
+    host_collective_s: float = 0.0
+    loss_bytes: float = 0.0
+    kappa: float | None = None
+    sustained: float = 1.0
+    attention: float | None = None
+    memory: float = 1.0
+    tp_backward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
     """Measured times of one collective on groups of `per_node` devices in each of `nodes` machines: (payload bytes as
     in `layout.Collective.share`, seconds), by rising payload."""
@@ -109,7 +130,8 @@ class Cluster:
 
     `resolved`: the profile as plain data with every default written out, in fixed key order; it goes into the plan and
     its digest identifies the cluster. `curves`: measured tables that beat the formula. `warnings`: what looks wrong
-    about the profile or the mesh, to be shown to the user.
+    about the profile or the mesh, to be shown to the user. `training`: what runs of trainers take besides; it is not
+    `resolved`, as no plan depends on it.
     """
 
     name: str
@@ -123,3 +145,4 @@ class Cluster:
     curves: tuple[Curve, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
     coalesce: Coalesce = field(default_factory=Coalesce)
+    training: Training = field(default_factory=Training)

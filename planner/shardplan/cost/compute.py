@@ -39,8 +39,6 @@ _NARROW_EFFICIENCY: Final[dict[str, float]] = {"fp8": 0.50, "int8": 0.50, "fp4":
 """Matrix products in narrow types reach at most this share of their peak (medians of measured large ones)."""
 
 _MATRIX_COSTS: Final = frozenset({"gemm", "conv", "attention"})
-_ATTENTION_EFFICIENCY: Final = 0.6
-"""Of what plain matrix products reach: the two products inside attention are narrow and wait for the softmax."""
 
 
 class ComputeModel:
@@ -80,7 +78,7 @@ class ComputeModel:
             return np.zeros(np.broadcast_shapes(moved.shape, np.shape(flops)))
         busy = moved / (self.device.hbm_bytes_per_s * self.device.memory_efficiency)
         if cost in _MATRIX_COSTS:
-            rate = self.matrix_flops_per_s(dtype) * (_ATTENTION_EFFICIENCY if cost == "attention" else 1.0)
+            rate = self.matrix_flops_per_s(dtype) * (self.device.gemm.attention if cost == "attention" else 1.0)
             busy = np.maximum(busy, np.asarray(flops, dtype=np.float64) / (rate * self._saturation(m, n, k)))
         return np.asarray(busy + launches * self.device.launch_s)
 

@@ -4,8 +4,8 @@ The graph is bipartite, a networkx multigraph. An operator node's choices are st
 the layout it rests in, and where several operators read it a *served* node chooses the layout in which they get it.
 Where optimizer state may be sharded apart from its weight, an *updated* node chooses the layout of that state.
 Every node and every edge carries `priced` (`shardplan.schedule.terms`): picoseconds per choice or per pair of choices,
-by the part of the step to which they belong and what they keep busy; and `position`, the number of the operator whose
-turn it is. Equal operators and tensors share their spaces, and equal edges their priced objects: depth costs next to
+by the part of the step to which they belong and what they keep busy; and `position`, the number of the operator that
+causes it. Equal operators and tensors share their spaces, and equal edges their priced objects: depth costs next to
 nothing.
 """
 
@@ -174,7 +174,7 @@ def build_cost_graph(
             charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
             dtype=_compute_dtype(model, index),
             forwards=again.forwards(index),
-            turns=model.turns(operator.loops),
+            iterations=model.iterations(operator.loops),
             complete=complete or index in asked,
         )
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
@@ -274,30 +274,32 @@ def _add_edges(built: CostGraph) -> None:
         for position, name in enumerate(operator.inputs):
             source = _read_space(built.kept, built.served, name)
             if source is not None:
-                times, turns = again.reads(index, position), model.turns(operator.reads_in)
-                key = ("read", id(source), id(strategies), position, times, turns)
+                times, iterations = again.reads(index, position), model.iterations(operator.reads_in)
+                key = ("read", id(source), id(strategies), position, times, iterations)
                 if key not in tables:
-                    last = source.kind.coalesces and turns == 1
-                    tables[key] = edges.to_read(source, strategies, position, forwards=times, last=last, turns=turns)
+                    last = source.kind.coalesces and iterations == 1
+                    tables[key] = edges.to_read(
+                        source, strategies, position, forwards=times, last=last, iterations=iterations
+                    )
                 _join(graph, built.source_of_reads(name), node, tables[key], index)
         for position, name in enumerate(operator.outputs):
             kept = built.kept.get(name)
             if kept is not None:
-                times, turns = again.forwards(index), model.turns(operator.makes_in)
+                times, iterations = again.forwards(index), model.iterations(operator.makes_in)
                 unread = name not in built.flow.readers and name not in outputs
-                made_key = ("made", id(kept), id(strategies), position, times, unread, turns)
+                made_key = ("made", id(kept), id(strategies), position, times, unread, iterations)
                 if made_key not in tables:
                     tables[made_key] = edges.made_to_kept(
-                        strategies, position, kept, forwards=times, unread=unread, turns=turns
+                        strategies, position, kept, forwards=times, unread=unread, iterations=iterations
                     )
                 _join(graph, node, ("kept", name), tables[made_key], index)
     for name, serving in built.served.items():
-        times, turns = again.serves(name), model.turns(built.flow.lives_in.get(name, ()))
-        serving_key = ("served", id(built.kept[name]), id(serving), times, turns)
+        times, iterations = again.serves(name), model.iterations(built.flow.lives_in.get(name, ()))
+        serving_key = ("served", id(built.kept[name]), id(serving), times, iterations)
         if serving_key not in tables:
-            last = built.kept[name].kind.coalesces and turns == 1
+            last = built.kept[name].kind.coalesces and iterations == 1
             tables[serving_key] = edges.kept_to_served(
-                built.kept[name], serving, forwards=times, last=last, turns=turns
+                built.kept[name], serving, forwards=times, last=last, iterations=iterations
             )
         _join(graph, ("kept", name), ("served", name), tables[serving_key], built.flow.first_reader(name))
     _add_updates(built, tables)

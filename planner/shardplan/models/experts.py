@@ -13,8 +13,60 @@ def routed_mlp(graph: GraphWriter, spec: TransformerSpec, x: str, router: str, m
 
     Letters: b sequences, s tokens, k choices of a token, e experts, c slots of an expert, h hidden, f inner.
     """
-    batch, seq, experts, slots = spec.batch, spec.seq, spec.experts, spec.expert_slots
+    batch, seq = spec.batch, spec.seq
     dispatch, combine = _routes(graph, spec, x, router)
+    by_slot = (spec.experts, batch, spec.expert_slots, spec.hidden)
+    taken = graph.apply("Einsum", [dispatch, x], by_slot, module, equation="bsec,bsh->ebch")
+    done = _each_expert(graph, spec, taken, module)
+    return graph.apply("Einsum", [combine, done], (batch, seq, spec.hidden), module, equation="bsec,ebch->bsh")
+
+
+def dropless_mlp(graph: GraphWriter, spec: TransformerSpec, x: str, router: str, module: str) -> str:
+    """The same by index, as grouped products have it: tokens are brought to the slots of their experts and back, and
+    nothing is multiplied by masks. The fullest expert has `skew` times its fair share; the others wait for it."""
+    b, s, k, e, c, h = spec.batch, spec.seq, spec.top_k, spec.experts, spec.expert_slots, spec.hidden
+    shares, chosen = _choices(graph, spec, x, router)
+    on_off = graph.constant("off_on", np.array([0, 1], dtype=np.float32), spec.dtype)
+    mask = graph.apply("OneHot", [chosen, _scalar(graph, e), on_off], (b, s, k, e), router, axis=-1)
+    by_expert = graph.apply("ReduceSum", [mask, graph.integers(2)], (b, s, e), router, keepdims=0)
+    token, slot, in_time = _slots(graph, spec, mask, by_expert, chosen, router)
+    taken = graph.apply("GatherND", [x, token], (b, e, c, h), module, batch_dims=1)
+    taken = graph.apply("Transpose", [taken], (e, b, c, h), module, perm=(1, 0, 2, 3))
+    done = _each_expert(graph, spec, taken, module)
+    done = graph.apply("Transpose", [done], (b, e, c, h), module, perm=(1, 0, 2, 3))
+    done = graph.apply("Reshape", [done, graph.integers(b, e * c, h)], (b, e * c, h), module)
+    back = graph.apply("GatherND", [done, slot], (b, s, k, h), module, batch_dims=1)
+    shares = graph.apply("Mul", [shares, in_time], (b, s, k), router)
+    return graph.apply("Einsum", [back, shares], (b, s, h), module, equation="bskh,bsk->bsh")
+
+
+def _slots(
+    graph: GraphWriter, spec: TransformerSpec, mask: str, by_expert: str, chosen: str, router: str
+) -> tuple[str, str, str]:
+    """Which token every slot takes [b, e, c, 1], to which slot every choice goes [b, s, k, 1], and whether it came
+    before that expert was full [b, s, k]. Tokens queue up by their place in the sequence."""
+    b, s, k, e, c = spec.batch, spec.seq, spec.top_k, spec.experts, spec.expert_slots
+    early = graph.constant("early", np.arange(s, 0, -1, dtype=np.float32).reshape(s, 1), spec.dtype)
+    urgent = graph.apply("Mul", [by_expert, early], (b, s, e), router)
+    urgent = graph.apply("Transpose", [urgent], (b, e, s), router, perm=(0, 2, 1))
+    results = [((b, e, c), spec.dtype), ((b, e, c), "int64")]
+    token = graph.apply_many("TopK", [urgent, graph.integers(c)], results, router, attributes={"axis": -1})[1]
+    token = graph.apply("Unsqueeze", [token, graph.integers(3)], (b, e, c, 1), router, dtype="int64")
+    ahead = graph.apply("CumSum", [by_expert, _scalar(graph, 1)], (b, s, e), router, exclusive=1)
+    place = graph.apply("Einsum", [mask, ahead], (b, s, k), router, equation="bske,bse->bsk")
+    full = graph.constant("slots", np.array(c, dtype=np.float32), spec.dtype)
+    in_time = graph.apply("Less", [place, full], (b, s, k), router, dtype="bool")
+    in_time = graph.apply("Cast", [in_time], (b, s, k), router, to=_CAST[spec.dtype])
+    place = graph.apply("Cast", [place], (b, s, k), router, dtype="int64", to=7)
+    place = graph.apply("Min", [place, graph.integers(c - 1)], (b, s, k), router, dtype="int64")
+    first = graph.apply("Mul", [chosen, graph.integers(c)], (b, s, k), router, dtype="int64")
+    slot = graph.apply("Add", [first, place], (b, s, k), router, dtype="int64")
+    return token, graph.apply("Unsqueeze", [slot, graph.integers(3)], (b, s, k, 1), router, dtype="int64"), in_time
+
+
+def _each_expert(graph: GraphWriter, spec: TransformerSpec, taken: str, module: str) -> str:
+    """[e, b, c, h] -> the same, every expert's slots through its own MLP."""
+    experts, slots = spec.experts, spec.expert_slots
 
     def einsum(equation: str, left: str, right: str, shape: tuple[int, ...]) -> str:
         return graph.apply("Einsum", [left, right], shape, module, equation=equation)
@@ -22,8 +74,7 @@ def routed_mlp(graph: GraphWriter, spec: TransformerSpec, x: str, router: str, m
     def weight(name: str, inner: int, outer: int) -> str:
         return graph.weight(f"{module}.{name}.weight", (experts, inner, outer))
 
-    by_slot, inside = (experts, batch, slots, spec.hidden), (experts, batch, slots, spec.inner)
-    taken = einsum("bsec,bsh->ebch", dispatch, x, by_slot)
+    by_slot, inside = (experts, spec.batch, slots, spec.hidden), (experts, spec.batch, slots, spec.inner)
     up = einsum("ebch,ehf->ebcf", taken, weight("up", spec.hidden, spec.inner), inside)
     if spec.look.gated:
         gate = einsum("ebch,ehf->ebcf", taken, weight("gate", spec.hidden, spec.inner), inside)
@@ -32,8 +83,7 @@ def routed_mlp(graph: GraphWriter, spec: TransformerSpec, x: str, router: str, m
         active = graph.apply("Mul", [gate, up], inside, module)
     else:
         active = graph.apply("Gelu", [up], inside, module, approximate="tanh")
-    done = einsum("ebcf,efh->ebch", active, weight("down", spec.inner, spec.hidden), by_slot)
-    return einsum("bsec,ebch->bsh", combine, done, (batch, seq, spec.hidden))
+    return einsum("ebcf,efh->ebch", active, weight("down", spec.inner, spec.hidden), by_slot)
 
 
 def _routes(graph: GraphWriter, spec: TransformerSpec, x: str, router: str) -> tuple[str, str]:
@@ -43,22 +93,28 @@ def _routes(graph: GraphWriter, spec: TransformerSpec, x: str, router: str) -> t
     nothing for an index out of range).
     """
     b, s, k, e, c = spec.batch, spec.seq, spec.top_k, spec.experts, spec.expert_slots
+    share, chosen = _choices(graph, spec, x, router)
+    on_off = graph.constant("off_on", np.array([0, 1], dtype=np.float32), spec.dtype)
+    mask = graph.apply("OneHot", [chosen, _scalar(graph, e), on_off], (b, s, k, e), router, axis=-1)
+    place = _queue(graph, spec, mask, router)
+    slot = graph.apply("OneHot", [place, _scalar(graph, c), on_off], (b, s, k, c), router, axis=-1)
+    dispatch = graph.apply("Einsum", [mask, slot], (b, s, e, c), router, equation="bske,bskc->bsec")
+    share = graph.apply("Unsqueeze", [share, graph.integers(3)], (b, s, k, 1), router)
+    weighted = graph.apply("Mul", [mask, share], (b, s, k, e), router)
+    combine = graph.apply("Einsum", [weighted, slot], (b, s, e, c), router, equation="bske,bskc->bsec")
+    return dispatch, combine
+
+
+def _choices(graph: GraphWriter, spec: TransformerSpec, x: str, router: str) -> tuple[str, str]:
+    """[b, s, h] -> shares and numbers of the experts that every token chooses, each [b, s, k]."""
+    b, s, k, e = spec.batch, spec.seq, spec.top_k, spec.experts
     weight = graph.weight(f"{router}.weight", (spec.hidden, e), transposed=True)
     scores = graph.apply("MatMul", [x, weight], (b, s, e), router)
     scores = graph.apply("Cast", [scores], (b, s, e), router, dtype="float", to=1)
     shares = graph.apply("Softmax", [scores], (b, s, e), router, dtype="float", axis=-1)
     results = [((b, s, k), "float"), ((b, s, k), "int64")]
     share, chosen = graph.apply_many("TopK", [shares, graph.integers(k)], results, router, attributes={"axis": -1})
-    on_off = graph.constant("off_on", np.array([0, 1], dtype=np.float32), spec.dtype)
-    mask = graph.apply("OneHot", [chosen, graph.integers(e), on_off], (b, s, k, e), router, axis=-1)
-    place = _queue(graph, spec, mask, router)
-    slot = graph.apply("OneHot", [place, graph.integers(c), on_off], (b, s, k, c), router, axis=-1)
-    dispatch = graph.apply("Einsum", [mask, slot], (b, s, e, c), router, equation="bske,bskc->bsec")
-    share = graph.apply("Cast", [share], (b, s, k), router, to=_CAST[spec.dtype])
-    share = graph.apply("Unsqueeze", [share, graph.integers(3)], (b, s, k, 1), router)
-    weighted = graph.apply("Mul", [mask, share], (b, s, k, e), router)
-    combine = graph.apply("Einsum", [weighted, slot], (b, s, e, c), router, equation="bske,bskc->bsec")
-    return dispatch, combine
+    return graph.apply("Cast", [share], (b, s, k), router, to=_CAST[spec.dtype]), chosen
 
 
 def _queue(graph: GraphWriter, spec: TransformerSpec, mask: str, router: str) -> str:
@@ -66,12 +122,17 @@ def _queue(graph: GraphWriter, spec: TransformerSpec, mask: str, router: str) ->
     b, s, k, e = spec.batch, spec.seq, spec.top_k, spec.experts
     ranked = graph.apply("Transpose", [mask], (b, k, s, e), router, perm=(0, 2, 1, 3))
     line = graph.apply("Reshape", [ranked, graph.integers(b, k * s, e)], (b, k * s, e), router)
-    ahead = graph.apply("CumSum", [line, graph.integers(1)], (b, k * s, e), router, exclusive=1)
+    ahead = graph.apply("CumSum", [line, _scalar(graph, 1)], (b, k * s, e), router, exclusive=1)
     own = graph.apply("Mul", [ahead, line], (b, k * s, e), router)
     place = graph.apply("ReduceSum", [own, graph.integers(2)], (b, k * s), router, keepdims=0)
     place = graph.apply("Cast", [place], (b, k * s), router, dtype="int64", to=7)
     place = graph.apply("Reshape", [place, graph.integers(b, k, s)], (b, k, s), router, dtype="int64")
     return graph.apply("Transpose", [place], (b, s, k), router, dtype="int64", perm=(0, 2, 1))
+
+
+def _scalar(graph: GraphWriter, value: int) -> str:
+    """A whole number as a constant without dims, as `OneHot` takes its depth and `CumSum` its axis."""
+    return graph.constant(f"int64.scalar.{value}", np.array(value, dtype=np.int64))
 
 
 _CAST = {"float": 1, "float16": 10, "bfloat16": 16}

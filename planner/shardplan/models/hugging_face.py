@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,10 +25,10 @@ _LONGEST = 2048
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the keys of a `model_type` mean. `sizes`: field of `TransformerSpec` -> key, or keys with | between;
-    `given`: fields that all of this kind have; `only`: key -> the values that can be said, the first of which is meant
-    where the key is missing; `optional`: sizes that may be missing; `tied`: whether the output matrix is the embedding
-    where no key says so."""
+    """What the keys of a `model_type` mean. `sizes`: field of `TransformerSpec` -> key, or keys with | between; `sums`,
+    `products`: fields that several keys make together; `given`: fields that all of this kind have; `only`: key -> the
+    values that can be said, the first of which is meant where the key is missing; `optional`: sizes that may be
+    missing; `tied`: whether the output matrix is the embedding where no key says so."""
 
     style: str
     sizes: Mapping[str, str]
@@ -38,6 +39,8 @@ class Architecture:
     tied: bool = False
     positions: str = "max_position_embeddings"
     activation: str = "hidden_act"
+    sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _ENCODER: Final = {
@@ -77,10 +80,25 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     ),
     "qwen2_moe": Architecture(
         "llama",
-        _ROUTED,
+        {**_ROUTED, "shared_ffn": "shared_expert_intermediate_size"},
         ("silu",),
-        {**_PLAIN, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None), "shared_expert_intermediate_size": (0,)},
-        {"qkv_bias": True}, _MAYBE,
+        {**_PLAIN, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+        {"qkv_bias": True, "shared_gate": True}, (*_MAYBE, "shared_ffn"),
+    ),
+    "deepseek_v3": Architecture(
+        "llama",
+        {
+            **_ENCODER, "ffn": "moe_intermediate_size", "experts": "n_routed_experts", "top_k": "num_experts_per_tok",
+            "dense_layers": "first_k_dense_replace", "dense_ffn": "intermediate_size", "q_rank": "q_lora_rank",
+            "kv_rank": "kv_lora_rank", "rope_size": "qk_rope_head_dim", "value_size": "v_head_dim",
+        },
+        ("silu",), {**_PLAIN, "moe_layer_freq": (1,)}, {"routing": "dropless"}, ("q_rank",),
+        sums={"head_size": ("qk_nope_head_dim", "qk_rope_head_dim")},
+        products={"shared_ffn": ("n_shared_experts", "moe_intermediate_size")},
+    ),
+    "gemma3_text": Architecture(
+        "llama", _DECODER, _GELU, {**_PLAIN, "attn_logit_softcapping": (None,), "final_logit_softcapping": (None,)},
+        {"activation": "gelu", "qk_norm": True, "post_norm": True}, _MAYBE, tied=True, activation="hidden_activation",
     ),
     "gpt2": Architecture(
         "gpt", _GPT2, _GELU, {"add_cross_attention": (False,)}, {}, ("ffn",), tied=True, positions="n_positions",
@@ -133,7 +151,8 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     longest = config.get(architecture.positions)
     seq = dims.get("seq", min(longest, _LONGEST) if isinstance(longest, int) else _LONGEST)
     faults += _refused(architecture, config, path)
-    faults += _windows(config, seq, path)
+    window, wrong = _windows(config, seq, path)
+    faults += wrong
     faults += [
         error("unknown-dim", f"{path} leaves no '{name}' open", hint=did_you_mean(name, _BOUND) or "batch, seq")
         for name in dims
@@ -142,7 +161,9 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     if faults:
         raise ShardplanError(*faults)
     named = config.get("dtype", config.get("torch_dtype")) or "bfloat16"
-    asked: dict[str, Any] = {**sizes, **architecture.given, "seq": seq, "dtype": _DTYPES[str(named)]}
+    asked: dict[str, Any] = {**sizes, **architecture.given, **window, "seq": seq, "dtype": _DTYPES[str(named)]}
+    if "shared_gate" in asked and not asked.get("shared_ffn"):
+        del asked["shared_gate"]
     if "batch" in dims:
         asked["batch"] = dims["batch"]
     tied = config.get("tie_word_embeddings", architecture.tied)
@@ -160,6 +181,14 @@ def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> 
             faults.append(error("bad-config", f"{path}: {key} is {json.dumps(value)}, it must be a whole number"))
         elif name not in architecture.optional:
             faults.append(error("bad-config", f"{path}: there is no '{key}'", hint="save the configuration whole"))
+    for made, combine in ((architecture.sums, sum), (architecture.products, math.prod)):
+        for name, parts in made.items():
+            values = [config.get(part) for part in parts]
+            if all(isinstance(value, int) for value in values):
+                sizes[name] = combine(values)  # type: ignore[arg-type]
+            else:
+                said = " and ".join(parts)
+                faults.append(error("bad-config", f"{path}: {said} must be whole numbers", hint="save it whole"))
     return sizes, faults
 
 
@@ -179,16 +208,23 @@ def _refused(architecture: Architecture, config: Mapping[str, Any], path: str) -
     return faults
 
 
-def _windows(config: Mapping[str, Any], seq: int, path: str) -> Iterable[Diagnostic]:
-    """A sliding window that is no shorter than the sequence changes nothing."""
+def _windows(config: Mapping[str, Any], seq: int, path: str) -> tuple[dict[str, int], list[Diagnostic]]:
+    """Sliding windows as a description has them. One that is no shorter than the sequence changes nothing."""
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    kinds = config.get("layer_types") or ["sliding_attention"]
-    slides = not isinstance(kinds, list) or "sliding_attention" in kinds
-    if isinstance(window, int) and slides and window < seq:
-        yield error(
-            "bad-config", f"{path}: sliding_window is {window}, sequences have {seq} tokens",
-            hint=f"attention can only be said whole: --dim seq={window}, or {_EXPORT}",
-        )  # fmt: skip
+    kinds = config.get("layer_types")
+    if not isinstance(window, int) or window >= seq:
+        return {}, []
+    if not isinstance(kinds, list):
+        every = config.get("sliding_window_pattern", 0)
+        return {"window": window, "window_every": every if isinstance(every, int) else 0}, []
+    if "sliding_attention" not in kinds:
+        return {}, []
+    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else 0
+    is_whole = [bool(every) and place % every == every - 1 for place in range(len(kinds))]
+    if kinds == ["full_attention" if whole else "sliding_attention" for whole in is_whole]:
+        return {"window": window, "window_every": every}, []
+    hint = f"every n-th layer may see all: --dim seq={window}, or {_EXPORT}"
+    return {}, [error("bad-config", f"{path}: layer_types are in no order that can be said", hint=hint)]
 
 
 def _cannot(path: str, key: str, value: Any, allowed: str) -> Diagnostic:

@@ -22,6 +22,13 @@ def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab:
     return TransformerSpec(layers, hidden, heads, kv_heads, ffn, vocab, seq)
 
 
+def _qwen3_moe(layers: int, hidden: int, heads: int, ffn: int) -> TransformerSpec:
+    return TransformerSpec(
+        layers, hidden, heads, 4, ffn, 151936, 4096, experts=128, top_k=8, head_size=128, qk_norm=True,
+        routing="dropless",
+    )  # fmt: skip
+
+
 NAMED: Final[dict[str, TransformerSpec]] = {
     # Llama 2 and 3, and Mixtral: published configurations; sequences of 4096 are what they are trained on at first
     "llama2-7b": _llama(32, 4096, 32, 32, 11008, 32000, 4096),
@@ -30,6 +37,45 @@ NAMED: Final[dict[str, TransformerSpec]] = {
     "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256, 4096),
     "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128256, 4096),
     "mixtral-8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000, 4096), experts=8),
+    # mixtures of experts of today, by index: published configurations
+    "deepseek-v3": TransformerSpec(
+        61,
+        7168,
+        128,
+        ffn=2048,
+        vocab=129280,
+        seq=4096,
+        experts=256,
+        top_k=8,
+        routing="dropless",
+        shared_ffn=2048,
+        dense_layers=3,
+        dense_ffn=18432,
+        head_size=192,
+        q_rank=1536,
+        kv_rank=512,
+        rope_size=64,
+        value_size=128,
+    ),
+    "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 768),
+    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 1536),
+    # five windows of 1024, then a layer that sees all
+    "gemma3-27b": TransformerSpec(
+        62,
+        5376,
+        32,
+        16,
+        21504,
+        262208,
+        4096,
+        head_size=128,
+        qk_norm=True,
+        window=1024,
+        window_every=6,
+        post_norm=True,
+        head="tied",
+        activation="gelu",
+    ),
     # Megatron-LM (Narayanan et al. 2021, table 1; Korthikanti et al. 2022 for 22B)
     "gpt-1.7b": _gpt(2304, 24, 24),
     "gpt-3.6b": _gpt(3072, 30, 32),

@@ -24,6 +24,8 @@ class Names:
     head: str
     router: str
     experts: str
+    shared: str = "mlp.shared_experts"
+    post_norms: tuple[str, str] = ("post_attention_norm", "post_mlp_norm")
 
 
 NAMES: Final[dict[str, Names]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
@@ -10,6 +11,7 @@ from shardplan.errors import Diagnostic, ShardplanError, error
 
 AttentionForm = Literal["fused", "decomposed"]
 StyleName = Literal["llama", "gpt", "bert"]
+RoutingName = Literal["capacity", "dropless"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,15 @@ class TransformerSpec:
     of which takes `capacity` times its fair share of a sequence. `attention`: one fused operator, or its parts as
     operators. `dropout`: as in training of that time, with its masks. `head`: whether the output matrix is the
     embedding, `activation`: what the MLP applies; empty for those of the style. `qkv_bias`: biases of queries, keys and
-    values alone, `qk_norm`: queries and keys are normalised by head; both only where styles have neither."""
+    values alone, `qk_norm`: queries and keys are normalised by head; both only where styles have neither.
+
+    `routing`: by one-hot masks and `capacity` (GShard), or `dropless`, by index, where the fullest expert has `skew`
+    times its fair share. `shared_ffn`: inner size of an MLP that all tokens pass beside the experts, `shared_gate`: by
+    a sigmoid of their own. `dense_layers`: so many first layers have no experts but an MLP of `dense_ffn`.
+    `kv_rank`: multi-head latent attention (DeepSeek): keys and values are made from a latent of this size, and
+    `rope_size` of the `head_size` of a key, which is rotated, is the same for all heads; values have `value_size`;
+    `q_rank`: so are queries, from a latent of their own. `window`: attention sees so many tokens, except in every
+    `window_every`-th layer, which sees all. `post_norm`: what attention and MLP make is normalised too (Gemma)."""
 
     layers: int = 12
     hidden: int = 768
@@ -67,6 +77,19 @@ class TransformerSpec:
     activation: str = ""
     qkv_bias: bool = False
     qk_norm: bool = False
+    routing: RoutingName = "capacity"
+    skew: float = 1.0
+    shared_ffn: int = 0
+    shared_gate: bool = False
+    dense_layers: int = 0
+    dense_ffn: int = 0
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_size: int = 0
+    value_size: int = 0
+    window: int = 0
+    window_every: int = 0
+    post_norm: bool = False
 
     @property
     def look(self) -> Style:
@@ -92,24 +115,35 @@ class TransformerSpec:
     @property
     def expert_slots(self) -> int:
         """Tokens of one sequence that one expert takes."""
+        if self.routing == "dropless":
+            return min(self.seq, max(1, math.ceil(self.skew * self.top_k * self.seq / self.experts)))
         return max(1, int(self.capacity * self.top_k * self.seq / self.experts))
 
     def is_routed(self, layer: int) -> bool:
         """Whether the MLP of a layer is a mixture of experts: the last of every `moe_every` layers."""
-        return bool(self.experts) and layer % self.moe_every == self.moe_every - 1
+        return bool(self.experts) and layer >= self.dense_layers and layer % self.moe_every == self.moe_every - 1
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that attention of a layer sees; 0 for all."""
+        whole = self.window_every and layer % self.window_every == self.window_every - 1
+        return 0 if whole or self.window >= self.seq else self.window
 
 
 SIZES: Final = frozenset(field.name for field in fields(TransformerSpec) if field.type == "int")
 MOST: Final = 1 << 40
 MOST_LAYERS: Final = 4096
 """Sizes beyond which nobody describes a model, and nobody could plan it."""
-_MAY_BE_ZERO: Final = frozenset({"kv_heads", "ffn", "experts", "head_size"})
+_MAY_BE_ZERO: Final = frozenset({
+    "kv_heads", "ffn", "experts", "head_size", "shared_ffn", "dense_layers", "dense_ffn", "q_rank", "kv_rank",
+    "rope_size", "value_size", "window", "window_every",
+})  # fmt: skip
 _CHOICES: Final[dict[str, Iterable[str]]] = {
     "style": tuple(STYLES),
     "attention": ("fused", "decomposed"),
     "dtype": ("bfloat16", "float16", "float"),
     "head": ("", "tied", "untied"),
     "activation": ("", "silu", "gelu"),
+    "routing": ("capacity", "dropless"),
 }
 
 
@@ -129,6 +163,8 @@ def _out_of_range(spec: TransformerSpec) -> Iterable[Diagnostic]:
             yield _bad(f"{name} is {value}, it must be at least {least}")
         elif value > (most := MOST_LAYERS if name == "layers" else MOST):
             yield _bad(f"{name} is {value}, it must be at most {most}")
+    if not 1 <= spec.skew <= MOST:
+        yield _bad(f"skew is {spec.skew:g}, it must be at least 1 and at most {MOST}")
     if not 0 < spec.capacity <= MOST:
         yield _bad(f"capacity is {spec.capacity:g}, it must be positive and at most {MOST}")
 
@@ -151,8 +187,33 @@ def _contradictions(spec: TransformerSpec) -> Iterable[Diagnostic]:
         yield _bad(f"MLPs of style {spec.style} have no activation 'silu'", "leave it out, or choose style=llama")
     if (spec.qkv_bias or spec.qk_norm) and spec.style != "llama":
         yield _bad(f"qkv_bias and qk_norm are of style llama, not {spec.style}", "leave them out")
+    yield from (*_latent(spec), *_of_today(spec))
     if spec.experts and spec.top_k > spec.experts:
         yield _bad(f"top_k ({spec.top_k}) is more than experts ({spec.experts})")
+
+
+def _of_today(spec: TransformerSpec) -> Iterable[Diagnostic]:
+    """What stands beside experts, windows, and norms after attention and MLP."""
+    if (spec.shared_ffn or spec.dense_layers or spec.shared_gate) and not spec.experts:
+        yield _bad("shared_ffn, shared_gate and dense_layers are of mixtures of experts", "give experts as well")
+    if spec.shared_gate and not spec.shared_ffn:
+        yield _bad("shared_gate is of an MLP beside the experts", "give shared_ffn as well")
+    if spec.post_norm and spec.style != "llama":
+        yield _bad(f"post_norm is of style llama, not {spec.style}", "leave it out")
+    if spec.window and (spec.attention != "fused" or not spec.look.causal):
+        yield _bad("windows are of fused causal attention", "leave out window, or attention=decomposed")
+
+
+def _latent(spec: TransformerSpec) -> Iterable[Diagnostic]:
+    """Multi-head latent attention has sizes that belong together."""
+    if not spec.kv_rank:
+        if spec.q_rank or spec.rope_size or spec.value_size:
+            yield _bad("q_rank, rope_size and value_size are of latent attention", "give kv_rank as well")
+        return
+    if spec.style != "llama" or spec.attention != "fused" or spec.kv_heads or spec.qk_norm or spec.qkv_bias:
+        yield _bad("latent attention is of style llama, fused, with as many key heads as heads", "leave the others out")
+    if not 0 < spec.rope_size < spec.width or spec.rope_size % 2:
+        yield _bad(f"rope_size is {spec.rope_size}, it must be even and less than head_size ({spec.width})")
 
 
 def _bad(summary: str, hint: str = "") -> Diagnostic:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from shardplan.model.types import Model
-from shardplan.models.experts import routed_mlp
+from shardplan.models.experts import dropless_mlp, routed_mlp
 from shardplan.models.graph import GraphWriter
+from shardplan.models.latent import latent_heads
 from shardplan.models.names import NAMES, Names
 from shardplan.models.spec import TransformerSpec, check
 
@@ -81,6 +84,8 @@ class _Builder:
         for number, part in enumerate((self._attention, self._mlp)):
             norm = f"{module}.{self.names.norms[number]}"
             inner = part(self._norm(x, norm) if self.look.norm_first else x, layer)
+            if self.spec.post_norm:
+                inner = self._norm(inner, f"{module}.{self.names.post_norms[number]}")
             x = self.graph.apply("Add", [x, self._dropout(inner, self.wide, module)], self.wide, module)
             if not self.look.norm_first:
                 x = self._norm(x, norm)
@@ -111,18 +116,37 @@ class _Builder:
 
     def _mlp(self, x: str, layer: int) -> str:
         spec, module = self.spec, f"{self.names.layer}.{layer}"
-        if spec.is_routed(layer):
-            return routed_mlp(self.graph, spec, x, f"{module}.{self.names.router}", f"{module}.{self.names.experts}")
-        shape = (*self.rows, spec.inner)
-        *ups, down = (f"{module}.{name}" for name in self.names.mlp)
-        made = [self._linear(x, up, spec.hidden, spec.inner) for up in ups]
-        act = f"{module}.{self.names.mlp[0].split('.')[0]}"
+        if not spec.is_routed(layer):
+            return self._dense(x, module, spec.dense_ffn if spec.experts and spec.dense_ffn else spec.inner)
+        route = dropless_mlp if spec.routing == "dropless" else routed_mlp
+        y = route(self.graph, spec, x, f"{module}.{self.names.router}", f"{module}.{self.names.experts}")
+        return self._with_shared(x, y, module) if spec.shared_ffn else y
+
+    def _with_shared(self, x: str, y: str, module: str) -> str:
+        """What the experts make and what the MLP beside them does."""
+        shared = self._dense(x, module, self.spec.shared_ffn, beside=f"{self.names.shared}.")
+        if self.spec.shared_gate:
+            name = f"{module}.{self.names.shared}_gate.weight"
+            weight = self.graph.weight(name, (self.spec.hidden, 1), transposed=True)
+            share = self.graph.apply("MatMul", [x, weight], (*self.rows, 1), module)
+            share = self.graph.apply("Sigmoid", [share], (*self.rows, 1), module)
+            shared = self.graph.apply("Mul", [shared, share], self.wide, module)
+        return self.graph.apply("Add", [y, shared], self.wide, module)
+
+    def _dense(self, x: str, module: str, inner: int, beside: str = "") -> str:
+        """An MLP of that inner size; `beside`: what its modules are below."""
+        spec = self.spec
+        shape = (*self.rows, inner)
+        names = [beside + name.rpartition(".")[2] if beside else name for name in self.names.mlp]
+        *ups, down = (f"{module}.{name}" for name in names)
+        made = [self._linear(x, up, spec.hidden, inner) for up in ups]
+        act = f"{module}.{beside.rstrip('.') if beside else names[0].split('.')[0]}"
         if self.look.gated:
             gate = self._gate(made[0], shape, act)
             y = self.graph.apply("Mul", [gate, made[1]], shape, act)
         else:
             y = self.graph.apply("Gelu", [made[0]], shape, act, approximate="tanh" if spec.style == "gpt" else "none")
-        return self._linear(y, down, spec.inner, spec.hidden)
+        return self._linear(y, down, inner, spec.hidden)
 
     def _gate(self, x: str, shape: tuple[int, ...], module: str) -> str:
         if self.spec.activation == "gelu":
@@ -133,6 +157,8 @@ class _Builder:
     def _attention(self, x: str, layer: int) -> str:
         spec, module = self.spec, f"{self.names.layer}.{layer}"
         core = f"{module}.{self.names.attention}"
+        if spec.kv_rank:
+            return self._latent(x, layer, module, core)
         counts = (spec.heads, spec.key_heads, spec.key_heads)
         flat = self._projections(x, module, [count * spec.width for count in counts])
         q, k, v = (self._by_head(value, count, core) for value, count in zip(flat, counts, strict=True))
@@ -143,13 +169,24 @@ class _Builder:
             )
         if self.look.rotary:
             q, k = self._rotate(q, spec.heads, core), self._rotate(k, spec.key_heads, core)
-        merge = self._fused if spec.attention == "fused" else self._decomposed
-        y = merge(q, k, v, core)
-        by_row = (*self.rows, spec.heads, spec.width)
-        y = self.graph.apply("Transpose", [y], by_row, core, perm=(0, 2, 1, 3))
-        shape = (*self.rows, spec.heads * spec.width)
+        y = self._fused(q, k, v, core, layer) if spec.attention == "fused" else self._decomposed(q, k, v, core)
+        return self._out(y, module, core, spec.width)
+
+    def _latent(self, x: str, layer: int, module: str, core: str) -> str:
+        """Multi-head latent attention."""
+        spec = self.spec
+        q, k, v = latent_heads(self.graph, spec, x, core, self._linear, self._norm_of)
+        q, k = (self._rotate(value, spec.heads, core, spec.rope_size) for value in (q, k))
+        value = spec.value_size or spec.width - spec.rope_size
+        return self._out(self._fused(q, k, v, core, layer, value), module, core, value)
+
+    def _out(self, y: str, module: str, core: str, width: int) -> str:
+        """[batch, heads, seq, width] -> [batch, seq, hidden], through the output matrix."""
+        heads = self.spec.heads
+        y = self.graph.apply("Transpose", [y], (*self.rows, heads, width), core, perm=(0, 2, 1, 3))
+        shape = (*self.rows, heads * width)
         y = self.graph.apply("Reshape", [y, self.graph.integers(*shape)], shape, core)
-        return self._linear(y, f"{module}.{self.names.out}", spec.heads * spec.width, spec.hidden)
+        return self._linear(y, f"{module}.{self.names.out}", heads * width, self.spec.hidden)
 
     def _projections(self, x: str, module: str, sizes: list[int]) -> tuple[str, ...]:
         """Queries, keys and values, each [batch, seq, heads * width]."""
@@ -171,21 +208,27 @@ class _Builder:
         return self.graph.apply("Transpose", [x], by_head, module, perm=(0, 2, 1, 3))
 
     def _norm_heads(self, x: str, heads: int, module: str) -> str:
-        weight = self.graph.weight(f"{module}.weight", (self.spec.width,))
-        shape = (self.spec.batch, heads, self.spec.seq, self.spec.width)
+        return self._norm_of(x, module, (self.spec.batch, heads, self.spec.seq, self.spec.width))
+
+    def _norm_of(self, x: str, module: str, shape: tuple[int, ...]) -> str:
+        """A value of `shape` normalised along its last dim, without a bias."""
+        weight = self.graph.weight(f"{module}.weight", shape[-1:])
         return self.graph.apply(self.look.norm, [x, weight], shape, module, axis=-1, epsilon=self.look.epsilon)
 
-    def _rotate(self, x: str, heads: int, module: str) -> str:
-        caches = [
-            self.graph.unknown_constant(f"rotary.{kind}", (self.spec.seq, self.spec.width // 2), self.spec.dtype)
-            for kind in ("cos", "sin")
-        ]
+    def _rotate(self, x: str, heads: int, module: str, turned: int = 0) -> str:
+        """Positions into a value by head: into the first `turned` of its size, 0 for all of it."""
+        size = (self.spec.seq, (turned or self.spec.width) // 2)
+        caches = [self.graph.unknown_constant(f"rotary.{kind}", size, self.spec.dtype) for kind in ("cos", "sin")]
         shape = (self.spec.batch, heads, self.spec.seq, self.spec.width)
-        return self.graph.apply("RotaryEmbedding", [x, *caches, self.position_ids], shape, module)
+        part: dict[str, Any] = {"rotary_embedding_dim": turned} if turned else {}
+        return self.graph.apply("RotaryEmbedding", [x, *caches, self.position_ids], shape, module, **part)
 
-    def _fused(self, q: str, k: str, v: str, module: str) -> str:
-        shape = (self.spec.batch, self.spec.heads, self.spec.seq, self.spec.width)
-        return self.graph.apply("Attention", [q, k, v], shape, module, is_causal=int(self.look.causal))
+    def _fused(self, q: str, k: str, v: str, module: str, layer: int, width: int = 0) -> str:
+        """Attention as one operator; `width`: of values, 0 for that of keys."""
+        shape = (self.spec.batch, self.spec.heads, self.spec.seq, width or self.spec.width)
+        window = self.spec.window_of(layer)
+        part: dict[str, Any] = {"left_window_size": window - 1, "right_window_size": 0} if window else {}
+        return self.graph.apply("Attention", [q, k, v], shape, module, is_causal=int(self.look.causal), **part)
 
     def _decomposed(self, q: str, k: str, v: str, module: str) -> str:
         """Scores, mask, softmax and mixture as single operators; key heads are repeated for the query heads."""

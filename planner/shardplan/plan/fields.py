@@ -68,8 +68,8 @@ MODEL = Record("model", (
     Field("name", Text()),
     Field("digest", Text(), "Of the structure: nodes, shapes, types, attributes; not of weights or names."),
     Field("mode", Choice(("training", "inference")), diff="mode"),
-    Field("dims", MapOf(Integer()), "Symbolic dims and the sizes they were given; `trip:NAME` is how often the loop "
-          "NAME was said to turn.", default=None),
+    Field("dims", MapOf(Integer()), "Symbolic dims and the sizes they were given; `trip:NAME` is the trip count that "
+          "was given for the loop NAME.", default=None),
     Field("optimizer", Text(), default=None, diff="optimizer"),
     Field("shard_optimizer", Flag(), "Optimizer state may be sharded apart from the weights; absent means false.",
           default=False, diff="shard optimizer"),
@@ -79,7 +79,7 @@ MODEL = Record("model", (
     Field("operators", Integer(), "How many the model has.", default=None),
     Field("parameters", Integer(), "How many the model has.", default=None),
     Field("parameter_elements", Integer(), "Of all parameters together.", default=None),
-    Field("loops", MapOf(Integer(1)), "Loops whose bodies were planned, and how often each turns; absent where there "
+    Field("loops", MapOf(Integer(1)), "Loops whose bodies were planned, and the iterations of each; absent where there "
           "are none.", default=None),
     Field("stages", Either(("auto", "manual")), "How many stages were asked for, `manual` where they were "
           "fixed by hand; absent where none were.",

@@ -9,7 +9,7 @@ context, expert, data, pipeline. `restriction` says what the configuration fixes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,8 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.placement import S
 from shardplan.model.types import Model
 from shardplan.planning.reduction import Allowed, Mask, Restrict
+from shardplan.rules import model_rules
+from shardplan.rules.batch import batch_dims_of
 
 TENSOR, CONTEXT, EXPERT, DATA, PIPELINE = "tensor", "context", "expert", "data", "pipeline"
 _INSIDE_OUT = (TENSOR, CONTEXT, EXPERT, DATA)
@@ -219,7 +221,28 @@ class _Fixed:
             if name in built.updated:
                 found["updated", name] = self._state(built.updated[name], is_expert=name in experts)
         found |= self._reads(weights, experts) | self._residual()
+        found = self._by_batch(weights, found)
         return {node: mask for node, mask in found.items() if mask.any() and not mask.all()}
+
+    def _by_batch(self, weights: set[str], found: Mapping[Node, Mask]) -> dict[Node, Mask]:
+        """Whatever has a batch has it over the data-parallel ranks, at every operator: nothing else is tried there."""
+        built, more = self.built, dict(found)
+        axes = [axis for axis, kind in enumerate(self.kinds) if kind == DATA]
+        batches = batch_dims_of(built.model, model_rules(built.model)) if axes else {}
+        dims = {name: dim for name, dim in sorted(batches.items()) if name in built.kept and name not in weights}
+        for name, dim in dims.items():
+            kept = built.kept[name]
+            own = _cut_by(kept.codes, axes, kept.code(S(dim)))
+            more["kept", name] = _if_any(more.get(("kept", name), np.ones(len(kept), dtype=np.bool_)), own)
+        for operator, space in zip(built.model.operators, built.operators, strict=True):
+            mask = more["operator", operator.name]
+            for side, names in (("operands", operator.inputs), ("results", operator.outputs)):
+                for position, name in enumerate(names):
+                    if name in dims:
+                        codes = space.strategies.layout_codes(side, position)
+                        mask = _if_any(mask, _cut_by(codes, axes, built.kept[name].code(S(dims[name]))))
+            more["operator", operator.name] = mask
+        return more
 
     def _reads(self, weights: set[str], experts: frozenset[str]) -> dict[Node, Mask]:
         """The strategies that read weights as they are to be read."""
@@ -302,6 +325,14 @@ class _Fixed:
             elif kind != TENSOR:
                 mask = _if_any(mask, ~sharded[:, axis])
         return mask
+
+
+def _cut_by(codes: Index, axes: Sequence[int], code: int | None) -> Mask:
+    """Rows of `codes` that have that code on all of the axes; all rows where no layout has it."""
+    if code is None:
+        return np.ones(len(codes), dtype=np.bool_)
+    wanted: Mask = (codes[:, list(axes)] == code).all(axis=1)
+    return wanted
 
 
 def _if_any(mask: Mask, wanted: Mask) -> Mask:

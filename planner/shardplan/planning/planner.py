@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -94,11 +95,15 @@ class Planner:
         """What a plan may use of a device's memory."""
         return self.instance.limit_bytes
 
-    def plan(self, restriction: Restrict | None = None, scheduled_bytes: int | None = None) -> Plan:
+    def plan(
+        self, restriction: Restrict | None = None, scheduled_bytes: int | None = None, work: float = math.inf
+    ) -> Plan:
         """The best plan, of those that `restriction` allows. `scheduled_bytes`: the limit on memory that its schedule
-        is to keep where it can, if not the one under which the plan is sought. Raises as `plan_model`."""
+        is to keep where it can, if not the one under which the plan is sought. `work`: that the search may take, where
+        that is less than its effort is. Raises as `plan_model`."""
         try:
             search = Search.of(self.instance, restricted=restriction is not None)
+            search.spent.work += max(0.0, search.work_left - work)
             found = self._found(search, restriction)
         except NoPlanError as none:
             raise self.refusal(none.answer) from None

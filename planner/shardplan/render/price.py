@@ -29,6 +29,8 @@ def show_price(console: Console, told: Told) -> None:
     parts = table("step", ">")
     parts.add_row("compute", duration(spent.compute_ns))
     parts.add_row("exposed communication", duration(spent.exposed_ns))
+    if spent.host_ns:
+        parts.add_row("waits for the host", duration(spent.host_ns))
     if priced.parallelism.pipeline > 1:
         parts.add_row("bubble", duration(spent.bubble_ns))
     parts.add_row("total", duration(summary.step_ns), style="bold")
@@ -102,6 +104,7 @@ def price_document(told: Told) -> dict[str, object]:
         "step_us": summary.step_ns / 1000,
         "compute_us": spent.compute_ns / 1000,
         "exposed_us": spent.exposed_ns / 1000,
+        "host_us": spent.host_ns / 1000,
         "bubble_us": spent.bubble_ns / 1000,
         "best_step_us": told.best.summary.step_ns / 1000 if told.best else None,
     }  # fmt: skip

@@ -46,17 +46,20 @@ from shardplan.request import Request
 from shardplan.rules import model_rules
 from shardplan.study.finished import finished
 from shardplan.study.instance import DESCRIBED, load_model
+from shardplan.study.trained import as_run, as_trained
 
 _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Parts of a step: `bubble_ns` is what a stage of a pipeline waits for others, sends between them included."""
+    """Parts of a step: `bubble_ns` is what a stage of a pipeline waits for others, sends between them included;
+    `host_ns` what its device waits for the host to start kernels."""
 
     compute_ns: int
     exposed_ns: int
     bubble_ns: int
+    host_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +83,17 @@ class Priced:
         """Where the step goes: of a pipeline, on the slowest stage."""
         summary, pipeline = self.plan.summary, self.plan.pipeline
         if pipeline is None:
-            return Spent(summary.compute_ns, summary.step_ns - summary.compute_ns, 0)
+            host_ns = summary.step_ns - summary.compute_ns - summary.communication_ns
+            return Spent(summary.compute_ns, summary.communication_ns, 0, host_ns)
         count = self.parallelism.pipeline
         parts = [stage.plan.summary for stage in pipeline.stages]
         slowest = max(
             (parts[place::count] for place in range(count)), key=lambda own: sum(each.step_ns for each in own)
         )
-        compute_ns, own_ns = (sum(getattr(each, name) for each in slowest) for name in ("compute_ns", "step_ns"))
-        return Spent(compute_ns, own_ns - compute_ns, summary.step_ns - own_ns)
+        compute_ns, sent_ns, own_ns = (
+            sum(getattr(each, name) for each in slowest) for name in ("compute_ns", "communication_ns", "step_ns")
+        )
+        return Spent(compute_ns, sent_ns, summary.step_ns - own_ns, own_ns - compute_ns - sent_ns)
 
     @property
     def fits(self) -> bool:
@@ -101,7 +107,8 @@ def price(parallelism: Parallelism, model: Model, cluster: Cluster, options: Pla
     Raises `ShardplanError`: `bad-parallelism` for sizes that do not divide, `no-cut` for a model that cannot be cut.
     """
     check_model(parallelism, model, options.microbatches)
-    profile = profile_from_resolved(cluster.resolved)
+    cluster = as_trained(cluster)
+    profile = replace(profile_from_resolved(cluster.resolved), training=cluster.training)
     axes = axes_of(parallelism, profile)
     if len(axes) > MOST_WHOLE:
         told = " x ".join(f"{axis.kind} {axis.size} ({profile.levels[axis.level].name})" for axis in axes)
@@ -118,12 +125,16 @@ def price(parallelism: Parallelism, model: Model, cluster: Cluster, options: Pla
     return _pipeline(parallelism, model, whole, part, options, limit, fixed)
 
 
-def _fastest(model: Model, cluster: Cluster, options: PlanOptions, limit: int, fixed: Restrict) -> Plan:
-    """The fastest plan that fits, or the fastest of all where none does."""
+def _fastest(
+    model: Model, cluster: Cluster, options: PlanOptions, limit: int, fixed: Restrict, *, loss: bool = True
+) -> Plan:
+    """The fastest plan that fits, or the fastest of all where none does, as a trainer runs it. `loss`: the model ends
+    in it."""
 
     def under(bytes_: int) -> Plan:
         asked = replace(options, memory_limit_bytes=bytes_)
-        return finished(Planner(model, cluster, asked, reasons=False).plan(fixed))
+        found = finished(Planner(model, cluster, asked, reasons=False).plan(fixed))
+        return as_run(found, cluster, recomputed=options.remat == "full", loss=loss)
 
     plan = under(_UNLIMITED)
     if plan.summary.memory.total <= limit:
@@ -154,7 +165,7 @@ def _pipeline(
         held = most if 0 < place < pieces - 1 else waiting[place]
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         asked = replace(options, in_flight=held)
-        plans[place] = _fastest(own, part.cluster, asked, limit // parallelism.virtual, fixed)
+        plans[place] = _fastest(own, part.cluster, asked, limit // parallelism.virtual, fixed, loss=place == pieces - 1)
     stands_for = [0, *[inner] * (pieces - 2), pieces - 1]
     found = assemble_result(
         chain,
@@ -287,14 +298,15 @@ BATCH = "batch"
 def best_beside(priced: Priced, model: Model, cluster: Cluster, options: PlanOptions) -> Plan | None:
     """The best plan without a pipeline on as many devices, with an axis for each link and in as few microbatches as
     fit; None where none fits."""
-    profile = profile_from_resolved(cluster.resolved)
+    profile = replace(profile_from_resolved(as_trained(cluster).resolved), training=cluster.training)
     simple = Parallelism(data=priced.parallelism.devices)
     whole = make_cluster(profile, mesh_text(axes_of(simple, profile), profile))
     halves = (options.microbatches >> place for place in range(options.microbatches.bit_length()))
     for microbatches in sorted({each for each in halves if options.microbatches % each == 0} | {1}):
         asked = replace(options, microbatches=microbatches, shard_optimizer=True, effort="quick")
         try:
-            return finished(Planner(model, whole, asked, reasons=False).plan())
+            found = finished(Planner(model, whole, asked, reasons=False).plan())
+            return as_run(found, whole, recomputed=options.remat == "full")
         except InfeasibleError:
             continue
     return None

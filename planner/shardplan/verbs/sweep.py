@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,30 +21,38 @@ if TYPE_CHECKING:
     from shardplan.study.sweep import Combination, Point
 
 
+def _list_option(*names: str, default: tuple[str, ...], **of_option: Any) -> Callable[[Any], Any]:
+    """An option that takes several words, split by commas or given again."""
+    shown = bool(default)
+    return option(*names, multiple=True, default=default, show_default=shown, callback=_joined, **of_option)
+
+
+def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str, ...]) -> str:
+    return ",".join(value)
+
+
 @click.command(short_help="Plan many combinations, side by side.")
 @model_argument
-@option(
+@_list_option(
     "-c",
     "--cluster",
     "clusters",
     metavar="NAME,…",
-    default="h100-dgx",
-    show_default=True,
+    default=("h100-dgx",),
     help="Profiles.",
     shell_complete=completing(profile_names),
 )
-@option(
+@_list_option(
     "-m",
     "--mesh",
     "meshes",
     metavar="SIZES,…",
-    default=AUTO,
-    show_default=True,
+    default=(AUTO,),
     help="Meshes by their sizes, such as 2x8,4x8; auto tries those of up to two axes over the profile's devices.",
 )
-@option("--microbatches", metavar="N,…", default="1", show_default=True, help="Equal parts in which the batch runs.")
-@option("--remat", "remats", metavar="WORD,…", default="none", show_default=True, help="none, selective, full, auto.")
-@option("--stages", metavar="auto|N,…", help="Pipelines too, of so many stages; 1 is none.")
+@_list_option("--microbatches", metavar="N,…", default=("1",), help="Equal parts in which the batch runs.")
+@_list_option("--remat", "remats", metavar="WORD,…", default=("none",), help="none, selective, full, auto.")
+@_list_option("--stages", metavar="auto|N,…", default=(), help="Pipelines too, of so many stages; 1 is none.")
 @request_options(
     "schedule", "mode", "target", "dims", "trips", "optimizer", "shard_optimizer", "kv_cache_tokens", "memory_limit"
 )

@@ -1,0 +1,102 @@
+"""What a run of a trainer takes other than the schedule of its plan: the constants `training` of a cluster profile.
+
+A plan is compared with plans, so what all of them share does not matter to it. A prediction of a run is compared with a
+clock. What a trainer does other than the schedule is stated by the profile, each constant with what fixed it
+(docs/cost-model.md), and enters here, in `price`, alone:
+
+    step = max(device, host) + optimizer
+    device    the schedule's phases, less `tp_backward` of what tensor parallelism sends in backward, and the loss
+    host      host_us for every kernel of those phases, host_collective_us for every collective
+
+The host runs ahead of the device, within a microbatch and from one to the next: the slower of the two counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from shardplan.cluster.mesh import cluster_from_resolved
+from shardplan.cluster.types import Cluster, Training
+from shardplan.plan.phases import Phase
+from shardplan.plan.step import StepSchedule
+from shardplan.plan.timeline import step_schedule
+from shardplan.plan.types import Plan
+from shardplan.units import NS_PER_S
+
+
+def as_trained(cluster: Cluster) -> Cluster:
+    """The cluster with the efficiencies that trainers reach on it: that itself where the profile says nothing."""
+    training = cluster.training
+    if training == Training():
+        return cluster
+    resolved: dict[str, Any] = dict(cluster.resolved)
+    device, gemm = dict(resolved["device"]), dict(resolved["device"]["gemm"])
+    gemm["sustained"] = min(1.0, gemm.get("sustained", 1.0) * training.sustained)
+    if training.attention is not None:
+        gemm["attention"] = training.attention
+    device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * training.memory)}
+    overlap = dict(resolved["overlap"]) | ({} if training.kappa is None else {"kappa": training.kappa})
+    told = cluster_from_resolved({**resolved, "device": device, "overlap": overlap})
+    return replace(told, training=training)
+
+
+def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool = True) -> Plan:
+    """`plan` with the step that a trainer takes for it on `cluster`: `communication_ns` is what it waits for links, and
+    what is left of `step_ns` beside that and `compute_ns` what it waits for the host.
+
+    `recomputed`: all of forward runs again in backward; `loss`: the model ends in this plan, which is that of all or of
+    a stage of a pipeline.
+    """
+    training = cluster.training
+    if training == Training() or "cost_model" in plan.model:
+        return plan
+    scheduled, summary = step_schedule(plan), plan.summary
+    hidden_ns = round(training.tp_backward * _backward_only(scheduled, recomputed=recomputed) * NS_PER_S)
+    hidden_ns = min(hidden_ns, summary.communication_ns)
+    moved = training.loss_bytes * _logits(plan) if loss else 0.0
+    loss_ns = round(moved / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency) * NS_PER_S)
+    device_s = sum(phase.count * ran.seconds for phase, ran in scheduled.phases_ran() if phase.name != "update")
+    device_ns = round(device_s * NS_PER_S) - hidden_ns + loss_ns
+    host_ns = round(sum(phase.count * _started(phase, training) for phase in scheduled.phases) * NS_PER_S)
+    step_ns = summary.step_ns - hidden_ns + loss_ns + max(0, host_ns - device_ns)
+    changed = replace(
+        summary,
+        step_ns=step_ns,
+        objective_ns=step_ns,
+        compute_ns=summary.compute_ns + loss_ns,
+        communication_ns=summary.communication_ns - hidden_ns,
+        step_bound_ns=min(summary.step_bound_ns, step_ns),
+    )
+    return replace(plan, summary=changed)
+
+
+def _logits(plan: Plan) -> float:
+    """Elements of all outputs of a step on one device: what the loss reads."""
+    outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
+    cut = [[axis for axis, each in enumerate(tensor.layout.placements) if each.is_shard] for tensor in outputs]
+    return sum(math.prod(tensor.shape) / plan.mesh.ways(axes) for tensor, axes in zip(outputs, cut, strict=True))
+
+
+def _started(phase: Phase, training: Training) -> float:
+    """Seconds in which the host starts the kernels and collectives of a phase; the optimizer's are few and fused."""
+    if phase.name == "update":
+        return 0.0
+    kernels = sum(item.action == "compute" and item.seconds > 0 for item in phase.program)
+    collectives = sum(item.action in ("blocking", "issue") for item in phase.program)
+    return kernels * training.host_s + collectives * training.host_collective_s
+
+
+def _backward_only(scheduled: StepSchedule, *, recomputed: bool) -> float:
+    """Seconds per step in which backward waits for what it sends itself: without what recomputed forwards send."""
+    again = max((_blocking(phase) for phase in scheduled.phases if "forward" in phase.name), default=0.0)
+    return sum(
+        phase.count * max(0.0, _blocking(phase) - (again if recomputed else 0.0))
+        for phase in scheduled.phases
+        if "backward" in phase.name
+    )
+
+
+def _blocking(phase: Phase) -> float:
+    return sum(item.seconds for item in phase.program if item.action == "blocking")

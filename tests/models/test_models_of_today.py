@@ -1,0 +1,78 @@
+"""Descriptions of mixtures by index, latent attention and windows: sizes, values, and what they cost."""
+
+from dataclasses import replace
+
+import pytest
+
+import shardplan
+from shardplan.cli import main
+from shardplan.errors import ShardplanError
+from shardplan.models import NAMED, build, described
+
+ROUTED = "layers=2,hidden=32,heads=4,vocab=64,seq=16,batch=4,experts=4,ffn=48,routing=dropless,skew=1.5"
+SHARED = f"{ROUTED},shared_ffn=24,shared_gate=true,dense_layers=1,dense_ffn=40"
+LATENT = (
+    "layers=1,hidden=32,heads=4,vocab=64,seq=16,batch=4,head_size=24,q_rank=16,kv_rank=12,rope_size=8,value_size=16"
+)
+WINDOWS = "layers=2,hidden=32,heads=4,vocab=64,seq=16,batch=4,window=4,window_every=2,post_norm=true"
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [("deepseek-v3", 671.0, 37.6), ("qwen3-30b-a3b", 30.5, 3.35), ("gemma3-27b", 27.0, 27.0)],
+)
+def test_named_models_have_as_many_parameters_as_published(name, billions, active):
+    spec = NAMED[name]
+    model = build(replace(spec, batch=1, seq=128))
+    sizes = [model.tensor(parameter.tensor) for parameter in model.parameters]
+    experts = sum(tensor.elements for tensor in sizes if len(tensor.shape) == 3)
+    whole = sum(tensor.elements for tensor in sizes)
+    used = whole - experts + (experts * spec.top_k // spec.experts if spec.experts else 0)
+    assert whole / 1e9 == pytest.approx(billions, rel=0.002)
+    assert used / 1e9 == pytest.approx(active, rel=0.005)
+
+
+@pytest.mark.parametrize("text", [ROUTED, SHARED, LATENT, WINDOWS, ROUTED.replace("dropless", "capacity")])
+def test_plans_of_them_compute_what_the_model_does(text, tmp_path, capsys):
+    plan = tmp_path / "own.plan.json"
+    model = f"transformer:{text},dtype=float"
+    assert main(["solve", model, "--mesh", "2x2", "-o", str(plan)]) == 0
+    assert main(["verify", model, str(plan)]) == 0, capsys.readouterr()
+
+
+def test_by_index_nothing_is_multiplied_by_masks():
+    wide = "transformer:layers=1,hidden=64,heads=4,vocab=64,seq=1024,experts=32,ffn=32,batch=4"
+    seconds = [
+        shardplan.price(f"{wide},routing={routing}", cluster="h100-dgx", dp=4).spent.compute_ns
+        for routing in ("capacity", "dropless")
+    ]
+    assert seconds[1] < seconds[0]
+
+
+def test_spread_experts_are_sent_their_tokens():
+    found = shardplan.price(f"transformer:{ROUTED}", cluster="h100-dgx", dp=4, ep=4)
+    kinds = {step.collective.kind for move in found.plan.moves for step in move.steps}
+    assert "all_to_all" in kinds
+
+
+def test_what_an_expert_takes_grows_with_the_skew():
+    for skew, slots in (("1", 8), ("2", 16)):
+        model = described(f"transformer:{ROUTED.replace('1.5', skew)}")
+        assert (4, 4, slots, 32) in {tensor.shape for tensor in model.tensors.values()}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("q_rank=8", "q_rank, rope_size and value_size are of latent attention"),
+        ("kv_rank=8,rope_size=0", "rope_size is 0, it must be even and less than head_size"),
+        ("shared_ffn=8", "are of mixtures of experts"),
+        ("window=8,attention=decomposed", "windows are of fused causal attention"),
+        ("experts=4,skew=0.5", "skew is 0.5, it must be at least 1"),
+        ("routing=random", "routing is 'random', it must be one of capacity, dropless"),
+    ],
+)
+def test_what_cannot_be(text, said):
+    with pytest.raises(ShardplanError) as caught:
+        described(f"transformer:{text}")
+    assert said in str(caught.value)

@@ -1,0 +1,94 @@
+"""What trainers take other than the schedule of a plan: `shardplan.study.trained`."""
+
+from dataclasses import replace
+
+import pytest
+
+import shardplan
+from shardplan.cluster.mesh import cluster_digest, make_cluster
+from shardplan.cluster.profile import load_profile, profile_from_text
+from shardplan.study.trained import as_run, as_trained
+
+MODEL = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=128"
+
+
+def cluster_with(**training):
+    lines = "".join(f"\n  {key}: {value}" for key, value in training.items())
+    text = "name: own\nextends: builtin:generic\n" + (f"training:{lines}\n" if training else "")
+    return make_cluster(profile_from_text(text, "own"))
+
+
+def priced(cluster, **ways):
+    return shardplan.price(MODEL, cluster=cluster, global_batch=16, **{"dp": 2, **ways})
+
+
+def test_a_profile_that_says_nothing_is_as_it_was():
+    plain = cluster_with()
+    assert as_trained(plain) is plain
+    plan = priced(plain).plan
+    assert as_run(plan, plain) is plan
+    assert "training" not in plain.resolved
+
+
+@pytest.mark.parametrize("ways", [{}, {"tp": 2}, {"pp": 2, "dp": 1}])
+def test_an_eager_trainer_is_never_faster_than_its_host(ways):
+    fast, slow = (priced(cluster_with(host_us=micros), **ways) for micros in (0.001, 1000))
+    assert fast.spent.host_ns == 0 < slow.spent.host_ns
+    assert slow.spent.compute_ns == fast.spent.compute_ns
+    twice = priced(cluster_with(host_us=2000), **ways)
+    assert twice.plan.summary.step_ns / slow.plan.summary.step_ns == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize("ways", [{}, {"tp": 2}, {"pp": 2, "dp": 1}])
+def test_parts_make_up_the_step(ways):
+    cluster = cluster_with(host_us=500, host_collective_us=100, loss_bytes=52, kappa=2, tp_backward=0.5)
+    found = priced(cluster, **ways)
+    spent = found.spent
+    parts = spent.compute_ns + spent.exposed_ns + spent.bubble_ns + spent.host_ns
+    assert parts == pytest.approx(found.plan.summary.step_ns, abs=5)
+
+
+def test_tensor_parallel_traffic_of_backward_is_hidden_as_far_as_it_is_said():
+    none, half, whole = (priced(cluster_with(tp_backward=share), tp=2, dp=1).spent.exposed_ns for share in (0, 0.5, 1))
+    assert none > half > whole > 0
+    assert none - half == pytest.approx(half - whole, rel=0.01)
+    assert priced(cluster_with(tp_backward=1), tp=1).plan.summary.step_ns == priced(cluster_with()).plan.summary.step_ns
+
+
+def test_recomputed_forwards_wait_for_what_they_send():
+    """Only backward's own traffic is hidden: about as much with recomputation as without."""
+    hidden = {
+        remat: priced(cluster_with(), tp=2, dp=1, recompute=remat).spent.exposed_ns
+        - priced(cluster_with(tp_backward=1), tp=2, dp=1, recompute=remat).spent.exposed_ns
+        for remat in ("none", "full")
+    }
+    assert 0.7 * hidden["none"] < hidden["full"] <= hidden["none"]
+
+
+def test_the_loss_reads_the_logits_that_a_device_has():
+    device = cluster_with().device
+    without, with_loss = (priced(cluster_with(loss_bytes=moved)).spent.compute_ns for moved in (0, 52))
+    elements = 16 / 2 * 128 * 1024
+    seconds = 52 * elements / (device.hbm_bytes_per_s * device.memory_efficiency)
+    assert (with_loss - without) / 1e9 == pytest.approx(seconds, rel=1e-3)
+
+
+def test_no_plan_depends_on_what_trainers_add():
+    plain, told = cluster_with(), cluster_with(host_us=80, kappa=3)
+    assert cluster_digest(plain) == cluster_digest(told)
+    assert plain.resolved == {**told.resolved, "name": plain.name}
+    plans = [shardplan.make_plan(MODEL, cluster=each, mesh="2x2") for each in (plain, told)]
+    assert plans[0].summary == plans[1].summary
+
+
+def test_efficiencies_are_those_of_trainers():
+    told = as_trained(cluster_with(sustained=0.5, memory=0.25, attention=0.3, kappa=2))
+    plain = cluster_with()
+    assert told.device.gemm == replace(plain.device.gemm, sustained=0.5, attention=0.3)
+    assert told.device.memory_efficiency == pytest.approx(plain.device.memory_efficiency / 4)
+    assert told.overlap.kappa == 2
+
+
+def test_the_profiles_that_runs_were_fitted_on_say_so():
+    for name in ("a100-dgx", "a100-p4d", "h100-dgx"):
+        assert make_cluster(load_profile(name)).training.kappa
