@@ -145,4 +145,4 @@ class Cluster:
     curves: tuple[Curve, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
     coalesce: Coalesce = field(default_factory=Coalesce)
-    training: Training = field(default_factory=Training)
+    training: Training = field(default_factory=Training, compare=False)
