@@ -32,7 +32,8 @@ def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def train(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype = torch.float64) -> tuple[str, Any]:
     """Two steps under `plan` and beside it by one process: `("ran", errors)` of loss, gradients, parameters and
-    buffers, relative to the largest entry; `("refused", why)`; `("crashed", why)`."""
+    buffers, relative to the largest entry, and how far one process is from itself (`own`) when its parameters are
+    changed in the last digit; `("refused", why)`; `("crashed", why)`."""
     warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     try:
@@ -54,25 +55,32 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
     if plan.mesh not in _MESHES:
         _MESHES[plan.mesh] = shardplan.torch.mesh(plan, "cpu")
     mesh = _MESHES[plan.mesh]
-    (model, batch), (reference, _) = made(name, dtype), made(name, dtype)
+    (model, batch), (reference, _), (another, _) = (made(name, dtype) for _ in range(3))
+    with torch.no_grad(), torch.random.fork_rng():
+        for parameter in another.parameters():
+            parameter.mul_(1 + 2 * torch.finfo(dtype).eps * torch.randn_like(parameter))
     given = {"strict": strict, "ignore": () if strict else ("*",)}
     if mode == "exported":
         model = shardplan.torch.parallelize_exported(model, batch, plan, mesh, **given)
     else:
         shardplan.torch.parallelize(model, plan, mesh, **given)
     known = {name for name, _ in [*reference.named_parameters(), *reference.named_buffers()]}
-    optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in (model, reference)]
-    found = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0, "buffers": 0.0}
+    optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in (model, reference, another)]
     with SinglePrecision() as single:
-        made(name, dtype)[0](*batch)
+        another(*batch)
+    found = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0, "buffers": 0.0, "own": 0.0}
     for _ in range(2):
-        losses = [each(*batch) for each in (model, reference)]
+        losses = [each(*batch) for each in (model, reference, another)]
         for optimizer, loss in zip(optimizers, losses, strict=True):
             optimizer.zero_grad()
             loss.backward()
         seen = {
             "loss": _apart(_together([("", losses[0])]), _together([("", losses[1])])),
             "gradients": _apart(*(_of(each, known, gradients=True) for each in (model, reference))),
+            "own": max(
+                _apart(*(_of(each, known, gradients=True) for each in (another, reference))),
+                _apart(_together([("", losses[2])]), _together([("", losses[1])])),
+            ),
         }
         for optimizer in optimizers:
             optimizer.step()

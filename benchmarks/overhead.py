@@ -36,6 +36,10 @@ import shardplan.torch
 HIDDEN, HEADS, FFN, VOCAB, BATCH, SEQ = 64, 8, 128, 256, 8, 32
 COLUMNS, ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
 
+WAYS = (
+    "one process", "DTensor Megatron", "FSDP2", "parallelize", "parallelize_exported", "parallelize_exported, inductor",
+)  # fmt: skip
+
 
 class Layer(nn.Module):
     def __init__(self) -> None:
@@ -99,9 +103,10 @@ def model_of(kind: str, layers: int, plan: Any) -> nn.Module:
         fully_shard(model, mesh=mesh)
     elif kind == "parallelize":
         shardplan.torch.parallelize(model, plan, shardplan.torch.mesh(plan, "cpu"))
-    elif kind == "parallelize_exported":
-        ids = torch.zeros(BATCH, SEQ, dtype=torch.long)
-        return shardplan.torch.parallelize_exported(model, (ids,), plan, shardplan.torch.mesh(plan, "cpu"))
+    elif kind.startswith("parallelize_exported"):
+        ids, backend = torch.zeros(BATCH, SEQ, dtype=torch.long), "inductor" if "inductor" in kind else None
+        mesh = shardplan.torch.mesh(plan, "cpu")
+        return shardplan.torch.parallelize_exported(model, (ids,), plan, mesh, backend=backend)
     return model
 
 
@@ -120,7 +125,7 @@ def run(layers: int, steps: int, path: Path, *, profile: bool) -> None:
     dist.init_process_group("gloo")
     plan = shardplan.load(path)
     ids = torch.randint(0, VOCAB, (BATCH, SEQ), generator=torch.Generator().manual_seed(1))
-    for kind in ("one process", "DTensor Megatron", "FSDP2", "parallelize", "parallelize_exported"):
+    for kind in WAYS:
         model = model_of(kind, layers, plan)
         for _ in range(3):
             loss = step(model, ids)
@@ -139,7 +144,7 @@ def run(layers: int, steps: int, path: Path, *, profile: bool) -> None:
             dist.all_reduce(took, dist.ReduceOp.MAX)
             best = [min(one, float(other) / steps * 1e3) for one, other in zip(best, took, strict=True)]
         if not dist.get_rank():
-            print(f"{kind:24} {best[0]:10.1f} ms {best[1]:10.1f} ms   loss {loss:.5f}", flush=True)
+            print(f"{kind:32} {best[0]:10.1f} ms {best[1]:10.1f} ms   loss {loss:.5f}", flush=True)
             if watch:
                 pstats.Stats(watch).sort_stats("tottime").print_stats(35)
     dist.barrier()
@@ -157,7 +162,7 @@ def main() -> None:
         run(given.layers, given.steps, given.plan, profile=given.profile)
         return
     planned(given.layers, given.plan)
-    print(f"torch {torch.__version__}\n{'':24} {'processor':>13} {'clock':>13}")
+    print(f"torch {torch.__version__}\n{'':32} {'processor':>13} {'clock':>13}")
     starter = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", __file__, *sys.argv[1:]]
     subprocess.run(starter, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 

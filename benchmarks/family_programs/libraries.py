@@ -7,12 +7,15 @@ such a key, without dropout. `python benchmarks/families.py --library` runs them
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from family_programs.torchvision_names import declare
 
 VOCAB, BATCH, SEQ, IMAGE = 64, 4, 16, 32
 _SIZES: Mapping[str, Any] = {
@@ -62,13 +65,18 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "cohere", "cohere2", "olmo", "olmo2", "granite", "glm", "nemotron", "persimmon", "mixtral",
         "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "mamba", "mamba2", "falcon_mamba", "rwkv",
         "recurrent_gemma", "biogpt", "ctrl", "smollm3", "exaone4", "helium", "ernie4_5",
-        "seed_oss", "gpt_oss", "arcee",
+        "seed_oss", "gpt_oss", "arcee", "jamba", "bamba", "granitemoe", "glm4_moe", "lfm2", "xglm",
+        "diffllama", "apertus", "jetmoe",
     ),
     "MaskedLM": (
         "bert", "roberta", "albert", "distilbert", "electra", "deberta", "deberta-v2", "modernbert", "mobilebert",
         "squeezebert", "convbert", "mpnet", "fnet", "roformer", "camembert", "layoutlm", "nystromformer",
+        "xlm-roberta", "megatron-bert", "esm", "ibert",
     ),
-    "Seq2SeqLM": ("t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "plbart"),
+    "Seq2SeqLM": (
+        "t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "plbart", "switch_transformers",
+        "longt5", "umt5", "prophetnet",
+    ),
     "ImageClassification": (
         "vit", "beit", "dinov2", "swin", "swinv2", "convnext", "convnextv2", "resnet", "mobilenet_v2",
         "mobilevit", "segformer", "poolformer", "regnet", "pvt", "cvt", "focalnet",
@@ -89,6 +97,7 @@ class Labelled(nn.Module):
 
 
 def _program(kind: str, model_type: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    declare()
     import transformers
 
     given = transformers.AutoConfig.for_model(model_type)
@@ -131,8 +140,86 @@ def _of(kind: str, model_type: str) -> Callable[[], tuple[nn.Module, tuple[Tenso
     return lambda: _program(kind, model_type)
 
 
+class Squared(nn.Module):
+    """A model without a loss of its own: what it returns first is to rise from -1 to 1."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        made = self.model(**dict(zip(self.names, batch, strict=True)))[0]
+        goal = torch.linspace(-1, 1, made.numel(), dtype=made.dtype, device=made.device)
+        return (made - goal.view(made.shape)).square().mean()
+
+
+class Contrasted(nn.Module):
+    """A model of two towers under its own loss of pairs."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self.model(**dict(zip(self.names, batch, strict=True)), return_loss=True).loss
+
+
+_IDS = (BATCH, SEQ)
+_MEL = (BATCH, 16, 32)
+_SAM = {"output_channels": 16, "global_attn_indexes": [1], "window_size": 2, "mlp_dim": 64, "num_pos_feats": 8}
+_WHOLE: Mapping[str, tuple[str, type[nn.Module], Mapping[str, Any], Mapping[str, Any]]] = {
+    "whisper": ("WhisperForConditionalGeneration", Labelled, {"max_source_positions": 16, "max_target_positions": 32},
+                {"input_features": _MEL, "labels": _IDS}),
+    "clip": ("CLIPModel", Contrasted, {}, {"input_ids": _IDS, "pixel_values": (BATCH, 3, IMAGE, IMAGE)}),
+    "siglip": ("SiglipModel", Contrasted, {}, {"input_ids": _IDS, "pixel_values": (BATCH, 3, IMAGE, IMAGE)}),
+    "sam": ("SamVisionModel", Squared, _SAM, {"pixel_values": (BATCH, 3, IMAGE, IMAGE)}),
+    "wav2vec2-bert": ("Wav2Vec2BertModel", Squared,
+                      {"feature_projection_input_dim": 16, "conv_depthwise_kernel_size": 3},
+                      {"input_features": (BATCH, 24, 16)}),
+    "wav2vec2": ("Wav2Vec2Model", Squared, {}, {"input_values": (BATCH, 800)}),
+    "moonshine": ("MoonshineForConditionalGeneration", Labelled, {}, {"input_values": (BATCH, 2000), "labels": _IDS}),
+    "vitdet": ("VitDetModel", Squared, {"window_size": 2, "window_block_indices": [0]},
+               {"pixel_values": (BATCH, 3, IMAGE, IMAGE)}),
+    "timesformer": ("TimesformerModel", Squared, {"num_frames": 2}, {"pixel_values": (BATCH, 2, 3, IMAGE, IMAGE)}),
+    "videomae": ("VideoMAEModel", Squared, {"num_frames": 2}, {"pixel_values": (BATCH, 2, 3, IMAGE, IMAGE)}),
+    "patchtst": ("PatchTSTForPrediction", Labelled, {"num_input_channels": 2, "context_length": 32,
+                 "prediction_length": 8, "patch_length": 8, "patch_stride": 8},
+                 {"past_values": (BATCH, 32, 2), "future_values": (BATCH, 8, 2)}),
+}  # fmt: skip
+"""Models that are made as a whole: their class, what gives the loss, sizes of their own, shapes of arguments."""
+
+
+def _whole(model_type: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    declare()
+    import transformers
+
+    kind, under, sizes, arguments = _WHOLE[model_type]
+    model_class = getattr(transformers, kind)
+    config = _shrunk(model_class.config_class(), sizes)
+    batch = [
+        torch.randint(2, VOCAB, shape) if name in {"input_ids", "labels"} else torch.randn(shape)
+        for name, shape in arguments.items()
+    ]
+    return under(model_class(config), tuple(arguments)), tuple(batch)
+
+
+def _shrunk(given: Any, sizes: Mapping[str, Any]) -> Any:
+    """A configuration, and those in it, with small sizes and without dropout."""
+    keys = given.to_dict()
+    inner = {name: _shrunk(getattr(given, name), {}) for name in keys if hasattr(getattr(given, name, None), "to_dict")}
+    made = type(given)(**{**_small(keys), **sizes, **inner})
+    for key in made.to_dict():
+        if "drop" in key and isinstance(getattr(made, key), float):
+            setattr(made, key, 0.0)
+    made._attn_implementation = "eager"  # noqa: SLF001 - as above
+    return made
+
+
 LIBRARIES = (
-    {f"hf {model_type}": _of(kind, model_type) for kind, types in _TYPES.items() for model_type in types}
+    {
+        **{f"hf {model_type}": _of(kind, model_type) for kind, types in _TYPES.items() for model_type in types},
+        **{f"hf {model_type}": functools.partial(_whole, model_type) for model_type in _WHOLE},
+    }
     if importlib.util.find_spec("transformers")
     else {}
 )

@@ -62,8 +62,8 @@ class ShardplanError(Exception):
     exit_code = 2
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
-        self.diagnostics = diagnostics
-        super().__init__("\n".join(str(diagnostic) for diagnostic in diagnostics))
+        self.diagnostics = tuple(dict.fromkeys(diagnostics))
+        super().__init__("\n".join(str(diagnostic) for diagnostic in self.diagnostics))
 
 
 class InfeasibleError(ShardplanError):

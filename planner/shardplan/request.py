@@ -37,6 +37,19 @@ MODES = ("training", "inference")
 OPTIMIZERS = ("adam-mixed", "adam-fp32", "sgd", "none")
 EFFORTS = ("quick", "thorough", "exhaustive")
 REMATS = ("none", "selective", "full", "auto")
+TARGETS = (
+    "",
+    "tp-plan",
+    "tp-plan-portable",
+    "deepspeed",
+    "torchtitan",
+    "fsdp2",
+    "megatron",
+    "maxtext",
+    "jax",
+    "shardy",
+)
+"""Formats of `shardplan export`; the empty word: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,7 @@ class Request:
     `"40 GiB"`. `stages`: a pipeline of so many stages, `auto`, or cut as a plan (or its file) is; `schedule` goes with
     it. `constraints`: YAML files, the same as mappings, or plans whose inputs and weights keep their layouts; `pins`:
     single ones. `gap`: where memory binds, the relative gap at which a plan is good enough. `time_limit`: seconds.
+    `target`: the format of `shardplan export` that is to say the plan.
     `effort`: how much work a search may take: seconds, up to half a minute, or as much as there is to do.
     """
 
@@ -129,6 +143,15 @@ class Request:
             Flag(),
             "--shard-optimizer",
             say="Optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer).",
+        ),
+    )
+    target: str = field(
+        default="",
+        metadata=_term(
+            OneOf(TARGETS),
+            "--for",
+            metavar="FORMAT",
+            say="The best plan that a runtime can say: a format of `shardplan export`, such as tp-plan or torchtitan.",
         ),
     )
     microbatches: int = field(
@@ -233,7 +256,7 @@ class Request:
             Number(0.0, 1.0),
             "--gap",
             metavar="SHARE",
-            say="Where memory binds, how far from the best possible is near enough.",
+            say="Where memory binds, the optimality gap at which the search ends.",
         ),
     )
     seed: int = field(

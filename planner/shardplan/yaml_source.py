@@ -52,7 +52,7 @@ def compose(text: str, file: str) -> yaml.Node:
     if len(text) > _LONGEST:
         raise ShardplanError(error("yaml-syntax", f"it has more than {_LONGEST:,} characters", file=file))
     try:
-        _check_depth(text, file)
+        _check_depth(text, file, _LOADER)
         node: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as fault:
         place = _place(file, fault.problem_mark or fault.context_mark)
@@ -91,14 +91,23 @@ def is_null(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and not node.style and node.value in ("", "~", "null")
 
 
-def _check_depth(text: str, file: str) -> None:
-    """The composer recurses and would crash on thousands of open brackets; the parser of events does not."""
+def _check_depth(text: str, file: str, loader: type) -> None:
+    """The composer recurses and would crash on thousands of open brackets; the parser of events does not.
+
+    libyaml reads ahead, and since 0.2.6 refuses more than 1,000 levels before it gives the first event; PyYAML's own
+    parser then says where the first level too many begins.
+    """
     depth = 0
-    for event in yaml.parse(text, Loader=_LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            place = _place(file, event.start_mark)
-            raise ShardplanError(error("yaml-syntax", f"nested more than {_DEEPEST} levels deep", **place))
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                place = _place(file, event.start_mark)
+                raise ShardplanError(error("yaml-syntax", f"nested more than {_DEEPEST} levels deep", **place))
+    except yaml.MarkedYAMLError as fault:
+        if loader is yaml.SafeLoader or "nesting depth" not in str(fault.problem):
+            raise
+        _check_depth(text, file, yaml.SafeLoader)
 
 
 def _place(file: str, mark: _HasPosition | None) -> dict[str, object]:

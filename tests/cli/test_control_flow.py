@@ -41,8 +41,8 @@ def test_how_often_a_loop_turns_is_asked_for(shardplan, decode, verb):
     run = shardplan(verb, decode, "--dim", "batch=32", *mesh)
     assert (run.code, run.out) == (2, "")
     assert run.err == (
-        "decode.onnx: error[unbound-trip]: node 'decode' (Loop) turns as often as its data says, so what it costs is"
-        " not known\nhint: say how often it turns: --trip decode=N\n"
+        "decode.onnx: error[unbound-trip]: the trip count of node 'decode' (Loop) depends on data, so its cost is"
+        " not known\nhint: give the trip count: --trip decode=N\n"
     )
     assert shardplan(verb, decode, *SIZES, *mesh).code == 0
 
@@ -64,7 +64,7 @@ def test_inspect_counts_every_turn(shardplan, decode):
     run = json.loads(shardplan("inspect", decode, *SIZES, "--json").out)["result"]
     assert run["loops"] == {"decode": 12}
     assert run["flops"] == 12 * once["flops"]
-    assert "loops     decode turns 12 times, 8 operators\n" in shardplan("inspect", decode, *SIZES).out
+    assert "loops     decode: 12 iterations, 8 operators\n" in shardplan("inspect", decode, *SIZES).out
 
 
 def test_the_plan_lists_the_operators_of_the_body(shardplan, decode):
@@ -75,7 +75,7 @@ def test_the_plan_lists_the_operators_of_the_body(shardplan, decode):
     assert [operator["op"] for operator in plan["operators"]] == [
         "shardplan.Enter", "MatMul", "Relu", "MatMul", "Add", "Tanh", "shardplan.Leave", "shardplan.Stack",
     ]  # fmt: skip
-    assert "loops     decode turns 12 times\n" in shardplan("show", "p.json").out
+    assert "loops     decode: 12 iterations\n" in shardplan("show", "p.json").out
 
 
 def test_verbs_that_read_the_model_again_take_the_turns_from_the_plan(shardplan, decode):

@@ -28,6 +28,7 @@ def planned(monkeypatch):
 
     def plan_as(outcome):
         monkeypatch.setattr("shardplan.study.remedies.find_remedies", lambda *_: ())
+        monkeypatch.setattr("shardplan.advice.advise.advise", lambda *_: [])  # the plan is of another model
 
         def plan_model(model, cluster, options, *hooks):
             asked.append(options)
@@ -145,7 +146,7 @@ class TestDocuments:
         document = self.document(run)
         plan = json.loads(Path("plans/mlp.2x2.plan.json").read_text())
         assert document["command"] == "solve"
-        assert document["result"] == {"plan": "plans/mlp.2x2.plan.json", "summary": plan["summary"]}
+        assert document["result"] == {"plan": "plans/mlp.2x2.plan.json", "summary": plan["summary"], "advice": []}
         assert [one["summary"] for one in document["diagnostics"]] == [
             line.partition(": ")[2] for line in unproven("plans/mlp.2x2.plan.json").splitlines()
         ]

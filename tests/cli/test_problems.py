@@ -176,7 +176,7 @@ def test_ctrl_c_writes_the_best(shardplan, folder):
     run = shardplan("solve-problem", "p.json", "-o", "s.json", "--time-limit", "60")
     timer.cancel()
     assert run.code == 130
-    assert "warning[interrupted]: interrupted: the solution is the best found so far; it is within " in run.err
+    assert "warning[interrupted]: interrupted: the solution is the best found so far; its optimality gap is " in run.err
     assert json.loads(Path("s.json").read_text())["outcome"] == "interrupted"
     assert shardplan("evaluate-problem", "p.json", "s.json").code == 0
 

@@ -72,6 +72,7 @@ def test_three_levels(text, expected):
         ("gpu=2,gpu0=4", "error[bad-mesh]: mesh 'gpu=2,gpu0=4' names axis 'gpu' twice\nhint: cut one level into several axes as gpu0=…,gpu1=…"),
         ("machin=4,gpu=4", "error[unknown-axis]: mesh 'machin=4,gpu=4': there is no axis 'machin'\nhint: did you mean 'machine'?"),
         ("tp=4", "error[unknown-axis]: mesh 'tp=4': there is no axis 'tp'\nhint: axes of profile 'h100-dgx': machine, gpu"),
+        ("tp=4,tp=4", "error[unknown-axis]: mesh 'tp=4,tp=4': there is no axis 'tp'\nhint: axes of profile 'h100-dgx': machine, gpu"),
         ("2x16", "error[mesh-too-large]: 16 devices on axis 'gpu', but one machine of profile 'h100-dgx' has 8\nhint: the same number of devices: --mesh machine=4,gpu=8"),
         ("16", "error[mesh-too-large]: 16 devices on axis 'gpu', but one machine of profile 'h100-dgx' has 8\nhint: the same number of devices: --mesh machine=2,gpu=8"),
         ("12", "error[mesh-too-large]: 12 devices on axis 'gpu', but one machine of profile 'h100-dgx' has 8\nhint: at most 8"),

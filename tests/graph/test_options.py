@@ -84,10 +84,11 @@ def test_wide_weights_are_their_own_master_copy(plan):
     assert memory.optimizer == pytest.approx(2 * memory.parameters, rel=0.01)
 
 
-def test_a_tighter_limit_is_kept_and_costs_a_little_time(plan):
-    free = plan().summary
+def test_a_tighter_limit_is_kept_and_costs_a_little_time(cluster):
+    model = described("transformer:style=gpt,layers=4,hidden=256,heads=8,vocab=2048,seq=128,batch=8")
+    free = plan_model(model, cluster, PlanOptions()).summary
     limit = int(free.memory.total * 0.9)
-    tight = plan(memory_limit_bytes=limit).summary
+    tight = plan_model(model, cluster, PlanOptions(memory_limit_bytes=limit)).summary
     assert tight.memory.total <= limit
     assert 0.995 * free.step_ns <= tight.step_ns <= 1.1 * free.step_ns
     assert free.step_bound_ns <= tight.step_ns

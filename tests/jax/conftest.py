@@ -24,14 +24,16 @@ os.environ["PJRT_NPROC"] = str(16 * DEVICES)  # threads: see docs/jax.md
 @pytest.fixture(scope="session")
 def start():
     """Starts `python args...` in the checkout, with shardplan and the tests' helpers; `finish` gives what it prints.
-    XLA is told what it is told here, unless `flags` says otherwise (None: nothing). What runs in the end is ended.
+    XLA is told what it is told here, unless `flags` says otherwise; None: what the program tells it, and not to
+    optimise machine code. What runs in the end is ended.
     """
     paths = os.pathsep.join(str(ROOT / folder) for folder in ("planner", "tests/support"))
     inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     started: list[subprocess.Popen] = []
 
     def begin(*args: str, flags: str | None = FLAGS) -> subprocess.Popen:
-        environment = {**inherited, "PYTHONPATH": paths} | ({} if flags is None else {"XLA_FLAGS": flags})
+        told = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if flags is None else {"XLA_FLAGS": flags}
+        environment = {**inherited, "PYTHONPATH": paths} | told
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             [sys.executable, *args], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True

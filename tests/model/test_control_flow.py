@@ -40,8 +40,8 @@ def test_a_loop_becomes_its_body_between_borders(read):
         ("shardplan.Stack", ("Loop_1/t",), ("ys",), here),
     ]
     assert model.trips == {"Loop_1": 5}
-    assert [model.turns(operator.reads_in) for operator in model.operators] == [1, 5, 5, 5, 5]
-    assert [model.turns(operator.makes_in) for operator in model.operators] == [5, 5, 5, 1, 1]
+    assert [model.iterations(operator.reads_in) for operator in model.operators] == [1, 5, 5, 5, 5]
+    assert [model.iterations(operator.makes_in) for operator in model.operators] == [5, 5, 5, 1, 1]
     assert model.tensors["ys"].shape == (5, 2, 3)
     assert model.warnings == ()
 
@@ -60,8 +60,8 @@ def test_a_loop_without_a_limit_needs_a_number(read):
     text = loop(limit="", m="", c="c", on=UNTIL, turns="k", inputs=", bool c")
     assert refused(read, text) == [
         (
-            "m.onnx: error[unbound-trip]: node 'Loop_0' (Loop) turns as often as its data says, so what it costs is not"
-            " known\nhint: say how often it turns: --trip Loop_0=N"
+            "m.onnx: error[unbound-trip]: the trip count of node 'Loop_0' (Loop) depends on data, so its cost is not"
+            " known\nhint: give the trip count: --trip Loop_0=N"
         )
     ]
     model = read(text, {"trip:Loop_0": 7, "k": 7})
@@ -72,16 +72,18 @@ def test_a_loop_without_a_limit_needs_a_number(read):
 
 def test_exporters_write_the_largest_integer_for_no_limit(read):
     text = loop(limit="n = Constant <value_int = 9223372036854775807> ()", on=UNTIL, turns="k")
-    assert refused(read, text)[0].startswith("m.onnx: error[unbound-trip]: node 'Loop_1' (Loop) turns as often")
+    assert refused(read, text)[0].startswith(
+        "m.onnx: error[unbound-trip]: the trip count of node 'Loop_1' (Loop) depends"
+    )
 
 
 def test_a_number_that_the_file_contradicts_is_refused(read):
     assert refused(read, loop(), {"trip:Loop_1": 4}) == [
-        "m.onnx: error[bad-trip]: --trip Loop_1=4: node 'Loop_1' (Loop) turns 5 times\nhint: leave the option away"
+        "m.onnx: error[bad-trip]: --trip Loop_1=4: node 'Loop_1' (Loop) has 5 iterations\nhint: leave the option away"
     ]
     assert refused(read, loop(on=UNTIL), {"trip:Loop_1": 6}) == [
         (
-            "m.onnx: error[bad-trip]: --trip Loop_1=6: node 'Loop_1' (Loop) turns at most 5 times\n"
+            "m.onnx: error[bad-trip]: --trip Loop_1=6: node 'Loop_1' (Loop) has at most 5 iterations\n"
             "hint: leave the option away"
         )
     ]
@@ -96,7 +98,7 @@ def test_a_loop_that_the_model_does_not_have_is_refused(read):
         )
     ]
     assert refused(read, loop(), {"trip:Loop_1": 0}) == [
-        "m.onnx: error[bad-trip]: --trip Loop_1=0: a loop turns a whole number of times, at least 1"
+        "m.onnx: error[bad-trip]: --trip Loop_1=0: a trip count is a whole number, at least 1"
     ]
 
 
@@ -105,8 +107,8 @@ def test_a_value_that_grows_from_turn_to_turn_is_refused(read):
         y = Loop (n, , x) <body = b (int64 i, bool go, float[p, 3] v) => (bool on, float[q, 3] o)
             { on = Identity(go)  o = Concat <axis = 0> (v, x) }> }"""
     assert refused(read, text)[0] == (
-        "m.onnx: error[incompatible-dims]: a turn hands a value on that it got with shape [2, 3] in node 'Loop_1',"
-        " and with shape [4, 3]: 'Loop_1/o'"
+        "m.onnx: error[incompatible-dims]: an iteration hands a value on that it got with shape [2, 3] in node"
+        " 'Loop_1', and with shape [4, 3]: 'Loop_1/o'"
     )
 
 

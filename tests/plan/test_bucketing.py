@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardplan.plan.bucketing import Queue, earliest, fullest
+from shardplan.plan.bucketing import Bucket, Queue, earliest, fullest, merged
 
 QUEUES = st.integers(1, 8).flatmap(
     lambda n: st.tuples(
@@ -79,3 +79,41 @@ def test_rounds_grow_where_the_link_falls_behind():
     assert [end - start for start, end in rounds(earliest(queue))] == [3, 3, 4, 5, 5]
     assert arrival(queue, earliest(queue)) == 26.0
     assert arrival(queue, fullest(queue)) == 29.0
+
+
+def _arrives(buckets, prices):
+    """When the last bucket has been sent, each as soon as it is there and the link is free."""
+    now = 0.0
+    for one in buckets:
+        now = max(now, one.ready) + prices[one.group](one.held)
+    return now
+
+
+PRICES = (lambda held: 1.0 + held, lambda held: 2.0 * held**0.5)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 6), st.integers(1, 5)), min_size=1, max_size=9))
+def test_merged_buckets_arrive_no_later_and_save_time(drawn):
+    ready = list(itertools.accumulate(gap for _, gap, _ in drawn))
+    buckets = [
+        Bucket((row,), group, float(at), float(held))
+        for row, ((group, _, held), at) in enumerate(zip(drawn, ready, strict=True))
+    ]
+    found = merged(buckets, PRICES, most=8.0)
+    assert sorted(row for one in found for row in one.rows) == list(range(len(buckets)))
+    assert [one.ready for one in found] == sorted(one.ready for one in found)
+    for one in found:
+        assert {buckets[row].group for row in one.rows} == {one.group}
+        assert one.held == sum(buckets[row].held for row in one.rows) <= 8.0
+        assert one.ready == max(buckets[row].ready for row in one.rows)
+    assert _arrives(found, PRICES) <= _arrives(buckets, PRICES) + 1e-9
+    taken, before = (sum(PRICES[one.group](one.held) for one in each) for each in (found, buckets))
+    assert taken <= before + 1e-9
+
+
+def test_a_group_that_has_little_to_send_skips_rounds():
+    large = [Bucket((2 * turn,), 0, float(turn), 4.0) for turn in range(4)]
+    small = [Bucket((2 * turn + 1,), 1, turn + 0.1, 0.01) for turn in range(4)]
+    rounds = sorted(large + small, key=lambda one: one.ready)
+    found = merged(rounds, PRICES, most=4.5)
+    assert [one.rows for one in found] == [(0,), (2,), (4,), (6,), (1, 3, 5, 7)]

@@ -207,6 +207,12 @@ def test_the_verb(shardplan, mlp):
     assert document["result"]["pareto"]
 
 
+def test_an_option_that_is_given_again_adds_to_the_list(shardplan, mlp):
+    commas = shardplan(*SWEEP, "--all", "--json")
+    again = ("sweep", "mlp.onnx", "--dim", "batch=64", "-c", "generic", "-m", "2", "-m", "2x2", "--microbatches", "1,2")
+    assert shardplan(*again, "--all", "--json").out == commas.out
+
+
 def test_faults_of_the_verb_are_said_together(shardplan, mlp):
     run = shardplan(*SWEEP[:-2], "--microbatches", "0", "--remat", "some", "--engine", "slurm")
     assert run.code == 2
@@ -229,3 +235,11 @@ def test_nothing_fits(shardplan, mlp):
     assert run.code == 3
     assert "4 without a plan:" in run.out
     assert "  generic 2 microbatches=1 remat=none" in run.out
+
+
+def test_what_every_combination_refuses_is_no_question_of_memory(shardplan, mlp):
+    """The exit code of `solve` for the same pin."""
+    pin = ("--pin", "nothing=[gpu]")
+    run = shardplan(*SWEEP, *pin)
+    assert run.code == shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2", *pin).code == 2
+    assert "  generic 2 microbatches=1 remat=none and 3 more: no tensor matches 'nothing'\n" in run.out

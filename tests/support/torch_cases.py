@@ -419,6 +419,31 @@ def compiled(tiny: Tiny, plan: Plan, what: str) -> tuple[float, float]:
     return abs(ours.item() - theirs.item()), _gradient_error(model, reference)
 
 
+def compiled_between_moves(tiny: Tiny, plan: Plan) -> tuple[float, float, list[Any], int]:
+    """Two steps of the graph, as it is and with what stands between its moves compiled: the compiled one's errors of
+    losses and of gradients, what each of both has sent, and how many parts torch has compiled."""
+    parts: list[Any] = []
+
+    def backend(graph: Any, examples: Any) -> Any:
+        parts.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, examples)
+
+    sent = []
+    for given in (None, backend):
+        reference, ids = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"])
+        model = shardplan.torch.parallelize_exported(torch_twins.twin(tiny), (ids,), plan, mesh_of(plan), backend=given)
+        losses, gradients = [], []
+        for counted in (False, True):  # nothing is compiled while sends are counted; what has been, runs
+            with shardplan.torch.count_comms(model) if counted else contextlib.nullcontext() as comms:
+                ours, theirs = _loss(model(ids).full_tensor(), ids), _loss(reference(ids), ids)
+                ours.backward()
+                theirs.backward()
+            losses.append(abs(ours.item() - theirs.item()))
+            gradients.append(_gradient_error(model, reference))
+        sent.append(dict(comms.actual))
+    return max(losses), max(gradients), sent, len(parts)
+
+
 def script(path: str, *args: str) -> str:
     """What a script prints, run as `torchrun` would run it in this process, but for the group, which stays."""
     printed = io.StringIO()

@@ -124,6 +124,13 @@ def _set(whole: Tensor, index: Any, items: Any) -> Tensor:
     return whole
 
 
+def _layers(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """Two layers of LSTM, both ways, from states that are computed."""
+    begin = x[:, :, :4].mean(0, keepdim=True).expand(4, 4, 4)
+    made, state, memory = torch.lstm(x, (begin, begin * 2), weights, True, 2, 0.5, False, True, False)
+    return made.sum(0) + torch.cat([state.sum(0), memory[1] * memory[2]], 1)
+
+
 def changed_after(x: Tensor) -> Tensor:
     """The operand of a function is changed in place before the result is read."""
     inner = x * 2
@@ -277,6 +284,14 @@ CASES: dict[str, Case] = {
         lambda x, w, u, b: torch.gru(x, x.new_zeros(1, 4, 4), [w, u, b, b], True, 1, 0.0, True, False, True)[0],
         [(4, 4, 8), (12, 8), (12, 4), (12,)],
     ),
+    "recurrent layers both ways": (
+        lambda x, w, u, b, v: _layers(x, [w, u, b, b, w, u, b, b, v, u, b, b, v, u, b, b]),
+        [(3, 4, 8), (16, 8), (16, 4), (16,), (16, 8)],
+    ),
+    "recurrent cells": (
+        lambda x, w, u: sum(torch.lstm_cell(x, [x[:, :4], x[:, 4:]], w, u)) + torch.gru_cell(x, x[:, 4:], w[4:], u[4:]),
+        [(4, 8), (16, 8), (16, 4)],
+    ),
     "norm": (
         lambda x: functional.normalize(x, dim=1) * x.norm(3, -1, keepdim=True) + torch.linalg.vector_norm(x),
         [(4, 8)],
@@ -328,6 +343,8 @@ CASES: dict[str, Case] = {
         lambda x: functional.cross_entropy(x, torch.tensor([3, 0, 15, 9]), label_smoothing=0.1, reduction="sum"),
         [(4, 16)],
     ),
+    "cross_entropy of few": (lambda x: functional.cross_entropy(x, torch.tensor([3, 0, 15, -100])), [(4, 16)]),
+    "casts like another": (lambda x, y: x.type_as(y) * 2 + x.to(y).exp() * y.sum(), [(4, 8), (2, 4)]),
     "mse_loss": (functional.mse_loss, [(4, 8), (4, 8)]),
     "smooth_l1_loss": (lambda x, y: functional.smooth_l1_loss(x, y, reduction="sum", beta=0.5), [(4, 8), (4, 8)]),
     "a view changed in place": (lambda x, y: changed_view(x * 1, y), [(4, 16), (4, 4)]),
@@ -393,16 +410,22 @@ def _applied(tiny: Tiny, plan: Plan) -> Any:
 
 
 def _layouts(mesh: Any, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Layout, ...]]:
-    """All whole; and the first operand, then the second, sharded in every way that is legal, the others whole."""
+    """All whole; and the first operand, then the second, sharded in every way that is legal, the others whole: by both
+    axes in whole dims, by one in two segments of a dim, each on its own."""
     whole = Layout.replicated(len(mesh))
     found = [(whole,) * len(shapes)]
     for place, shape in enumerate(shapes[:2]):
         choices = [R, *(S(dim) for dim in range(len(shape)))]
-        for pair in itertools.product(choices, repeat=len(mesh)):
+        several = [S(dim, _segments(size)) for dim, size in enumerate(shape) if size % 4 == 0]
+        for pair in (*itertools.product(choices, repeat=len(mesh)), *((R, each) for each in several)):
             layout = Layout.of(*pair)
             if layout != whole and is_legal(layout, mesh, shape):
                 found.append((whole,) * place + (layout,) + (whole,) * (len(shapes) - place - 1))
     return found
+
+
+def _segments(size: int) -> tuple[int, int]:
+    return (size // 2, size // 2) if size == 4 else (size // 4, size - size // 4)
 
 
 def _problem(engine: Any, function: Any, plain: list[Tensor], layouts: tuple[Layout, ...]) -> str:

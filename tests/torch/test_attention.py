@@ -117,6 +117,6 @@ def test_causal_queries_and_keys_are_split(four, tmp_path, factor, mode):
     plan = solved(str(tmp_path / "context.onnx"), tmp_path, fixed, "-c", "generic")
     assert [operator.split for operator in plan.operators if operator.op_type == "Attention"] == [(factor,)]
     for result, gradient, extra in four.run("torch_context", "attended", plan, mode):
-        assert result < 1e-6
-        assert gradient < 1e-5
+        assert result < 1e-12
+        assert gradient < 1e-12
         assert extra == {}

@@ -12,7 +12,6 @@ from shardplan.model.read import read_model
 
 FOLDER = Path(__file__).parent / "models"
 NAMES = ("encoder", "attentive", "residual", "upsampling", "recurrent")
-WITHOUT_RULE = {"recurrent": {"lstm"}}
 STRICT = {("encoder", "ZeRO-3"), ("attentive", "ZeRO-3"), ("residual", "ZeRO-3")}
 
 
@@ -21,14 +20,18 @@ def plan_of():
     return lambda name, **options: forced_plan(read_model(FOLDER / f"{name}.onnx"), "2x2", exposed=0.02, **options)
 
 
-def check(results, name):
+def check(results):
     for steps, without_rule in results:
         assert max(error for step in steps for error in step) < 1e-5
-        assert without_rule.keys() <= WITHOUT_RULE.get(name, set())
+        assert without_rule == {}
 
 
-@pytest.mark.parametrize("mode", ["eager", "exported"])
-@pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron", "seed 1", "seed 2"])
+CASES = [(recipe, mode) for recipe in ("ZeRO-3", "Megatron") for mode in ("eager", "exported")]
+CASES += [("seed 1", "eager"), ("seed 2", "exported")]
+"""Plans drawn at random are the dearest to run, so each form of a program gets one of its own."""
+
+
+@pytest.mark.parametrize(("recipe", "mode"), CASES)
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_as_one_process(four, plan_of, name, recipe, mode):
     if (name, recipe) == ("recurrent", "seed 2"):
@@ -37,11 +40,11 @@ def test_trains_as_one_process(four, plan_of, name, recipe, mode):
         recipe = "data parallel"  # torch has no placement for gates that several axes split
     given = {"seed": int(recipe[5:])} if recipe.startswith("seed") else {"recipe": recipe}
     is_strict = (name, recipe) in STRICT and mode == "eager"
-    check(four.run("torch_families", "train", name, plan_of(name, **given), is_strict, mode), name)
+    check(four.run("torch_families", "train", name, plan_of(name, **given), is_strict, mode))
 
 
 @pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron"])
 def test_blocks_may_be_recomputed(four, plan_of, recipe):
     """Hugging Face asks for gradients of what a block is given."""
     plan = plan_of("encoder", recipe=recipe)
-    check(four.run("torch_families", "train", "encoder", plan, recipe == "ZeRO-3", "eager", True), "encoder")
+    check(four.run("torch_families", "train", "encoder", plan, recipe == "ZeRO-3", "eager", True))

@@ -147,6 +147,18 @@ def test_plans_for_inference(four, recipe):
         assert differences == {}
 
 
+@pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron + sequence"])
+def test_a_graph_is_compiled_between_its_moves(four, recipe):
+    plan = plan_of("gpt", recipe)
+    for loss_error, gradient_error, (plain, compiled), parts in four.run(
+        "torch_cases", "compiled_between_moves", tiny_of("gpt"), plan
+    ):
+        assert loss_error < 1e-5
+        assert gradient_error < 1e-5
+        assert plain == compiled
+        assert parts > 5
+
+
 @pytest.mark.parametrize("what", ["model", "blocks", "graph"])
 def test_compilation_changes_nothing(four, what):
     plan = plan_of("gpt", "Megatron + sequence")

@@ -219,7 +219,7 @@ class _Parser:
             self.fault(node, f"cost: {fault}")
             return None
         if value < 0:
-            self.fault(node, "cost: a wish cannot cost less than nothing")
+            self.fault(node, "cost: the penalty of a soft constraint is at least 0")
         return value
 
     def names(self, node: yaml.Node) -> tuple[str, ...]:

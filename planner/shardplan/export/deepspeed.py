@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from shardplan.errors import warning
 from shardplan.export.modules import ModuleStyle, one_axis, wildcards
-from shardplan.export.specs import cannot_say
+from shardplan.export.specs import cannot_say, solve_for
 from shardplan.export.types import Exported
 from shardplan.plan.types import Plan
 
@@ -26,7 +26,7 @@ def export_deepspeed(plan: Plan) -> Exported:
     reasons: list[str] = []
     modules = wildcards(found.modules, reasons)
     reasons += [*_unknown(modules.values()), *found.refused]
-    refused = cannot_say("AutoTP", "what this plan does", reasons, "solve with one mesh axis and constraints")
+    refused = cannot_say("AutoTP", "what this plan does", reasons, solve_for("deepspeed"))
     mode = str(plan.model.get("mode"))
     specified = {pattern: spec for pattern, module in modules.items() if (spec := _spec(module, mode))}
     for field in ("gather_output", "grad_allreduce"):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from shardplan.errors import warning
-from shardplan.export.specs import Spec, cannot_say, plain, segmented, specs
+from shardplan.export.specs import Spec, cannot_say, plain, segmented, solve_for, specs
 from shardplan.export.types import Exported
 from shardplan.plan.types import Plan
 
@@ -43,7 +43,7 @@ def shardings(mesh, specs=PARAMETERS):
 def export_jax(plan: Plan) -> Exported:
     """The module. Refused where a fused dim is cut by segments: a PartitionSpec would cut it elsewhere, and XLA would
     move what the plan does not."""
-    hint = "shardplan.jax loads and pins such a plan; in a module of specs, keep this dim whole (--pin)"
+    hint = f"shardplan.jax loads and pins such a plan; {solve_for('jax')}"
     refused = cannot_say("jax", "that a dim is cut by segments", segmented(plan), hint)
     outputs = specs(plan, "output")
     partial = [spec.name for spec in outputs if spec.partial]

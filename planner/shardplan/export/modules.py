@@ -8,7 +8,7 @@ values that come out of weights: here is found which module is what, and everyth
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -17,11 +17,10 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.placement import Placement
 from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Move, OperatorDecision, Plan, TensorDecision
+from shardplan.planning.runtimes.facts import VIEWS, owner_of, wildcard
 
 Style = Literal["column", "row", "vocabulary", "width", "whole", "per head"]
 Weight = Literal["matrix", "table", "vector"]
-_VIEWS = frozenset({"Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"})
-"""Operators through which a weight is still that weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class ModuleStyle:
     weight is stored [in, out]. `experts`: it is a stack of weights [experts, out, in]. `weight`: what the weight is, a
     table being one of which rows are looked up.
 
-    Style `per head`: a whole scale that meets values split by heads, so its gradient is partial.
+    Style `per head`: a whole scale that meets values split by heads, in dim `dim`, so its gradient is partial.
     """
 
     name: str
@@ -42,28 +41,27 @@ class ModuleStyle:
     transposed: bool = False
     experts: bool = False
     weight: Weight = "matrix"
-
-
-def owner_of(parameter: str) -> str:
-    """The module of a parameter; a parameter that is no `weight` or `bias` stands for itself."""
-    module, _, last = parameter.rpartition(".")
-    return module if module and last in {"weight", "bias"} else parameter
+    dim: int = -1
 
 
 @dataclass
 class OneAxis:
     """What `axis` (None where no axis splits a module) does. `modules`: by name, whole ones included. `refused`: what
-    else the plan does, one line each, with the tensor's name. `other_axes`: axes that only split the batch."""
+    else the plan does, one line each, with the tensor's name. `other_axes`: axes that only split the batch;
+    `in_pieces`: those on which weights are kept in pieces beside."""
 
     axis: int | None
     modules: dict[str, ModuleStyle] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     other_axes: tuple[str, ...] = ()
+    in_pieces: tuple[str, ...] = ()
 
 
-def one_axis(plan: Plan) -> OneAxis:
-    """Find the axis of tensor parallelism and what every module does on it."""
-    sharding = _sharding_axes(plan)
+def one_axis(plan: Plan, *, gathers: bool = False) -> OneAxis:
+    """Find the axis of tensor parallelism and what every module does on it. `gathers`: on other axes weights may be
+    kept in pieces and gathered for use (FSDP)."""
+    in_pieces = tuple(axis for axis in _sharding_axes(plan) if gathers and _is_gathered(plan, axis))
+    sharding = [axis for axis in _sharding_axes(plan) if axis not in in_pieces]
     found = OneAxis(sharding[0] if sharding else None)
     if len(sharding) > 1:
         names = " and ".join(plan.mesh.names[axis] for axis in sharding)
@@ -73,7 +71,8 @@ def one_axis(plan: Plan) -> OneAxis:
     others = [a for a, size in enumerate(plan.mesh.shape) if size > 1 and a != found.axis]
     for axis in others:
         found.refused += _only_batch(plan, axis)
-    found.other_axes = tuple(plan.mesh.names[axis] for axis in others)
+    found.other_axes = tuple(plan.mesh.names[axis] for axis in others if axis not in in_pieces)
+    found.in_pieces = tuple(plan.mesh.names[axis] for axis in in_pieces)
     if found.axis is not None:
         _Walk(plan, found.axis, found).run()
     return found
@@ -83,7 +82,7 @@ def wildcards(modules: Mapping[str, ModuleStyle], refused: list[str]) -> dict[st
     """Modules by pattern, numbers in names as `*`; copies in different layers must agree, or are added to `refused`."""
     groups: dict[str, list[ModuleStyle]] = {}
     for name, module in modules.items():
-        groups.setdefault(re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$", "*", name), []).append(module)
+        groups.setdefault(wildcard(name), []).append(module)
     found = {}
     for pattern, copies in groups.items():
         kinds: dict[tuple[object, ...], str] = {}
@@ -102,6 +101,16 @@ def _sharding_axes(plan: Plan) -> list[int]:
     return [axis for axis in axes if any(tensor.layout.placements[axis].is_shard for tensor in parameters)]
 
 
+def _is_gathered(plan: Plan, axis: int) -> bool:
+    """Whether every weight is read whole on an axis, as it is kept or in pieces that are gathered."""
+    weights = {tensor.name for tensor in plan.tensors if tensor.role == "parameter"}
+    return all(
+        read is None or name not in weights or not read.placements[axis].is_shard
+        for operator in plan.operators
+        for name, read in zip(operator.inputs, operator.reads, strict=True)
+    )
+
+
 def _examples(plan: Plan, axes: Sequence[int]) -> Iterator[str]:
     """For every axis the first parameter that it shards."""
     for axis in axes:
@@ -112,11 +121,15 @@ def _examples(plan: Plan, axes: Sequence[int]) -> Iterator[str]:
 def _only_batch(plan: Plan, axis: int) -> Iterator[str]:
     """Why an axis that shards no parameter is not plain data parallelism."""
     name = plan.mesh.names[axis]
+    weights = {tensor.name for tensor in plan.tensors if tensor.role == "parameter"}
+    single = {tensor.name for tensor in plan.tensors if math.prod(tensor.shape) == 1}
     for tensor in plan.tensors:
         placement = tensor.layout.placements[axis]
         if tensor.role == "input" and placement.is_shard and placement.dim != 0:
             yield f"'{tensor.name}' is split along dim {placement.dim} over {name}, which is no batch"
     for move in _moves(plan, axis):
+        if move.tensor in weights or move.tensor in single:
+            continue  # gathered for use; a loss, which is added up
         if any(axis in step.collective.axes and not step.collective.is_free for step in move.steps):
             yield f"'{move.tensor}' is moved over {name} in the forward pass, which data parallelism does not do"
 
@@ -172,16 +185,16 @@ class _Walk:
         large = [pair for pair in weights if len(self.weight_of[pair[0]].shape) > 1]
         data = [(name, layout) for name, layout in reads if name and name not in self.weight_of and layout is not None]
         live = [pair for pair in data if pair[0] in self.live]
-        if weights and not data and operator.op_type in _VIEWS:
+        if weights and not data and operator.op_type in VIEWS:
             self.weight_of |= dict.fromkeys(operator.outputs, self.weight_of[weights[0][0]])
             return
         made = next((self._placement(layout) for layout in operator.makes if layout is not None), None)
-        sliced = any((p := self._placement(layout)) is not None and p.is_shard for _, layout in live)
+        cut = [p.dim for _, layout in live if (p := self._placement(layout)) is not None and p.is_shard]
         if large:
             self._weight(operator, large[0], data, made)
         elif live:
-            self._scale(operator, weights, sliced=sliced)
-            if made is not None and made.is_shard and not sliced and not self._is_bias_of_column(weights):
+            self._scale(operator, weights, cut)
+            if made is not None and made.is_shard and not cut and not self._is_bias_of_column(weights):
                 self._refuse(
                     operator.outputs[0], f"is split along dim {made.dim} over {self._name} (batch or sequence)"
                 )
@@ -221,8 +234,10 @@ class _Walk:
         found = ModuleStyle(name, style, segments=kept.segments, transposed=not cut, experts=experts, weight=kind)
         self._set(found, decision)
 
-    def _scale(self, operator: OperatorDecision, weights: Sequence[tuple[str, Layout | None]], *, sliced: bool) -> None:
-        """A vector (norm, bias) read beside live values."""
+    def _scale(
+        self, operator: OperatorDecision, weights: Sequence[tuple[str, Layout | None]], cut: Sequence[int]
+    ) -> None:
+        """A vector (norm, bias) read beside live values; `cut`: dims in which some of these are split."""
         for value, layout in weights:
             decision = self.weight_of[value]
             placement = self._placement(layout)
@@ -230,8 +245,9 @@ class _Walk:
                 continue
             if placement.is_shard and decision.layout.placements[self.axis].is_shard:
                 self._refuse(decision.checkpoint, f"is a vector that is sharded over {self._name} outside of a column")
-            style: Style = "per head" if sliced else "whole"
-            self._set(ModuleStyle(self._module(decision, operator), style, weight="vector"), decision)
+            style: Style = "per head" if cut else "whole"
+            dim = cut[0] if cut else -1
+            self._set(ModuleStyle(self._module(decision, operator), style, weight="vector", dim=dim), decision)
 
     def _module(self, decision: TensorDecision, operator: OperatorDecision) -> str:
         """Of a tied weight, the owner that this operator belongs to."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardplan.export.specs import Spec, cannot_say, segmented, specs
+from shardplan.export.specs import Spec, cannot_say, segmented, solve_for, specs
 from shardplan.export.types import Exported
 from shardplan.plan.types import Plan
 
@@ -27,7 +27,7 @@ def export_shardy(plan: Plan) -> Exported:
     Refused where a fused dim is cut by segments, where values are partial in another way than as sums, and for types
     that have no name in MLIR.
     """
-    hint = "keep this dim whole (--pin), or load the plan with shardplan.jax"
+    hint = f"shardplan.jax loads and pins such a plan; {solve_for('shardy')}"
     refused = cannot_say("shardy", "that a dim is cut by segments", segmented(plan), hint)
     refused += cannot_say("shardy", "that partial values are not sums", _other_reductions(plan))
     arguments = (*specs(plan, "input"), *specs(plan, "parameter"))

@@ -48,6 +48,11 @@ def plain(text: object) -> str:
     return re.sub(r"[^\w .,:;=@/+*()\[\]<>-]", "_", str(text))
 
 
+def solve_for(target: str) -> str:
+    """What to do where a format cannot say a plan."""
+    return f"shardplan solve --for {target} finds the best plan that it can say, and what that costs"
+
+
 def cannot_say(form: str, what: str, lines: Iterable[str], hint: str = "") -> list[Diagnostic]:
     """One error that lists what `form` has no words for; empty if there is nothing. Of lines that differ only in
     numbers (the same in every layer) the first is shown."""

@@ -101,6 +101,27 @@ TARGETS: tuple[Target, ...] = (
         writes="text",
     ),
     Target(
+        "fsdp2",
+        "a Python module of torch's own fully_shard and parallelize_module",
+        "shardplan.export.fsdp2:export_fsdp2",
+        needs_model=False,
+        writes="text",
+    ),
+    Target(
+        "megatron",
+        "arguments of Megatron-LM: degrees of parallelism",
+        "shardplan.export.trainers:export_megatron",
+        needs_model=True,
+        writes="text",
+    ),
+    Target(
+        "maxtext",
+        "the ici and dcn parallelism of a MaxText configuration",
+        "shardplan.export.trainers:export_maxtext",
+        needs_model=True,
+        writes="text",
+    ),
+    Target(
         "torchtitan",
         "what enters and leaves every module, as torchtitan's ShardingConfig",
         "shardplan.export.titan:export_titan",

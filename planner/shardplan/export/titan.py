@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardplan.errors import Diagnostic, warning
-from shardplan.export.specs import cannot_say
+from shardplan.export.specs import cannot_say, solve_for
 from shardplan.export.titan_axes import titan_axes
 from shardplan.export.titan_text import Sides, module_text
 from shardplan.export.types import Exported
@@ -29,7 +29,7 @@ def export_titan(plan: Plan) -> Exported:
     walk = _Boundaries(plan)
     configs = {name: walk.sides(name) for name in walk.modules}
     reasons = [*walk.axes.disordered(), *walk.unsaid(), *walk.refused]
-    refused = cannot_say("a ShardingConfig", "what this plan does", dict.fromkeys(reasons))
+    refused = cannot_say("a ShardingConfig", "what this plan does", dict.fromkeys(reasons), solve_for("torchtitan"))
     refused += _warnings(walk, configs)
     return Exported(module_text(plan, walk.axes, _folded(configs), sharded_weights=walk.sharded), tuple(refused))
 
@@ -59,6 +59,7 @@ class _Boundaries:
         self.modules: dict[str, list[OperatorDecision]] = {}
         self.module_of: dict[str, str] = {}
         self.maker: dict[str, OperatorDecision] = {}
+        self.live = _live(plan)
         self.refused: list[str] = []
         self.repeated: set[str] = set()
         self._group()
@@ -140,10 +141,20 @@ class _Boundaries:
             if whole != read.forward and not _only_slices(whole, read):
                 yield f"'{tensor.checkpoint}' is gathered for use over an axis on which the batch is not split"
         elif operator.name not in self.module_of:
-            if self._handed(tensor).forward != read.forward:
+            if not self._is_own_part(tensor, self._handed(tensor), read):
                 yield f"'{tensor.name}' is moved between operators that are in no module with parameters"
         elif self._moved_inside(operator, tensor.name, read):
             yield f"'{tensor.name}' is moved inside of '{self.module_of[operator.name]}'"
+
+    def _is_own_part(self, tensor: TensorDecision, handed: Layout, read: Layout) -> bool:
+        """Whether a value is read as it is handed on; what is made of inputs alone, or of weights alone, every device
+        makes for its own part of the batch."""
+        pairs = enumerate(zip(handed.forward.placements, read.forward.placements, strict=True))
+        moved = {axis for axis, (before, after) in pairs if before != after}
+        if tensor.name in self.live:
+            return not moved
+        cut = all(handed.forward.placements[axis] == R and read.placements[axis].is_shard for axis in moved)
+        return cut and moved <= set(self.axes.members["dp"])
 
     def _parameters(self, operators: Sequence[OperatorDecision]) -> Iterator[TensorDecision]:
         names = dict.fromkeys(name for operator in operators for name in operator.inputs)
@@ -265,6 +276,17 @@ class _Boundaries:
         """The text of a layout; what it cannot say is kept in `refused`."""
         self.refused += self.axes.unlike(tensor.checkpoint or tensor.name, layout)
         return self.axes.text(layout, len(tensor.shape), gradients=self.plan.model.get("mode") == "training")
+
+
+def _live(plan: Plan) -> frozenset[str]:
+    """The values that depend on inputs and on weights."""
+    fed = {tensor.name for tensor in plan.tensors if tensor.role == "input"}
+    weighted = {tensor.name for tensor in plan.tensors if tensor.role == "parameter"}
+    for operator in plan.operators:
+        for depending in (fed, weighted):
+            if not depending.isdisjoint(operator.inputs):
+                depending.update(filter(None, operator.outputs))
+    return frozenset(fed & weighted)
 
 
 def _looks_up_in_part(operator: OperatorDecision) -> bool:

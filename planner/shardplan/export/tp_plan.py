@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
 from shardplan.export.modules import ModuleStyle, one_axis, wildcards
-from shardplan.export.specs import cannot_say
+from shardplan.export.specs import cannot_say, solve_for
 from shardplan.export.types import Exported
 from shardplan.plan.types import Plan
 
@@ -94,7 +94,9 @@ def _export(plan: Plan, form: str) -> Exported:
             rules[pattern] = _STYLES[form][kind]
     reasons += found.refused
     name = "a tp_plan" if form == "full" else "a portable tp_plan"
-    refused = cannot_say(name, "what this plan does", reasons, "solve with one mesh axis and shardplan's constraints")
+    refused = cannot_say(
+        name, "what this plan does", reasons, solve_for("tp-plan" if form == "full" else "tp-plan-portable")
+    )
     if found.other_axes:
         axes = " and ".join(found.other_axes)
         refused.append(warning("not-said", f"{axes}: data parallelism, which a tp_plan leaves to the launcher"))

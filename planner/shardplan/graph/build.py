@@ -4,8 +4,8 @@ The graph is bipartite, a networkx multigraph. An operator node's choices are st
 the layout it rests in, and where several operators read it a *served* node chooses the layout in which they get it.
 Where optimizer state may be sharded apart from its weight, an *updated* node chooses the layout of that state.
 Every node and every edge carries `priced` (`shardplan.schedule.terms`): picoseconds per choice or per pair of choices,
-by the part of the step to which they belong and what they keep busy; and `position`, the number of the operator whose
-turn it is. Equal operators and tensors share their spaces, and equal edges their priced objects: depth costs next to
+by the part of the step to which they belong and what they keep busy; and `position`, the number of the operator that
+causes it. Equal operators and tensors share their spaces, and equal edges their priced objects: depth costs next to
 nothing.
 """
 
@@ -41,6 +41,8 @@ from shardplan.units import PS_PER_S
 
 Node = tuple[str, str]
 """("operator", name), ("kept", tensor), ("served", tensor) or ("updated", weight)."""
+Join = tuple[Node, Node, int]
+"""An edge: from where, to where, and its number among those between the two, which are in the order of operands."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,22 @@ class CostGraph:
     def edge_data(self) -> tuple[dict[str, Any], ...]:
         """Attributes of the edges in graph order; `source` and `target` are its nodes."""
         return tuple(data for _, _, data in self.graph.edges(data=True))
+
+    @cached_property
+    def number(self) -> Mapping[str, int]:
+        """Operators by name."""
+        return {operator.name: index for index, operator in enumerate(self.model.operators)}
+
+    @cached_property
+    def joins(self) -> tuple[Join, ...]:
+        """The edges in graph order."""
+        numbers: dict[tuple[Node, Node], int] = {}
+        found: list[Join] = []
+        for data in self.edge_data:
+            ends = data["source"], data["target"]
+            numbers[ends] = numbers.get(ends, -1) + 1
+            found.append((*ends, numbers[ends]))
+        return tuple(found)
 
     @cached_property
     def all_work(self) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
@@ -156,7 +174,7 @@ def build_cost_graph(
             charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
             dtype=_compute_dtype(model, index),
             forwards=again.forwards(index),
-            turns=model.turns(operator.loops),
+            iterations=model.iterations(operator.loops),
             complete=complete or index in asked,
         )
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
@@ -256,30 +274,32 @@ def _add_edges(built: CostGraph) -> None:
         for position, name in enumerate(operator.inputs):
             source = _read_space(built.kept, built.served, name)
             if source is not None:
-                times, turns = again.reads(index, position), model.turns(operator.reads_in)
-                key = ("read", id(source), id(strategies), position, times, turns)
+                times, iterations = again.reads(index, position), model.iterations(operator.reads_in)
+                key = ("read", id(source), id(strategies), position, times, iterations)
                 if key not in tables:
-                    last = source.kind.coalesces and turns == 1
-                    tables[key] = edges.to_read(source, strategies, position, forwards=times, last=last, turns=turns)
+                    last = source.kind.coalesces and iterations == 1
+                    tables[key] = edges.to_read(
+                        source, strategies, position, forwards=times, last=last, iterations=iterations
+                    )
                 _join(graph, built.source_of_reads(name), node, tables[key], index)
         for position, name in enumerate(operator.outputs):
             kept = built.kept.get(name)
             if kept is not None:
-                times, turns = again.forwards(index), model.turns(operator.makes_in)
+                times, iterations = again.forwards(index), model.iterations(operator.makes_in)
                 unread = name not in built.flow.readers and name not in outputs
-                made_key = ("made", id(kept), id(strategies), position, times, unread, turns)
+                made_key = ("made", id(kept), id(strategies), position, times, unread, iterations)
                 if made_key not in tables:
                     tables[made_key] = edges.made_to_kept(
-                        strategies, position, kept, forwards=times, unread=unread, turns=turns
+                        strategies, position, kept, forwards=times, unread=unread, iterations=iterations
                     )
                 _join(graph, node, ("kept", name), tables[made_key], index)
     for name, serving in built.served.items():
-        times, turns = again.serves(name), model.turns(built.flow.lives_in.get(name, ()))
-        serving_key = ("served", id(built.kept[name]), id(serving), times, turns)
+        times, iterations = again.serves(name), model.iterations(built.flow.lives_in.get(name, ()))
+        serving_key = ("served", id(built.kept[name]), id(serving), times, iterations)
         if serving_key not in tables:
-            last = built.kept[name].kind.coalesces and turns == 1
+            last = built.kept[name].kind.coalesces and iterations == 1
             tables[serving_key] = edges.kept_to_served(
-                built.kept[name], serving, forwards=times, last=last, turns=turns
+                built.kept[name], serving, forwards=times, last=last, iterations=iterations
             )
         _join(graph, ("kept", name), ("served", name), tables[serving_key], built.flow.first_reader(name))
     _add_updates(built, tables)

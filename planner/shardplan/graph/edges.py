@@ -9,7 +9,7 @@ Activations and their gradients are waited for (`blocking`), as is whatever an o
 ahead of use (`gather`), and their gradients reduced beside what follows (`reduce`). The last moves of weights'
 gradients, and those of new weights, are charged their share of a bucket (`shardplan.cost.coalesce`). A value that
 backward reads again is gathered again there, unless it was kept as it is read. What happens inside of a loop happens in
-every turn; a value from outside is served once, and read in every turn.
+every iteration; a value from outside is served once, and read in every iteration.
 """
 
 from __future__ import annotations
@@ -29,12 +29,18 @@ Part = tuple[Term, Table]
 
 
 def made_to_kept(
-    strategies: StrategySpace, position: int, kept: TensorSpace, *, forwards: int, unread: bool = False, turns: int = 1
+    strategies: StrategySpace,
+    position: int,
+    kept: TensorSpace,
+    *,
+    forwards: int,
+    unread: bool = False,
+    iterations: int = 1,
 ) -> Priced:
     """Strategies (rows) to kept choices (columns). `forwards`: how often the value is made (2 when recomputed).
 
     `unread`: no operator reads the value but its maker's backward (the mask of a dropout); it stays as it was made.
-    `turns`: how often a microbatch does all this.
+    `iterations`: how often a microbatch does all this.
     """
     made = strategies.makes[position]
     assert made is not None
@@ -50,11 +56,11 @@ def made_to_kept(
         closed |= value[:, None] != kept.forward[None, :]
     back = _swapped(kept.gradient_move(kept.gradient, gradient))
     parts = [*_value(kept, moved, forwards, "blocking"), *_by_level(kept, "backward", "blocking", back)]
-    return _picoseconds(parts, turns, closed)
+    return _picoseconds(parts, iterations, closed)
 
 
 def kept_to_served(
-    kept: TensorSpace, served: TensorSpace, *, forwards: int, last: bool = False, turns: int = 1
+    kept: TensorSpace, served: TensorSpace, *, forwards: int, last: bool = False, iterations: int = 1
 ) -> Priced:
     """Kept choices (rows) to served choices (columns). `forwards`: 2 when backward gathers the value again; `last`:
     as in `to_read`."""
@@ -63,7 +69,7 @@ def kept_to_served(
     if last:
         together = _swapped(kept.gradient_share(served.gradient, kept.gradient))
         back = np.where(kept.forward[:, None] == served.forward[None, :], together, back)
-    return _picoseconds([*parts, *_gradient(served, back, kept.codes, served.codes)], turns)
+    return _picoseconds([*parts, *_gradient(served, back, kept.codes, served.codes)], iterations)
 
 
 def kept_to_updated(kept: TensorSpace, updated: TensorSpace) -> Priced:
@@ -80,7 +86,7 @@ def to_read(
     *,
     forwards: int,
     last: bool = False,
-    turns: int = 1,
+    iterations: int = 1,
 ) -> Priced:
     """Kept or served choices (rows) to strategies of the reader (columns).
 
@@ -96,13 +102,12 @@ def to_read(
         together = _swapped(source.gradient_share(gradient, source.gradient))
         back = np.where(source.forward[:, None] == value[None, :], together, back)
     parts = _value(source, source.value_move(source.forward, value), forwards, _brought(source))
-    return _picoseconds([*parts, *_gradient(source, back, source.codes, codes)], turns)
+    return _picoseconds([*parts, *_gradient(source, back, source.codes, codes)], iterations)
 
 
 def around(enter: StrategySpace, leave: StrategySpace) -> Priced:
-    """Strategies in which a turn of a loop begins with a value (rows) to those in which one ends with it (columns).
-
-    They must hand it on in one layout: everything else is closed."""
+    """From the strategies in which an iteration of a loop begins with a value (rows) to those in which one ends with it
+    (columns). Both have it in one layout: all other pairs are closed."""
     begins = [enter.layout("results", 0, strategy) for strategy in range(len(enter))]
     ends = [leave.layout("operands", 0, strategy) for strategy in range(len(leave))]
     return priced({}, np.array([[begin != end for end in ends] for begin in begins]))
@@ -144,7 +149,7 @@ def _value(space: TensorSpace, moved: Seconds, forwards: int, resource: Resource
 
 
 def _gradient(space: TensorSpace, moved: Seconds, kept_codes: Index, read_codes: Index) -> Iterator[Part]:
-    """A gradient on its way back, shape (level sets, kept, read): in every microbatch, or once in the last."""
+    """The moves of a gradient, shape (level sets, kept, read): in every microbatch, or once in the last."""
     if not space.kind.has_gradient:
         return
     if not _is_weight(space):
@@ -164,9 +169,9 @@ def _swapped(stack: Seconds) -> Seconds:
     return stack.transpose(0, 2, 1)
 
 
-def _picoseconds(parts: list[Part], turns: int, closed: NDArray[np.bool_] | None = None) -> Priced:
-    """The tables of equal terms added up, in whole picoseconds of all `turns`."""
-    scale = turns * PS_PER_S
+def _picoseconds(parts: list[Part], iterations: int, closed: NDArray[np.bool_] | None = None) -> Priced:
+    """The tables of equal terms added up, in whole picoseconds of all `iterations`."""
+    scale = iterations * PS_PER_S
     found: dict[Term, Table] = {}
     shut = np.zeros(parts[0][1].shape, dtype=np.bool_) if closed is None else closed
     for term, table in parts:

@@ -86,7 +86,7 @@ def trace(model: Model, rules: Sequence[Rule], *, training: bool) -> Flow:
 
 
 def carried_pairs(model: Model) -> list[tuple[int, int]]:
-    """The operators that begin and end the turns of a loop for one carried value, as pairs of numbers."""
+    """The operators that begin and end the iterations of a loop for one carried value, as pairs of numbers."""
     found: dict[tuple[object, ...], list[int]] = {}
     for index, operator in enumerate(model.operators):
         if operator.domain == CONTROL and operator.op_type in {Border.ENTER, Border.LEAVE}:
@@ -110,7 +110,7 @@ def _windows(model: Model) -> dict[int, tuple[int, int]]:
 def _kept_until(
     model: Model, readers: Mapping[str, Sequence[tuple[int, int]]], lives_in: Mapping[str, tuple[str, ...]]
 ) -> dict[str, int]:
-    """Until which operator values are needed that some loop reads from outside in every turn."""
+    """Until which operator values are needed that some loop reads from outside in every iteration."""
     ends = {
         operator.loops[: depth + 1]: index
         for index, operator in enumerate(model.operators)
@@ -126,7 +126,7 @@ def _kept_until(
 
 
 def _stays(model: Model, reader: int, home: int) -> bool:
-    """Whether a value that lives in `home` loops is read by an operator in every turn of one more."""
+    """Whether a value that lives in `home` loops is read by an operator in every iteration of one more."""
     operator = model.operators[reader]
     once = operator.reads_in if operator.op_type == Border.ENTER else operator.loops
     return len(once) > home
@@ -195,22 +195,22 @@ def _is_small_constant(model: Model, name: str) -> bool:
 
 def _with_gradients(model: Model) -> frozenset[str]:
     """Float tensors that lie between a trainable parameter (or what is fed from another part) and a float output,
-    perhaps by way of further turns of a loop."""
-    turns = [
+    perhaps by way of further iterations of a loop."""
+    back_edges = [
         (model.operators[last].inputs[0], model.operators[first].outputs[0]) for first, last in carried_pairs(model)
     ]
     downstream = {parameter.tensor for parameter in model.parameters if parameter.trainable} | set(model.fed)
-    for _ in range(len(turns) + 1):
+    for _ in range(len(back_edges) + 1):
         for operator in model.operators:
             if any(name in downstream for name in operator.inputs):
                 downstream.update(name for name in operator.outputs if name and model.tensor(name).is_float)
-        downstream.update(begins for ends, begins in turns if ends in downstream)
+        downstream.update(begins for ends, begins in back_edges if ends in downstream)
     upstream = {name for name in model.outputs if model.tensor(name).is_float}
-    for _ in range(len(turns) + 1):
+    for _ in range(len(back_edges) + 1):
         for operator in reversed(model.operators):
             if any(name in upstream for name in operator.outputs):
                 upstream.update(name for name in operator.inputs if name and model.tensor(name).is_float)
-        upstream.update(ends for ends, begins in turns if begins in upstream)
+        upstream.update(ends for ends, begins in back_edges if begins in upstream)
     return frozenset(downstream & upstream)
 
 

@@ -137,7 +137,7 @@ class Memory:
     def spans(self, name: str, fate: Fate, time: Moments) -> list[tuple[int, int, int]]:
         """When a value is held: (start, end, how many of it), in moments of `time`.
 
-        A saved value is there once for each microbatch and turn of a loop that waits for its backward.
+        A saved value is there once for each microbatch and iteration of a loop that waits for its backward.
         """
         flow = self.built.flow
         start = flow.makers[name][0] if name in flow.makers else 0
@@ -146,7 +146,7 @@ class Memory:
             return [(start, end, 1)]
         if fate in ("saved", "saved again"):
             last = start if fate == "saved" else flow.first_reader(name)
-            waiting = self.built.options.in_flight * self.built.model.turns(flow.lives_in.get(name, ()))
+            waiting = self.built.options.in_flight * self.built.model.iterations(flow.lives_in.get(name, ()))
             return [(start, time.backward(last) + 1, waiting)]
         assert isinstance(fate, int)
         if name in self.built.fusion.saved:

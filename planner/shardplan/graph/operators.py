@@ -76,18 +76,27 @@ class OperatorPricer:
         charged: Charged,
         dtype: str,
         forwards: int,
-        turns: int = 1,
+        iterations: int = 1,
         complete: bool = False,
     ) -> OperatorSpace:
         """The space of an operator with these planned operands and results; `forwards`: 2 when it is recomputed.
 
-        `turns`: how often the loops around it turn. `complete`: strategies that others can stand in for are kept,
+        `iterations`: iterations of the loops around it. `complete`: strategies that others can stand in for are kept,
         because somebody may ask for them.
         """
-        key = (id(rule), tuple(map(id, operands)), tuple(map(id, results)), charged, dtype, forwards, turns, complete)
+        key = (
+            id(rule),
+            tuple(map(id, operands)),
+            tuple(map(id, results)),
+            charged,
+            dtype,
+            forwards,
+            iterations,
+            complete,
+        )
         if key not in self._spaces:
             self._spaces[key] = self._price(
-                rule, operands, results, charged, dtype, forwards, turns=turns, complete=complete
+                rule, operands, results, charged, dtype, forwards, iterations=iterations, complete=complete
             )
         return self._spaces[key]
 
@@ -109,7 +118,7 @@ class OperatorPricer:
         dtype: str,
         forwards: int,
         *,
-        turns: int,
+        iterations: int,
         complete: bool,
     ) -> OperatorSpace:
         strategies = StrategySpace(rule, operands, results, self.cluster.mesh)
@@ -129,8 +138,8 @@ class OperatorPricer:
             of_use = np.flatnonzero(~dominated(strategies, (compute_s + inner_s)[keep], held, forwards=forwards))
             strategies.keep(of_use)
             keep, held = keep[of_use], held[of_use]
-        inner = turns * inner[:, :, keep]
-        compute_s, later_s = (turns * part[keep] for part in (compute_s, compute_s - forward_s))
+        inner = iterations * inner[:, :, keep]
+        compute_s, later_s = (iterations * part[keep] for part in (compute_s, compute_s - forward_s))
         terms = self._terms((compute_s - later_s, later_s), inner)
         return OperatorSpace(strategies, terms, compute_s, later_s, inner, held, 2 * held)
 
@@ -210,7 +219,7 @@ def _backward_kernels(rule: Rule, operands: Sequence[TensorSpace | None]) -> lis
 
 
 def _roles(rule: Rule, summed: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The factors of m, n and k; what is `summed` takes in the turns that the forward product is repeated for."""
+    """The factors of m, n and k; what is `summed` takes in the iterations that the forward product is repeated for."""
     if rule.gemm is None:
         return []
     roles = (("m", rule.gemm.m), ("n", rule.gemm.n), ("k", rule.gemm.k))

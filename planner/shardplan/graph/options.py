@@ -23,6 +23,7 @@ class PlanOptions:
     another system the choices are narrowed to what it knows (`shardplan.cost.named`). `shard_optimizer`: in
     training, optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer).
     `in_flight`: so many microbatches have run forward and wait for their backward, as in a stage of a pipeline.
+    `target`: the runtime (`shardplan.planning.runtimes`) that is to say the plan; empty where any plan will do.
     `effort`: where many plans are made to be compared, quick ones do: fewer candidates, bounds a little lower;
     exhaustive ones end when the search has nothing more to try, thorough ones after so much work at most that
     somebody can wait for it."""
@@ -43,6 +44,7 @@ class PlanOptions:
     shard_optimizer: bool = False
     in_flight: int = 1
     effort: Effort = "thorough"
+    target: str = ""
 
     @property
     def training(self) -> bool:

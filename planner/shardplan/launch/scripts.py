@@ -12,9 +12,9 @@ from shardplan.launch.ranks import Launch
 _PYTHON = "python"
 
 
-def program_words(launch: Launch) -> tuple[str, ...]:
-    """The program with the interpreter that it needs."""
-    return (_PYTHON, *launch.program) if is_python(launch) else launch.program
+def program_words(launch: Launch, python: str = _PYTHON) -> tuple[str, ...]:
+    """The program, after the interpreter `python` where it needs one."""
+    return (python, *launch.program) if is_python(launch) else launch.program
 
 
 def is_python(launch: Launch) -> bool:
@@ -72,8 +72,8 @@ def _patterns(launch: Launch, host: str) -> str:
     return f"{short} | {short}.*" if alone else host
 
 
-def srun_words(launch: Launch) -> list[str]:
-    """The command of srun within an allocation, or by itself."""
+def srun_words(launch: Launch, python: str) -> list[str]:
+    """The command of srun within an allocation, or by itself; programs of Python are run by `python`."""
     words = [
         "srun",
         f"--nodes={launch.machines}",
@@ -82,7 +82,7 @@ def srun_words(launch: Launch) -> list[str]:
     ]
     words += [f"--nodelist={','.join(launch.hosts)}"] if launch.hosts else []
     words += [f"--gpus-per-node={launch.per_machine}"] if launch.gpus else []
-    return [*words, "--distribution=block", *program_words(launch)]
+    return [*words, "--distribution=block", *program_words(launch, python)]
 
 
 def srun_script(launch: Launch) -> str:
@@ -123,15 +123,16 @@ def rank_file(launch: Launch) -> str:
     return _text([*_about(launch), *ranks])
 
 
-def mpirun_words(launch: Launch, hosts: str | None) -> list[str]:
-    """Open MPI's mpirun with a host file, or on this machine; ranks fill a machine before the next."""
+def mpirun_words(launch: Launch, hosts: str | None, python: str = _PYTHON) -> list[str]:
+    """Open MPI's mpirun with a host file, or on this machine; ranks fill a machine before the next. Programs of Python
+    are run by `python`."""
     words = ["mpirun", "-np", str(launch.ranks)]
     words += ["--hostfile", hosts] if hosts else ["--host", f"localhost:{launch.ranks}"]
     words += ["--map-by", "slot", "--rank-by", "slot", "--bind-to", "none"]
     if launch.machines > 1:
         words += ["-x", f"MASTER_ADDR={launch.hosts[0]}", "-x", f"MASTER_PORT={launch.port}"]
     words += [word for name, value in launch.environment.items() for word in ("-x", f"{name}={value}")]
-    return [*words, *program_words(launch)]
+    return [*words, *program_words(launch, python)]
 
 
 def mpirun_script(launch: Launch) -> str:

@@ -20,6 +20,9 @@ from shardplan.launch.scripts import host_file, mpirun_words, srun_words, torchr
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _BY_SIGNAL = 128
 _STANDARD_ERROR = 2
+_LOCAL_MPI = {"OMPI_MCA_plm_rsh_agent": sys.executable}
+"""Open MPI 4 refuses to start where no ssh is installed, even if all ranks are on this machine
+(open-mpi/ompi#12386). Any program that exists satisfies it; none is run."""
 
 
 def start(launch: Launch, target: str, node_rank: int | None, *, quiet_output: bool = False) -> tuple[list[str], int]:
@@ -30,7 +33,8 @@ def start(launch: Launch, target: str, node_rank: int | None, *, quiet_output: b
     the number of this machine, `no-hosts`.
     """
     with _command(launch, target, node_rank) as command:
-        environment = {**os.environ, **launch.environment}
+        local = _LOCAL_MPI if target == "mpirun" and not launch.hosts else {}
+        environment = {**local, **os.environ, **launch.environment}
         output = _STANDARD_ERROR if quiet_output else None
         sys.stdout.flush()
         try:
@@ -59,18 +63,19 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 @contextlib.contextmanager
 def _command(launch: Launch, target: str, node_rank: int | None) -> Iterator[list[str]]:
+    """The command to run. Python programs get `sys.executable`, which has shardplan; the PATH may lead to another."""
     if target == "srun":
-        yield srun_words(launch)
+        yield srun_words(launch, sys.executable)
     elif target == "torchrun":
         _need_torch()
         yield torchrun_words(launch, _node_rank(launch, node_rank), _TORCHRUN)
     elif not launch.hosts:
-        yield mpirun_words(launch, None)
+        yield mpirun_words(launch, None, sys.executable)
     else:
         with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
             hosts = Path(folder) / "hosts"
             hosts.write_text(host_file(launch), encoding="utf-8")
-            yield mpirun_words(launch, str(hosts))
+            yield mpirun_words(launch, str(hosts), sys.executable)
 
 
 def _need_torch() -> None:

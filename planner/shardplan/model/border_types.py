@@ -16,7 +16,7 @@ _NUMBER = Typed(onnx.TensorProto.INT64, ())
 def border_types(node: Node, typed: Mapping[str, Typed], entered: dict[str, Typed]) -> Outcome:
     """The result of an operator of the domain `CONTROL`; `entered`: types of carried values, by loop and number.
 
-    A carried value must end a turn as it began, and both branches of a choice must make the same.
+    A carried value must end an iteration as it began, and both branches of a choice must make the same.
     """
     attributes = {entry.name: int(entry.i) for entry in node.proto.attribute}
     read = [typed[name] for name in node.inputs]
@@ -30,7 +30,7 @@ def border_types(node: Node, typed: Mapping[str, Typed], entered: dict[str, Type
         if kind == Border.ENTER:
             entered[key] = read[0]
             return Outcome((read[0],))
-        return _same(entered[key], read[0], node, "a turn hands a value on that it got")
+        return _same(entered[key], read[0], node, "an iteration hands a value on that it got")
     if read[0].shape is None:
         return Outcome((UNKNOWN,), "the rank of what it reads is unknown")
     shape, axis = list(read[0].shape), attributes["axis"]

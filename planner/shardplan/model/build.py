@@ -28,7 +28,7 @@ def build_model(name: str, draft: Draft, binding: Binding, weights: Weights, inf
 
 
 def needed_nodes(nodes: list[Node], outputs: list[str]) -> list[Node]:
-    """Nodes that some graph output depends on. What a turn of a loop begins with depends on how the last one ended."""
+    """Nodes that some graph output depends on, through the values that iterations of loops hand on, too."""
     wanted, carried = set(outputs), set[object]()
     while True:
         kept, entered = [], len(carried)
@@ -51,7 +51,7 @@ def _carry(node: Node) -> object:
 
 @dataclass(slots=True)
 class _Root:
-    """A weight on its way to a `Parameter`: initializer, graph value, and the dims order between the two."""
+    """A weight before it is a `Parameter`: initializer, graph value, and the order of dims between the two."""
 
     onnx: str
     tensor: str

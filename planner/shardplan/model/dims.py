@@ -13,7 +13,7 @@ from shardplan.model.draft import Dim, Draft, Node, Stored
 from shardplan.model.nested import inner_name, nested_graphs
 
 TRIP: Final = "trip:"
-"""Before the name of a loop, among the sizes of dims: how often it turns."""
+"""Before the name of a loop, among the sizes of dims: its trip count."""
 _LONGEST_EXPRESSION = 400
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -36,13 +36,13 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Sizes by dim name. `sizes` also binds dims without a name, as `input[0]`, and turns of loops, as `trip:NAME`."""
+    """Sizes by dim name; of dims without a name as `input[0]`; and trip counts of loops as `trip:NAME`."""
 
     sizes: Mapping[str, int]
 
     @property
     def trips(self) -> dict[str, int]:
-        """How often loops turn, by name, as far as it was given."""
+        """Trip counts of loops by name, as far as they were given."""
         return _trips(self.sizes)
 
     def shape_of(self, name: str, stored: Stored) -> tuple[int | None, ...] | None:
@@ -159,9 +159,7 @@ def _names(values: Iterable[Stored]) -> set[str]:
 def _bad_sizes(dims: Mapping[str, int]) -> list[Diagnostic]:
     bad = {name: size for name, size in sorted(dims.items()) if type(size) is not int or size < 1}
     return [
-        error(
-            "bad-trip", f"{trip_flag(name.removeprefix(TRIP), size)}: a loop turns a whole number of times, at least 1"
-        )
+        error("bad-trip", f"{trip_flag(name.removeprefix(TRIP), size)}: a trip count is a whole number, at least 1")
         if name.startswith(TRIP)
         else error("bad-dim", f"--dim {name}={size}: a dim must be a whole number of at least 1")
         for name, size in bad.items()
@@ -233,10 +231,10 @@ def flag(name: str, size: int | str) -> str:
     return f"--dim {name}={size}" if name.isidentifier() else f"--dim '{name}={size}'"
 
 
-def trip_flag(name: str, turns: int | str) -> str:
-    """The command line flag that says how often a loop turns, quoted for a shell where needed."""
+def trip_flag(name: str, iterations: int | str) -> str:
+    """The command line flag that gives the trip count of a loop, quoted for a shell where needed."""
     plain = all(part.isidentifier() for part in name.split("/"))
-    return f"--trip {name}={turns}" if plain else f"--trip '{name}={turns}'"
+    return f"--trip {name}={iterations}" if plain else f"--trip '{name}={iterations}'"
 
 
 def _impossible(draft: Draft, binding: Binding) -> list[Diagnostic]:

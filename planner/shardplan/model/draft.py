@@ -58,7 +58,7 @@ class Stored:
 @dataclass(slots=True)
 class Draft:
     """A checked graph. `nodes` are in execution order; `inputs` are those without an initializer; `trips`: how often
-    the loops turn that have been taken apart."""
+    the loops run that have been taken apart."""
 
     nodes: list[Node]
     inputs: dict[str, Stored]

@@ -1,15 +1,15 @@
-"""`Loop` and `Scan`: the body enters the graph once, between operators that say what crosses its border each turn.
+"""`Loop` and `Scan`: the body enters the graph once, between operators for the values that go in and out.
 
-| operator | reads                    | makes                                                        |
-|----------|--------------------------|--------------------------------------------------------------|
-| `Enter`  | the first value          | what a turn begins with: the first value, then `Leave`'s      |
-| `Each`   | a value with one dim more | the entry that belongs to the turn                           |
-| `Count`  | nothing                  | the number of the turn                                       |
-| `Leave`  | what a turn ends with    | what the last turn ended with                                |
-| `Stack`  | a value of every turn    | all of them, along one dim more                              |
+| operator | reads                       | makes                                                          |
+|----------|-----------------------------|----------------------------------------------------------------|
+| `Enter`  | the first value             | what an iteration begins with: the first value, then `Leave`'s |
+| `Each`   | a value with one dim more   | the entry that belongs to the iteration                        |
+| `Count`  | nothing                     | the number of the iteration                                    |
+| `Leave`  | what an iteration ends with | what the last iteration ended with                             |
+| `Stack`  | a value of every iteration  | all of them, along one dim more                                |
 
 `Enter` and `Leave` of one carried value have the same `carry`. Operators inside have the loop's name in `Node.loops`;
-how often it turns is known from a constant, from the length of what is scanned, or from `--trip NAME=N`.
+its trip count is a constant, the length of what is scanned, or `--trip NAME=N`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _PLAIN_SCAN_SINCE = 9
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What crosses the border of a loop. `carried`: (first value, value inside, value at the end of a turn, result);
-    `each`, `stacks`: (outer, inner, axis, backwards). `condition`: what a turn finds out about the next one."""
+    """Values that go into or out of a loop. `carried`: (first value, value inside, value at the end of an iteration,
+    result); `each`, `stacks`: (outer, inner, axis, backwards). `condition`: whether the next iteration runs."""
 
     carried: list[tuple[str, str, str, str]]
     each: list[tuple[str, str, int, int]]
@@ -65,18 +65,18 @@ def unrolled(
     names = {name: f"{node.name}/{name}" for name in inner_values(body)}
     if node.op_type == "Loop":
         parts = _loop_parts(draft, node, body, names, known)
-        turns = _loop_turns(node, known, trips, ends_early=bool(parts.condition))
+        iterations = _loop_iterations(node, known, trips, ends_early=bool(parts.condition))
     else:
         parts = _scan_parts(node, body, names, typed)
-        turns = _scan_turns(node, parts, typed, trips)
-    if not turns:
+        iterations = _scan_iterations(node, parts, typed, trips)
+    if not iterations:
         return None
     inside = (*node.loops, node.name)
-    before, after = _border(node, parts, turns)
+    before, after = _border(node, parts, iterations)
     nodes = [*before, *moved_out(draft, node, body, names), *after]
     for entry in nodes:
         entry.loops = inside
-    return nodes, turns
+    return nodes, iterations
 
 
 def _loop_parts(draft: Draft, node: Node, body: onnx.GraphProto, names: Mapping[str, str], known: Known) -> _Parts:
@@ -99,7 +99,7 @@ def _loop_parts(draft: Draft, node: Node, body: onnx.GraphProto, names: Mapping[
 
 
 def _always(body: onnx.GraphProto, known: Known) -> bool:
-    """Whether a turn always lets the next one follow: it hands on the condition it got, or says so by a constant."""
+    """Whether no iteration ends the loop: the body returns the condition it was given, or a constant."""
     name = body.output[0].name
     makers = {made: entry for entry in body.node for made in entry.output}
     while name in makers and makers[name].op_type == "Identity":
@@ -114,7 +114,7 @@ def _always(body: onnx.GraphProto, known: Known) -> bool:
     return name not in makers and name in known and bool(known[name].reshape(-1)[0])
 
 
-def _loop_turns(node: Node, known: Known, trips: Mapping[str, int], *, ends_early: bool) -> int:
+def _loop_iterations(node: Node, known: Known, trips: Mapping[str, int], *, ends_early: bool) -> int:
     limit = known.get(node.inputs[0]) if node.inputs and node.inputs[0] else None
     most = int(limit.reshape(-1)[0]) if limit is not None else _MOST_TURNS
     given = trips.get(node.name)
@@ -130,15 +130,15 @@ def _loop_turns(node: Node, known: Known, trips: Mapping[str, int], *, ends_earl
 def _open_loop(node: Node) -> Diagnostic:
     return error(
         "unbound-trip",
-        f"{node.label} turns as often as its data says, so what it costs is not known",
-        hint=f"say how often it turns: {trip_flag(node.name, 'N')}",
+        f"the trip count of {node.label} depends on data, so its cost is not known",
+        hint=f"give the trip count: {trip_flag(node.name, 'N')}",
     )
 
 
 def _contradicted(node: Node, given: int, most: int, at_most: str) -> Diagnostic:
     return error(
         "bad-trip",
-        f"--trip {node.name}={given}: {node.label} turns {at_most}{most} times",
+        f"--trip {node.name}={given}: {node.label} has {at_most}{most} iterations",
         hint="leave the option away",
     )
 
@@ -160,18 +160,18 @@ def _scan_parts(node: Node, body: onnx.GraphProto, names: Mapping[str, str], typ
     return _Parts(carried, each, stacks)
 
 
-def _scan_turns(node: Node, parts: _Parts, typed: Mapping[str, Typed], trips: Mapping[str, int]) -> int:
+def _scan_iterations(node: Node, parts: _Parts, typed: Mapping[str, Typed], trips: Mapping[str, int]) -> int:
     """The length of what is scanned; 0, which keeps the node whole, where it is not known."""
     outer, _, axis, _ = parts.each[0]
     shape = typed[outer].shape
-    turns = (shape[axis] if shape is not None and axis < len(shape) else None) or 0
+    iterations = (shape[axis] if shape is not None and axis < len(shape) else None) or 0
     given = trips.get(node.name)
-    if given is not None and given != turns:
-        raise ShardplanError(_contradicted(node, given, turns, ""))
-    return turns
+    if given is not None and given != iterations:
+        raise ShardplanError(_contradicted(node, given, iterations, ""))
+    return iterations
 
 
-def _border(node: Node, parts: _Parts, turns: int) -> tuple[list[Node], list[Node]]:
+def _border(node: Node, parts: _Parts, iterations: int) -> tuple[list[Node], list[Node]]:
     before, after = [], []
     condition = [parts.condition] if parts.condition else []
     for number, (first, inside, ends, result) in enumerate(parts.carried):
@@ -184,7 +184,7 @@ def _border(node: Node, parts: _Parts, turns: int) -> tuple[list[Node], list[Nod
     if parts.count:
         before.append(_made(Border.COUNT, [], parts.count))
     after += [
-        _made(Border.STACK, [inner, *condition], outer, axis=axis, backwards=backwards, turns=turns)
+        _made(Border.STACK, [inner, *condition], outer, axis=axis, backwards=backwards, turns=iterations)
         for outer, inner, axis, backwards in parts.stacks
         if outer
     ]

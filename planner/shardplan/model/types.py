@@ -126,7 +126,7 @@ class Block:
 class Model:
     """A graph with static shapes. `operators` are in execution order; `constants` holds the small known values
     (shapes, axes, scalars) that rules need to read; large constant tensors have role `constant` and no value here.
-    `dims`: sizes that were given, of symbolic dims and, as `trip:NAME`, of loops; `trips`: how often each loop turns.
+    `dims`: sizes that were given, of symbolic dims and, as `trip:NAME`, of loops; `trips`: the iterations of each loop.
     `warnings`: what a user should know about how the file was read."""
 
     name: str
@@ -160,7 +160,7 @@ class Model:
     def tensor(self, name: str) -> Tensor:
         return self.tensors[name]
 
-    def turns(self, loops: tuple[str, ...]) -> int:
+    def iterations(self, loops: tuple[str, ...]) -> int:
         """How often per step something inside all of `loops` happens."""
         return math.prod(self.trips[name] for name in loops)
 

@@ -227,6 +227,7 @@ def model_section(model: Model, options: PlanOptions) -> Mapping[str, object]:
         "parameter_elements": sum(model.tensor(parameter.tensor).elements for parameter in model.parameters),
         **({} if options.cost_model.is_ours else {"cost_model": str(options.cost_model)}),
         **({"loops": dict(model.trips)} if model.trips else {}),
+        **({"target": options.target} if options.target else {}),
         **({"shard_optimizer": True} if options.shard_optimizer else {}),
         **({"kv_cache_tokens": options.kv_cache_tokens} if options.kv_cache_tokens else {}),
         **({"constraints": constraints} if constraints else {}),

@@ -17,7 +17,7 @@ def backward(step: StepMoves, name: PhaseName, count: int) -> Phase:
 
 
 class _Backward:
-    """Operators in reverse: what is recomputed right before, weights gathered again, gradients on their way back."""
+    """Operators in reverse: recomputation right before, re-gathered weights, and moves of gradients."""
 
     def __init__(self, step: StepMoves, *, last: bool) -> None:
         self.step, self.last = step, last

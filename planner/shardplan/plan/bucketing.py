@@ -9,7 +9,9 @@ bucket of every group, and the rounds end so that the last one arrives as early 
     F(j) = min over i < j of  max(F(i), r_j) + L_ij + c_i+1 + ... + c_j
 
 with r_j the moment at which gradient j is there, c_j the time that its bytes take, and L_ij the latencies of the groups
-that gradients i+1 to j belong to. New weights are the same problem backwards in time: their readers are deadlines.
+that gradients i+1 to j belong to. A group that has little to send skips rounds: its neighbouring buckets are put
+together where that saves time on the link and the last one arrives no later. New weights are the same problem backwards
+in time: their readers are deadlines.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Final
 
@@ -134,13 +136,14 @@ def _group(move: Move, dtype: Callable[[str], str]) -> tuple[Hashable, ...]:
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Moves `rows` that can be sent together: a bucket takes `latency_s`, and `seconds` for each. `held`: bytes that a
-    device has of them."""
+    device has of them; `price`: seconds of a bucket of so many bytes."""
 
     rows: Sequence[int]
     levels: Levels
     latency_s: float
     seconds: Sequence[float]
     held: Sequence[float]
+    price: Callable[[float], float]
 
     @classmethod
     def of(cls, parts: StepParts, rows: Sequence[int], prices: BucketPrices) -> _Group:
@@ -150,7 +153,8 @@ class _Group:
         full, less = (_bucket_seconds(first, prices, share * prices.most_bytes) for share in (1.0, _SMALLER))
         latency = max(0.0, (less - _SMALLER * full) / (1.0 - _SMALLER))
         rate = max(0.0, full - latency) / prices.most_bytes
-        return cls(rows, levels, latency, [rate * size for size in held], held)
+        price = partial(_bucket_seconds, first, prices)
+        return cls(rows, levels, latency, [rate * size for size in held], held, price)
 
     def is_small(self, most_bytes: float) -> bool:
         """Whether it takes less to send all of it than to begin, and fits into a bucket: it is sent at once."""
@@ -186,11 +190,14 @@ def _rounds(groups: Sequence[_Group], prices: BucketPrices, clock: _Clock, level
     items.sort(key=lambda item: item[0])
     ready, members, _, seconds, sizes = map(np.array, zip(*items, strict=True))
     queue = Queue(ready, seconds, members, sizes, [one.latency_s for one in groups], prices.most_bytes)
+    buckets = []
     for start, end in pairwise((0, *(fullest(queue) if prices.full else earliest(queue)))):
         for group in range(len(groups)):
-            bucket = [number for _, member, number, _, _ in items[start:end] if member == group]
-            if bucket:
-                yield bucket
+            own = [item for item in items[start:end] if item[1] == group]
+            if own:
+                held = sum(item[4] for item in own)
+                buckets.append(Bucket(tuple(item[2] for item in own), group, own[-1][0], held))
+    return (one.rows for one in merged(buckets, [one.price for one in groups], prices.most_bytes))
 
 
 def earliest(queue: Queue) -> list[int]:
@@ -218,6 +225,60 @@ def fullest(queue: Queue) -> list[int]:
         if queue.starts(end).start > ends[-1]:
             ends.append(end - 1)
     return [*ends[1:], len(queue.ready)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Moves `rows` of one group that are sent together once the last is there, at `ready`; `held`: their bytes."""
+
+    rows: tuple[int, ...]
+    group: int
+    ready: float
+    held: float
+
+
+def merged(buckets: Sequence[Bucket], prices: Sequence[Callable[[float], float]], most: float) -> list[Bucket]:
+    """Neighbours of one group put together, while that saves time on the link and the last bucket arrives no later.
+
+    `buckets`: by `ready`, sent in this order; `prices[group]`: seconds of so many bytes; a bucket holds at most `most`.
+    Rounds have a bucket of every group: one that has little to send may skip some. What saves most goes first.
+    """
+    found = list(buckets)
+    lasting = [prices[one.group](one.held) for one in found]
+    while True:
+        best = _best_merger(found, lasting, prices, most)
+        if best is None:
+            return found
+        first, second, seconds = best
+        one, other = found[first], found[second]
+        found[second] = Bucket((*one.rows, *other.rows), one.group, other.ready, one.held + other.held)
+        lasting[second] = seconds
+        del found[first], lasting[first]
+
+
+def _best_merger(
+    buckets: Sequence[Bucket], lasting: Sequence[float], prices: Sequence[Callable[[float], float]], most: float
+) -> tuple[int, int, float] | None:
+    """The two buckets that save most when they are one, and what that takes. With s_k what bucket k and all behind it
+    take, the last one arrives at the greatest of ready_k + s_k."""
+    left = np.cumsum(lasting[::-1])[::-1]
+    arrivals = left + np.array([one.ready for one in buckets])
+    before, behind = np.maximum.accumulate(arrivals), np.maximum.accumulate(arrivals[::-1])[::-1]
+    due, saved, best = before[-1] + _ROUNDING, _ROUNDING, None
+    latest: dict[int, int] = {}
+    for second, one in enumerate(buckets):
+        first = latest.get(one.group, -1)
+        latest[one.group] = second
+        if first < 0 or buckets[first].held + one.held > most * _FULLER:
+            continue
+        seconds = prices[one.group](buckets[first].held + one.held)
+        saves = lasting[first] + lasting[second] - seconds
+        if saves <= saved or (first and before[first - 1] - saves > due):
+            continue
+        later = max(arrivals[first + 1 : second + 1]) + seconds - lasting[second]
+        if later <= due and (second + 1 == len(buckets) or behind[second + 1] <= due):
+            saved, best = saves, (first, second, seconds)
+    return best
 
 
 def _sums(amounts: Seconds) -> Seconds:

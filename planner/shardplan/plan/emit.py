@@ -87,19 +87,19 @@ class Emitter:
 
     def _storing(self, index: int, position: int, name: str) -> Iterator[Move]:
         space, strategy = self.built.operators[index].strategies, self._strategy(index)
-        turns = self.built.model.turns(self.built.model.operators[index].makes_in)
+        iterations = self.built.model.iterations(self.built.model.operators[index].makes_in)
         forwards, choice = self.built.recompute.forwards(index), self.choice["kept", name]
-        key = ("stored", id(self.built.kept[name]), id(space), position, forwards, turns, choice, strategy)
-        return self._of_pattern(key, name, "", lambda: self._stored(index, position, name, turns, forwards))
+        key = ("stored", id(self.built.kept[name]), id(space), position, forwards, iterations, choice, strategy)
+        return self._of_pattern(key, name, "", lambda: self._stored(index, position, name, iterations, forwards))
 
-    def _stored(self, index: int, position: int, name: str, turns: int, forwards: int) -> Iterator[Move]:
+    def _stored(self, index: int, position: int, name: str, iterations: int, forwards: int) -> Iterator[Move]:
         space, strategy = self.built.operators[index].strategies, self._strategy(index)
         made = space.layout("results", position, strategy)
         assert made is not None
         kept, micro = self.kept_layout(name), self.built.options.microbatches
-        yield self._move(name, made, kept, "", "forward", "blocking", count=turns * micro * forwards)
+        yield self._move(name, made, kept, "", "forward", "blocking", count=iterations * micro * forwards)
         if self.built.kept[name].kind.has_gradient:
-            yield self._move(name, kept, made, "", "backward", "blocking", count=turns * micro)
+            yield self._move(name, kept, made, "", "backward", "blocking", count=iterations * micro)
 
     def _serving(self, name: str) -> Iterator[Move]:
         kept, served = self.built.kept[name], self.built.served[name]
@@ -107,20 +107,23 @@ class Emitter:
         codes = kept.codes[choices[0]], served.codes[choices[1]]
         stays = bool(kept.forward[choices[0]] == served.forward[choices[1]])
         again = self.built.recompute.serves(name) > 1
-        turns = self.built.model.turns(self.built.flow.lives_in.get(name, ()))
+        iterations = self.built.model.iterations(self.built.flow.lives_in.get(name, ()))
         layouts = self.kept_layout(name), self.served_layout(name)
-        last = stays and kept.kind.coalesces and turns == 1
+        last = stays and kept.kind.coalesces and iterations == 1
         return self._of_pattern(
-            ("served", id(kept), id(served), again, turns, *choices), name, "",
-            lambda: self._bringing(name, *layouts, "", codes, again=again, turns=turns, last=last),
+            ("served", id(kept), id(served), again, iterations, *choices), name, "",
+            lambda: self._bringing(name, *layouts, "", codes, again=again, iterations=iterations, last=last),
         )  # fmt: skip
 
     def _reading(self, index: int, position: int, name: str) -> Iterator[Move]:
         operator, space = self.built.model.operators[index], self.built.operators[index].strategies
         node = self.built.source_of_reads(name)
         source = self.built.served.get(name) or self.built.kept[name]
-        again, turns = self.built.recompute.reads(index, position) > 1, self.built.model.turns(operator.reads_in)
-        key = ("read", id(source), id(space), position, again, turns, self.choice[node], self._strategy(index))
+        again, iterations = (
+            self.built.recompute.reads(index, position) > 1,
+            self.built.model.iterations(operator.reads_in),
+        )
+        key = ("read", id(source), id(space), position, again, iterations, self.choice[node], self._strategy(index))
         return self._of_pattern(key, name, operator.name, lambda: self._read(index, position, name))
 
     def _read(self, index: int, position: int, name: str) -> Iterator[Move]:
@@ -132,10 +135,10 @@ class Emitter:
         codes = source.codes[self.choice[node]], space.layout_codes("operands", position)[self._strategy(index)]
         stays = bool(source.forward[self.choice[node]] == source.forward_state(codes[1]))
         again = self.built.recompute.reads(index, position) > 1
-        turns = self.built.model.turns(operator.reads_in)
-        last = stays and source.kind.coalesces and turns == 1
+        iterations = self.built.model.iterations(operator.reads_in)
+        last = stays and source.kind.coalesces and iterations == 1
         layouts = self.served_layout(name), read
-        yield from self._bringing(name, *layouts, operator.name, codes, again=again, turns=turns, last=last)
+        yield from self._bringing(name, *layouts, operator.name, codes, again=again, iterations=iterations, last=last)
 
     def _bringing(
         self,
@@ -146,17 +149,17 @@ class Emitter:
         codes: tuple[np.ndarray, np.ndarray],
         *,
         again: bool,
-        turns: int,
+        iterations: int,
         last: bool,
     ) -> Iterator[Move]:
         """A value is brought to where it is read, perhaps again for backward, and its gradient comes back; `last`:
         together with those of other weights (see `shardplan.graph.edges.to_read`)."""
-        space, micro = self.built.kept[name], turns * self.built.options.microbatches
+        space, micro = self.built.kept[name], iterations * self.built.options.microbatches
         weight = space.kind.traffic == "weight"
         there: MoveKind = "prefetched" if weight else "blocking"
         yield self._move(name, source, target, reader, "forward", there, count=micro)
         if space.kind.has_gradient:
-            count = turns * int(gradient_count(space, codes[0][None], codes[1][None])[0, 0])
+            count = iterations * int(gradient_count(space, codes[0][None], codes[1][None])[0, 0])
             back: MoveKind = "deferred" if weight else "blocking"
             yield self._move(name, target, source, reader, "backward", back, count=count, together=last)
         if again:

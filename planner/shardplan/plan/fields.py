@@ -68,8 +68,8 @@ MODEL = Record("model", (
     Field("name", Text()),
     Field("digest", Text(), "Of the structure: nodes, shapes, types, attributes; not of weights or names."),
     Field("mode", Choice(("training", "inference")), diff="mode"),
-    Field("dims", MapOf(Integer()), "Symbolic dims and the sizes they were given; `trip:NAME` is how often the loop "
-          "NAME was said to turn.", default=None),
+    Field("dims", MapOf(Integer()), "Symbolic dims and the sizes they were given; `trip:NAME` is the trip count that "
+          "was given for the loop NAME.", default=None),
     Field("optimizer", Text(), default=None, diff="optimizer"),
     Field("shard_optimizer", Flag(), "Optimizer state may be sharded apart from the weights; absent means false.",
           default=False, diff="shard optimizer"),
@@ -79,7 +79,7 @@ MODEL = Record("model", (
     Field("operators", Integer(), "How many the model has.", default=None),
     Field("parameters", Integer(), "How many the model has.", default=None),
     Field("parameter_elements", Integer(), "Of all parameters together.", default=None),
-    Field("loops", MapOf(Integer(1)), "Loops whose bodies were planned, and how often each turns; absent where there "
+    Field("loops", MapOf(Integer(1)), "Loops whose bodies were planned, and the iterations of each; absent where there "
           "are none.", default=None),
     Field("stages", Either(("auto", "manual")), "How many stages were asked for, `manual` where they were "
           "fixed by hand; absent where none were.",
@@ -90,6 +90,8 @@ MODEL = Record("model", (
           default=0, diff="kv cache tokens"),
     Field("cost_model", Text(), "Whose prices decided; absent means shardplan's own.", default="shardplan",
           diff="cost model"),
+    Field("target", Text(), "The runtime whose format was to say the plan; absent where any plan would do.", default="",
+          diff="target"),
     Field("constraints", TEXTS, "What was fixed by hand, as it was written; absent where nothing was.", default=None),
     Field("mesh_axis_names", TEXTS, "The names that the constraints give to the mesh axes, where they are others.",
           default=None),

@@ -37,7 +37,7 @@ def forward(step: StepMoves, name: PhaseName, count: int) -> Phase:
 
 
 def _updates(step: StepMoves, writer: PhaseWriter) -> dict[str, int]:
-    """New weights, in the order in which they are read, on their way to where they are kept."""
+    """Moves of updated weights to where they are kept, in the order in which the weights are read."""
     updates = {move.tensor: n for n, move in enumerate(step.parts.moves) if move.phase == "update"}
     issued: dict[str, int] = {}
     sent: dict[int, int] = {}

@@ -49,7 +49,7 @@ class Moves:
 
 class StepMoves:
     """The moves of a step by tensor and reader: values brought to their readers, gathered again in backward, and
-    gradients on their way back; and when weights are gathered under a policy."""
+    moves of gradients; and when weights are gathered under a policy."""
 
     def __init__(self, parts: StepParts, policy: Policy) -> None:
         self.parts, self.policy = parts, policy

@@ -187,6 +187,16 @@ def rows_of(model: Model) -> int:
     return next((shape[0] for shape in shapes if shape), 1)
 
 
+def hidden_of(model: Model) -> int:
+    """The width of what a normalisation reads, most often."""
+    widths = [
+        model.tensor(operator.inputs[0]).shape[-1]
+        for operator in model.operators
+        if operator.op_type.endswith("Normalization") and model.tensor(operator.inputs[0]).shape
+    ]
+    return max(sorted(set(widths)), key=widths.count) if widths else 0
+
+
 def restriction(parallelism: Parallelism, axes: Sequence[KindOfAxis], hidden: int) -> Restrict:
     """What `parallelism` fixes on a mesh of `axes`; `hidden`: the width of the hidden state."""
     return lambda built: _Fixed(parallelism, tuple(axis.kind for axis in axes), hidden, built).allowed()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
-from shardplan.errors import Diagnostic, LimitError, ShardplanError, warning
+from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, warning
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
@@ -25,6 +26,8 @@ from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.planning.judge import Known
 from shardplan.planning.reduction import Restrict, both
+from shardplan.planning.runtimes import RUNTIMES
+from shardplan.planning.said import best_said
 from shardplan.planning.standing import OnProgress, Watch
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
@@ -92,11 +95,15 @@ class Planner:
         """What a plan may use of a device's memory."""
         return self.instance.limit_bytes
 
-    def plan(self, restriction: Restrict | None = None, scheduled_bytes: int | None = None) -> Plan:
+    def plan(
+        self, restriction: Restrict | None = None, scheduled_bytes: int | None = None, work: float = math.inf
+    ) -> Plan:
         """The best plan, of those that `restriction` allows. `scheduled_bytes`: the limit on memory that its schedule
-        is to keep where it can, if not the one under which the plan is sought. Raises as `plan_model`."""
+        is to keep where it can, if not the one under which the plan is sought. `work`: that the search may take, where
+        that is less than its effort is. Raises as `plan_model`."""
         try:
             search = Search.of(self.instance, restricted=restriction is not None)
+            search.spent.work += max(0.0, search.work_left - work)
             found = self._found(search, restriction)
         except NoPlanError as none:
             raise self.refusal(none.answer) from None
@@ -148,10 +155,19 @@ class Planner:
 
     def refusal(self, none: Answer) -> BaseException:
         """What to raise for an answer without an assignment."""
-        return refusal(self._graphs, none, reasons=self._reasons)
+        found = refusal(self._graphs, none, reasons=self._reasons)
+        target = self.instance.options.target
+        if target and isinstance(found, InfeasibleError):
+            first, *others = found.diagnostics
+            said = first.summary.replace("no plan", f"no plan that {target} can say", 1)
+            hint = f"leave out --for {target}; or {first.hint}" if first.hint else f"leave out --for {target}"
+            return InfeasibleError(replace(first, summary=said, hint=hint), *others)
+        return found
 
     def _found(self, search: Search, restriction: Restrict | None) -> Found:
         """The best plan, before its file is made. Raises `NoPlanError`, and `LimitError` on a mesh of too many axes."""
+        if self.instance.options.target:
+            return self._said(search, restriction)
         coarser = None if restriction is not None else self._coarser(search)
         if coarser is None:
             return self._answered(shortest(search), search, restriction)
@@ -161,6 +177,16 @@ class Planner:
             return self._answered(finer(search, coarser, least_s), search, None)
         except NoPlanError:
             return self._answered(shortest(search), search, None)
+
+    def _said(self, search: Search, restriction: Restrict | None) -> Found:
+        """The best plan that the runtime it is for can say. Raises `NoPlanError`."""
+        runtime = RUNTIMES[self.instance.options.target]
+
+        def asked(limits: Restrict) -> Found:
+            own = Search(self.instance, search.limit_s, restricted=True, known=search.known)
+            return self._answered(shortest(own), own, both(limits, restriction))
+
+        return best_said(runtime, self.instance.cluster.mesh, asked, self.limit_bytes)
 
     def _coarser(self, search: Search) -> Coarser | None:
         """The plan of the mesh with one axis for each link, where that is another one and has a plan."""

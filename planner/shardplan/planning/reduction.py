@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.build import CostGraph, Join, Node
 from shardplan.graph.memory import Memory
-from shardplan.graph.problem import node_order
+from shardplan.graph.problem import edge_order, node_order
 from shardplan.graph.remat import Recompute
 from shardplan.solve import Problem
-from shardplan.solve.problem import Costs
+from shardplan.solve.problem import Costs, Edge
 
 Data = TypeVar("Data")
 Mask = NDArray[np.bool_]
-Allowed = Mapping[Node, Mask]
-"""For some nodes of a cost graph, which of their choices are allowed; the others are free."""
+Allowed = Mapping[Any, Mask]
+"""For some nodes (`Node`) and edges (`Join`) of a cost graph, which of their choices, or pairs of choices, are allowed;
+the others are free."""
 Restrict = Callable[[CostGraph], Allowed]
 """What is to be allowed in a cost graph."""
 
@@ -97,9 +98,23 @@ def both(one: Restrict | None, other: Restrict | None) -> Restrict | None:
 
 
 def restrict(problem: Problem, built: CostGraph, allowed: Allowed) -> Problem:
-    """`problem` with every choice that is not allowed made impossible."""
+    """`problem` with every choice that is not allowed made impossible; equal tables stay the same objects."""
     costs = [
         np.where(allowed[node], cost, np.inf) if node in allowed else cost
         for node, cost in zip(node_order(built), problem.costs, strict=True)
     ]
-    return replace(problem, costs=tuple(costs))
+    if all(len(each) == 2 for each in allowed):
+        return replace(problem, costs=tuple(costs))
+    tables: dict[tuple[int, int], Costs] = {}
+
+    def limited(edge: Edge, join: Join) -> Edge:
+        mask = allowed.get(join)
+        if mask is None:
+            return edge
+        key = id(edge.table), id(mask)
+        if key not in tables:
+            tables[key] = np.where(mask, edge.table, np.inf)
+        return replace(edge, table=tables[key])
+
+    edges = tuple(limited(edge, join) for edge, join in zip(problem.edges, edge_order(built), strict=True))
+    return replace(problem, costs=tuple(costs), edges=edges)

@@ -111,8 +111,8 @@ def slice_(site: Site, local: Local) -> None:
         if held == whole:
             continue
         start = min(max(starts[place] + (whole if starts[place] < 0 else 0), 0), whole)
-        if steps[place] == 1 and made * (whole // held) != whole:
-            start //= whole // held
+        if steps[place] == 1 and made != held:
+            start = start * held // whole
         starts[place], ends[place] = start, start + steps[place] * (made - 1) + 1
     if is_old:
         local.attributes["starts"], local.attributes["ends"] = tuple(starts), tuple(ends)

@@ -50,14 +50,14 @@ def show_inspection(console: Console, model: Model, statistics: OperatorStatisti
         ("blocks", f"{len(block.copies)} x {len(block.copies[0])} operators: {block.names[0]} … {block.names[-1]}")
         for block in model.blocks
     ]
-    rows += [("loops", _loop(model, name, turns)) for name, turns in model.trips.items()]
+    rows += [("loops", _loop(model, name, iterations)) for name, iterations in model.trips.items()]
     emit(console, facts(*rows), "", _families(statistics), "")
     _show_fallbacks(console, statistics)
 
 
-def _loop(model: Model, name: str, turns: int) -> str:
+def _loop(model: Model, name: str, iterations: int) -> str:
     inside = sum(name in operator.loops for operator in model.operators)
-    return f"{name} turns {turns:,} times, {inside} operators"
+    return f"{name}: {iterations:,} iterations, {inside} operators"
 
 
 def _origin(model: Model) -> str:

@@ -47,7 +47,7 @@ class OperatorStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """One operator with what it does in all turns of the loops around it."""
+    """One operator with what it does in all iterations of the loops around it."""
 
     operator: Operator
     fallback: bool
@@ -79,9 +79,9 @@ def _ruled(model: Model) -> Iterable[tuple[Operator, Rule]]:
 
 
 def _count(operator: Operator, rule: Rule, model: Model) -> _Counted:
-    turns = model.turns(operator.loops)
+    iterations = model.iterations(operator.loops)
     size_bytes = sum(model.tensors[name].size_bytes for name in (*operator.inputs, *operator.outputs) if name)
-    return _Counted(operator, rule.fallback, turns * rule.flops, turns * size_bytes)
+    return _Counted(operator, rule.fallback, iterations * rule.flops, iterations * size_bytes)
 
 
 def _family(name: str, items: list[_Counted]) -> Family:

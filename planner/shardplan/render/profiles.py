@@ -31,7 +31,7 @@ def profile_row(profile: Profile) -> dict[str, object]:
 
 
 def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
-    """One line per profile; without the links where a terminal is too narrow for them."""
+    """One line per profile; without names of axes and links where a terminal is too narrow for them."""
     wide = ["*links per device"] if console.width >= _WIDE else []
     rows = table("name", "device", ">memory", ">bf16", "*mesh", *wide, "numbers")
     for profile in profiles:
@@ -41,7 +41,7 @@ def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
             profile.device.kind,
             decimal_size(profile.device.memory_bytes),
             _tflops(profile.device.peak_flops),
-            " x ".join(f"{axis.name}={axis.size}" for axis in profile.axes),
+            " x ".join(f"{axis.name}={axis.size}" if wide else str(axis.size) for axis in profile.axes),
             *([links] if wide else []),
             str(profile.provenance.get("status", "")),
         )

@@ -99,7 +99,7 @@ def _head(plan: Plan) -> Table:
 
 
 def _loops(trips: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} turns {turns} times" for name, turns in trips.items())
+    return ", ".join(f"{name}: {iterations} iterations" for name, iterations in trips.items())
 
 
 def _axes(plan: Plan) -> Table:

@@ -154,10 +154,10 @@ def _stage_changes(plan: Plan, paths: Sequence[str]) -> Iterator[str]:
     if len(by_hand.stages) != len(stages):
         yield f"the stages changed since: {len(stages)} then, {len(by_hand.stages)} now"
         return
-    for stage, wish in zip(stages, by_hand.stages, strict=True):
+    for stage, manual in zip(stages, by_hand.stages, strict=True):
         then = stage.plan.model.get("constraints")
         was = {str(text) for text in then} if isinstance(then, list | tuple) else set()
-        if new := [str(one) for one in wish.constraints if str(one) not in was]:
+        if new := [str(one) for one in manual.constraints if str(one) not in was]:
             yield f"the constraints of {stage.name} changed since"
             yield from (f"+ {text}" for text in new)
 

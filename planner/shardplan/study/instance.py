@@ -98,6 +98,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
         cost_model=cost_model,
         shard_optimizer=request.shard_optimizer,
         effort=request.effort,
+        target=request.target,
     )
     return Instance(model, cluster, options, staging, request.is_auto, sources_of(request))
 
@@ -123,6 +124,7 @@ def recorded_request(plan: Plan, file: str, model: Model) -> Request:
         mode=options.mode,
         optimizer=options.optimizer,
         shard_optimizer=options.shard_optimizer,
+        target=options.target,
         microbatches=options.microbatches,
         remat=options.remat,
         kv_cache_tokens=options.kv_cache_tokens,

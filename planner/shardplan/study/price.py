@@ -35,6 +35,7 @@ from shardplan.planning.parallelism import (
     axes_of,
     bad,
     check_model,
+    hidden_of,
     mesh_text,
     microbatches_of,
     restriction,
@@ -116,22 +117,12 @@ def price(parallelism: Parallelism, model: Model, cluster: Cluster, options: Pla
     part = Submesh(make_cluster(profile, mesh_text(axes, profile)))
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
     options = replace(options, shard_optimizer=parallelism.zero == 1, effort="quick")
-    fixed = restriction(parallelism, axes, _hidden(model))
+    fixed = restriction(parallelism, axes, hidden_of(model))
     if parallelism.pipeline == 1:
         plan = _fastest(model, part.cluster, options, limit, fixed)
         return Priced(parallelism, plan, (plan.summary.memory,), limit, options.microbatches)
     whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
     return _pipeline(parallelism, model, whole, part, options, limit, fixed)
-
-
-def _hidden(model: Model) -> int:
-    """The width of what a normalisation reads, most often."""
-    widths = [
-        model.tensor(operator.inputs[0]).shape[-1]
-        for operator in model.operators
-        if operator.op_type.endswith("Normalization") and model.tensor(operator.inputs[0]).shape
-    ]
-    return max(sorted(set(widths)), key=widths.count) if widths else 0
 
 
 def _fastest(

@@ -31,7 +31,7 @@ FORMAT_VERSION = "1.0"
 _HOUR_US = 3.6e9
 _MOST_AXES = 2
 """Of the logical meshes that `auto` tries at each point."""
-_LATER = ("shard_optimizer", "kv_cache_tokens", "schedule", "time_limit", "gap", "seed", "presolve", "strict")
+_LATER = ("target", "shard_optimizer", "kv_cache_tokens", "schedule", "time_limit", "gap", "seed", "presolve", "strict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,11 @@ def _asked(request: Request) -> dict[str, object]:
     by_hand = request.stages
     if isinstance(by_hand, ManualStages):
         later["stages"] = [
-            {"runs": list(one.runs), "mesh": one.mesh, "constraints": [str(wish) for wish in one.constraints]}
+            {
+                "runs": list(one.runs),
+                "mesh": one.mesh,
+                "constraints": [str(constraint) for constraint in one.constraints],
+            }
             for one in by_hand.stages
         ]
         later["pipeline_intermediate_axes"] = dict(by_hand.intermediate)

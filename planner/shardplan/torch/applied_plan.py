@@ -55,6 +55,7 @@ class AppliedPlan:
         self.weights: BucketedWeights | None = None
         self.planned: dict[str, Any] = {}
         self.checked = False
+        self.is_compiled = False
         self._hooks: contextlib.ExitStack | None = None
 
     @property
@@ -69,15 +70,16 @@ class AppliedPlan:
         return self.plan.model["mode"] == "training"
 
     def begin_forward(self, model: nn.Module) -> None:
-        """From here on autograd saves what the plan saves, and nothing is compiled. Passes that issue the same moves
-        are of one kind."""
+        """From here on autograd saves what the plan saves, and nothing is compiled, unless what stands between moves
+        is. Passes that issue the same moves are of one kind."""
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         kind = (model.training, grads, accumulator.is_first, accumulator.is_last)
         self.execution.order.begin(kind, has_backward=grads)
         self.execution.begin(kind)
         self._hooks = contextlib.ExitStack()
         self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self.execution.pack, self.execution.unpack))
-        self._hooks.enter_context(torch.compiler.set_stance("force_eager"))  # blocks may have been compiled
+        if not self.is_compiled:
+            self._hooks.enter_context(torch.compiler.set_stance("force_eager"))  # blocks may have been compiled
 
     def end_forward(self) -> None:
         """The forward pass has ended."""

@@ -24,7 +24,9 @@ else:
     _Type = click.ParamType  # takes no argument before click 8.4
 
 MESH = ("mesh", "cluster")
-ASKED = ("mode", "dims", "trips", "optimizer", "shard_optimizer", "microbatches", "remat", "kv_cache_tokens")
+ASKED = (
+    "mode", "target", "dims", "trips", "optimizer", "shard_optimizer", "microbatches", "remat", "kv_cache_tokens",
+)  # fmt: skip
 WORKLOAD = (*MESH, *ASKED, "memory_limit")
 """What every verb that plans on one mesh asks for."""
 PIPELINE = ("devices", "stages", "schedule")

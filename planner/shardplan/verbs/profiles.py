@@ -1,13 +1,16 @@
-"""`shardplan profiles`: the shipped cluster profiles; one of them in full; a file checked."""
+"""`shardplan profiles`: the shipped cluster profiles; one of them in full; a file checked; one from a machine."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
+from pathlib import Path
 
 import click
 
+from shardplan.errors import ShardplanError, error
 from shardplan.verbs.asking import profile_names
-from shardplan.verbs.session import Session, completing, verb
+from shardplan.verbs.session import EXIT_DONE, Session, completing, verb
 
 
 class _ListByDefault(click.Group):
@@ -21,7 +24,7 @@ class _ListByDefault(click.Group):
 
 @click.group(cls=_ListByDefault, short_help="List, show and check cluster profiles.")
 def profiles() -> None:
-    """List the shipped cluster profiles, show one in full, or check a file of your own."""
+    """List the shipped cluster profiles, show one in full, check a file of your own, or write one from a machine."""
 
 
 @profiles.command("list")
@@ -48,6 +51,56 @@ def show_one(session: Session, /, name: str) -> int:
     for diagnostic in profile.warnings:
         session.say(diagnostic)
     return session.finish({"profile": profile.resolved}, lambda console: show_profile(console, profile))
+
+
+@profiles.command("detect")
+@click.option("--from", "files", metavar="FILE", multiple=True, help="A saved text of the machine; may be repeated.")
+@click.option("--machines", type=click.IntRange(1), metavar="N", help="How many machines like this one there are.")
+@click.option("-o", "--output", metavar="FILE", default="-", show_default=True, help="The profile; - prints it.")
+@verb
+def detect(session: Session, /, files: tuple[str, ...], machines: int | None, output: str) -> int:
+    """Write a profile from what a machine says of itself.
+
+    Without --from, nvidia-smi and the network cards of this machine are asked. Texts that can be saved elsewhere:
+    nvidia-smi topo -m; nvidia-smi --query-gpu=name,memory.total --format=csv; ibstat; scontrol show node. What none of
+    them says is a warning, and stays as the shipped profile of the device has it; shardplan calibrate measures it.
+    """
+    from shardplan.export.files import write_file
+    from shardplan.extras.detect.captures import machine_of
+    from shardplan.extras.detect.here import texts_here
+    from shardplan.extras.detect.profile import detected
+    from shardplan.render.console import emit
+
+    texts = [(file, _text(file)) for file in files] or texts_here()
+    if not texts:
+        hint = "run it where nvidia-smi is, or save what it prints there and give it with --from"
+        raise ShardplanError(
+            error("nothing-detected", "this machine has no nvidia-smi and no network cards", hint=hint)
+        )
+    machine = machine_of(texts)
+    if machines is not None:
+        machine = replace(machine, machines=machines)
+    name = "detected" if output == "-" else Path(output).stem
+    found = detected(machine, name)
+    session.say_all(found.unknown)
+    if output == "-" and not session.as_json:
+        session.write_text(found.text)
+        return EXIT_DONE
+    if output != "-":
+        write_file(found.text.encode(), output)
+    document = {"output": output, "extends": found.base, "text": found.text}
+    return session.finish(document, lambda console: emit(console, f"wrote {output}, which extends {found.base}"))
+
+
+def _text(file: str) -> str:
+    """What is in a file. Raises `ShardplanError` (`unreadable-file`)."""
+    from shardplan.text_files import read_text
+
+    try:
+        return read_text(file, "replace")
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise ShardplanError(error("unreadable-file", f"cannot read it: {reason}", file=file)) from None
 
 
 @profiles.command("check")

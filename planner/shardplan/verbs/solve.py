@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -58,6 +59,12 @@ _SOME_SECONDS = 0.01
     help="Then ask what the plan is worth if the profile is wrong: N random draws, and each constant by itself.",
 )
 @request_options("strict")
+@option(
+    "--advice/--no-advice",
+    default=True,
+    show_default=True,
+    help="Then say which size, rounded up, and which fewer devices would make the step more than 2 % shorter.",
+)
 @option("--require-optimal", is_flag=True, help="Allow no gap, and exit with 4 unless the plan is proven optimal.")
 @html_option
 @budget_option
@@ -88,6 +95,7 @@ class _Order:
     output: str
     draws: int = 0
     html: str | None = None
+    advice: bool = False
 
     @property
     def is_piped(self) -> bool:
@@ -113,7 +121,7 @@ def _read(given: Mapping[str, Any]) -> _Order:
         attempt.problems.append(NOT_OF_A_PIPELINE)
     attempt.finish()
     assert instance is not None
-    return _Order(instance, output, given["robust"], given["html"])
+    return _Order(instance, output, given["robust"], given["html"], given["advice"])
 
 
 def _default_output(model: str, instance: Instance) -> str:
@@ -204,14 +212,31 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
                 replaced=replaced if written else "",
             )
         )
+    limits = _limits(session, order, plan)
     write_report(session, order.html, lambda: _report(order, answer))
     code = _judge(session, plan, order.instance.options.gap, require_optimal=require_optimal)
     study = _study(session, order, answer) if order.draws else {}
+    study = {**_advice(session, order, answer), **study}
     if session.as_json:
         meshes = {"meshes": meshes_record(answer.trials)} if answer.trials else {}
-        document = {"plan": order.output, "summary": summary_record(plan.summary), **meshes, **study}
+        document = {"plan": order.output, "summary": summary_record(plan.summary), **meshes, **limits, **study}
         session.write_document(document)
     return code
+
+
+def _limits(session: Session, order: _Order, plan: Plan) -> Mapping[str, Any]:
+    """What the runtime that the plan is for costs, said and for a document; nothing where any plan would do."""
+    from shardplan.render.solve import describe_limits
+    from shardplan.study.said import limits_of
+
+    if not order.instance.options.target:
+        return {}
+    found = limits_of(_by_now(order.instance, session), plan)
+    if found is None:
+        return {}
+    if not order.is_piped:
+        session.tell(lambda console: describe_limits(console, found))
+    return {"limits": found.record()}
 
 
 def _replaced(path: str, plan: Plan) -> str:
@@ -251,6 +276,21 @@ def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]
     if not order.is_piped:
         session.tell(lambda console: describe_sensitivity(console, found))
     return {"robustness": sensitivity_record(found)}
+
+
+def _advice(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:
+    """What would be faster than the plan, which is written by now; what a document says of it."""
+    from shardplan.advice.advise import advise
+    from shardplan.render.advice import advice_record, describe_advice
+
+    if not order.advice or order.is_piped:
+        return {}
+    instance = _by_now(order.instance, session)
+    left_s = math.inf if instance.options.time_limit is None else instance.options.time_limit
+    found = advise(instance.model, answer.cluster, order.instance.options, answer.plan, left_s)
+    if found:
+        session.tell(lambda console: describe_advice(console, found))
+    return {"advice": advice_record(found)}
 
 
 def _judge(session: Session, plan: Plan, gap: float, *, require_optimal: bool) -> int:

@@ -94,7 +94,7 @@ def _judge(session: Session, solved: Solved) -> int:
         return EXIT_INFEASIBLE
     known = solution.choices is not None
     proven = known and math.isfinite(solution.gap)
-    within = f"; it is within {percent(solution.gap)} of the best possible" if proven else ""
+    within = f"; its optimality gap is {percent(solution.gap)}" if proven else ""
     if solution.outcome == "interrupted":
         kept = "the solution is the best found so far" if known else "no solution was found"
         session.say(warning("interrupted", f"interrupted: {kept}{within}"))

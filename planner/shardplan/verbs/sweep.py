@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,38 +14,57 @@ from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean,
 from shardplan.request import AUTO, option_of, term
 from shardplan.verbs.asking import FIXED, SEARCH, ask, budget_option, model_argument, profile_names, request_options
 from shardplan.verbs.report import check_report, html_option, write_report
-from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, completing, option, verb
+from shardplan.verbs.session import (
+    EXIT_DONE,
+    EXIT_INFEASIBLE,
+    EXIT_LIMIT,
+    EXIT_USAGE,
+    Session,
+    completing,
+    option,
+    verb,
+)
 
 if TYPE_CHECKING:
     from shardplan.request import Request
     from shardplan.study.sweep import Combination, Point
 
 
+def _list_option(*names: str, default: tuple[str, ...], **of_option: Any) -> Callable[[Any], Any]:
+    """An option that takes several words, split by commas or given again."""
+    shown = bool(default)
+    return option(*names, multiple=True, default=default, show_default=shown, callback=_joined, **of_option)
+
+
+def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str, ...]) -> str:
+    return ",".join(value)
+
+
 @click.command(short_help="Plan many combinations, side by side.")
 @model_argument
-@option(
+@_list_option(
     "-c",
     "--cluster",
     "clusters",
     metavar="NAME,…",
-    default="h100-dgx",
-    show_default=True,
+    default=("h100-dgx",),
     help="Profiles.",
     shell_complete=completing(profile_names),
 )
-@option(
+@_list_option(
     "-m",
     "--mesh",
     "meshes",
     metavar="SIZES,…",
-    default=AUTO,
-    show_default=True,
+    default=(AUTO,),
     help="Meshes by their sizes, such as 2x8,4x8; auto tries those of up to two axes over the profile's devices.",
 )
-@option("--microbatches", metavar="N,…", default="1", show_default=True, help="Equal parts in which the batch runs.")
-@option("--remat", "remats", metavar="WORD,…", default="none", show_default=True, help="none, selective, full, auto.")
-@option("--stages", metavar="auto|N,…", help="Pipelines too, of so many stages; 1 is none.")
-@request_options("schedule", "mode", "dims", "trips", "optimizer", "shard_optimizer", "kv_cache_tokens", "memory_limit")
+@_list_option("--microbatches", metavar="N,…", default=("1",), help="Equal parts in which the batch runs.")
+@_list_option("--remat", "remats", metavar="WORD,…", default=("none",), help="none, selective, full, auto.")
+@_list_option("--stages", metavar="auto|N,…", default=(), help="Pipelines too, of so many stages; 1 is none.")
+@request_options(
+    "schedule", "mode", "target", "dims", "trips", "optimizer", "shard_optimizer", "kv_cache_tokens", "memory_limit"
+)
 @request_options(*FIXED, *SEARCH, "strict")
 @option(
     "--engine",
@@ -63,7 +82,8 @@ if TYPE_CHECKING:
 def sweep(session: Session, /, **given: Any) -> int:
     """Plan MODEL for every combination of clusters, meshes, microbatches and rematerialisation.
 
-    Exits with 3 when not one plan fits.
+    Exits with 3 when not one plan fits, 4 when limits ended every search without one, 2 when every combination is
+    refused.
     """
     from shardplan.render.sweep import draw_sweep, show_sweep
     from shardplan.report.studies import sweep_report
@@ -93,7 +113,16 @@ def sweep(session: Session, /, **given: Any) -> int:
     session.finish(document, lambda console: show_sweep(console, found, everything=given["show_all"]))
     if given["plot"]:
         draw_sweep(found, given["plot"])
-    return EXIT_DONE if best else EXIT_INFEASIBLE
+    return _exit_code(found.points)
+
+
+def _exit_code(points: Iterable[Point]) -> int:
+    """Of the best outcome: planned, does not fit, not found in time, refused."""
+    outcomes = {point.outcome for point in points}
+    codes = {"infeasible": EXIT_INFEASIBLE, "limit": EXIT_LIMIT, "refused": EXIT_USAGE}
+    if outcomes - codes.keys():  # a plan, proven or not
+        return EXIT_DONE
+    return next((code for outcome, code in codes.items() if outcome in outcomes), EXIT_USAGE)
 
 
 def _request(given: Mapping[str, Any]) -> Request:

@@ -51,7 +51,7 @@ class Row:
 class Check:
     """What was found. `emitted`: after the credits, given `scattered`, `merged`, `folded` and `gathered` times;
     `predicted`: of the phases that the function has. `inner`: operators whose own collectives the plan's moves leave
-    out. `endless`: loops whose number of turns XLA does not tell; what is inside counts once. `widened`: 32-bit floats
+    out. `endless`: loops whose trip count XLA does not tell; what is inside counts once. `widened`: 32-bit floats
     counted as 16-bit."""
 
     emitted: tuple[Emitted, ...]
@@ -116,7 +116,7 @@ class Check:
         if self.inner:
             lines.append(f"not in the plan's moves: what {', '.join(self.inner[:8])} send inside")
         if self.endless:
-            lines.append(f"{self.endless} loops of unknown length counted as one turn")
+            lines.append(f"{self.endless} loops of unknown length counted as one iteration")
         return "\n".join(lines)
 
 

@@ -38,8 +38,8 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """One tensor of one collective. `count`: times per run (turns of the loops around it). Bytes are of each time and
-    of one device, as in `shardplan.runtime.predicted`.
+    """One tensor of one collective. `count`: times per run (iterations of the loops around it). Bytes are of each time
+    and of one device, as in `shardplan.runtime.predicted`.
 
     `axes`: the mesh axes over which it talks; empty where its groups are not those of any axes. `ways`: devices of a
     group. `parts`: into how many parts every device cuts the result of an all-reduce, to keep one of them.

@@ -63,7 +63,7 @@ class Instruction:
 
     @property
     def trips(self) -> int | None:
-        """How often a `while` turns, where the compiler knows it."""
+        """The trip count of a `while`, where the compiler knows it."""
         found = _TRIPS.search(self.attributes)
         return int(found[1]) if found else None
 

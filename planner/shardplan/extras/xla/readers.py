@@ -133,7 +133,7 @@ class _Walk:
 
 
 def depends_on_device(module: Module, computation: Computation, name: str) -> bool:
-    """Whether a value is computed from the number of the device, in this turn of a loop or before it."""
+    """Whether a value is computed from the number of the device, in this iteration of a loop or before it."""
     seen: set[tuple[str, str, int | None]] = set()
     waiting: list[tuple[Computation, str, int | None]] = [(computation, name, None)]
     while waiting:

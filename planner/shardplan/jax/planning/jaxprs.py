@@ -134,7 +134,7 @@ def called(equation: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
-    """Carried values, then what is scanned and stacked; what is the same in every turn is read from outside."""
+    """Carried values, then what is scanned and stacked; what is the same in every iteration is read from outside."""
     given = equation.params
     fixed, carried = given["num_consts"], given["num_carry"]
     inner = given["jaxpr"]
@@ -149,7 +149,7 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
     taken = [
         value_info(name, variable.aval) for name, variable in zip(arguments[fixed:], variables[fixed:], strict=True)
     ]
-    if not scanned:  # ONNX counts the turns by what is scanned
+    if not scanned:  # ONNX counts the iterations by what is scanned
         given_to.append(graph.constant(np.arange(given["length"], dtype=np.int32)))
         taken.append(helper.make_tensor_value_info(body.name("turn"), onnx_type(np.int32), []))
         scanned = 1

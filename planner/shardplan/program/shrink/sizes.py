@@ -9,56 +9,30 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from fractions import Fraction
 
 from shardplan.layout.layout import Layout
-from shardplan.model.types import Model, Operator
+from shardplan.model.types import Model
 from shardplan.plan.types import Plan
-from shardplan.rules.equation import Dim, Equation, parse, spread
+from shardplan.program.shrink.classes import Classes, Node, Place, relate
 from shardplan.rules.types import Rule
 from shardplan.solve.highs.program import quiet_highs
 
 PRIMES = (2, 3, 5, 7)
 LEAST = 4
 """No dim becomes smaller, if it was not: with fewer elements too many mistakes look right."""
-Place = tuple[str, int]
-"""A tensor and one of its dims."""
-_Node = tuple[str, int] | tuple[int, str]
-"""A place, or (operator number, factor)."""
-_SET_BY_ATTRIBUTES = re.compile(r"w\d*|copies\d+|step.*|[pq]|gates|biases|peepholes|block|f?\d+")
-_SCANS = frozenset({"CumSum", "CumProd"})
-_RECURRENT = frozenset({"RNN", "LSTM", "GRU"})
-
-
-@dataclass
-class _Classes:
-    """Union-find over places and factors whose exponents are equal, with what is known of each class."""
-
-    parent: dict[_Node, _Node] = field(default_factory=dict)
-    fixed: set[_Node] = field(default_factory=set)
-    bound: set[_Node] = field(default_factory=set)
-    """Classes that take part in products or concatenations, so that only divisors will do."""
-    products: list[tuple[_Node, tuple[_Node, ...]]] = field(default_factory=list)
-
-    def find(self, node: _Node) -> _Node:
-        while self.parent.setdefault(node, node) != node:
-            self.parent[node] = self.parent[self.parent[node]]
-            node = self.parent[node]
-        return node
-
-    def join(self, one: _Node, other: _Node) -> None:
-        self.parent[self.find(one)] = self.find(other)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """New sizes of all dims of all tensors; `ratios`: by what each factor of each operator (by number) is divided."""
+    """New sizes of all dims of all tensors; `ratios`: by what each factor of each operator (by number) is divided,
+    where it grows a fraction below one."""
 
     places: Mapping[Place, int]
-    ratios: Mapping[tuple[int, str], int]
+    ratios: Mapping[tuple[int, str], int | Fraction]
 
     def shape(self, name: str, rank: int) -> tuple[int, ...]:
         """The new shape of a tensor."""
@@ -68,13 +42,13 @@ class Sizes:
 def smaller_sizes(model: Model, plan: Plan, rules: Sequence[Rule], room: int = 2, least: int = LEAST) -> Sizes:
     """Sizes that fit together, as small as they may be. `room`: how many elements of a dim every device keeps at
     least, where it had as many; `least`: how many a dim keeps that is bound to others."""
-    classes = _relate(model, rules)
+    classes = relate(model, rules)
     sizes = {(name, dim): size for name, tensor in model.tensors.items() for dim, size in enumerate(tensor.shape)}
     factors = {(i, name): size for i, rule in enumerate(rules) for name, size in rule.sizes.items()}
     needs = _needs(model, plan)
     pieces = _pieces(plan, sizes)
     free = _free_sizes(classes, sizes, needs, room)
-    current: dict[_Node, int] = dict(itertools.chain[tuple[_Node, int]](sizes.items(), factors.items()))
+    current: dict[Node, int] = dict(itertools.chain[tuple[Node, int]](sizes.items(), factors.items()))
     for prime in PRIMES:
         exponents = _exponents(classes, current, needs, pieces, free, prime, room, least)
         for node in current:
@@ -86,97 +60,18 @@ def smaller_sizes(model: Model, plan: Plan, rules: Sequence[Rule], room: int = 2
     return Sizes({place: found[place] for place in sizes}, ratios)
 
 
-def _relate(model: Model, rules: Sequence[Rule]) -> _Classes:
-    """Which dims scale alike, from the equation of every operator."""
-    classes = _Classes()
-    for number, (operator, rule) in enumerate(zip(model.operators, rules, strict=True)):
-        if operator.kind in _RECURRENT:
-            classes.join((number, "h"), (number, "j"))  # the state that is made is the state that is read
-        for place, dim, is_scan in _dims(model, operator, rule):
-            if is_scan:
-                classes.join(place, (operator.inputs[0], place[1]))
-            elif dim is None or not dim.factors:
-                classes.fixed.add(place)
-            else:
-                _relate_dim(classes, model, rule, number, operator, place, dim)
-    classes.fixed = {classes.find(node) for node in classes.fixed}
-    classes.bound = {classes.find(node) for node in classes.bound}
-    return classes
-
-
-def _relate_dim(
-    classes: _Classes, model: Model, rule: Rule, number: int, operator: Operator, place: Place, dim: Dim
-) -> None:
-    factors = [factor for factor in dim.factors if rule.sizes.get(factor, 1) > 1 or f"^{factor}" in rule.equation]
-    nodes: list[_Node] = [(number, factor) for factor in factors]
-    size = model.tensors[place[0]].shape[place[1]]
-    for factor, node in zip(factors, nodes, strict=True):
-        if _is_fixed(operator, rule, factor, size, place[1]):
-            classes.fixed.add(node)
-    if dim.joined:
-        for node in nodes:
-            classes.join(place, node)
-            classes.bound.add(node)
-        classes.bound.add(place)
-    elif len(nodes) == 1:
-        classes.join(place, nodes[0])
-        if f"^{factors[0]}" in rule.equation:
-            classes.bound.add(place)
-    elif nodes:
-        classes.products.append((place, tuple(nodes)))
-        classes.bound.update((place, *nodes))
-
-
-def _is_fixed(operator: Operator, rule: Rule, factor: str, size: int, dim: int) -> bool:
-    """Whether a factor has its size from an attribute that does not scale: kernels, repeats, directions; windows whose
-    steps do not fill the space."""
-    if (operator.kind in _RECURRENT or operator.kind == "RotaryEmbedding") and factor == "d":
-        return True
-    if f"^{factor}" in rule.equation:
-        strides = operator.attributes.get("strides", ())
-        stride = strides[dim - 2] if isinstance(strides, tuple) and len(strides) > dim - 2 else 1
-        made = rule.sizes[factor]
-        return size not in {made, made * int(stride)} or (made == 1 and size == 1)
-    views = operator.kind in {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-    return f"!{factor}" in rule.equation and not views and _SET_BY_ATTRIBUTES.fullmatch(factor) is not None
-
-
-def _dims(model: Model, operator: Operator, rule: Rule) -> Iterator[tuple[Place, Dim | None, bool]]:
-    """Every dim larger than 1 around an operator: its part of the equation (None without a rule), and whether it is
-    the dim of a scan, which is as long before as after."""
-    names = (*operator.inputs, *operator.outputs)
-    equation = _spread(model, operator, rule)
-    patterns = [None] * len(names) if equation is None else [*equation.operands, *equation.results]
-    for position, (name, pattern) in enumerate(zip(names, patterns, strict=True)):
-        for place, size in enumerate(model.tensors[name].shape if name else ()):
-            if size > 1:
-                dim = None if pattern is None else pattern.dims[place]
-                scans = operator.kind in _SCANS and position != 1 and dim is not None and not dim.factors
-                yield (name, place), dim, scans
-
-
-def _spread(model: Model, operator: Operator, rule: Rule) -> Equation | None:
-    if not rule.equation:
-        return None
-    ranks = [
-        [len(model.tensors[name].shape) if name else None for name in names]
-        for names in (operator.inputs, operator.outputs)
-    ]
-    return spread(parse(rule.equation), ranks[0], ranks[1])
-
-
 def _plans(plan: Plan) -> list[Plan]:
     """The plan, or those of its stages."""
     return [plan] if plan.pipeline is None else [stage.plan for stage in plan.pipeline.stages]
 
 
-def _needs(model: Model, plan: Plan) -> dict[_Node, int]:
+def _needs(model: Model, plan: Plan) -> dict[Node, int]:
     """By what the plan divides each place and each factor: the sizes of the axes that shard it in any layout; where
     several stages do, each on a mesh of its own, what all of them divide."""
     number = {operator.name: index for index, operator in enumerate(model.operators)}
-    needs: dict[_Node, int] = {}
+    needs: dict[Node, int] = {}
     for single in _plans(plan):
-        axes: dict[_Node, set[int]] = defaultdict(set)
+        axes: dict[Node, set[int]] = defaultdict(set)
         for decision in single.operators:
             for axis, label in enumerate(decision.split if decision.name in number else ()):
                 axes[number[decision.name], label.partition(";")[0]].add(axis)
@@ -210,14 +105,12 @@ def _pieces(plan: Plan, sizes: Mapping[Place, int]) -> dict[Place, set[int]]:
     return dict(pieces)
 
 
-def _free_sizes(
-    classes: _Classes, sizes: Mapping[Place, int], needs: Mapping[_Node, int], room: int
-) -> dict[_Node, int]:
+def _free_sizes(classes: Classes, sizes: Mapping[Place, int], needs: Mapping[Node, int], room: int) -> dict[Node, int]:
     """Class -> new size, for dims that are no part of a product."""
-    members: dict[_Node, list[Place]] = defaultdict(list)
+    members: dict[Node, list[Place]] = defaultdict(list)
     for place in sizes:
         members[classes.find(place)].append(place)
-    need: dict[_Node, int] = defaultdict(lambda: 1)
+    need: dict[Node, int] = defaultdict(lambda: 1)
     for node, ways in needs.items():
         need[classes.find(node)] = math.lcm(need[classes.find(node)], ways)
     free = {}
@@ -230,17 +123,17 @@ def _free_sizes(
 
 
 def _exponents(
-    classes: _Classes,
-    current: Mapping[_Node, int],
-    needs: Mapping[_Node, int],
+    classes: Classes,
+    current: Mapping[Node, int],
+    needs: Mapping[Node, int],
     pieces: Mapping[Place, set[int]],
-    free: Mapping[_Node, int],
+    free: Mapping[Node, int],
     prime: int,
     room: int,
     least: int,
-) -> dict[_Node, int]:
+) -> dict[Node, int]:
     """How often each class is divided by `prime`: as often as possible in all."""
-    limits: dict[_Node, int] = {}
+    limits: dict[Node, int] = {}
     for node, size in current.items():
         root = classes.find(node)
         shortest = least if isinstance(node[0], str) else 2

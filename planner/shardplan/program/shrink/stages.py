@@ -15,7 +15,8 @@ from shardplan.plan.types import Plan
 from shardplan.program.lower import lower_program
 from shardplan.program.machine.pipeline import stage_models
 from shardplan.program.machine.run import needed_bytes
-from shardplan.program.shrink.model import ScaledPlan, refusal, resized, scaled_rules, thin_model, thinned, tried
+from shardplan.program.shrink.model import ScaledPlan, refusal, scaled_rules, thin_model, thinned, tried
+from shardplan.program.shrink.resize import resized
 from shardplan.program.shrink.sizes import smaller_sizes
 from shardplan.rules import model_rules
 

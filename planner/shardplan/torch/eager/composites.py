@@ -1,6 +1,6 @@
 """Functions of torch that are made of others: on planned tensors these run, operation by operation.
 
-Some are written in Python, others in C++ (`lstm`, `cosine_similarity`), which torch takes apart by itself.
+Some are written in Python, others in C++ (`cosine_similarity`, `unflatten`), which torch takes apart by itself.
 """
 
 from __future__ import annotations

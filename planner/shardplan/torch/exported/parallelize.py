@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from shardplan.plan.types import Plan
 from shardplan.runtime.names import Rename
 from shardplan.torch.applied_plan import attach, prepare, run_graph_under
+from shardplan.torch.exported.compiled import Compiler, compile_between_moves
 from shardplan.torch.exported.program import export_program, parameter_tree
 from shardplan.torch.exported.rewriter import GraphRewriter
 from shardplan.torch.exported.writer import Writer
@@ -31,12 +32,14 @@ def parallelize_exported(
     rename: Rename | None = None,
     ignore: Iterable[str] = (),
     strict: bool = True,
+    backend: Compiler | None = None,
 ) -> fx.GraphModule:
     """The graph of `model` (by `torch.export`, with the shapes of `example_inputs`) with `plan` written into it.
 
     The result is called as the model is, returns DTensors in the layouts of the plan's outputs, and holds the model's
     parameters as DTensors under their own names. All that `strict` refuses (see `parallelize`) is refused here, before
-    anything runs.
+    anything runs. `backend`: a backend of `torch.compile` for what stands between the moves (`"inductor"`); without
+    one it runs operation by operation.
 
     Raises `ShardplanError` as `parallelize`, and `cannot-export` with what torch says.
     """
@@ -49,6 +52,9 @@ def parallelize_exported(
     outputs = GraphRewriter(program, applied, engine, writer).run()
     (check_conformance if strict else warn_of_differences)(engine)
     made = writer.finish(outputs, type(model).__name__)
+    if backend is not None:
+        compile_between_moves(made, backend)
+        applied.is_compiled = True
     spec_out = program.call_spec.out_spec
     run_graph_under(
         made, applied, lambda args, kwargs: (*args, *kwargs.values()), lambda out: pytree.tree_unflatten(out, spec_out)

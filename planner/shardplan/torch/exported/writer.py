@@ -282,7 +282,7 @@ class Writer:
             return Traced.of(node, meta, self, content)
         if isinstance(meta, (tuple, list)):
             picked = [
-                self._results(self.graph.call_function(_pick, (node, place)), item, content)
+                self._results(self.graph.call_function(pick, (node, place)), item, content)
                 for place, item in enumerate(meta)
             ]
             return picked if isinstance(meta, list) else tuple(picked)
@@ -303,7 +303,7 @@ def _on(device: torch.device, argument: Any) -> Any:
     return argument
 
 
-def _pick(results: Any, place: int) -> Any:
+def pick(results: Any, place: int) -> Any:
     """One of several results."""
     return results[place]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -26,7 +26,7 @@ from shardplan.torch.collectives.routes import Route, Router
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.lineage import Lineage, lineage_of, values_in
 from shardplan.torch.propagation.plan_graph import Key, PlanGraph, plan_graph
-from shardplan.torch.propagation.sharding import propagate
+from shardplan.torch.propagation.sharding import Sharding, propagate
 from shardplan.torch.propagation.signatures import CONSTANT
 from shardplan.torch.propagation.values import Call, Site, Value
 
@@ -87,6 +87,7 @@ class Engine:
         self.plan, self.groups, self.backend = plan, groups, backend
         self.graph: PlanGraph = plan_graph(plan, constants)
         self.router = Router(plan)
+        self._shardings: dict[Hashable, Sharding] = {}
         self._makers = {name: number for number, one in enumerate(plan.operators) for name in one.outputs}
         self.record = Record()
         self.is_beside_plan = False
@@ -144,7 +145,7 @@ class Engine:
             if call.chains:
                 call.keys = [key.chained(value.key for value in call.operands) for key in call.keys]
             call.operands = [self.read(value, call.keys) for value in call.operands]
-        sharding = propagate(call, self.groups.mesh)
+        sharding = self._sharding(call)
         operands = [self.convert(value, layout) for value, layout in zip(call.operands, sharding.operands, strict=True)]
         site = Site(
             self.groups.mesh,
@@ -160,6 +161,13 @@ class Engine:
             self.result(local, layout, shape, key)
             for local, layout, shape, key in zip(locals_, sharding.results, call.shapes, call.keys, strict=True)
         ]
+
+    def _sharding(self, call: Call) -> Sharding:
+        """The split of a call; a program makes the same calls in every step."""
+        question = call.question
+        if question not in self._shardings:
+            self._shardings[question] = propagate(call, self.groups.mesh)
+        return self._shardings[question]
 
     def result(self, local: Any, layout: Layout, shape: Sequence[int], key: Key) -> Value:
         """A result, moved to the layout that the plan keeps."""

@@ -47,7 +47,7 @@ def propagate(call: Call, mesh: Mesh) -> Sharding:
     order = next((layout.order for layout in layouts if layout.order != tuple(range(len(mesh)))), None)
     while True:
         sharding = _layouts(call, chosen, order, mesh)
-        bad = _illegal(call, sharding, mesh)
+        bad = _illegal(call, sharding, mesh) or not _is_even(call, chosen, mesh)
         splitting = [axis for axis, choice in enumerate(chosen) if isinstance(choice, FactorSplit)]
         if not bad or not splitting:
             return sharding
@@ -82,11 +82,24 @@ def _illegal(call: Call, sharding: Sharding, mesh: Mesh) -> bool:
     return any(not is_legal(layout, mesh, shape) for layout, shape in zip(layouts, shapes, strict=True))
 
 
+def _is_even(call: Call, chosen: Sequence[Choice], mesh: Mesh) -> bool:
+    """Whether all parts of every factor, and of its segments, have equally many indices."""
+    splits = [choice for choice in chosen if isinstance(choice, FactorSplit)]
+    for split in splits:
+        every = [axis for axis, other in enumerate(chosen) if getattr(other, "factor", None) == split.factor]
+        alike = [axis for axis in every if chosen[axis] == split]
+        if call.sizes[split.factor] % mesh.ways(every) or any(size % mesh.ways(alike) for size in split.segments):
+            return False
+    return True
+
+
 def _choose(call: Call, axis: int) -> Choice:
     splits: dict[FactorSplit, int] = {}
     for position, value in enumerate(call.operands):
         placement = value.layout.placements[axis]
         split = _factor_split(call, position, placement) if placement.is_shard else None
+        if split is not None and split.factor in call.ordered:
+            split = FactorSplit(split.factor)
         if split is not None and split.factor not in call.whole:
             splits[split] = max(splits.get(split, 0), math.prod(value.shape))
     if splits:
@@ -142,14 +155,21 @@ def _factor_split(call: Call, position: int, placement: Placement) -> FactorSpli
         return FactorSplit(real[0], placement.segments) if real else None
     if not placement.segments:
         return FactorSplit(real[0])
-    if len(set(placement.segments)) > 1:
+    found = [split for factor in real if (split := _of_segments(call, real, factor, placement.segments))]
+    return min(found, key=lambda split: len(split.segments), default=None)
+
+
+def _of_segments(call: Call, factors: Sequence[str], factor: str, segments: tuple[int, ...]) -> FactorSplit | None:
+    """The split of one of the factors of a dim that cuts the dim's segments each on its own: they repeat for every
+    index of the factors before it, and are as many times as wide as the factors behind it."""
+    place = factors.index(factor)
+    before = math.prod(call.sizes[each] for each in factors[:place])
+    after = math.prod(call.sizes[each] for each in factors[place + 1 :])
+    pattern = segments[: len(segments) // before]
+    fits = pattern * before == segments and sum(pattern) == call.sizes[factor] * after
+    if not fits or (len(pattern) > 1 and any(size % after for size in pattern)):
         return None
-    before = 1
-    for factor in real:
-        if before == len(placement.segments):
-            return FactorSplit(factor)
-        before *= call.sizes[factor]
-    return None
+    return FactorSplit(factor, tuple(size // after for size in pattern) if len(pattern) > 1 else ())
 
 
 def _piece_split(pieces: Pieces, placement: Placement) -> FactorSplit | None:
@@ -172,11 +192,11 @@ def _placement(call: Call, dims: Dims, position: int, split: FactorSplit, *, is_
         pieces = call.pieces
         if pieces and pieces.factor == split.factor:
             return _piece_placement(pieces, dim, position, split, is_result=is_result)
-        before = math.prod(call.sizes[f] for f in factors[: factors.index(split.factor)])
-        size = math.prod(call.sizes[f] for f in factors)
-        if before == 1:
-            return S(dim, split.segments)
-        return S(dim, (size // before,) * before)
+        place = factors.index(split.factor)
+        before = math.prod(call.sizes[f] for f in factors[:place])
+        after = math.prod(call.sizes[f] for f in factors[place + 1 :])
+        sizes = tuple(size * after for size in split.segments) or (call.sizes[split.factor] * after,)
+        return S(dim, sizes * before if len(sizes) * before > 1 else ())
     return None
 
 

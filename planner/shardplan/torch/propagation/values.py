@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,8 @@ class Call:
     """An operation over factors, in the language of `shardplan.rules`.
 
     `dims`, `results`: factors of every dim of operands and results; `keys`: what the results are. A factor in `whole`
-    may not be split; one that is in no result is summed, unless in `whole`. `linear`: sets of operands in which the
+    may not be split; one that is in no result is summed, unless in `whole`. Of a factor in `ordered` a process must
+    have indices that follow one another: segments are not split on their own. `linear`: sets of operands in which the
     operation is linear, taken jointly. `pieces`: (factor, sizes by result or operand): a dim that is cut into, or
     joined from, pieces; every piece must then be split on its own. `guide`: the plan's layout of the first result; it
     says how factors are split that no operand has. `run`: the operation on local tensors.
@@ -93,6 +94,16 @@ class Call:
     reduction: str = "sum"
     chains: bool = True
     ready: bool = False
+    ordered: frozenset[str] = frozenset()
+
+    @property
+    def question(self) -> Hashable:
+        """All that its split follows from: calls with equal ones are split alike."""
+        return (
+            tuple((value.layout, tuple(value.shape), value.grad) for value in self.operands), tuple(self.dims),
+            tuple(self.results), tuple(map(tuple, self.shapes)), tuple(self.sizes.items()), self.whole, self.linear,
+            self.pieces, self.guide, self.integer, self.reduction, self.ordered,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

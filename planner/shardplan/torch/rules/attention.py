@@ -153,7 +153,7 @@ def _fused(engine: Engine, heads: _Heads) -> Value:
     shape = (*query.shape[:-1], value.shape[-1])
     call = Call(
         operands, dims, [(*batch, ("s",), ("e",))], [shape], [keys[3]], sizes, run, frozenset({"t", "d", "e"}),
-        (frozenset({2}),),
+        (frozenset({2}),), ordered=frozenset({"s"} if heads.causal else ()),
     )  # fmt: skip
     return engine.run(call)[0]
 
@@ -235,7 +235,9 @@ def _causal(engine: Engine, scores: Value) -> Value:
         rows, columns = locals_[0].shape[-2:]
         return seen_before(locals_[0], site.number(queries) * rows - site.number(keys) * columns)
 
-    return engine.run(unary(scores, scores.key, run))[0]
+    call = unary(scores, scores.key, run)
+    call.ordered = frozenset({queries, keys})
+    return engine.run(call)[0]
 
 
 def seen_before(scores: Tensor, ahead: int) -> Tensor:

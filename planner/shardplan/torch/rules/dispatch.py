@@ -22,6 +22,7 @@ from shardplan.torch.rules import (
     norms,
     numbers,
     products,
+    recurrent,
     reductions,
     slicing,
     views,
@@ -41,6 +42,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(windows.SAMPLINGS, windows.sampling),
     **dict.fromkeys(("pad", "constant_pad_nd"), windows.pad),
     "stack": slicing.stack,
+    **dict.fromkeys(("to", "type_as"), elementwise.cast),
     "requires_grad": elementwise.requires_grad,
     **dict.fromkeys(losses.DISTANCES, losses.distance),
     "broadcast_tensors": views.broadcast,
@@ -83,6 +85,8 @@ RULES: Mapping[str, Rule] = {
     "einsum": products.einsum,
     "embedding": products.embedding,
     "scaled_dot_product_attention": attention.attention,
+    **dict.fromkeys(recurrent.LAYERS, recurrent.layer),
+    **dict.fromkeys(recurrent.CELLS, recurrent.cell),
 }  # fmt: skip
 
 

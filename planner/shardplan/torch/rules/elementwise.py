@@ -46,7 +46,8 @@ def elementwise(engine: Engine, op: Op) -> Value:
         if isinstance(argument, (Value, torch.Tensor)):
             operands.append(as_value(engine, argument))
             places.append(position)
-    shape = torch.broadcast_shapes(*(value.shape for value in operands))
+    shapes = {value.shape for value in operands}
+    shape = next(iter(shapes)) if len(shapes) == 1 else tuple(torch.broadcast_shapes(*shapes))
     plain = [argument for argument in op.args if not isinstance(argument, (Value, torch.Tensor))]
 
     def run(locals_: list[Any], site: Site) -> Any:
@@ -70,6 +71,14 @@ def elementwise(engine: Engine, op: Op) -> Value:
         chains=op.name not in SAME,
     )
     return engine.run(call)[0]
+
+
+def cast(engine: Engine, op: Op) -> Value:
+    """`to`, `type_as`: what is named beside the value, as a tensor, says the dtype alone and may have any shape."""
+    value, *rest = op.args
+    dtypes = [other.dtype if isinstance(other, (Value, torch.Tensor)) else other for other in rest]
+    func = torch.Tensor.to if op.name == "type_as" else op.func
+    return elementwise(engine, Op(op.name, func, [value, *dtypes], op.kwargs))
 
 
 def requires_grad(engine: Engine, op: Op) -> Value:

@@ -215,7 +215,7 @@ def _taken(engine: Engine, value: Value, dim: int, numbers: Value) -> Value:
     whole = frozenset() if value.dtype.is_floating_point else frozenset({f"x{dim}"})
     call = Call(
         [value, numbers], [dims, own], [(*dims[:dim], *own, *dims[dim + 1 :])], [shape], [key], sizes, run, whole,
-        (frozenset({0}),),
+        (frozenset({0}),), ordered=frozenset({f"x{dim}"}),
     )  # fmt: skip
     return engine.run(call)[0]
 

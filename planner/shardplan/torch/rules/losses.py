@@ -96,6 +96,6 @@ def _picked(engine: Engine, shares: Value, target: Value, ignored: int) -> Value
     sizes = {"class": classes, **{f"x{number}": size for number, size in enumerate(target.shape)}}
     call = Call(
         [shares, target], [whole, rows], [rows], [target.shape], [Key(CONSTANT, target.shape)], sizes, run,
-        linear=(frozenset({0}),), ready=True,
+        ordered=frozenset({"class"}), linear=(frozenset({0}),), ready=True,
     )  # fmt: skip
     return engine.run(call)[0]

@@ -168,6 +168,6 @@ def embedding(engine: Engine, op: Op) -> Value:
 
     call = Call(
         [table, index], [(("v",), ("d",)), rows], [(*rows, ("d",))], [shape], [key], sizes, run,
-        linear=(frozenset({0}),),
+        ordered=frozenset({"v"}), linear=(frozenset({0}),),
     )  # fmt: skip
     return engine.run(call)[0]

@@ -1,0 +1,154 @@
+"""Models of timm, torchvision and diffusers, as small as they can be made, each with a loss.
+
+Needs those libraries; without one there are none of its models. `python benchmarks/families.py --library` runs them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as f
+
+from family_programs.torchvision_names import declare
+
+BATCH, CLASSES = 4, 8
+Program = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+class Classified(nn.Module):
+    """A model of images under cross entropy."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        return f.cross_entropy(self.model(pixels), labels)
+
+
+class Denoised(nn.Module):
+    """A model of diffusion under the error of what it says of the noise. `extra`: what it is given beside."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...], **fixed: Any) -> None:
+        super().__init__()
+        self.model, self.names, self.fixed = model, names, fixed
+
+    def forward(self, sample: Tensor, noise: Tensor, *extra: Tensor) -> Tensor:
+        made = self.model(sample, **dict(zip(self.names, extra, strict=True)), **self.fixed, return_dict=False)[0]
+        return f.mse_loss(made[:, : noise.shape[1]], noise)
+
+
+def _still(model: nn.Module) -> nn.Module:
+    """Without dropout, whose numbers no two runs share."""
+    for module in model.modules():
+        for name in ("p", "drop_prob", "drop_rate", "dropout_prob", "stochastic_depth_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model
+
+
+def _images(size: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(BATCH, 3, size, size), torch.randint(CLASSES, (BATCH,))
+
+
+def _timm(name: str, size: int = 32, **given: Any) -> Callable[[], Program]:
+    def make() -> Program:
+        declare()
+        import timm
+
+        return Classified(_still(timm.create_model(name, num_classes=CLASSES, **given))), _images(size)
+
+    return make
+
+
+_FLAT: Mapping[str, Any] = {"img_size": 32, "embed_dim": 32, "depth": 2}
+TIMM = {
+    "timm efficientnet": _timm("efficientnet_b0", 64),
+    "timm cait": _timm("cait_xxs24_224", **_FLAT, num_heads=4),
+    "timm xcit": _timm("xcit_nano_12_p16_224", **_FLAT, num_heads=4, cls_attn_layers=1),
+    "timm eva": _timm("eva02_tiny_patch14_224", 28, img_size=28, embed_dim=32, depth=2, num_heads=4),
+    "timm ghostnet": _timm("ghostnet_050"),
+    "timm mobilenetv4": _timm("mobilenetv4_conv_small_050"),
+    "timm edgenext": _timm("edgenext_xx_small", 64, depths=(1, 1, 1, 1), dims=(8, 16, 32, 32)),
+}
+
+
+def _torchvision(name: str, size: int = 32, **given: Any) -> Callable[[], Program]:
+    def make() -> Program:
+        declare()
+        import torchvision.models
+
+        return Classified(_still(getattr(torchvision.models, name)(num_classes=CLASSES, **given))), _images(size)
+
+    return make
+
+
+TORCHVISION = {
+    "tv mobilenet_v3": _torchvision("mobilenet_v3_small"),
+    "tv shufflenet_v2": _torchvision("shufflenet_v2_x0_5"),
+    "tv squeezenet": _torchvision("squeezenet1_1", 64),
+    "tv vit": _torchvision("VisionTransformer", image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=32,
+                           mlp_dim=64),
+    "tv swin": _torchvision("SwinTransformer", patch_size=[4, 4], embed_dim=16, depths=[2, 2], num_heads=[2, 4],
+                            window_size=[4, 4]),
+    "tv resnet": _torchvision("resnet18", width_per_group=64),
+}  # fmt: skip
+
+
+def _diffusers(name: str, batch: Callable[[], tuple[Tensor, ...]], names: tuple[str, ...], **given: Any) -> Any:
+    def make() -> Program:
+        declare()
+        import diffusers
+
+        return Denoised(_still(getattr(diffusers, name)(**given)), names), batch()
+
+    return make
+
+
+def _latents(channels: int, *extra: Tensor) -> tuple[Tensor, ...]:
+    return torch.randn(BATCH, channels, 8, 8), torch.randn(BATCH, channels, 8, 8), *extra
+
+
+_TIMES = torch.tensor([1, 5, 9, 3])
+_BLOCKS: Mapping[str, Any] = {"block_out_channels": (16, 32), "layers_per_block": 1, "norm_num_groups": 4}
+DIFFUSERS = {
+    "diffusers unet": _diffusers(
+        "UNet2DModel", lambda: _latents(4, _TIMES), ("timestep",), sample_size=8, in_channels=4, out_channels=4,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=8, **_BLOCKS,
+    ),
+    "diffusers sd unet": _diffusers(
+        "UNet2DConditionModel", lambda: _latents(4, _TIMES, torch.randn(BATCH, 6, 16)),
+        ("timestep", "encoder_hidden_states"), sample_size=8, in_channels=4, out_channels=4, cross_attention_dim=16,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        attention_head_dim=4, **_BLOCKS,
+    ),
+    "diffusers dit": _diffusers(
+        "DiTTransformer2DModel", lambda: _latents(4, _TIMES, torch.tensor([0, 3, 2, 1])), ("timestep", "class_labels"),
+        num_attention_heads=4, attention_head_dim=8, in_channels=4, num_layers=2, sample_size=8, patch_size=2,
+        num_embeds_ada_norm=8, norm_num_groups=4,
+    ),
+    "diffusers sd3": _diffusers(
+        "SD3Transformer2DModel", lambda: _latents(4, torch.randn(BATCH, 6, 16), torch.randn(BATCH, 12), _TIMES),
+        ("encoder_hidden_states", "pooled_projections", "timestep"), sample_size=8, patch_size=2, in_channels=4,
+        num_layers=2, attention_head_dim=8, num_attention_heads=4, joint_attention_dim=16, caption_projection_dim=32,
+        pooled_projection_dim=12, out_channels=4,
+    ),
+    "diffusers pixart": _diffusers(
+        "PixArtTransformer2DModel", lambda: _latents(4, torch.randn(BATCH, 6, 16), _TIMES),
+        ("encoder_hidden_states", "timestep"), num_attention_heads=4, attention_head_dim=8, in_channels=4,
+        out_channels=8, num_layers=2, cross_attention_dim=32, sample_size=8, caption_channels=16,
+        use_additional_conditions=False,
+    ),
+}  # fmt: skip
+
+_FOUND = {name for name in ("timm", "torchvision", "diffusers") if importlib.util.find_spec(name)}
+VISION_LIBRARIES: dict[str, Callable[[], Program]] = {
+    **(TIMM if "timm" in _FOUND else {}),
+    **(TORCHVISION if "torchvision" in _FOUND else {}),
+    **(DIFFUSERS if "diffusers" in _FOUND else {}),
+}

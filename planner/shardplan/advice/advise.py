@@ -1,0 +1,202 @@
+"""What would make the step of a plan shorter than any layout does: a size rounded up, or fewer devices.
+
+Nothing is guessed. What looks promising is solved at the multipliers of the plan, which takes a small part of what the
+plan took, and so is what was asked for; where the former is shorter, it is searched for as any plan is, and said where
+the step that comes out is shorter than that of the plan by more than `LEAST`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from shardplan.advice.growth import grown
+from shardplan.advice.sizes import Rounding, computing, roundings
+from shardplan.cluster.build import profile_from_resolved
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.types import Cluster
+from shardplan.errors import ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.problem import objective_of
+from shardplan.model.dims import flag
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.planning import Planner
+from shardplan.planning.judge import judged
+from shardplan.rules import model_rules
+from shardplan.study.finished import finished
+from shardplan.units import NS_PER_S
+
+LEAST: Final = 0.02
+"""Share of the step that advice must save, and share that must be saved where it is solved roughly."""
+MOST_TRIED: Final = 3
+"""Sizes, and meshes, that are solved at given multipliers: each takes about a twentieth of what the plan took."""
+STILL_SENT: Final = 0.75
+"""Share of the communication waited for that is expected on half the devices of an axis; where the axis is gone, none
+is."""
+HOPE: Final = 0.9
+"""Fewer devices are tried where that and all the computing take less than this share of the step."""
+WORK: Final = 2e3
+"""Work, in the units of `shardplan.solve.constants`, that the search of the most promising size may take, and that of
+the most promising mesh: a tenth of what the search of the plan may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """With `rounded` in place of `size` for `what`, or on `mesh` where that is no size, a step takes `step_ns`, which
+    is shorter by the share `saves`. `option`: what asks for that on the command line; empty where the model has to be
+    changed."""
+
+    what: str
+    size: int
+    rounded: int
+    step_ns: int
+    saves: float
+    option: str = ""
+
+
+def advise(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, left_s: float = math.inf) -> list[Advice]:
+    """What would be faster than `plan`, the best one for `model` on `cluster`; nothing for a pipeline, for other cost
+    models, where little was to be searched (`effort` quick), or where of a time limit not as much is left (`left_s`) as
+    half of it. Ends early where the user says so."""
+    limit = options.time_limit
+    late = limit is not None and left_s < limit / 2
+    is_ours = options.cost_model.is_ours and plan.pipeline is None and bool(plan.summary.step_ns)
+    if not is_ours or late or options.effort == "quick" or plan.summary.outcome == "interrupted":
+        return []
+    ends_s = time.monotonic() + left_s if limit is not None else math.inf
+    asked = _Asked(model, cluster, replace(options, effort="quick", strict=False), plan, ends_s)
+    found: list[Advice] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        found += asked.size()
+        found += asked.devices()
+    return found
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What was planned, and when there is no more time (`time.monotonic`)."""
+
+    model: Model
+    cluster: Cluster
+    options: PlanOptions
+    plan: Plan
+    ends_s: float
+
+    def size(self) -> Iterator[Advice]:
+        """The size that is worth most to round up, where one is worth it; a usual one rather than another."""
+        rules = model_rules(self.model)
+        classes, found = roundings(self.model, rules, self.plan, LEAST)
+        tried: list[tuple[bool, float, int, Rounding, Model]] = []
+        for number, one in enumerate(found[:MOST_TRIED]):
+            model = grown(self.model, rules, classes, one.root, one.new)
+            step_s = math.inf if model is None else self._promised_s(model, self.cluster)
+            if model is not None and math.isfinite(step_s):
+                tried.append((not one.is_usual, step_s, number, one, model))
+        best = min(tried, default=None, key=lambda one: one[:3])
+        if best is not None:
+            yield from self._said(best[4], self.cluster, best[3])
+
+    def devices(self) -> Iterator[Advice]:
+        """Fewer devices along one axis, where the plan on these is faster."""
+        meshes = [one for one in _coarser(self.cluster) if self._may_be_faster(one)]
+        tried = []
+        for number, one in enumerate(meshes[:MOST_TRIED]):
+            step_s = self._promised_s(self.model, one)
+            if math.isfinite(step_s):
+                tried.append((step_s, number, one))
+        best = min(tried, default=None, key=lambda one: one[:2])
+        if best is not None:
+            yield from self._said(self.model, best[2], None)
+
+    def _may_be_faster(self, cluster: Cluster) -> bool:
+        """Whether the step could be short enough on fewer devices."""
+        summary = self.plan.summary
+        axes = zip(cluster.mesh.axes, self.cluster.mesh.axes, strict=True)
+        is_gone = any(axis.size == 1 < before.size for axis, before in axes)
+        sent_ns = 0.0 if is_gone else STILL_SENT * summary.communication_ns
+        return self._computes_ns(cluster.mesh.size) + sent_ns < HOPE * summary.step_ns
+
+    def _computes_ns(self, devices: int) -> float:
+        """About the time in which so many devices compute what those of the plan do: starting kernels takes as long on
+        any number of them."""
+        passes = 3 if self.options.training else 1
+        starts_ns = passes * self.cluster.device.launch_s * NS_PER_S
+        fixed = sum(min(starts_ns, one.compute_ns) for one in self.plan.operators)
+        work = sum(max(0.0, one.compute_ns - starts_ns) * computing(one, self.plan.mesh) for one in self.plan.operators)
+        return fixed + work / devices
+
+    def _promised_s(self, model: Model, cluster: Cluster) -> float:
+        """The step that a plan was roughly solved for, where what was asked for takes longer so; else infinite."""
+        step_s = self._roughly_s(model, cluster)
+        if step_s < (1 - LEAST) * self._plainly_s:
+            return step_s
+        step_s = self._roughly_s(model, cluster, usual=True)
+        return step_s if step_s < (1 - LEAST) * self._usually_s else math.inf
+
+    @cached_property
+    def _plainly_s(self) -> float:
+        """The step of what was asked for, found in the same way."""
+        return self._roughly_s(self.model, self.cluster)
+
+    @cached_property
+    def _usually_s(self) -> float:
+        return self._roughly_s(self.model, self.cluster, usual=True)
+
+    def _roughly_s(self, model: Model, cluster: Cluster, *, usual: bool = False) -> float:
+        """The step of a plan at the multipliers of the best one, or those that searches begin with (`usual`): the
+        former may be right for its mesh alone. Infinite where there is none, or no time."""
+        if time.monotonic() >= self.ends_s:
+            return math.inf
+        try:
+            planner = Planner(model, cluster, self.options, reasons=False)
+            multipliers = self.plan.summary.multipliers
+            if usual:
+                multipliers = objective_of(planner.built_at()[0]).usual_multipliers
+            answer = planner.solve_at(multipliers)
+        except ShardplanError:
+            return math.inf
+        if answer.solution.outcome == "interrupted":
+            raise KeyboardInterrupt
+        plans = [one for one in judged(answer, planner.limit_bytes, {}) if one.keeps(planner.limit_bytes)]
+        return plans[0].step_s if plans else math.inf
+
+    def _said(self, model: Model, cluster: Cluster, size: Rounding | None) -> Iterator[Advice]:
+        """The advice, where the step that a search comes to is short enough."""
+        options, left_s = self.options, self.ends_s - time.monotonic()
+        if math.isfinite(left_s):
+            options = replace(options, time_limit=max(0.0, left_s))
+        try:
+            step_ns = finished(Planner(model, cluster, options, reasons=False).plan(work=WORK)).summary.step_ns
+        except ShardplanError:
+            return
+        saves = 1 - step_ns / self.plan.summary.step_ns
+        if saves <= LEAST:
+            return
+        if size is not None:
+            option = flag(size.name, size.new) if size.name else ""
+            yield Advice(size.what, size.old, size.new, step_ns, saves, option)
+        else:
+            before, after = self.cluster.mesh.size, cluster.mesh.size
+            yield Advice("devices", before, after, step_ns, saves, f"--mesh {_text(cluster)}")
+
+
+def _coarser(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with fewer devices along one axis: half of them, where it has an even number."""
+    profile = profile_from_resolved(cluster.resolved)
+    for number, axis in enumerate(cluster.mesh.axes):
+        fewer = next((axis.size // prime for prime in range(2, axis.size + 1) if axis.size % prime == 0), 0)
+        if fewer:
+            sizes = [fewer if place == number else one.size for place, one in enumerate(cluster.mesh.axes)]
+            named = zip(cluster.mesh.names, sizes, strict=True)
+            with contextlib.suppress(ShardplanError):
+                yield make_cluster(profile, ",".join(f"{name}={size}" for name, size in named))
+
+
+def _text(cluster: Cluster) -> str:
+    return ",".join(f"{axis.name}={axis.size}" for axis in cluster.mesh.axes)

@@ -1,0 +1,1 @@
+"""A cluster profile from what a machine says of itself (`shardplan profiles detect`)."""

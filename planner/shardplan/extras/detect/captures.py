@@ -1,0 +1,142 @@
+"""What tools print about a machine, read: `nvidia-smi topo -m`, `nvidia-smi --query-gpu=... --format=csv`, rates of
+network cards (`/sys/class/infiniband/*/ports/1/rate`, `ibstat`), `scontrol show node`.
+
+Every text says what it is by its form. What a text does not say stays `None`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from shardplan.errors import ShardplanError, error
+
+_GPU = re.compile(r"GPU\d+")
+_NIC = re.compile(r"NIC\d+|mlx\d+_\d+|rdmap\S+|bnxt_re\d+")
+_NVLINKS = re.compile(r"NV(\d+)")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_RATE = re.compile(r"^\s*(?:Rate:\s*)?(\d+)(?: Gb/sec.*)?$", re.MULTILINE)
+_GRES = re.compile(r"(?:Gres|CfgTRES)=\S*?gpu(?::([A-Za-z][\w.-]*))?[:=](\d+)")
+_NODE = re.compile(r"^\s*NodeName=(\S+)", re.MULTILINE)
+PCIE = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})
+"""How `topo -m` calls ways that are no NVLink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is known of one machine, and of how many like it there are. `devices`: GPUs; `links`: what joins pairs of
+    them, each kind once (`NV18`, `SYS`); `memory_mib`: of one; `nic_gbit`: rates of its cards."""
+
+    kind: str | None = None
+    devices: int | None = None
+    memory_mib: int | None = None
+    links: tuple[str, ...] = ()
+    nics: int | None = None
+    nic_gbit: tuple[int, ...] = ()
+    machines: int | None = None
+    unread: tuple[str, ...] = field(default=())
+
+    @property
+    def nvlinks(self) -> int | None:
+        """NVLinks of every pair, where all pairs have as many."""
+        found = {match[1] for link in self.links if (match := _NVLINKS.fullmatch(link))}
+        return int(found.pop()) if len(found) == 1 and len(self.links) == 1 else None
+
+
+def machine_of(texts: Iterable[tuple[str, str]]) -> Machine:
+    """What all texts say together; a text is (where it is from, what it says).
+
+    Raises `ShardplanError` (`unread-capture`) for a text of none of these forms, and (`other-machine`) where two say
+    different things.
+    """
+    found = Machine()
+    for place, text in texts:
+        plain = _ESCAPES.sub("", text)
+        said = _topology(plain) or _query(plain) or _slurm(plain) or _rates(plain)
+        if said is None:
+            hint = "give what nvidia-smi topo -m, nvidia-smi --query-gpu=name,memory.total --format=csv, ibstat or "
+            summary = "this is none of the texts that are known"
+            raise ShardplanError(error("unread-capture", summary, file=place, hint=f"{hint}scontrol show node print"))
+        found = _joined(found, said, place)
+    return found
+
+
+def _joined(one: Machine, other: Machine, place: str) -> Machine:
+    """Both together; what they both say must agree."""
+    changed = {}
+    for name in ("kind", "devices", "memory_mib", "links", "nics", "nic_gbit", "machines"):
+        before, now = getattr(one, name), getattr(other, name)
+        if now in (None, ()):
+            continue
+        if before not in (None, ()) and before != now and name != "kind":
+            said = f"{name.replace('_', ' ')}: {now}, and another text says {before}"
+            raise ShardplanError(error("other-machine", said, file=place, hint="give texts of one machine"))
+        if name != "kind" or before is None or len(str(now)) > len(str(before)):
+            changed[name] = now  # SLURM says h100 where nvidia-smi says NVIDIA H100 80GB HBM3
+    return replace(one, **changed)
+
+
+def _topology(text: str) -> Machine | None:
+    """The matrix of `nvidia-smi topo -m`: a row and a column for every GPU, and for network cards."""
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    head = next((words for words in lines if _GPU.fullmatch(words[0]) and "X" not in words), None)
+    if head is None:
+        return None
+    names = [word for word in head if _GPU.fullmatch(word) or _NIC.fullmatch(word)]
+    gpus = [name for name in names if _GPU.fullmatch(name)]
+    rows = {words[0]: words[1 : len(names) + 1] for words in lines if words[0] in gpus and "X" in words}
+    if sorted(rows) != sorted(gpus):
+        return None
+    columns = [place for place, name in enumerate(names) if name in gpus]
+    links = {rows[name][place] for name in gpus for place in columns if rows[name][place] != "X"}
+    cards = len(names) - len(gpus)
+    return Machine(devices=len(gpus), links=tuple(sorted(links)), nics=cards or None)
+
+
+def _query(text: str) -> Machine | None:
+    """`nvidia-smi --query-gpu=name,memory.total --format=csv`, columns in any order, with or without `noheader`."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") >= 1]
+    sized = [row for row in rows if any(re.fullmatch(r"\d+ MiB", cell) for cell in row)]
+    if not sized:
+        return None
+    memory = {int(cell.split()[0]) for row in sized for cell in row if re.fullmatch(r"\d{4,} MiB", cell)}
+    head = next((row for row in rows if "name" in row), None)
+    words = [at for at, cell in enumerate(sized[0]) if re.search("[A-Za-z]{2}", cell) and "MiB" not in cell]
+    place = head.index("name") if head else next(iter(words), 0)
+    kinds = {row[place] for row in sized if len(row) > place and "MiB" not in row[place]}
+    if len(kinds) > 1 or not memory:
+        summary = f"GPUs of several kinds, {', '.join(sorted(kinds))}: a profile has one"
+        raise ShardplanError(error("mixed-devices", summary)) if len(kinds) > 1 else _no_memory()
+    return Machine(kind=next(iter(kinds), None), devices=len(sized), memory_mib=min(memory))
+
+
+def _no_memory() -> ShardplanError:
+    return ShardplanError(error("unread-capture", "the table of GPUs has no memory.total"))
+
+
+def _slurm(text: str) -> Machine | None:
+    """`scontrol show node`: a paragraph per node."""
+    names = list(dict.fromkeys(_NODE.findall(text)))
+    if not names:
+        return None
+    gres = list(_GRES.finditer(text))
+    counts = {int(match[2]) for match in gres}
+    kinds = {match[1] for match in gres if match[1]}
+    if len(counts) > 1 or len(kinds) > 1:
+        said = ", ".join(sorted({f"{match[1] or 'gpu'}:{match[2]}" for match in gres}))
+        hint = "give the nodes of one partition"
+        raise ShardplanError(error("mixed-devices", f"nodes of several kinds: {said}", hint=hint))
+    return Machine(kind=next(iter(kinds), None), devices=next(iter(counts), None), machines=len(names))
+
+
+def _rates(text: str) -> Machine | None:
+    """`400 Gb/sec (4X NDR)` per card, as the kernel says it, or `Rate: 400` of ibstat."""
+    is_ib = "Gb/sec" in text or "CA '" in text
+    rates = tuple(sorted(_numbers(text))) if is_ib else ()
+    return Machine(nics=len(rates), nic_gbit=rates) if rates else None
+
+
+def _numbers(text: str) -> Iterator[int]:
+    for match in _RATE.finditer(text):
+        yield int(match[1])

@@ -1,0 +1,29 @@
+"""What this machine says: the texts of `nvidia-smi` and of its network cards, as far as there are any."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+_COMMANDS = (
+    ("nvidia-smi", "topo", "-m"),
+    ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv"),
+)
+_RATES = "/sys/class/infiniband"
+_SECONDS = 30
+
+
+def texts_here(rates: str = _RATES) -> list[tuple[str, str]]:
+    """(where it is from, what it says). `rates`: the folder of the network cards."""
+    found = []
+    for command in _COMMANDS:
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)  # noqa: S603 - fixed words
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if ran.returncode == 0:
+            found.append((" ".join(command), ran.stdout))
+    files = sorted(Path(rates).glob("*/ports/1/rate"))
+    if files:
+        found.append((rates, "".join(file.read_text(encoding="utf-8") for file in files)))
+    return found

@@ -1,0 +1,116 @@
+"""What is known of a machine -> a profile that extends the shipped one of its devices; what is not known is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardplan.cluster.build import Profile
+from shardplan.cluster.profile import list_profiles, load_profile
+from shardplan.errors import Diagnostic, ShardplanError, error, warning
+from shardplan.extras.detect.captures import PCIE, Machine
+
+_NVLINK_GBPS = 25
+"""Of one NVLink in one direction, since NVLink 2 (V100); NVLink 5 (Blackwell) has twice as much."""
+_NEAR = 0.08
+"""Share by which the memory that a driver shows may differ from what a device is sold with (81,559 MiB for 80 GB)."""
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """`text`: the profile in YAML; `base`: the shipped profile that it extends; `unknown`: what nothing said."""
+
+    text: str
+    base: str
+    unknown: tuple[Diagnostic, ...]
+
+
+def detected(machine: Machine, name: str) -> Detected:
+    """The profile of `machine`. Raises `ShardplanError` (`unknown-device`) for a device that no shipped profile has."""
+    base = _base(machine)
+    inner, outer = base.levels[0].name, base.levels[-1].name
+    per_machine = machine.devices
+    unknown = tuple(_unknown(machine, base))
+    lines = [
+        f"# {machine.kind}: what this machine says of itself; the rest is that of {base.name}.",
+        *(f"# not known: {each.summary}" for each in unknown),
+        f"name: {name}",
+        f"extends: builtin:{base.name}",
+        "provenance:",
+        "  status: estimated",
+        "  sources: [shardplan profiles detect]",
+    ]
+    if per_machine is not None:
+        lines += [
+            "mesh:",
+            "  axes:",
+            f"    - {{name: machine, size: {machine.machines or 1}, level: {outer}}}",
+            f"    - {{name: gpu, size: {per_machine}, level: {inner}}}",
+        ]
+    lines += _levels(machine, base, inner, outer)
+    return Detected("\n".join(lines) + "\n", base.name, unknown)
+
+
+def _levels(machine: Machine, base: Profile, inner: str, outer: str) -> list[str]:
+    inside, between = [], []
+    if machine.nvlinks is not None:
+        inside.append(f"link_gbps: {machine.nvlinks * _per_link(base)}")
+    if machine.nic_gbit:
+        between += [f"node_gbit: {sum(machine.nic_gbit)}", f"nics: {len(machine.nic_gbit)}"]
+    found = [(inner, inside), (outer, between)]
+    keys = [f"  {level}: {{{', '.join(each)}}}" for level, each in found if each and (level != inner or inner != outer)]
+    return ["levels:", *keys] if keys else []
+
+
+def _per_link(base: Profile) -> int:
+    return 2 * _NVLINK_GBPS if "B200" in base.device.kind or "GB200" in base.device.kind else _NVLINK_GBPS
+
+
+def _base(machine: Machine) -> Profile:
+    """The shipped profile with this device and memory."""
+    if machine.kind is None:
+        hint = "give what nvidia-smi --query-gpu=name,memory.total --format=csv prints"
+        raise ShardplanError(error("unknown-device", "nothing says what the devices are", hint=hint))
+    words = _words(machine.kind)
+    shipped = [load_profile(name) for name in list_profiles()]
+    alike = [profile for profile in shipped if profile.device.kind and _words(profile.device.kind)[:1] == words[:1]]
+    if machine.memory_mib is not None:
+        stated = machine.memory_mib * _MIB
+        alike = [each for each in alike if abs(stated / each.device.memory_bytes - 1.0) < _NEAR]
+    if not alike:
+        memory = "" if machine.memory_mib is None else f" with {machine.memory_mib:,} MiB"
+        known = ", ".join(sorted({profile.device.kind for profile in shipped if profile.device.kind}))
+        summary = f"no shipped profile has the device '{machine.kind}'{memory}"
+        hint = f"write a profile (docs/cluster-profiles.md); there are profiles of {known}"
+        raise ShardplanError(error("unknown-device", summary, hint=hint))
+    return alike[0]
+
+
+def _words(kind: str) -> list[str]:
+    """`NVIDIA H100 80GB HBM3` -> `["h100", ...]`: the name of the chip first."""
+    parts = re.split(r"[\s_-]+", kind.lower())
+    return [part for part in parts if re.fullmatch(r"[a-z]{1,3}\d{1,3}[a-z]?", part)]
+
+
+def _unknown(machine: Machine, base: Profile) -> Iterator[Diagnostic]:
+    """What the texts did not say."""
+    if machine.devices is None:
+        yield _said("how many devices a machine has", "nvidia-smi topo -m says it")
+    if machine.machines is None:
+        yield _said("how many machines there are", "scontrol show node says it, or --machines N")
+    if machine.memory_mib is None:
+        yield _said("how much memory a device has", "nvidia-smi --query-gpu=name,memory.total --format=csv says it")
+    if not machine.nic_gbit:
+        yield _said(f"how fast the network is: that of {base.name} is kept", "ibstat says it")
+    if not machine.links and (machine.devices or 0) > 1:
+        yield _said(f"what joins the devices: the links of {base.name} are kept", "nvidia-smi topo -m says it")
+    elif machine.links and machine.nvlinks is None:
+        kinds = ", ".join(machine.links)
+        way = "PCIe" if set(machine.links) <= PCIE else "not all pairs alike"
+        yield _said(f"how fast {kinds} are ({way}): the links of {base.name} are kept", "shardplan calibrate nccl")
+
+
+def _said(summary: str, hint: str) -> Diagnostic:
+    return warning("not-detected", summary, hint=hint)

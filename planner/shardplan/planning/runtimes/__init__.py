@@ -1,0 +1,7 @@
+"""What the runtimes that plans are exported to can say, as restrictions of the choices."""
+
+from __future__ import annotations
+
+from shardplan.planning.runtimes.table import RUNTIMES, Role, Runtime
+
+__all__ = ["RUNTIMES", "Role", "Runtime"]

@@ -1,0 +1,59 @@
+"""Roles of axes as the degrees of parallelism of a trainer (Megatron-LM, MaxText), which say a whole plan."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from shardplan.errors import ShardplanError
+from shardplan.graph.build import CostGraph
+from shardplan.layout.mesh import Mesh
+from shardplan.planning.parallelism import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    TENSOR,
+    KindOfAxis,
+    Parallelism,
+    check_model,
+    hidden_of,
+    restriction,
+)
+from shardplan.planning.reduction import Allowed
+from shardplan.planning.runtimes.table import Role, Roles
+
+_KINDS: dict[Role, str] = {
+    "data": DATA, "shards": DATA, "expert": EXPERT, "context": CONTEXT, "tensor": TENSOR, "sequence": TENSOR,
+}  # fmt: skip
+
+
+def parallelism_of(roles: Roles, mesh: Mesh, *, sharded_optimizer: bool) -> Parallelism:
+    """The degrees that these roles are. `sharded_optimizer`: the optimizer's state is cut over data-parallel ranks."""
+    real = [axis for axis, size in enumerate(mesh.shape) if size > 1]
+    ways = {
+        kind: math.prod(mesh.shape[axis] for axis in real if _KINDS[roles[axis]] == kind)
+        for kind in (TENSOR, CONTEXT, EXPERT, DATA)
+    }
+    return Parallelism(
+        tensor=ways[TENSOR],
+        context=ways[CONTEXT],
+        expert=ways[EXPERT],
+        data=ways[DATA] * ways[EXPERT],
+        zero=3 if any(roles[axis] == "shards" for axis in real) else 1 if sharded_optimizer else 0,
+        sequence=any(roles[axis] == "sequence" for axis in real),
+    )
+
+
+def trainer_limits(roles: Roles, built: CostGraph) -> Allowed:
+    """What a trainer does with these roles; nothing where the model does not divide so."""
+    cluster, options = built.cluster, built.options
+    parallelism = parallelism_of(roles, cluster.mesh, sharded_optimizer=bool(built.updated))
+    try:
+        check_model(parallelism, built.model, options.microbatches)
+    except ShardplanError:
+        first = next(iter(built.kept))
+        return {("kept", first): np.zeros(len(built.kept[first]), dtype=np.bool_)}
+    sizes = zip(roles, cluster.mesh.shape, cluster.axis_levels, strict=True)
+    axes = [KindOfAxis(_KINDS[role], size, level) for role, size, level in sizes]
+    return restriction(parallelism, axes, hidden_of(built.model))(built)

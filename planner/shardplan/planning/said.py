@@ -1,0 +1,63 @@
+"""The best plan that a runtime can say: over all roles that it may give to the axes, with layers that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardplan.layout.mesh import Mesh
+from shardplan.planning.candidates import Found, NoPlanError
+from shardplan.planning.reduction import Restrict, both
+from shardplan.planning.runtimes.alike import Alike, Way, differing
+from shardplan.planning.runtimes.arrangement import Arrangement
+from shardplan.planning.runtimes.table import MODULE_ROLES, Roles, Runtime
+
+Ask = Callable[[Restrict], Found]
+"""The best plan under a restriction. Raises `NoPlanError`."""
+
+
+def best_said(runtime: Runtime, mesh: Mesh, ask: Ask, limit_bytes: int) -> Found:
+    """The plan of the shortest step among those that keep `limit_bytes`; its bound holds for all that `runtime` can say
+    on `mesh`. Raises `NoPlanError` where there is none."""
+    best: Found | None = None
+    none: NoPlanError | None = None
+    bounds: list[float] = []
+    for roles in runtime.arrangements(mesh):
+        try:
+            found = _said(runtime, roles, ask)
+        except NoPlanError as problem:
+            none = problem
+            continue
+        bounds.append(found.bound_s)
+        if best is None or _rank(found, limit_bytes) < _rank(best, limit_bytes):
+            best = found
+    if best is None:
+        assert none is not None
+        raise none
+    return replace(best, bound_s=min(bounds))
+
+
+def _rank(found: Found, limit_bytes: int) -> tuple[bool, float]:
+    return not found.candidate.keeps(limit_bytes), found.candidate.step_s
+
+
+def _said(runtime: Runtime, roles: Roles, ask: Ask) -> Found:
+    """The best plan with these roles. Where layers differ, all do what most of them do; where that cannot be, such
+    modules stay whole. Raises `NoPlanError`."""
+    limits = Arrangement(runtime, roles)
+    found = first = ask(limits)
+    if runtime.modules is None:
+        return found
+    axes = tuple(axis for axis, role in enumerate(roles) if role in MODULE_ROLES)
+    ways: dict[str, Way | None] = {}
+    while differ := differing(found.candidate.layouts.built, found.candidate.priced.choice, axes):
+        for pattern, copies in differ.items():
+            ways[pattern] = None if pattern in ways else copies.most_common(1)[0][0]
+        try:
+            found = ask(both(limits, Alike(dict(ways), axes)) or limits)
+        except NoPlanError:
+            if not any(ways.values()):
+                raise
+            ways = dict.fromkeys(ways)
+            found = ask(both(limits, Alike(dict(ways), axes)) or limits)
+    return replace(found, bound_s=min(first.bound_s, found.bound_s))

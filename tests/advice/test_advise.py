@@ -1,0 +1,113 @@
+"""`solve` says what would be faster than its plan, with the step that was solved for that."""
+
+import functools
+import json
+
+import pytest
+
+from shardplan.advice.advise import LEAST, Advice, advise
+from shardplan.graph.options import PlanOptions
+from shardplan.planning import Planner
+from shardplan.render.advice import advice_line
+from shardplan.request import Request
+from shardplan.study.instance import read
+
+GPT = "transformer:layers=2,hidden=1024,heads=8,style=gpt"
+BATCH = f"{GPT},vocab=8192,seq=512,batch=15"
+VOCABULARY = f"{GPT},vocab=50257,seq=512,batch=2"
+HEADS = "transformer:layers=2,hidden=1024,heads=25,head_size=64,vocab=8192,seq=4096,batch=1"
+FEWER = "transformer:layers=2,hidden=1100,heads=4,head_size=275,style=gpt,vocab=4004,seq=516,batch=4"
+
+
+@functools.cache
+def planned(model, mesh, **given):
+    instance = read(Request(model, mesh, **given))
+    return instance, Planner(instance.model, instance.cluster, instance.options).plan()
+
+
+@functools.cache
+def advised(model, mesh, **given):
+    instance, plan = planned(model, mesh, **given)
+    return advise(instance.model, instance.cluster, instance.options, plan), plan
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "what", "size", "rounded", "option"),
+    [
+        (BATCH, "4x4", "batch", 15, 16, "--dim batch=16"),
+        (VOCABULARY, "1x8", "vocabulary (dim 0 of transformer.wte.weight)", 50257, 50264, ""),
+        (HEADS, "1x8", "heads", 25, 32, ""),
+    ],
+)
+def test_a_size_that_axes_do_not_divide_is_named_with_the_step_that_was_solved(
+    model, mesh, what, size, rounded, option
+):
+    (found, *_), plan = advised(model, mesh)
+    assert (found.what, found.size, found.rounded, found.option) == (what, size, rounded, option)
+    assert found.saves == pytest.approx(1 - found.step_ns / plan.summary.step_ns)
+    assert found.saves > LEAST
+    name = {"batch": "batch", "vocabulary": "vocab", "heads": "heads"}[what.split()[0]]
+    _, other = planned(model.replace(f"{name}={size}", f"{name}={rounded}"), mesh)
+    assert other.summary.step_ns <= found.step_ns * 1.001
+
+
+def test_sizes_that_all_axes_divide_are_no_advice():
+    found, _ = advised(f"{GPT},vocab=8192,seq=512,batch=16", "2x4")
+    assert all(one.what == "devices" for one in found)
+
+
+def test_fewer_devices_are_named_where_they_are_faster():
+    (found,), plan = advised(FEWER, "1x8")
+    assert (found.what, found.size) == ("devices", 8)
+    _, other = planned(FEWER, found.option.removeprefix("--mesh "))
+    assert other.summary.step_ns <= found.step_ns * 1.001
+    assert other.summary.step_ns < (1 - LEAST) * plan.summary.step_ns
+
+
+def test_the_same_advice_every_time():
+    instance, plan = planned(BATCH, "4x4")
+    assert advise(instance.model, instance.cluster, instance.options, plan) == advised(BATCH, "4x4")[0]
+
+
+@pytest.mark.parametrize("given", [{"effort": "quick"}, {"cost_model": "alpa"}, {"time_limit": 60.0}])
+def test_when_there_is_none(given):
+    instance, plan = planned(BATCH, "4x4", **given)
+    assert advise(instance.model, instance.cluster, instance.options, plan, left_s=29.0) == []
+
+
+def test_under_a_time_limit_of_which_enough_is_left():
+    instance, plan = planned(BATCH, "4x4", time_limit=200.0)
+    found = advise(instance.model, instance.cluster, instance.options, plan, left_s=190.0)
+    assert [one.what for one in found] == ["batch"]
+    assert isinstance(instance.options, PlanOptions)
+
+
+def test_it_is_a_line_of_the_summary_and_in_the_document(shardplan, folder):
+    run = shardplan("solve", VOCABULARY, "--mesh", "1x8")
+    (found, *_), _ = advised(VOCABULARY, "1x8")
+    assert run.out.splitlines()[-1] == (
+        "advice    vocabulary (dim 0 of transformer.wte.weight) 50,264 instead of 50,257: step 881 us, 30.2 % shorter"
+    )
+    run = shardplan("solve", VOCABULARY, "--mesh", "1x8", "--json")
+    assert json.loads(run.out)["result"]["advice"] == [
+        {
+            "what": "vocabulary (dim 0 of transformer.wte.weight)",
+            "size": 50257,
+            "instead": 50264,
+            "step_us": found.step_ns / 1000,
+            "saves": 0.3018,
+            "option": "",
+        }
+    ]
+
+
+def test_what_a_symbolic_dim_and_fewer_devices_are_asked_for_with():
+    batch = Advice("batch", 15, 16, 432_000_000, 0.265, "--dim batch=16")
+    assert advice_line(batch) == "batch 16 instead of 15: step 432 ms, 26.5 % shorter   --dim batch=16"
+    fewer = Advice("devices", 64, 32, 14_215_000, 0.185, "--mesh machine=4,gpu=8")
+    assert advice_line(fewer) == "devices 32 instead of 64: step 14.2 ms, 18.5 % shorter   --mesh machine=4,gpu=8"
+
+
+def test_who_does_not_want_it_leaves_it_out(shardplan, folder):
+    run = shardplan("solve", VOCABULARY, "--mesh", "1x8", "--no-advice", "--json")
+    assert "advice" not in json.loads(run.out)["result"]

@@ -1,0 +1,173 @@
+"""`solve --for FORMAT`: for every format, what is planned for it is exported to it without a refusal."""
+
+import warnings
+
+import pytest
+from small_models import proto_of
+from tensor_parallel import MIXTRAL, QWEN, one_layer
+
+from shardplan import make_plan
+from shardplan.errors import InfeasibleError
+from shardplan.export.targets import TARGETS as FORMATS
+from shardplan.export.targets import find_target
+from shardplan.export.types import Source
+from shardplan.layout.mesh import Mesh
+from shardplan.model.read import read_model_bytes
+from shardplan.planning.runtimes import RUNTIMES
+from shardplan.request import TARGETS
+from shardplan.study.instance import load_model
+
+LSTM = """
+lm (int64[8,12] ids) => (float[8,12,48] logits)
+<float[48,16] embed, float[1,64,16] w, float[1,64,16] r, float[1,128] b, float[48,16] head> {
+  x = Gather (embed, ids)
+  xt = Transpose <perm = [1,0,2]> (x)
+  y, h, c = LSTM <hidden_size = 16> (xt, w, r, b)
+  axes = Constant <value = int64[1] {1}> ()
+  s = Squeeze (y, axes)
+  st = Transpose <perm = [1,0,2]> (s)
+  headt = Transpose (head)
+  logits = MatMul (st, headt)
+}"""
+"""A recurrent language model, time major inside."""
+VISION = """
+vision (float[8,3,8,8] image, int64[8] label) => (float loss)
+<float[16,3,2,2] patch, float[16] patch_bias, float[1,17,16] position, float[1,1,16] cls, float[16] g, float[16] b,
+ float[16,48] qkv, float[48] qkv_bias, float[16,16] out, float[16] out_bias, float[16,10] head, float[10] head_bias> {
+  p = Conv <strides = [2,2]> (image, patch, patch_bias)
+  flat = Constant <value = int64[3] {8,16,16}> ()
+  f = Reshape (p, flat)
+  t = Transpose <perm = [0,2,1]> (f)
+  many = Constant <value = int64[3] {8,1,16}> ()
+  c = Expand (cls, many)
+  s = Concat <axis = 1> (c, t)
+  x = Add (s, position)
+  n = LayerNormalization (x, g, b)
+  m = MatMul (n, qkv)
+  mb = Add (m, qkv_bias)
+  sizes = Constant <value = int64[3] {16,16,16}> ()
+  q, k, v = Split <axis = 2> (mb, sizes)
+  a = Attention <q_num_heads = 4, kv_num_heads = 4> (q, k, v)
+  o = MatMul (a, out)
+  ob = Add (o, out_bias)
+  r = Add (x, ob)
+  zero = Constant <value = int64 {0}> ()
+  first = Gather <axis = 1> (r, zero)
+  logits = Gemm (first, head, head_bias)
+  loss = SoftmaxCrossEntropyLoss (logits, label)
+}"""
+"""A vision transformer with a fused q, k, v, weights stored [in, out], a class token and a loss."""
+
+
+def small(text):
+    return read_model_bytes(proto_of(text).SerializeToString(), "small")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    sizes = "layers=2,batch=8,seq=64,vocab=512,hidden=64,heads=8,ffn=128"
+    return {
+        "llama": f"transformer:llama3-8b,{sizes},kv_heads=4",
+        "mixtral": f"transformer:mixtral-8x7b,{sizes},kv_heads=4",
+        "gpt": f"transformer:gpt-1.7b,{sizes}",
+        "bert": f"transformer:bert-base,{sizes}",
+        "qwen": str(one_layer(QWEN, folder)),
+        "stacked experts": str(one_layer(MIXTRAL, folder)),
+        "recurrent": small(LSTM),
+        "vision": small(VISION),
+    }
+
+
+def planned(model, mesh, target, mode, **asked):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_plan(model, mesh, target=target, mode=mode, effort="quick", **asked)
+
+
+def refusals(plan, target, model=None):
+    found = find_target(target)
+    given = [Source(load_model(model, {}) if isinstance(model, str) else model, None)] if found.needs_model else []
+    return [str(each) for each in found.load()(plan, *given).refused if each.severity == "error"]
+
+
+SAME = {"jax": "shardy", "megatron": "maxtext"}
+"""Formats with equal limits."""
+ALL = sorted(set(TARGETS) - {"", *SAME.values()})
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "targets"),
+    [
+        ("llama", "training", ALL),
+        ("vision", "training", ["tp-plan", "deepspeed", "fsdp2", "torchtitan", "jax"]),
+        *((name, "training", ["fsdp2", "torchtitan"]) for name in ("gpt", "bert", "qwen", "recurrent")),
+        *((name, "training", ["tp-plan", "torchtitan"]) for name in ("mixtral", "stacked experts")),
+        *((name, "inference", ["tp-plan"]) for name in ("llama", "vision", "stacked experts")),
+    ],
+)
+def test_what_is_planned_for_a_format_is_exported_to_it(models, name, mode, targets):
+    for target in targets:
+        plan = planned(models[name], "1x4" if target == "megatron" else "2x2", target, mode)
+        assert plan.model["target"] == target
+        for each in (target, SAME.get(target)):
+            assert each is None or refusals(plan, each, models[name]) == []
+
+
+@pytest.mark.parametrize("mesh", ["1x8", "machine=4,gpu=2"])
+@pytest.mark.parametrize("target", ["torchtitan"])
+def test_on_meshes_of_other_shapes_and_names(models, target, mesh):
+    plan = planned(models["llama"], mesh, target, "training", cluster="h100-dgx")
+    assert refusals(plan, target) == []
+
+
+@pytest.mark.parametrize("name", ["llama"])
+def test_limits_have_a_price(models, name):
+    """No plan that a format says is faster than the bound of any plan, and the bound of a format is below its plan."""
+    free = planned(models[name], "2x2", "", "training").summary
+    for target in ("deepspeed", "torchtitan"):
+        said = planned(models[name], "2x2", target, "training").summary
+        assert said.step_ns >= free.bound_ns
+        assert said.bound_ns <= said.step_ns
+
+
+def test_a_format_that_says_more_is_no_slower(models):
+    """A portable tp_plan is a tp_plan, and AutoTP's columns and rows are both."""
+    steps = {
+        target: planned(models["llama"], "2x2", target, "training", gap=0.0).summary.step_ns
+        for target in ("tp-plan", "tp-plan-portable", "deepspeed")
+    }
+    assert steps["tp-plan"] <= 1.02 * steps["tp-plan-portable"]
+    assert steps["tp-plan-portable"] <= 1.02 * steps["deepspeed"]
+
+
+def test_memory_that_no_such_plan_keeps(models):
+    with pytest.raises(InfeasibleError) as raised:
+        planned(models["gpt"], "2x2", "deepspeed", "training", memory_limit="1 MiB")
+    first = raised.value.diagnostics[0]
+    assert first.summary.startswith("no plan that deepspeed can say fits in memory")
+    assert first.hint.startswith("leave out --for deepspeed")
+
+
+def test_constraints_hold_too(models):
+    plan = planned(models["llama"], "data=2,gpu=4", "tp-plan", "training", pins=["lm_head.weight=replicate"])
+    head = next(tensor for tensor in plan.tensors if tensor.checkpoint == "lm_head.weight")
+    assert not any(placement.is_shard for placement in head.layout.placements)
+    assert refusals(plan, "tp-plan") == []
+
+
+def test_words_of_the_request_are_runtimes_and_formats():
+    assert set(TARGETS) - {""} == RUNTIMES.keys()
+    assert RUNTIMES.keys() <= {target.name for target in FORMATS}
+
+
+def test_roles_of_axes():
+    """One axis of tensor parallelism; torchtitan's in the order of its ranks, and by their names."""
+    assert set(RUNTIMES["tp-plan"].arrangements(Mesh.of(machine=2, gpu=2))) == {
+        ("data", "data"), ("data", "tensor"), ("tensor", "data"),
+    }  # fmt: skip
+    titan = set(RUNTIMES["torchtitan"].arrangements(Mesh.of(machine=2, gpu=2)))
+    assert ("dp", "tp") in titan
+    assert ("tp", "dp") not in titan
+    assert set(RUNTIMES["torchtitan"].arrangements(Mesh.of(dp=2, tp=2))) == {("dp", "tp")}
+    assert set(RUNTIMES["jax"].arrangements(Mesh.of(machine=2, gpu=2))) == {("any", "any")}
