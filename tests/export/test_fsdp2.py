@@ -1,6 +1,7 @@
 """`--to fsdp2`: the exported program, run by torch alone on four ranks, gives what one process gives."""
 
 import ast
+import functools
 
 import fsdp2_ranks
 import numpy as np
@@ -19,9 +20,13 @@ def ranks(tmp_path_factory):
     four.close()
 
 
+@functools.cache
+def read(*, tied, norms):
+    return read_module(fsdp2_ranks.made(tied, norms), (fsdp2_ranks.ids(),))
+
+
 def exported(mesh, *, tied=False, norms=False, **asked):
-    model = read_module(fsdp2_ranks.made(tied, norms), (fsdp2_ranks.ids(),))
-    made = export_fsdp2(make_plan(model, mesh, target="fsdp2", **asked))
+    made = export_fsdp2(make_plan(read(tied=tied, norms=norms), mesh, target="fsdp2", **asked))
     assert [each for each in made.refused if each.severity == "error"] == []
     ast.parse(made.text)
     return made.text

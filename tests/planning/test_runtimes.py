@@ -150,7 +150,7 @@ def test_memory_that_no_such_plan_keeps(models):
 
 
 def test_constraints_hold_too(models):
-    plan = planned(models["llama"], "data=2,gpu=4", "tp-plan", "training", pins=["lm_head.weight=replicate"])
+    plan = planned(models["llama"], "machine=2,gpu=4", "tp-plan", "training", pins=["lm_head.weight=replicate"])
     head = next(tensor for tensor in plan.tensors if tensor.checkpoint == "lm_head.weight")
     assert not any(placement.is_shard for placement in head.layout.placements)
     assert refusals(plan, "tp-plan") == []
