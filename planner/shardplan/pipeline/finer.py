@@ -3,7 +3,8 @@
 Choices multiply with every axis, so cuts are searched, and stages planned, with all axes over one link merged
 (`shardplan.cluster.mesh.merged`). Every plan there is one on the axes that were asked for. The plan of a stage is
 lifted onto these, between borders as the coarser mesh has them. The slowest stage of every size is improved two axes at
-a time (`shardplan.planning.finer`); the others get its layers where that makes them faster. The bound is what the model computes: of the coarser mesh's nothing holds here.
+a time (`shardplan.planning.finer`); the others get its layers where that makes them faster. The bound is what the model
+computes: of the coarser mesh's nothing holds here.
 """
 
 from __future__ import annotations
