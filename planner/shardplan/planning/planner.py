@@ -209,7 +209,7 @@ class Planner:
         runtime = RUNTIMES[self.instance.options.target]
 
         def asked(limits: Restrict) -> Found:
-            own = Search(self.instance, search.limit_s, restricted=True, known=search.known)
+            own = Search(self.instance, search.limit_s, search.interruption, restricted=True, known=search.known)
             return self._answered(shortest(own), own, both(limits, restriction))
 
         return best_said(runtime, self.instance.cluster.mesh, asked, self.limit_bytes)
