@@ -193,7 +193,7 @@ def _try(
         options = replace(options, time_limit=max(_SOME_SECONDS, (ends_s - time.monotonic()) / waiting))
     heard: list[Diagnostic] = []
     try:
-        plan = plan_model(model, cluster, options, on_progress, heard.append, coarse)
+        plan = plan_model(model, cluster, options, on_progress=on_progress, on_warning=heard.append, coarse=coarse)
     except InfeasibleError as problem:
         return MeshTrial(text, cluster.mesh, None, 0, _NO_ROOM, problem.diagnostics)
     except LimitError as problem:
