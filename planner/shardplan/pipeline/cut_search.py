@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -43,11 +44,13 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`cuts` in order, `None` where there is no way; `cost` of it, and a lower bound on that of any."""
+    """`cuts` in order, `None` where there is no way; `cost` of it, and a lower bound on that of any. `work`: of the
+    search, in millions of table entries."""
 
     cuts: tuple[Cut, ...] | None
     cost: float
     bound: float
+    work: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -107,27 +110,33 @@ class Choices:
         return min(self.units, self.devices // min(self.sizes))
 
 
-def search(choices: Choices, tolerance: float = 0.0, worth: float = math.inf) -> Found:
-    """The cheapest cut, within a relative `tolerance`; none where none costs less than `worth`."""
+def search(choices: Choices, tolerance: float = 0.0, worth: float = math.inf, ends_s: float = math.inf) -> Found:
+    """The cheapest cut, within a relative `tolerance`; none where none costs less than `worth`. After `ends_s`
+    (`time.monotonic`) the best known, with a bound that is weaker."""
     tables = {id(table): table for table in (*choices.costs, *choices.costs_behind.values())}
     values = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in tables.values()]))
-    best = min(Found(None, worth, worth), _of_equal_stages(choices), key=lambda found: found.cost)
-    bound = math.inf
+    equal = _of_equal_stages(choices, ends_s)
+    best = min(Found(None, worth, worth), equal, key=lambda found: found.cost)
+    bound, work = math.inf, equal.work
     for ending in choices.endings:
-        best = _ending_so(choices, ending, values, best, tolerance)
-        bound = min(bound, best.bound)
-    return replace(best, bound=min(bound, best.cost))
+        best = _ending_so(choices, ending, values, best, tolerance, ends_s)
+        bound, work = min(bound, best.bound), work + best.work
+    return replace(best, bound=min(bound, best.cost), work=work)
 
 
-def _ending_so(choices: Choices, ending: frozenset[int], values: Costs, best: Found, tolerance: float) -> Found:
-    """The better of `best` and the best cut whose last stage runs on one of `ending`; the bound is of these alone."""
+def _ending_so(
+    choices: Choices, ending: frozenset[int], values: Costs, best: Found, tolerance: float, ends_s: float
+) -> Found:
+    """The better of `best` and the best cut whose last stage runs on one of `ending`; bound and work are of these
+    alone."""
+    best = replace(best, work=0.0)
     values = values[values <= best.cost]
     if not len(values):
         return replace(best, bound=math.inf)
     slow = 1.0 - choices.share
     work = float(_work(choices, float(values[-1]))[-1])
     first = int(np.searchsorted(values, work / choices.devices * (1.0 - _ROUNDINGS)))
-    bound = best.cost
+    bound, entries = best.cost, 0.0
     waiting = [(first, len(values) - 1, 0.0)]
     while waiting:
         waiting.sort(
@@ -137,22 +146,23 @@ def _ending_so(choices: Choices, ending: frozenset[int], values: Costs, best: Fo
         if high < low:
             continue
         lower = least + slow * float(values[low])
-        if lower >= best.cost * (1.0 - tolerance):
+        if lower >= best.cost * (1.0 - tolerance) or (entries and time.monotonic() >= ends_s):
             bound = min(bound, lower)
             continue
         middle = high if not least else (low + high) // 2
         trial = _limited(choices, ending, float(values[middle]), best.cost - slow * float(values[low]))
+        entries += trial.work
         waiting.append((middle + 1, high, least))
         if trial.cuts is not None:
             if (cost := _total(choices, trial)) < best.cost:
                 best = Found(trial.cuts, cost, cost)
             waiting.append((low, _place(choices, values, trial) - 1, trial.cost))
-    return replace(best, bound=min(bound, best.cost))
+    return replace(best, bound=min(bound, best.cost), work=entries)
 
 
-def _of_equal_stages(choices: Choices) -> Found:
+def _of_equal_stages(choices: Choices, ends_s: float) -> Found:
     """The best cut into stages of one size, roughly: no stage of a better one costs more than all of that."""
-    found = Found(None, math.inf, math.inf)
+    found, work = Found(None, math.inf, math.inf), 0.0
     for number, size in enumerate(choices.sizes):
         ends = (choices.costs[number][0, :-1], choices.costs[number][1:, -1])
         if len(choices.sizes) > 1 and choices.devices % size == 0 and all(np.isfinite(end).any() for end in ends):
@@ -167,10 +177,11 @@ def _of_equal_stages(choices: Choices) -> Found:
                     (behind, 0): cost for (behind, other), cost in choices.costs_behind.items() if other == number
                 },
             )
-            best = search(alone, _ROUGHLY)
+            best = search(alone, _ROUGHLY, ends_s=ends_s)
+            work += best.work
             if best.cuts is not None and best.cost < found.cost:
                 found = replace(best, cuts=tuple(replace(cut, submesh=number) for cut in best.cuts))
-    return found
+    return replace(found, work=work)
 
 
 def _slowest(choices: Choices, found: Found) -> float:
@@ -268,6 +279,7 @@ class _Run:
         self.limited: dict[tuple[int, bytes], _Stage] = {}
         self.levels: list[_Level] = [_Level((), {})]
         self.work = _work(choices, limit)
+        self.entries = 0.0
 
     def costs(self, number: int, behind: int) -> _Stage:
         """A stage's share of the sum, `inf` where it costs more than the limit or may not have so many behind it."""
@@ -305,6 +317,7 @@ class _Run:
         least = np.full((len(rows), units, inside), np.inf)
         if rows:
             least[:, :-1] = _before(stage, self.behind(level, number)[rows])
+            self.entries += len(rows) * stage.band.size / 1e6
             ends = [place for place, row in enumerate(rows) if not left[row]]
             least[ends, 1:] = np.inf
         return self._kept([level.devices[row] + size for row in rows], least)
@@ -340,9 +353,9 @@ class _Run:
             if np.isfinite(rest[0, 0])
         ]
         if not ends:
-            return Found(None, math.inf, math.inf)
+            return Found(None, math.inf, math.inf, self.entries)
         cost, count, number = min(ends)
-        return Found(tuple(self._trace(count, number)), cost, cost)
+        return Found(tuple(self._trace(count, number)), cost, cost, self.entries)
 
     def _trace(self, count: int, number: int) -> list[Cut]:
         """The stages of a best way, walking the tables once more."""

@@ -2,8 +2,9 @@
 
 Choices multiply with every axis, so cuts are searched, and stages planned, with all axes over one link merged
 (`shardplan.cluster.mesh.merged`). Every plan there is one on the axes that were asked for. The plan of a stage is
-lifted onto these, and stages that no other equals are improved two axes at a time (`shardplan.planning.finer`), between
-borders as the coarser mesh has them. The bound is what the model computes: of the coarser mesh's nothing holds here.
+lifted onto these, between borders as the coarser mesh has them. The slowest stage of every size is improved two axes at
+a time (`shardplan.planning.finer`); the others get its layers where that makes them faster. The bound is what the model
+computes: of the coarser mesh's nothing holds here.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class FinerStages:
     parts: Sequence[Submesh]
     coarser: StagePlanner
     _groups: tuple[tuple[int, ...], ...] = field(init=False)
+    _improved: dict[int, tuple[Decided, Model]] = field(init=False, default_factory=dict)
     _works: dict[tuple[object, ...], float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,7 +71,9 @@ class FinerStages:
             (self._lifted(source, mine), self._lifted(target, theirs))
             for (source, target), (mine, theirs) in zip(found.borders, itertools.pairwise(parts), strict=True)
         ]
-        plans = [self._plan(found, place, borders) for place in range(len(parts))]
+        slowest = sorted(range(len(parts)), key=lambda place: (-found.plans[place].summary.step_ns, place))
+        planned = {place: self._plan(found, place, borders) for place in slowest}
+        plans = [planned[place] for place in range(len(parts))]
         result = assemble_result(
             found.chain, found.cuts, parts, plans, found.in_flight, borders, found.sizes,
             Transfers(self.cluster), self.options, self.schedule,
@@ -80,6 +84,7 @@ class FinerStages:
     def _plan(self, found: PipelineResult, place: int, borders: Sequence[tuple[Layout, Layout]]) -> Plan:
         """The plan of one stage: its decisions on the merged mesh, lifted."""
         cut, waiting, chain = found.cuts[place], found.in_flight[place], found.chain
+        self.coarser.course.tell(f"taking over stage {place + 1} of {len(found.cuts)} from a coarser mesh")
         name = f"{chain.model.name}.stage{place}"
         model, part = part_of(chain, cut.first, cut.last, name), self.parts[cut.submesh]
         options = self.coarser.options_of(model, part.mesh, waiting)
@@ -95,7 +100,11 @@ class FinerStages:
             ends[chain.borders[cut.last - 1]] = borders[place][0]
         planner = Planner(model, part.cluster, options, reasons=False)
         least_s = self._work_s(found, place, model) / part.size
-        return planner.refined(coarser, least_s, lambda built: kept_so(built, ends))
+        pattern = self._improved.get(cut.submesh)
+        like = None if pattern is None else lambda one: one.with_layers_of(model, *pattern, ends)
+        refined = planner.refined(coarser, least_s, lambda built: kept_so(built, ends), like=like)
+        self._improved.setdefault(cut.submesh, (Decided.of_plan(refined), model))
+        return refined
 
     def _work_s(self, found: PipelineResult, place: int, model: Model) -> float:
         """Seconds that a stage computes on one device; equal stages are counted once."""

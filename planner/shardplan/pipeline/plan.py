@@ -21,6 +21,7 @@ from shardplan.pipeline.submeshes import placed
 from shardplan.plan.assemble import model_section
 from shardplan.plan.types import Memory, Pipeline, Plan, Stage, Summary, Transfer
 from shardplan.planning.instance import many_axes
+from shardplan.planning.standing import OnProgress
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ def plan_stages(
     schedule: Schedule,
     stages: int | ManualStages | None = None,
     on_warning: Callable[[Diagnostic], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Plan:
     """The best pipeline of `model` on `cluster`: of `stages` stages, of as many as are best (None), or of those that
     are fixed by hand.
@@ -51,7 +53,7 @@ def plan_stages(
         found = plan_manual(model, cluster, options, schedule, stages)
         asked = Asked(model, cluster, options, schedule, "manual")
     else:
-        found = PipelineSolver(model, cluster, options, schedule, stages).solve()
+        found = PipelineSolver(model, cluster, options, schedule, stages, on_progress=on_progress).solve()
         asked = Asked(model, cluster, options, schedule, stages or "auto")
     if on_warning is not None:
         for diagnostic in many_axes(cluster.mesh):
@@ -135,7 +137,7 @@ def _summary(asked: Asked, found: PipelineResult) -> Summary:
     hidden_ns = round(_weighted(asked, parts, [part.hidden_ns for part in parts]))
     closed = bound_ns >= step_ns or found.bound_ns >= found.step_ns * (1.0 - 1.001 * CLOSE)
     return Summary(
-        outcome="optimal" if closed else "feasible",
+        outcome="interrupted" if found.interrupted else "optimal" if closed else "feasible",
         objective_ns=step_ns,
         bound_ns=step_ns if closed else bound_ns,
         gap=0.0 if closed else (step_ns - bound_ns) / max(step_ns, 1),

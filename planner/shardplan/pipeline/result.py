@@ -25,7 +25,7 @@ class PipelineResult:
     """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `borders`, `sizes`: the
     layouts of what each hands on, at either end, and the bytes of it and of its gradient in one microbatch. `tied`:
     transfers for weights that several stages hold. `step_ns`, transfers included; `bound_ns`: no pipeline of this model
-    takes less."""
+    takes less. `interrupted`: the user ended the search."""
 
     chain: Chain
     cuts: tuple[Cut, ...]
@@ -37,6 +37,7 @@ class PipelineResult:
     tied: tuple[Transfer, ...]
     step_ns: float
     bound_ns: float
+    interrupted: bool = False
 
 
 def assemble_result(

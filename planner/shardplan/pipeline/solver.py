@@ -16,9 +16,11 @@ from dataclasses import dataclass, field, replace
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import resolve
-from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, error
+from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, error
 from shardplan.graph.options import PlanOptions
+from shardplan.interruption import Interruption
 from shardplan.model.types import Model
+from shardplan.pipeline.course import Course
 from shardplan.pipeline.cut_points import Chain, chain_of
 from shardplan.pipeline.cut_search import Cut, Found, balanced
 from shardplan.pipeline.finer import FinerStages, searched_on
@@ -28,6 +30,7 @@ from shardplan.pipeline.stage_costs import StageCosts
 from shardplan.pipeline.stage_planner import StagePlanner
 from shardplan.pipeline.submeshes import Submesh, submeshes
 from shardplan.plan.types import Plan
+from shardplan.planning.standing import OnProgress
 from shardplan.rules import model_rules
 from shardplan.units import PS_PER_NS
 
@@ -53,6 +56,8 @@ class PipelineSolver:
     schedule: Schedule
     stages: int | None = None
     sizes: frozenset[int] | None = None
+    on_progress: OnProgress | None = None
+    course: Course = field(init=False)
     chain: Chain = field(init=False)
     parts: tuple[Submesh, ...] = field(init=False)
     stage_costs: StageCosts = field(init=False)
@@ -61,6 +66,8 @@ class PipelineSolver:
 
     def __post_init__(self) -> None:
         resolve(self.options.constraints, self.model, self.cluster.mesh)
+        self.course = Course.of(self.options, Interruption(), self.on_progress)
+        self.course.tell("bounding runs of layers")
         self.chain = chain_of(self.model, model_rules(self.model))
         if self.stages is not None and self.stages > len(self.chain):
             summary = f"'{self.model.name}' has {len(self.chain)} units and cannot be cut into {self.stages} stages"
@@ -72,17 +79,21 @@ class PipelineSolver:
         self.stage_costs = StageCosts(
             self.model, self.chain, cluster, self.parts, self.options, self.schedule, exact=self._small
         )
-        self.planner = StagePlanner(self.stage_costs, cluster, self.options, self.schedule.pieces)
+        self.planner = StagePlanner(self.stage_costs, cluster, self.options, self.schedule.pieces, self.course)
         if finer:
             self._finer = FinerStages(self.cluster, self.options, self.schedule, parts, self.planner)
 
     def solve(self) -> PipelineResult:
         """The pipeline with the shortest step found.
 
-        Raises `InfeasibleError` when no cut fits in memory.
+        Raises `InfeasibleError` when no cut fits in memory, `LimitError` when the time limit ends the search before
+        there is any.
         """
-        found = self._searched()
-        return found if self._finer is None else self._finer.of(found)
+        with self.course.interruption:
+            found = self._searched()
+            if self._finer is not None:
+                found = self._finer.of(found)
+            return replace(found, interrupted=self.course.interruption.asked)
 
     def _searched(self) -> PipelineResult:
         """The pipeline on the mesh that is searched."""
@@ -100,16 +111,38 @@ class PipelineSolver:
         planned, and searched again with what planning told, until there is nothing more to learn."""
         best: PipelineResult | None = None
         for _ in range(_MOST_ROUNDS):
-            found = self.stage_costs.search(self.stages, worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
-            if found.cuts is None:
+            found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
+            if found.cuts is None or self.course.is_over:
                 break
             plans = self.planner.plans(found.cuts)
             if plans is None:
                 continue
-            best = _better(best, self._staged(found.cuts, plans))
-            if not self._learn(found.cuts, plans):
+            best = self._known(best, self._staged(found.cuts, plans))
+            try:
+                learnt = self._learn(found.cuts, plans)
+            except (LimitError, KeyboardInterrupt):
+                learnt = False
+                if not self.course.is_over:
+                    raise
+            if not learnt:
                 break
-        return best, self._bound(self.stage_costs.search(self.stages, proven=True), 0.0)
+        return best, self._bound(self._cut(proven=True), 0.0)
+
+    def _cut(self, *, strained: bool = False, proven: bool = False, worth_ns: float = math.inf) -> Found:
+        """The best cut as far as is known, as `StageCosts.search`."""
+        self.course.tell("searching cuts")
+        found = self.stage_costs.search(
+            self.stages, strained=strained, proven=proven, worth_ns=worth_ns, ends_s=self.course.ends_s
+        )
+        self.course.work += found.work
+        return found
+
+    def _known(self, best: PipelineResult | None, other: PipelineResult) -> PipelineResult:
+        """The better of two pipelines, of which the course is told."""
+        self.course.interruption.arm()
+        best = _better(best, other)
+        self.course.know(best.step_ns, 0.0)
+        return best
 
     def _tightened(self) -> tuple[PipelineResult | None, float]:
         """The best cut that is found of a large model, and a bound on all in nanoseconds.
@@ -121,11 +154,14 @@ class PipelineSolver:
         bound, roomy = 0.0, math.inf
         tried = set()
         for _ in range(_MOST_ROUNDS):
-            found = self.stage_costs.search(self.stages)
+            found = self._cut()
             roomy = min(roomy, found.bound)
             if found.cuts is None or (best is None and found.bound > _HOPELESS * roomy):
                 break
             bound = self._bound(found, bound)
+            self.course.know(math.inf if best is None else best.step_ns, bound)
+            if self.course.is_over:
+                return best, bound
             if best is not None and bound >= best.step_ns * (1.0 - _TOLERANCE):
                 return best, bound
             if self._raised(found.cuts):
@@ -134,7 +170,7 @@ class PipelineSolver:
                 break
             tried.add(_places(found.cuts))
             if (staged := self._planned(found.cuts)) is not None:
-                best = _better(best, staged)
+                best = self._known(best, staged)
                 if self._sharpened(staged.cuts, staged.plans):
                     tried.discard(_places(found.cuts))
         return best if best is None else self._explored(best, tried), bound
@@ -150,14 +186,16 @@ class PipelineSolver:
     def _explored(self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]]) -> PipelineResult:
         """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
         for _ in range(_EXPLORED):
-            found = self.stage_costs.search(self.stages, strained=True)
+            if self.course.is_over:
+                break
+            found = self._cut(strained=True)
             if found.cuts is None or _places(found.cuts) in tried:
                 break
             if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
                 break
             tried.add(_places(found.cuts))
             if (staged := self._planned(found.cuts, best.step_ns)) is not None:
-                best = _better(best, staged)
+                best = self._known(best, staged)
         return best
 
     def _interleaved(self) -> PipelineResult:
@@ -173,8 +211,9 @@ class PipelineSolver:
             bounds.append(self._interleaved_bound(number, stages))
             edges = balanced([float(runs.of(u, u + 1).min()) for u in range(len(self.chain))], pieces)
             cuts = [Cut(low, high, number, 0, 0) for low, high in itertools.pairwise(edges)]
-            if all(self.stage_costs.can_hold(cut, 0) for cut in cuts) and (staged := self._planned(cuts)) is not None:
-                best = _better(best, staged)
+            fits = not self.course.is_over and all(self.stage_costs.can_hold(cut, 0) for cut in cuts)
+            if fits and (staged := self._planned(cuts)) is not None:
+                best = self._known(best, staged)
         if not bounds:
             summary = (
                 f"'{self.model.name}' has {len(self.chain)} units: too few for '{self.schedule}' on {self.cluster.mesh}"
@@ -195,6 +234,8 @@ class PipelineSolver:
 
     def _or_whole(self, best: PipelineResult) -> PipelineResult:
         """The better of `best` and one stage: of what tied weights cost the search knows the least only."""
+        if self.course.is_over:
+            return best
         found = self.stage_costs.search(1)
         if found.cuts is None or found.bound >= best.step_ns * PS_PER_NS:
             return best

@@ -92,10 +92,16 @@ class StageCosts:
             self._apart = PS_PER_NS * self._tied.apart_ns()
 
     def search(
-        self, stages: int | None, *, strained: bool = False, proven: bool = False, worth_ns: float = math.inf
+        self,
+        stages: int | None,
+        *,
+        strained: bool = False,
+        proven: bool = False,
+        worth_ns: float = math.inf,
+        ends_s: float = math.inf,
     ) -> Found:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
-        `worth_ns`.
+        `worth_ns`. `ends_s`: as in `shardplan.pipeline.cut_search.search`.
 
         `strained`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
         and had no more in flight. `proven`: stages that were planned cost what is proven of them, and not what they
@@ -113,7 +119,7 @@ class StageCosts:
             costs_behind={} if self.exact else self._costs_behind(costs, self._seen if strained else ()),
             apart=self._apart,
         )
-        found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PS_PER_NS)
+        found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PS_PER_NS, ends_s)
         if found.cuts is None:
             return found
         return replace(found, cuts=tuple(self._meant(cut, sites[cut.submesh]) for cut in found.cuts))

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.types import Cluster
-from shardplan.errors import InfeasibleError
+from shardplan.errors import InfeasibleError, LimitError
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
+from shardplan.pipeline.course import Course
 from shardplan.pipeline.cut_points import part_of
 from shardplan.pipeline.cut_search import Cut
 from shardplan.pipeline.stage_costs import StageCosts
@@ -27,26 +28,36 @@ from shardplan.planning import Planner
 
 @dataclass
 class StagePlanner:
-    """Plans stages of `stage_costs.chain`; every one once."""
+    """Plans stages of `stage_costs.chain`; every one once, within the limits of `course`."""
 
     stage_costs: StageCosts
     cluster: Cluster
     options: PlanOptions
     pieces: int
+    course: Course
+    _left: int = field(init=False, default=1)
     _planned: dict[tuple[Cut, int], Plan | None] = field(init=False, default_factory=dict)
     _recompute: dict[tuple[Cut, int], Recompute] = field(init=False, default_factory=dict)
     _alike: dict[tuple[object, ...], tuple[Model, Plan]] = field(init=False, default_factory=dict)
 
     def plans(self, cuts: Sequence[Cut], worth_ns: float = math.inf) -> tuple[Plan, ...] | None:
         """A plan of every stage; `None` when one does not fit, which is then left out of the search, or when the step
-        is sure to be longer than `worth_ns`."""
+        is sure to be longer than `worth_ns` or the search is over."""
         plans: list[Plan] = []
         steps_ns = [self.stage_costs.bound_ns(cut, self.in_flight(place, len(cuts))) for place, cut in enumerate(cuts)]
         for place, cut in enumerate(cuts):
             if self.stage_costs.step_ns(steps_ns) > worth_ns:
                 return None
-            waiting = self.in_flight(place, len(cuts))
-            plan = self.plan(cut, waiting, place)
+            waiting, self._left = self.in_flight(place, len(cuts)), len(cuts) - place
+            self.course.tell(f"planning stage {place + 1} of {len(cuts)}")
+            try:
+                plan = self.plan(cut, waiting, place)
+            except (LimitError, KeyboardInterrupt):
+                if not self.course.is_over:
+                    raise
+                return None
+            if self.course.is_over:
+                return None
             if plan is None:
                 never = self._plan(cut, waiting, self.stage_costs.model.name, free=True) is None
                 self.stage_costs.refuse(cut, len(cuts) - 1 - place, one_waits=waiting == 1, never=never)
@@ -123,6 +134,8 @@ class StagePlanner:
                 plan = planner.plan(None if free else lambda built: kept_so(built, ends))
         except InfeasibleError:
             return None
+        finally:
+            self.course.work += planner.work
         if not free and planner.recompute is not None:
             self._recompute[cut, in_flight] = planner.recompute
         return plan
@@ -137,6 +150,7 @@ class StagePlanner:
         return replace(
             self.options,
             effort="quick",
+            time_limit=self.course.stage_s(self._left),
             in_flight=in_flight,
             constraints=constraints_on(self.options.constraints, model, mesh),
             memory_limit_bytes=self.limit_bytes,

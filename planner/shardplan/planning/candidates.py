@@ -18,6 +18,7 @@ import numpy as np
 
 from shardplan.graph.options import Effort
 from shardplan.graph.remat import Recompute
+from shardplan.interruption import Interruption
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, Known, judged
@@ -110,20 +111,23 @@ class Spent:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and until when (`time.monotonic`). `restricted`: in the layouts of an expert, so that those of
-    others lead nowhere."""
+    """What is searched, and until when (`time.monotonic`); `interruption` hears when the user wants what there is.
+    `restricted`: in the layouts of an expert, so that those of others lead nowhere."""
 
     instance: Instance
     limit_s: float
+    interruption: Interruption = field(default_factory=Interruption)
     restricted: bool = False
     known: Known = field(default_factory=dict)
     """Plans that were laid out already."""
     spent: Spent = field(default_factory=Spent)
 
     @classmethod
-    def of(cls, instance: Instance, *, restricted: bool = False) -> Search:
+    def of(cls, instance: Instance, interruption: Interruption | None = None, *, restricted: bool = False) -> Search:
+        """The search for a plan of an instance, from now on."""
         limit = instance.options.time_limit
-        return cls(instance, math.inf if limit is None else time.monotonic() + limit, restricted)
+        ends_s = math.inf if limit is None else time.monotonic() + limit
+        return cls(instance, ends_s, interruption or Interruption(), restricted)
 
     @property
     def ends_s(self) -> float:
@@ -138,7 +142,11 @@ class Search:
 
     @property
     def is_over(self) -> bool:
-        return time.monotonic() >= self.ends_s or self.work_left <= 0.0
+        return self.interruption.asked or self._is_timed_out or self.work_left <= 0.0
+
+    @property
+    def _is_timed_out(self) -> bool:
+        return time.monotonic() >= self.ends_s
 
     def share(self, parts: float) -> float:
         """When one of so many parts of the time that is left has passed."""
@@ -156,7 +164,7 @@ class Search:
         """Whether to lay out no more plans; notes how long that takes."""
         taken = (time.monotonic() - before) / max(1, len(self.known) - known)
         self.spent.layout_s = max(self.spent.layout_s, taken)
-        return time.monotonic() >= self.ends_s
+        return self.interruption.asked or self._is_timed_out
 
 
 def shortest(search: Search) -> Questions[Found]:

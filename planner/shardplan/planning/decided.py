@@ -12,6 +12,7 @@ import numpy as np
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.operators import OperatorSpace
 from shardplan.layout.layout import Layout
+from shardplan.model.types import Block, Model
 from shardplan.plan.assemble import Priced
 from shardplan.plan.types import OperatorDecision, Plan
 from shardplan.planning.reduction import Allowed, Mask
@@ -66,6 +67,26 @@ class Decided:
         }
         return Decided(operators, {node: finer(layout) for node, layout in self.layouts.items()})
 
+    def with_layers_of(self, model: Model, other: Decided, their: Model, kept: Container[str]) -> Decided:
+        """The same, but in the repeated blocks of `model` what `other` decides in the middle one of those of `their`
+        model that equal them. Values in `kept` stay as they are."""
+        operators, layouts = dict(self.operators), dict(self.layouts)
+        weights = {parameter.tensor for parameter in model.parameters}
+        for block in model.blocks:
+            pattern = _pattern(model, block, their)
+            for copy in block.copies if pattern else ():
+                for mine, theirs in zip(copy, pattern, strict=True):
+                    own, like = model.operators[mine], their.operators[theirs]
+                    operators[own.name] = replace(
+                        other.operators[like.name], name=own.name, inputs=own.inputs, outputs=own.outputs
+                    )
+                    called = [*zip(own.outputs, like.outputs, strict=True), *zip(own.inputs, like.inputs, strict=True)]
+                    for value, name in called[: len(own.outputs)] + [one for one in called if one[0] in weights]:
+                        for kind in ("kept", "served", "updated"):
+                            if value not in kept and (kind, name) in other.layouts:
+                                layouts[kind, value] = other.layouts[kind, name]
+        return Decided(operators, layouts)
+
     def met(self) -> Mapping[str, frozenset[Layout]]:
         """By tensor, all layouts that it has anywhere."""
         found: dict[str, set[Layout]] = {}
@@ -104,6 +125,20 @@ class Decided:
     def fixed(self, built: CostGraph) -> Allowed:
         """The restriction to what is decided; where a cost graph does not offer that, to nothing."""
         return {node: mask for node, mask in self.masks(built).items() if mask.any()}
+
+
+def _pattern(model: Model, block: Block, their: Model) -> tuple[int, ...]:
+    """The operators of the middle copy of a block of `their` model that equals this one; empty where none does."""
+
+    def kinds(of: Model, copy: Sequence[int]) -> list[tuple[str, int, int]]:
+        return [(one.kind, len(one.inputs), len(one.outputs)) for one in (of.operators[index] for index in copy)]
+
+    wanted = kinds(model, block.copies[0])
+    for one in their.blocks:
+        middle = one.copies[len(one.copies) // 2]
+        if kinds(their, middle) == wanted:
+            return middle
+    return ()
 
 
 def _as_split(space: OperatorSpace, wanted: OperatorDecision) -> Mask:

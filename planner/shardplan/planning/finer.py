@@ -36,21 +36,22 @@ MOST_JUDGED = 4
 class Coarser:
     """The plan of a coarser mesh: what it decides there and what it recomputes, and the multipliers at which its bound
     was found. `limit_bytes`: under which it was sought; `reproducible`: no clock decided anything. `groups[i]`: the
-    axes of the finer mesh in its axis i."""
+    axes of the finer mesh in its axis i, once there is one."""
 
     decided: Decided
     recompute: Recompute
     multipliers: Weights
     limit_bytes: int | None
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[int, ...], ...] = ()
     outcome: str = "feasible"
     reproducible: bool = True
 
     @classmethod
-    def of(cls, found: Found, groups: tuple[tuple[int, ...], ...]) -> Coarser:
+    def of(cls, found: Found) -> Coarser:
+        """What is found, for any finer mesh."""
         candidate = found.candidate
         decided, recompute = Decided.of_priced(candidate.priced), candidate.layouts.built.recompute
-        return cls(decided, recompute, found.multipliers, found.limit_bytes, groups, found.outcome, found.reproducible)
+        return cls(decided, recompute, found.multipliers, found.limit_bytes, (), found.outcome, found.reproducible)
 
     def on(self, mesh: Mesh) -> Decided:
         """What it decides, on the finer mesh."""
@@ -73,9 +74,10 @@ def finer(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
     return found
 
 
-def lifted(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
-    """The coarser mesh's plan on the finer one. Raises `NoPlanError` where it is none of that."""
-    decided, limit_bytes = coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
+def lifted(search: Search, coarser: Coarser, least_s: float, decided: Decided | None = None) -> Questions[Found]:
+    """The coarser mesh's plan on the finer one, or another that is `decided` there. Raises `NoPlanError` where it is
+    none of that."""
+    decided, limit_bytes = decided or coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
     question = Question(limit_bytes, remat=coarser.recompute, near=Near(decided.met()), restriction=decided.fixed)
     answer = yield from asked(search, question, search.work_left)
     if answer.solution.choices is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
 from shardplan.graph.remat import Recompute
+from shardplan.interruption import Interruption
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.candidates import Found, NoPlanError, Questions, Search, T, of_linear, shortest
 from shardplan.planning.chain import Answer, answer
+from shardplan.planning.decided import Decided
 from shardplan.planning.finer import Coarser, by_pairs, finer, lifted, work_s
 from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
@@ -50,7 +53,7 @@ def plan_model(
     return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse).plan()
 
 
-CoarsePlans = dict[Mesh, tuple[Found | None, float] | None]
+CoarsePlans = dict[Mesh, tuple[Coarser | None, float] | None]
 """By mesh: its best plan, where it has one, and the work that it took; `None` where what is asked means nothing."""
 
 
@@ -89,6 +92,8 @@ class Planner:
         """Plans that `solve_at` laid out."""
         self.recompute: Recompute | None = None
         """What the last plan recomputes."""
+        self.work = 0.0
+        """What its searches took, in the units of `shardplan.solve.constants`."""
 
     @property
     def limit_bytes(self) -> int:
@@ -101,27 +106,48 @@ class Planner:
         """The best plan, of those that `restriction` allows. `scheduled_bytes`: the limit on memory that its schedule
         is to keep where it can, if not the one under which the plan is sought. `work`: that the search may take, where
         that is less than its effort is. Raises as `plan_model`."""
-        try:
-            search = Search.of(self.instance, restricted=restriction is not None)
-            search.spent.work += max(0.0, search.work_left - work)
-            found = self._found(search, restriction)
-        except NoPlanError as none:
-            raise self.refusal(none.answer) from None
-        return self._assembled(found, scheduled_bytes)
+        with Interruption() as interruption:
+            try:
+                search = Search.of(self.instance, interruption, restricted=restriction is not None)
+                search.spent.work += max(0.0, search.work_left - work)
+                found = self._found(search, restriction)
+            except NoPlanError as none:
+                raise self.refusal(none.answer) from None
+            if restriction is None and math.isinf(work):
+                self._coarse.setdefault(self.instance.cluster.mesh, (Coarser.of(found), search.spent.work))
+            return self._assembled(found, scheduled_bytes, interrupted=interruption.asked)
 
-    def refined(self, coarser: Coarser, least_s: float, restriction: Restrict | None = None) -> Plan:
+    def refined(
+        self,
+        coarser: Coarser,
+        least_s: float,
+        restriction: Restrict | None = None,
+        *,
+        like: Callable[[Decided], Decided] | None = None,
+    ) -> Plan:
         """The plan of a coarser mesh on this one, improved two axes at a time among the plans that `restriction`
-        allows. `least_s`: a lower bound on the step of any. Raises `LimitError` where it is no plan of this mesh."""
-        search = Search.of(self.instance, restricted=restriction is not None)
-        try:
-            found = self._answered(lifted(search, coarser, least_s), search, None)
-        except NoPlanError:
-            asked = self.instance
-            raise LimitError(no_coarser_plan(asked.model, asked.cluster, merged(asked.cluster)[0])) from None
-        return self._assembled(self._answered(by_pairs(search, found, coarser), search, restriction))
+        allows; `like`: or only by what this makes of it. `least_s`: a lower bound on the step of any. Raises
+        `LimitError` where it is no plan of this mesh."""
+        with Interruption() as interruption:
+            search = Search.of(self.instance, interruption, restricted=restriction is not None)
+            try:
+                found = self._answered(lifted(search, coarser, least_s), search, None)
+            except NoPlanError:
+                asked = self.instance
+                raise LimitError(no_coarser_plan(asked.model, asked.cluster, merged(asked.cluster)[0])) from None
+            if like is None:
+                found = self._answered(by_pairs(search, found, coarser), search, restriction)
+            elif not search.is_over:
+                decided = like(coarser.on(self.instance.cluster.mesh))
+                with contextlib.suppress(NoPlanError):
+                    other = self._answered(lifted(search, coarser, least_s, decided), search, None)
+                    found = found.better([other.candidate], self.limit_bytes)
+            return self._assembled(found, interrupted=interruption.asked)
 
-    def _assembled(self, found: Found, scheduled_bytes: int | None = None) -> Plan:
+    def _assembled(self, found: Found, scheduled_bytes: int | None = None, *, interrupted: bool = False) -> Plan:
         """The plan of what was found, with its proof."""
+        if interrupted:
+            found = replace(found, outcome="interrupted", reproducible=False)
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
         candidate, limit = found.candidate, self.limit_bytes
@@ -137,7 +163,7 @@ class Planner:
     def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
         """The best assignment at given multipliers of the objective's sums, or the proof that there is none."""
         linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
-        search = Search(self.instance, float("inf"), known=self.known)
+        search = Search(self.instance, float("inf"), Interruption(), known=self.known)
         return self._answered(of_linear(search, linear), search, restriction)
 
     def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:
@@ -183,7 +209,7 @@ class Planner:
         runtime = RUNTIMES[self.instance.options.target]
 
         def asked(limits: Restrict) -> Found:
-            own = Search(self.instance, search.limit_s, restricted=True, known=search.known)
+            own = Search(self.instance, search.limit_s, search.interruption, restricted=True, known=search.known)
             return self._answered(shortest(own), own, both(limits, restriction))
 
         return best_said(runtime, self.instance.cluster.mesh, asked, self.limit_bytes)
@@ -205,17 +231,17 @@ class Planner:
                 raise LimitError(no_coarser_plan(asked.model, asked.cluster, cluster))
             return None
         search.spent.work += work
-        return Coarser.of(found, groups)
+        return replace(found, groups=groups)
 
-    def _on(self, cluster: Cluster, search: Search) -> tuple[Found | None, float] | None:
+    def _on(self, cluster: Cluster, search: Search) -> tuple[Coarser | None, float] | None:
         """What is known of another mesh."""
         options = self.instance.options
         if options.time_limit is not None:
             options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
         try:
             other = Planner(self.instance.model, cluster, options, self._on_progress, reasons=False)
-            own = Search.of(other.instance)
-            return other._found(own, None), own.spent.work
+            own = Search.of(other.instance, search.interruption)
+            return Coarser.of(other._found(own, None)), own.spent.work
         except NoPlanError:
             return None, 0.0
         except ShardplanError:  # such as a constraint that names one of the axes
@@ -228,7 +254,10 @@ class Planner:
             question = next(questions)
             while True:
                 asked = replace(question, restriction=both(question.restriction, restriction))
-                found = answer(self._graphs, asked, watch.of(search))
+                found = answer(self._graphs, asked, watch.of(search, question))
+                self.work += found.solution.work
+                if found.solution.choices is not None:
+                    search.interruption.arm()
                 watch.heard(found)
                 if found.solution.failure:
                     self._warn(_step_failed(found.solution.failure))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shardplan.planning.candidates import WORK, Search
-from shardplan.planning.chain import Answer
+from shardplan.planning.chain import Answer, Question
 from shardplan.solve import Progress
 
 PS_PER_S = 1e12
@@ -17,11 +17,13 @@ PS_PER_S = 1e12
 class Standing:
     """`best`: the shortest scheduled step, infinite until a plan is known; `bound`: no step is shorter; in picoseconds
     or the unit of another planner's prices. `effort`: share of the search's work that is done, 0 where it has no end.
+    `doing`: what takes the time.
     """
 
     best: float
     bound: float
     effort: float = 0.0
+    doing: str = ""
 
 
 OnProgress = Callable[[Standing], None]
@@ -35,18 +37,19 @@ class Watch:
     on_progress: OnProgress | None
     bound: float = field(default=-math.inf)
 
-    def of(self, search: Search) -> Callable[[Progress], None] | None:
-        """What the solver is to call."""
+    def of(self, search: Search, question: Question) -> Callable[[Progress], None] | None:
+        """What the solver of a question is to call; that it is asked is told at once."""
         if self.on_progress is None:
             return None
-        tell = self.on_progress
+        tell, doing = self.on_progress, _doing(question)
 
         def update(progress: Progress) -> None:
             steps = [candidate.step_s * PS_PER_S for candidate in search.known.values()]
             best = min(steps, default=progress.best)
             bound = self.bound if math.isfinite(self.bound) else progress.bound
-            tell(Standing(best, min(bound, best), self._share(search)))
+            tell(Standing(best, min(bound, best), self._share(search), doing))
 
+        update(Progress(0.0, math.inf, -math.inf, "reduce"))
         return update
 
     def heard(self, answer: Answer) -> None:
@@ -59,3 +62,14 @@ class Watch:
         options = search.instance.options
         whole = WORK[options.effort] if options.gap > 0.0 else math.inf
         return min(1.0, search.spent.work / whole) if math.isfinite(whole) else 0.0
+
+
+def _doing(question: Question) -> str:
+    """What a question is asked for."""
+    if question.near is not None:
+        return "searching near the best plan" if question.near.free else "taking over a coarser mesh's plan"
+    if question.restriction is not None:
+        return "searching among experts' layouts"
+    if question.linear is not None:
+        return "searching with other weights"
+    return "searching all plans" if question.limit_bytes is None else "searching all plans that fit"

@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.05
 
 class Standing(Protocol):
     """How far a solve is, in picoseconds or another unit of cost; `best` is infinite until an answer is known. Some say
-    what share of their `effort` is spent."""
+    what share of their `effort` is spent, and what they are `doing`."""
 
     @property
     def best(self) -> float: ...
@@ -95,8 +95,8 @@ class ProgressLine:
 
 
 def progress_text(standing: Standing, seconds: float, amount: Callable[[float], str] = picoseconds) -> str:
-    """`12 s  best 39.1 ms  bound 37.8 ms  gap 3.3 %  at most 20 s more  Ctrl-C keeps the best`; `seconds` since the
-    start, and what is left of the effort at the same pace."""
+    """`12 s  best 39.1 ms  bound 37.8 ms  gap 3.3 %  searching all plans  at most 20 s more  Ctrl-C keeps the best`;
+    `seconds` since the start, and what is left of the effort at the same pace."""
     parts = [f"{seconds:.0f} s"]
     known = math.isfinite(standing.best)
     if known:
@@ -105,6 +105,8 @@ def progress_text(standing: Standing, seconds: float, amount: Callable[[float], 
         parts.append(f"bound {amount(standing.bound)}")
         if known and standing.best > 0:
             parts.append(f"gap {percent(1 - standing.bound / standing.best)}")
+    if doing := getattr(standing, "doing", ""):
+        parts.append(doing)
     share = getattr(standing, "effort", 0.0)
     if share >= _LEAST_SHARE:
         parts.append(f"at most {seconds * (1 - share) / share:.0f} s more")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Literal
 
+from shardplan.interruption import Interruption
 from shardplan.solve.constants import PROOF_WORK, PROOF_WORK_SMALL
 
 Phase = Literal["reduce", "bound", "search", "prove"]
@@ -39,9 +36,13 @@ class Budget:
     effort: float = math.inf
     started: float = field(default_factory=time.monotonic)
     work: float = 0.0
-    interrupted: bool = False
     timed_out: bool = False
-    _previous: Callable[[int, FrameType | None], object] | int | None = None
+    _interruption: Interruption = field(default_factory=lambda: Interruption(armed=True))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C asked to stop."""
+        return self._interruption.asked
 
     @property
     def seconds(self) -> float:
@@ -109,17 +110,8 @@ class Budget:
 
     def __enter__(self) -> Budget:
         """From here on, the first Ctrl-C only asks to stop; a second one raises."""
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.getsignal(signal.SIGINT)
-            signal.signal(signal.SIGINT, self._interrupt)
+        self._interruption.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            self._previous = None
-
-    def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
+        self._interruption.__exit__()

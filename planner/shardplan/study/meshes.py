@@ -24,8 +24,9 @@ from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import CoarsePlans, plan_model
 from shardplan.planning.finer import work_s
+from shardplan.planning.standing import OnProgress, Standing
 from shardplan.processes import run_all
-from shardplan.units import NS_PER_S
+from shardplan.units import NS_PER_S, PS_PER_NS
 
 MOST_AXES = 6
 """Choices multiply with every axis: of more, a mesh is bounded but not solved."""
@@ -96,6 +97,7 @@ def try_meshes(
     *,
     processes: int = 1,
     on_done: Callable[[MeshTrial], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> tuple[MeshTrial, ...]:
     """The best plan on every mesh of at most `MOST_AXES` axes, and a bound for the others; in the order of `meshes`.
 
@@ -111,9 +113,11 @@ def try_meshes(
         found[trial.text] = trial
         if on_done is not None:
             on_done(trial)
+        if on_progress is not None:
+            on_progress(_standing(found, len(meshes)))
 
     work_ns = int(work_s(model, clusters[meshes[0]], options) * NS_PER_S)
-    stopped = _until_stopped(_solved(model, clusters, options, shallow, processes), done, found)
+    stopped = _until_stopped(_solved(model, clusters, options, shallow, processes, on_progress), done, found)
     for text in meshes:
         if text not in found:
             mesh = clusters[text].mesh
@@ -147,21 +151,41 @@ def best_of(trials: Sequence[MeshTrial]) -> MeshTrial | None:
     return min(solved, key=lambda trial: trial.step_ns or 0) if solved else None
 
 
+def _standing(found: Mapping[str, MeshTrial], count: int) -> Standing:
+    """How the search over meshes stands: no bound holds for those that are not done."""
+    best = best_of(tuple(found.values()))
+    best_ps = math.inf if best is None or best.step_ns is None else best.step_ns * PS_PER_NS
+    return Standing(best_ps, -math.inf, 0.0, f"{len(found)} of {count} meshes are done")
+
+
 def _solved(
-    model: Model, clusters: dict[str, Cluster], options: PlanOptions, meshes: Sequence[str], processes: int
+    model: Model,
+    clusters: dict[str, Cluster],
+    options: PlanOptions,
+    meshes: Sequence[str],
+    processes: int,
+    on_progress: OnProgress | None,
 ) -> Iterator[MeshTrial]:
-    """Trials as they are done; those that take longest begin first."""
-    if processes < 2:
-        meshes = sorted(meshes, key=lambda text: len(clusters[text].mesh))
-    else:
-        meshes = sorted(meshes, key=lambda text: -len(clusters[text].mesh))
+    """Trials as they are done: that of the coarsest mesh, from whose plan all others begin, and then those first that
+    take longest; in one process those with the fewest axes."""
+    if not meshes:
+        return
+    first, *rest = sorted(meshes, key=lambda text: len(clusters[text].mesh))
     ends_s = math.inf if options.time_limit is None else time.monotonic() + options.time_limit
-    waiting = [math.ceil((len(meshes) - number) / processes) for number in range(len(meshes))]
-    asked = [(text, clusters[text], options, ends_s, left) for text, left in zip(meshes, waiting, strict=True)]
-    yield from run_all(_try, (model, CoarsePlans()), asked, processes)
+    coarse: CoarsePlans = {}
+    yield _try((model, coarse), (first, clusters[first], options, ends_s, 1 + len(rest)), on_progress)
+    if processes > 1:
+        rest.reverse()
+    waiting = [math.ceil((len(rest) - number) / processes) for number in range(len(rest))]
+    asked = [(text, clusters[text], options, ends_s, left) for text, left in zip(rest, waiting, strict=True)]
+    yield from run_all(_try, (model, coarse), asked, processes)
 
 
-def _try(shared: tuple[Model, CoarsePlans], asked: tuple[str, Cluster, PlanOptions, float, int]) -> MeshTrial:
+def _try(
+    shared: tuple[Model, CoarsePlans],
+    asked: tuple[str, Cluster, PlanOptions, float, int],
+    on_progress: OnProgress | None = None,
+) -> MeshTrial:
     """What comes of a mesh in its share of the time that is left: until `ends_s` (`time.monotonic`), which is one clock
     for all processes, this process searches so many meshes."""
     (model, coarse), (text, cluster, options, ends_s, waiting) = shared, asked
@@ -169,7 +193,7 @@ def _try(shared: tuple[Model, CoarsePlans], asked: tuple[str, Cluster, PlanOptio
         options = replace(options, time_limit=max(_SOME_SECONDS, (ends_s - time.monotonic()) / waiting))
     heard: list[Diagnostic] = []
     try:
-        plan = plan_model(model, cluster, options, on_warning=heard.append, coarse=coarse)
+        plan = plan_model(model, cluster, options, on_progress=on_progress, on_warning=heard.append, coarse=coarse)
     except InfeasibleError as problem:
         return MeshTrial(text, cluster.mesh, None, 0, _NO_ROOM, problem.diagnostics)
     except LimitError as problem:

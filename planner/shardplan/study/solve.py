@@ -74,13 +74,13 @@ def _solved(
     model, cluster, options = instance.model, instance.cluster, instance.options
     if instance.staging is not None:
         schedule, stages = instance.staging.schedule, instance.staging.stages
-        return Solved(plan_stages(model, cluster, options, schedule, stages, on_warning), cluster)
+        return Solved(plan_stages(model, cluster, options, schedule, stages, on_warning, on_progress), cluster)
     if not instance.is_auto:
         return Solved(plan_model(model, cluster, options, on_progress, on_warning), cluster)
     profile = profile_from_resolved(cluster.resolved)
     meshes = [text for text in logical_meshes(profile) if most_axes is None or len(text.split(",")) <= most_axes]
     deep = max(len(text.split(",")) for text in meshes) > 2  # small ones are solved before a process has begun
-    trials = try_meshes(model, profile, options, meshes, processes=processes if deep else 1)
+    trials = try_meshes(model, profile, options, meshes, processes=processes if deep else 1, on_progress=on_progress)
     best = best_of(trials)
     if best is None or best.plan is None:
         late = [trial for trial in trials if trial.reason == OUT_OF_TIME]

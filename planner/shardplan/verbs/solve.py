@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardplan.errors import Attempts, InfeasibleError, ShardplanError, warning
+from shardplan.interruption import Interruption
 from shardplan.verbs.asking import (
     FIXED,
     PIPELINE,
@@ -84,7 +85,11 @@ def solve(session: Session, /, **given: Any) -> int:
     if not order.is_piped:
         asked = (instance.model, instance.cluster, instance.options)
         session.tell(lambda console: describe_request(console, *asked, session.defaults))
-    return _deliver(session, order, _answer(session, instance), require_optimal=given["require_optimal"])
+    with Interruption() as interruption:
+        answer = _answer(session, instance)
+        interruption.arm()  # the plan is written, whoever is in a hurry
+        _write(session, order, answer)
+    return _deliver(session, order, answer, require_optimal=given["require_optimal"])
 
 
 @dataclass(frozen=True)
@@ -185,11 +190,11 @@ def _with_remedies(session: Session, problem: InfeasibleError, instance: Instanc
     return InfeasibleError(replace(first, hint=hint), *rest)
 
 
-def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal: bool) -> int:
-    """Write the plan, say how it stands, and choose the exit code."""
-    from shardplan.plan.encode import dumps, summary_record
+def _write(session: Session, order: _Order, answer: Solved) -> None:
+    """Write the plan and say how it stands."""
+    from shardplan.plan.encode import dumps
     from shardplan.plan.file import write_text
-    from shardplan.render.meshes import meshes_record, show_meshes
+    from shardplan.render.meshes import show_meshes
     from shardplan.render.solve import describe_outcome
     from shardplan.units import Measure
 
@@ -212,6 +217,14 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
                 replaced=replaced if written else "",
             )
         )
+
+
+def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal: bool) -> int:
+    """What follows from a plan that is written: its report, the study of what it is worth, the exit code."""
+    from shardplan.plan.encode import summary_record
+    from shardplan.render.meshes import meshes_record
+
+    plan = answer.plan
     limits = _limits(session, order, plan)
     write_report(session, order.html, lambda: _report(order, answer))
     code = _judge(session, plan, order.instance.options.gap, require_optimal=require_optimal)

@@ -1,0 +1,73 @@
+"""How the search for a pipeline stands and when it ends: the time limit, the effort, Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+from shardplan.graph.options import PlanOptions
+from shardplan.interruption import Interruption
+from shardplan.planning.candidates import WORK
+from shardplan.planning.standing import OnProgress, Standing
+from shardplan.units import PS_PER_NS
+
+_SOME_SECONDS = 0.01
+"""For the plan of a stage when the time limit has passed before there is a pipeline."""
+_FINISHING = 0.8
+"""Share of a time limit in which pipelines are searched; the rest is for lifting the best and for its file."""
+
+
+@dataclass
+class Course:
+    """`best_ns`: the shortest step known, infinite before there is one; `bound_ns`: no pipeline takes less. `work`, in
+    the units of `shardplan.solve.constants`: what planning stages and searching cuts has taken. `ends_s`
+    (`time.monotonic`): when the search ends with what it has."""
+
+    options: PlanOptions
+    interruption: Interruption = field(default_factory=Interruption)
+    on_progress: OnProgress | None = None
+    ends_s: float = math.inf
+    best_ns: float = math.inf
+    bound_ns: float = 0.0
+    work: float = 0.0
+
+    @classmethod
+    def of(
+        cls, options: PlanOptions, interruption: Interruption | None = None, on_progress: OnProgress | None = None
+    ) -> Course:
+        """A search that begins now."""
+        limit = options.time_limit
+        ends_s = math.inf if limit is None else time.monotonic() + _FINISHING * limit
+        return cls(options, interruption or Interruption(), on_progress, ends_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether to end with the best pipeline. Raises `KeyboardInterrupt` where the user wants the search to end and
+        there is none."""
+        known = math.isfinite(self.best_ns)
+        if self.interruption.asked and not known:
+            raise KeyboardInterrupt
+        return known and (self.interruption.asked or time.monotonic() >= self.ends_s or self.work >= self._most_work)
+
+    @property
+    def _most_work(self) -> float:
+        return WORK[self.options.effort] if self.options.gap > 0.0 else math.inf
+
+    def stage_s(self, stages: int) -> float | None:
+        """Seconds for planning one of so many stages that are left."""
+        if math.isinf(self.ends_s):
+            return None
+        return max(_SOME_SECONDS, (self.ends_s - time.monotonic()) / (stages + 1))
+
+    def know(self, best_ns: float, bound_ns: float) -> None:
+        """Take note of a pipeline and of a bound."""
+        self.best_ns, self.bound_ns = min(self.best_ns, best_ns), max(self.bound_ns, bound_ns)
+        self.tell("searching pipelines")
+
+    def tell(self, doing: str) -> None:
+        """Say what is being done."""
+        if self.on_progress is not None:
+            share = self.work / self._most_work if math.isfinite(self._most_work) else 0.0
+            bound = min(self.bound_ns, self.best_ns) * PS_PER_NS
+            self.on_progress(Standing(self.best_ns * PS_PER_NS, bound, min(1.0, share), doing))

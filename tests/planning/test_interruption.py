@@ -1,0 +1,101 @@
+"""Ctrl-C at any moment: what is known is kept, and where there is nothing yet it ends the search."""
+
+import math
+import signal
+
+import pytest
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.interruption import Interruption
+from shardplan.models import described
+from shardplan.pipeline.plan import plan_stages
+from shardplan.pipeline.schedule import parse_schedule
+from shardplan.planning import PlanOptions, plan_model
+from shardplan.study.meshes import best_of, try_meshes
+
+MODEL = "transformer:hidden=256,layers=2,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return described(MODEL)
+
+
+def on(mesh):
+    return make_cluster(load_profile("h100-dgx"), mesh)
+
+
+class Hurry:
+    """Presses Ctrl-C when it hears of progress for the `number`th time; `known`: whether there was a plan then."""
+
+    def __init__(self, number):
+        self.left, self.known, self.pressed = number, False, False
+
+    def __call__(self, standing):
+        self.left -= 1
+        if self.left == 0:
+            self.known, self.pressed = math.isfinite(standing.best), True
+            signal.raise_signal(signal.SIGINT)
+
+
+def outcomes(search, numbers):
+    """What comes of pressing Ctrl-C at each of these moments."""
+    for number in numbers:
+        hurry = Hurry(number)
+        try:
+            plan = search(hurry)
+        except KeyboardInterrupt:
+            assert not hurry.known
+            yield "nothing"
+        else:
+            assert plan.summary.outcome == "interrupted" or not hurry.pressed
+            assert plan.summary.bound_ns <= plan.summary.step_ns
+            yield plan.summary.outcome
+
+
+@pytest.mark.parametrize("mesh", ["2x4", "4x2x2", "2x2x2x2"])
+def test_a_plan_that_is_known_survives_ctrl_c(model, mesh):
+    cluster = on(mesh)
+    found = list(outcomes(lambda hurry: plan_model(model, cluster, PlanOptions(), hurry), (1, 3, 6, 10, 15, 21)))
+    assert "interrupted" in found
+
+
+def test_a_pipeline_that_is_known_survives_ctrl_c(model):
+    options, schedule = PlanOptions(microbatches=4), parse_schedule("1f1b")
+
+    def search(hurry):
+        return plan_stages(model, on("2x4"), options, schedule, on_progress=hurry)
+
+    assert "interrupted" in list(outcomes(search, (2, 4, 8, 12, 16)))
+
+
+def test_the_best_of_the_meshes_that_are_done_survives_ctrl_c(model):
+    profile, meshes = load_profile("h100-dgx"), ("machine=2,gpu=4", "machine=2,gpu0=2,gpu1=2")
+    hurry = Hurry(30)
+    trials = try_meshes(model, profile, PlanOptions(effort="quick"), meshes, on_progress=hurry)
+    assert best_of(trials) is not None
+
+
+def test_until_there_is_something_to_keep_ctrl_c_ends():
+    with Interruption() as outer:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with Interruption() as inner:
+            inner.arm()
+            signal.raise_signal(signal.SIGINT)
+            assert inner.asked
+        assert outer.asked
+        with Interruption() as later:
+            assert later.asked
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_is_kept_inside_is_worth_keeping_outside():
+    with Interruption() as outer:
+        with Interruption() as inner:
+            inner.arm()
+        signal.raise_signal(signal.SIGINT)
+        assert outer.asked
