@@ -37,8 +37,8 @@ from shardplan.plan.types import Plan
 from shardplan.render.recipes import Recognizer
 from shardplan.units import NS_PER_S, duration
 
-_SECONDS_A_STAGE = 20.0
-"""Where memory is nearly full, the best plan of a stage takes long to prove; what is found by then is taken."""
+_SECONDS = 60.0
+"""Of a row: where memory is nearly full, the best plans of stages take long to prove; what is found by then is taken."""
 _SHORT = {
     "Megatron column": "TP", "Megatron row": "TP", "vocabulary parallel": "TP", "data parallel": "DP",
     "sequence parallel": "SP", "spatial parallel": "spatial", "expert parallel": "EP", "replicated": "R",
@@ -127,7 +127,7 @@ def rows() -> dict[str, Row]:
 def planned(name: str, row: Row, *, as_published: bool) -> PipelineResult | None:
     """The best stages, or the best with as many stages of as many devices as were published; None where none fits."""
     cluster = make_cluster(load_profile(row.profile), row.mesh)
-    options = PlanOptions(microbatches=row.microbatches, remat=row.remat, time_limit=_SECONDS_A_STAGE)
+    options = PlanOptions(microbatches=row.microbatches, remat=row.remat, time_limit=_SECONDS)
     stages = len(row.published) if as_published else None
     sizes = frozenset(row.published if as_published else row.sizes) or None
     try:
