@@ -48,6 +48,22 @@ def test_what_is_left_of_an_effort_is_said_when_it_can_be_known():
     assert "at most 30 s more" in progress_text(Effort(2.0, 1.0, 0.25), 10)
 
 
+@pytest.mark.parametrize(
+    ("room", "text"),
+    [
+        (88, "10 s  best 2 ms  bound 1 ms  gap 50.0 %  at most 30 s more  Ctrl-C keeps the best"),
+        (80, "10 s  best 2 ms  gap 50.0 %  at most 30 s more  Ctrl-C keeps the best"),
+        (48, "10 s  best 2 ms  gap 50.0 %  at most 30 s more"),
+        (30, "10 s  best 2 ms  gap 50.0 %"),
+        (3, "10 "),
+        (-4, ""),
+    ],
+)
+def test_what_matters_least_is_left_out_of_a_narrow_terminal(room, text):
+    standing = Effort(2 * PICOSECONDS_PER_MS, PICOSECONDS_PER_MS, 0.25)
+    assert progress_text(standing, 10, room=room) == text
+
+
 def test_one_line_rewritten_and_cleared():
     """It is drawn although nobody says how far it is."""
     terminal = Terminal()

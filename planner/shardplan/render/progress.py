@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -85,8 +87,10 @@ class ProgressLine:
     def _draw(self) -> None:
         drawn, wait = 0, _FIRST_S
         while not self._ended.wait(wait):
-            text = progress_text(self._standing, time.monotonic() - self._started, self._amount)
-            self._stream.write(f"{_CLEAR}{self._doing} {_FRAMES[drawn % len(_FRAMES)]} {text}")
+            begun = f"{self._doing} {_FRAMES[drawn % len(_FRAMES)]} "
+            room = _columns(self._stream) - len(begun) - 1
+            text = progress_text(self._standing, time.monotonic() - self._started, self._amount, room)
+            self._stream.write(f"{_CLEAR}{begun}{text}")
             self._stream.flush()
             drawn, wait = drawn + 1, _INTERVAL_S
         if drawn:
@@ -94,21 +98,36 @@ class ProgressLine:
             self._stream.flush()
 
 
-def progress_text(standing: Standing, seconds: float, amount: Callable[[float], str] = picoseconds) -> str:
+def _columns(stream: IO[str]) -> int:
+    """Of the terminal that a stream is; as many as it takes where nobody knows."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or sys.maxsize
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
+def progress_text(
+    standing: Standing, seconds: float, amount: Callable[[float], str] = picoseconds, room: int = sys.maxsize
+) -> str:
     """`12 s  best 39.1 ms  bound 37.8 ms  gap 3.3 %  searching all plans  at most 20 s more  Ctrl-C keeps the best`;
-    `seconds` since the start, and what is left of the effort at the same pace."""
-    parts = [f"{seconds:.0f} s"]
+    `seconds` since the start, and what is left of the effort at the same pace. In less `room` (columns) than that, what
+    matters least is left out: a line that is folded cannot be rewritten."""
+    parts = {"time": f"{seconds:.0f} s"}
     known = math.isfinite(standing.best)
     if known:
-        parts.append(f"best {amount(standing.best)}")
+        parts["best"] = f"best {amount(standing.best)}"
     if math.isfinite(standing.bound) and standing.bound > 0:
-        parts.append(f"bound {amount(standing.bound)}")
+        parts["bound"] = f"bound {amount(standing.bound)}"
         if known and standing.best > 0:
-            parts.append(f"gap {percent(1 - standing.bound / standing.best)}")
+            parts["gap"] = f"gap {percent(1 - standing.bound / standing.best)}"
     if doing := getattr(standing, "doing", ""):
-        parts.append(doing)
+        parts["doing"] = doing
     share = getattr(standing, "effort", 0.0)
     if share >= _LEAST_SHARE:
-        parts.append(f"at most {seconds * (1 - share) / share:.0f} s more")
-    parts.append("Ctrl-C keeps the best" if known else "Ctrl-C stops")
-    return "  ".join(parts)
+        parts["left"] = f"at most {seconds * (1 - share) / share:.0f} s more"
+    parts["keys"] = "Ctrl-C keeps the best" if known else "Ctrl-C stops"
+    for least in ("bound", "keys", "doing", "left", "gap", "best"):
+        if len("  ".join(parts.values())) <= room:
+            break
+        parts.pop(least, None)
+    return "  ".join(parts.values())[: max(0, room)]
