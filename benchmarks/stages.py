@@ -38,7 +38,7 @@ from shardplan.render.recipes import Recognizer
 from shardplan.units import NS_PER_S, duration
 
 _SECONDS = 60.0
-"""Of a row: where memory is nearly full, the best plans of stages take long to prove; what is found by then is taken."""
+"""Of a row: where memory is nearly full, the best plans of stages take long to prove; what is found by then counts."""
 _SHORT = {
     "Megatron column": "TP", "Megatron row": "TP", "vocabulary parallel": "TP", "data parallel": "DP",
     "sequence parallel": "SP", "spatial parallel": "spatial", "expert parallel": "EP", "replicated": "R",
