@@ -79,6 +79,8 @@ CASES = [
     (("profiles", "show", "h100-dgx"), 0),
     (("profiles", "check", "mine.yaml"), 0),
     (("profiles", "check", "two.json"), 2),
+    (("profiles", "detect", "--from", "gpus.csv", "-o", "found.yaml"), 0),
+    (("profiles", "detect", "--from", "mine.yaml"), 2),
     (("timeline", "two.json"), 0),
     (("timeline", "mine.yaml"), 2),
     (("calibrate", "step", "two.json", "--measured-ms", "50"), 0),
@@ -100,6 +102,7 @@ def inputs(shardplan, mlp: Path) -> Path:
     write_plan(example_plan(), "two.json")
     Path("mine.yaml").write_text(PROFILE)
     Path("all_reduce_perf.log").write_text(LOG)
+    Path("gpus.csv").write_text("name, memory.total [MiB]\n" + 8 * "NVIDIA H100 80GB HBM3, 81559 MiB\n")
     shutil.copy(Path(__file__).parents[1] / "solve" / "example.json", "problem.json")
     shardplan("solve-problem", "problem.json", "-o", "choices.json")
     weights = {"up.weight": (64, 256), "down.weight": (256, 64)}
