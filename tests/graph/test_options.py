@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from step_problems import base_problem, step_problem
 
+from shardplan.cli import main
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import InfeasibleError, ShardplanError
@@ -17,7 +18,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model
 from shardplan.models import described
 from shardplan.planning import Planner, plan_model
-from shardplan.planning.instance import many_axes
+from shardplan.planning.instance import many_axes, refuse_too_many_axes
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 
@@ -129,3 +130,21 @@ def test_four_axes_come_with_a_warning():
     assert warning.hint == (
         "the lower bound is what the model computes, cut evenly: the gap says little of how good the plan is"
     )
+
+
+SEVEN_AXES = """\
+error[too-many-axes]: 7 mesh axes of more than one device; a plan is searched on at most 6
+hint: merge axes over one link: --mesh machine=16,gpu=8 has the same devices
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--stages", "2"), ("--for", "jax")])
+def test_a_mesh_of_seven_axes_is_refused(tmp_path, monkeypatch, capsys, more):
+    monkeypatch.chdir(tmp_path)
+    model = str(MODELS / "lstm_lm.onnx")
+    code = main(["solve", model, "--mesh", "2x2x2x2x2x2x2", "-o", "x.plan.json", "--quiet", *more])
+    assert (code, capsys.readouterr().err, list(tmp_path.iterdir())) == (2, SEVEN_AXES, [])
+
+
+def test_axes_of_one_device_do_not_count():
+    refuse_too_many_axes(make_cluster(load_profile("generic"), "1x2x1x2x2x2x1"))

@@ -20,7 +20,7 @@ from shardplan.pipeline.solver import PipelineSolver
 from shardplan.pipeline.submeshes import placed
 from shardplan.plan.assemble import model_section
 from shardplan.plan.types import Memory, Pipeline, Plan, Stage, Summary, Transfer
-from shardplan.planning.instance import many_axes
+from shardplan.planning.instance import many_axes, refuse_too_many_axes
 from shardplan.planning.standing import OnProgress
 
 
@@ -53,6 +53,7 @@ def plan_stages(
         found = plan_manual(model, cluster, options, schedule, stages)
         asked = Asked(model, cluster, options, schedule, "manual")
     else:
+        refuse_too_many_axes(cluster)
         found = PipelineSolver(model, cluster, options, schedule, stages, on_progress=on_progress).solve()
         asked = Asked(model, cluster, options, schedule, stages or "auto")
     if on_warning is not None:

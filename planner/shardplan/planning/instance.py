@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import ResolvedConstraints, resolve
 from shardplan.constraints.reuse import adapted
@@ -29,6 +30,8 @@ from shardplan.rules.types import Rule
 _SHOWN = 8
 MOST_WHOLE = 3
 """Axes up to which all layouts are weighed at once: choices multiply with every axis."""
+MOST_AXES = 6
+"""Axes up to which a plan is searched at all, from that of a coarser mesh: the search on more would not end."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ def instance_of(
     """What is to be planned. Raises `ShardplanError` for a model that cannot be planned as asked."""
     if obstacles := _obstacles(model, options):
         raise ShardplanError(*obstacles)
+    if decided is None:
+        refuse_too_many_axes(cluster)
     rules = tuple(model_rules(model))
     for diagnostic in without_rule(model, rules, strict=options.strict):
         if diagnostic.severity == "error":
@@ -179,6 +184,19 @@ def without_rule(model: Model, rules: Sequence[Rule], *, strict: bool) -> list[D
 def real_axes(mesh: Mesh) -> tuple[int, ...]:
     """The axes of more than one device."""
     return tuple(axis for axis, size in enumerate(mesh.shape) if size > 1)
+
+
+def refuse_too_many_axes(cluster: Cluster) -> None:
+    """Raise `ShardplanError` (`too-many-axes`) where no plan would be found on a mesh of so many axes."""
+    real = len(real_axes(cluster.mesh))
+    if real <= MOST_AXES:
+        return
+    coarser = merged(cluster)[0].mesh
+    summary = f"{real} mesh axes of more than one device; a plan is searched on at most {MOST_AXES}"
+    hint = "merge axes over one link"
+    if len(real_axes(coarser)) <= MOST_AXES:
+        hint += f": --mesh {','.join(f'{axis.name}={axis.size}' for axis in coarser.axes)} has the same devices"
+    raise ShardplanError(error("too-many-axes", summary, hint=hint))
 
 
 def many_axes(mesh: Mesh) -> list[Diagnostic]:

@@ -24,12 +24,11 @@ from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import CoarsePlans, plan_model
 from shardplan.planning.finer import work_s
+from shardplan.planning.instance import MOST_AXES
 from shardplan.planning.standing import OnProgress, Standing
 from shardplan.processes import run_all
 from shardplan.units import NS_PER_S, PS_PER_NS
 
-MOST_AXES = 6
-"""Choices multiply with every axis: of more, a mesh is bounded but not solved."""
 _SOME_SECONDS = 0.01
 """Left of a time limit that other meshes have used up."""
 _NO_ROOM = "does not fit in memory"
