@@ -223,6 +223,14 @@ def test_equal_transpositions_are_one_and_unequal_ones_stay(read, proto):
     assert only(model).perm == ()
 
 
+@pytest.mark.parametrize("sources", [["model.rotary_emb.inv_freq"], ["model.rotary_emb.inv_freq", "val_3"]])
+def test_table_folded_from_a_buffer_is_a_constant(read, proto, sources):
+    """`cos` and `sin` of a rotary embedding: neither the checkpoint's buffer, whose shape they lack, nor trained."""
+    model = with_weights(proto, ADD.replace("b)", "unsqueeze_15)"), unsqueeze_15=B)
+    fold(model, "unsqueeze_15", sources)
+    assert roles(read(model)) == {"unsqueeze_15": "constant"}
+
+
 def test_folded_weight_of_the_torch_exporter(read, proto):
     model = rename(with_weights(proto, MATMUL, w=W), "w", "val_41")
     fold(model, "val_41", ["layers.0.q.weight"])

@@ -7,7 +7,8 @@
 3. What a slot says passes backwards through nodes that are not live (`Transpose(W)`, gate reordering, weight norms).
 4. A root of such a chain - an initializer, a `Constant`, a `ConstantOfShape` of a stored shape - is a weight when its
    slot and its name agree: names made up by exporters (`val_7`, `onnx::Add_12`) count only in a strong slot, values
-   folded from other constants (export metadata) only if one of these was a checkpoint tensor. Integers are weights only
+   folded from other constants (export metadata) only if one of these was a checkpoint tensor, and no known buffer
+   (`cos` and `sin` of `inv_freq` are a constant; statistics of a norm remain weights). Integers are weights only
    as quantised ones; float tensors with a checkpoint name that no live node reads are buffers (`inv_freq`).
 5. A weight is trainable when it is float, a slot takes a gradient to it, and its name is not that of a known buffer.
 """
@@ -258,6 +259,8 @@ def _is_weight(draft: Draft, name: str, tensor: onnx.TensorProto, wanted: int) -
 
 def _from_checkpoint(sources: tuple[str, ...], wanted: int) -> bool:
     real = checkpoint_sources(sources)
+    if real and all(_BUFFER.search(source) for source in real):
+        return not wanted & TRAINED  # statistics of a norm; a table of angles is made anew from its buffer
     return bool(real) and (bool(wanted & STRONG) or any("." in source for source in real))
 
 
