@@ -105,6 +105,14 @@ def test_values_that_cannot_be_are_refused_together(layers):
         ("--kv-cache", "tokens=-4", "error[bad-cache]: --kv-cache 'tokens=-4' cannot be read"),
         ("--microbatches", "0", "error[bad-argument]: --microbatches is '0'; a whole number of at least 1 is expected"),
         ("--mode", "inferense", "error[bad-argument]: --mode 'inferense' is none of training, inference\nhint: did"),
+        (
+            "--for",
+            "vllm",
+            (
+                "error[bad-argument]: --for 'vllm' is none of tp-plan, tp-plan-portable, deepspeed, torchtitan, fsdp2, "
+                "megatron, maxtext, jax, shardy, transformers\n"
+            ),
+        ),
         ("--stages", "0", "error[bad-stages]: --stages '0' is no number of stages"),
         ("--devices", "4x4", "error[bad-argument]: --devices goes with --mesh auto; otherwise --mesh says which"),
     ],
@@ -113,6 +121,10 @@ def test_the_command_line_says_the_same(layers, shardplan, option, value, said):
     run = shardplan("solve", "layers.onnx", "--mesh", "1x2", option, value)
     assert (run.code, run.out) == (2, "")
     assert run.err.startswith(said)
+
+
+def test_transformers_is_another_word_for_its_format():
+    assert Request("a.onnx", target="transformers") == Request("a.onnx", target="tp-plan")
 
 
 ODD = (

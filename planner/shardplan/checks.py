@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,15 +30,20 @@ class Check(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of `words`."""
+    """One of `words`, or another word for one; the empty word, where it is one of them, is not offered."""
 
     words: tuple[str, ...]
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Another word -> the one of `words` that it means."""
 
     def __call__(self, name: str, value: Any) -> str:
         if value in self.words:
             return str(value)
-        hint = did_you_mean(str(value), self.words)
-        raise ShardplanError(error("bad-argument", f"{name} '{value}' is none of {', '.join(self.words)}", hint=hint))
+        if isinstance(value, str) and value in self.others:
+            return self.others[value]
+        known = [*filter(None, self.words), *self.others]
+        hint = did_you_mean(str(value), known)
+        raise ShardplanError(error("bad-argument", f"{name} '{value}' is none of {', '.join(known)}", hint=hint))
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class Request:
     target: str = field(
         default="",
         metadata=_term(
-            OneOf(TARGETS),
+            OneOf(TARGETS, {"transformers": "tp-plan"}),
             "--for",
             metavar="FORMAT",
             say="The best plan that a runtime can say: a format of `shardplan export`, such as tp-plan or torchtitan.",
