@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from example_plans import MESH, example_plan
 
 from shardplan.plan.file import dumps
@@ -18,7 +19,7 @@ from shardplan.plan.orientation import checkpoint_layout
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "planner").rglob("*.py"))
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 MOST_LINES, MOST_FUNCTION_LINES = 450, 60
 
 
@@ -46,6 +47,27 @@ def test_links_between_documents_lead_somewhere(document: Path):
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", document.read_text(encoding="utf-8"))
     missing = [link for link in links if not (document.parent / link).exists()]
     assert missing == []
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_anchors_in_the_documents_exist(document: Path):
+    links = re.findall(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    pages = [(document.parent / page if page else document, anchor) for page, anchor in links]
+    assert [(page.name, anchor) for page, anchor in pages if page.suffix == ".md" and anchor not in anchors(page)] == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    named = [page for section in site["nav"] for pages in section.values() for page in pages]
+    docs = ROOT / "docs"
+    assert sorted(named) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
 
 
 def test_verbs_in_the_documents_exist():
