@@ -60,11 +60,13 @@ class Buckets:
         read_layouts = _read_layouts(plan, decisions)
         to_optimizer, updates, from_reader, moves = {}, {}, {}, {}
         for bucket in buckets_of(plan.moves).values():
-            names = tuple(move.tensor for move in bucket)
-            for move in bucket:
+            home = [_goes_to_optimizer(move, decisions[move.tensor]) for move in bucket]
+            for move, goes in zip(bucket, home, strict=True):
+                # gradients from readers and those on to the optimizer are there at different times: sent apart
+                names = tuple(other.tensor for other, beside in zip(bucket, home, strict=True) if beside == goes)
                 if move.phase == "update":
                     updates[move.tensor] = names
-                elif _goes_to_optimizer(move, decisions[move.tensor]):
+                elif goes:
                     to_optimizer[move.tensor] = names
                 elif read_layouts[move.tensor, move.reader].gradient == move.source:
                     from_reader[move.tensor], moves[move.tensor] = names, move
@@ -98,7 +100,7 @@ def _read_layouts(plan: Plan, decisions: Mapping[str, TensorDecision]) -> dict[t
 
 
 def _goes_to_optimizer(move: Move, decision: TensorDecision) -> bool:
-    if decision.optimizer is None or move.reader:
+    if decision.optimizer is None or move.reader or move.phase != "backward":
         return False
     return (move.source, move.target) == (decision.layout.gradient, decision.optimizer.gradient)
 
