@@ -263,7 +263,7 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _as_read(local: Tensor, route: Route, context: Context, label: Label) -> Tensor:
-    """What a reader takes of a weight, which sends nothing: not issued ahead, and of each weight of a bucket its own."""
+    """What a reader takes of a weight: nothing is sent, nothing issued ahead, and of each weight it is its own."""
     return context.executor.run([local], [route.forward_steps], label)[0] if route.forward else local
 
 
