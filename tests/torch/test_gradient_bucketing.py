@@ -127,6 +127,9 @@ def test_what_a_reader_takes_as_a_part_is_in_buckets_too(four, plan_of, recipe, 
 def test_a_part_of_a_weight_that_the_optimizer_keeps_otherwise(four, plan_of, mode):
     plan = plan_of(0, shard_optimizer=True)
     assert set(parts_read(plan)) == {"mask", "slice"}
+    kept = {tensor.name: tensor.layout.gradient for tensor in plan.tensors if tensor.optimizer is not None}
+    for bucket in buckets_of(plan.moves).values():
+        assert len({move.phase == "backward" and kept.get(move.tensor) == move.source for move in bucket}) == 1
     for seen in four.run("torch_cases", "train", TINY, plan, mode):
         assert seen.loss_error < 1e-5
         assert seen.gradient_error < 1e-5

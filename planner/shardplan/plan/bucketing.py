@@ -40,6 +40,9 @@ from shardplan.units import NS_PER_S
 
 UNNUMBERED: Final = -1
 """Bucket of a move that is to go into one."""
+UNNUMBERED_ONWARD: Final = -2
+"""The same of a gradient that goes on from where its weight is kept to its optimizer's shard: such gradients are there
+when the former moves have ended, so that no bucket has both."""
 _SMALLER = 0.25
 """The latency of a bucket is what a straight line through the times of a full one and of one so full has at zero."""
 _FULLER = 1.0 + 1e-12
@@ -115,7 +118,7 @@ def in_buckets(parts: StepParts, prices: BucketPrices, dtype: Callable[[str], st
     """
     groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for number, move in enumerate(parts.moves):
-        if move.bucket == UNNUMBERED:
+        if move.bucket in (UNNUMBERED, UNNUMBERED_ONWARD):
             groups[_group(move, dtype)].append(number)
     moves, count = list(parts.moves), 0
     for phase in sorted({parts.moves[rows[0]].phase for rows in groups.values()}):
@@ -130,7 +133,12 @@ def in_buckets(parts: StepParts, prices: BucketPrices, dtype: Callable[[str], st
 
 
 def _group(move: Move, dtype: Callable[[str], str]) -> tuple[Hashable, ...]:
-    return (move.phase, dtype(move.tensor), *((step.collective.kind, step.collective.axes) for step in move.steps))
+    return (
+        move.phase,
+        move.bucket,
+        dtype(move.tensor),
+        *((step.collective.kind, step.collective.axes) for step in move.steps),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +309,9 @@ class _Clock:
     before the end of the first forward they are read."""
 
     def __init__(self, parts: StepParts, *, update: bool) -> None:
-        alone = replace(parts, moves=[move for move in parts.moves if move.bucket != UNNUMBERED])
+        alone = replace(
+            parts, moves=[move for move in parts.moves if move.bucket not in (UNNUMBERED, UNNUMBERED_ONWARD)]
+        )
         step = StepMoves(alone, EAGER)
         self.is_reversed = update
         self._moves = parts.moves

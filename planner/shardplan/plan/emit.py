@@ -22,7 +22,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.lower import lower
 from shardplan.layout.placement import P
-from shardplan.plan.bucketing import UNNUMBERED
+from shardplan.plan.bucketing import UNNUMBERED, UNNUMBERED_ONWARD
 from shardplan.plan.buckets import tiles
 from shardplan.plan.types import CollectiveStep, Move, MoveKind, Phase
 from shardplan.units import NS_PER_S
@@ -175,7 +175,7 @@ class Emitter:
     def _updating(self, name: str) -> Iterator[Move]:
         kept, updated = self.kept_layout(name), self.updated_layout(name)
         if updated is not None:
-            yield self._move(name, kept, updated, "", "backward", "deferred", count=1, together=True)
+            yield self._move(name, kept, updated, "", "backward", "deferred", count=1, together=True, onward=True)
             yield self._move(name, updated, kept, "", "update", "prefetched", count=1, together=True)
 
     def _strategy(self, index: int) -> int:
@@ -193,6 +193,7 @@ class Emitter:
         count: int,
         regather: bool = False,
         together: bool = False,
+        onward: bool = False,
     ) -> Move:
         """The gradient moves when the phase is backward, unless the value is gathered again."""
         space = self.built.kept[name]
@@ -202,7 +203,7 @@ class Emitter:
         together = together and self.bucket_bytes > 0
         steps = self._lower(space, start, goal, priced, together=together)
         together = together and any(step.collective.kind in COALESCED for step in steps)
-        bucket = UNNUMBERED if together else None
+        bucket = None if not together else UNNUMBERED_ONWARD if onward else UNNUMBERED
         return Move(name, start, goal, reader, phase, steps, regather=regather, count=count, bucket=bucket, kind=kind)
 
     def _lower(
