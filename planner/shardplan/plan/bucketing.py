@@ -43,6 +43,7 @@ UNNUMBERED: Final = -1
 UNNUMBERED_ONWARD: Final = -2
 """The same of a gradient that goes on from where its weight is kept to its optimizer's shard: such gradients are there
 when the former moves have ended, so that no bucket has both."""
+_TO_BUCKET: Final = (UNNUMBERED, UNNUMBERED_ONWARD)
 _SMALLER = 0.25
 """The latency of a bucket is what a straight line through the times of a full one and of one so full has at zero."""
 _FULLER = 1.0 + 1e-12
@@ -118,7 +119,7 @@ def in_buckets(parts: StepParts, prices: BucketPrices, dtype: Callable[[str], st
     """
     groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for number, move in enumerate(parts.moves):
-        if move.bucket in (UNNUMBERED, UNNUMBERED_ONWARD):
+        if move.bucket in _TO_BUCKET:
             groups[_group(move, dtype)].append(number)
     moves, count = list(parts.moves), 0
     for phase in sorted({parts.moves[rows[0]].phase for rows in groups.values()}):
@@ -309,9 +310,7 @@ class _Clock:
     before the end of the first forward they are read."""
 
     def __init__(self, parts: StepParts, *, update: bool) -> None:
-        alone = replace(
-            parts, moves=[move for move in parts.moves if move.bucket not in (UNNUMBERED, UNNUMBERED_ONWARD)]
-        )
+        alone = replace(parts, moves=[move for move in parts.moves if move.bucket not in _TO_BUCKET])
         step = StepMoves(alone, EAGER)
         self.is_reversed = update
         self._moves = parts.moves

@@ -11,6 +11,7 @@ import click
 
 from shardplan.errors import ShardplanError, error, warning
 from shardplan.units import GIGA, US_PER_S
+from shardplan.verbs.inputs import text_of
 from shardplan.verbs.session import Session, verb
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def nccl(session: Session, /, logs: tuple[str, ...], cluster: str, group: str | 
 
     _refuse_two_documents(session, output)
     base = load_profile(cluster)
-    measured = read_logs([(log, _read(log)) for log in logs], _parse_group(group))
+    measured = read_logs([(log, text_of(log)) for log in logs], _parse_group(group))
     text, fits = fit(measured, base, _name_of(output, base.name))
     rows = [
         {
@@ -88,7 +89,7 @@ def gemm(session: Session, /, table: str, cluster: str, output: str) -> int:
 
     _refuse_two_documents(session, output)
     base = load_profile(cluster)
-    products = read_products(_read(table), table)
+    products = read_products(text_of(table), table)
     text, left = fit(products, base, _name_of(output, base.name))
     _deliver(session, text, output)
 
@@ -188,16 +189,6 @@ def _parse_group(text: str | None) -> tuple[int, int] | None:
         hint = "write machines and devices per machine, such as --group 2x8"
         raise ShardplanError(error("bad-group", f"--group '{text}' cannot be read", hint=hint))
     return int(match[1]), int(match[2])
-
-
-def _read(path: str) -> str:
-    from shardplan.text_files import read_text
-
-    try:
-        return read_text(path, "replace")
-    except OSError as problem:
-        reason = problem.strerror or str(problem)
-        raise ShardplanError(error("unreadable-file", f"cannot read the file: {reason}", file=path)) from None
 
 
 def _name_of(output: str, base: str) -> str:

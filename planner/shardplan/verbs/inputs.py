@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardplan.errors import ShardplanError, error
+
 if TYPE_CHECKING:
     from shardplan.model.types import Model
 
@@ -40,3 +42,14 @@ def name_of_model(given: str) -> str:
     from shardplan.models import title_of_factory
 
     return title_of_factory(given) or Path(given).stem
+
+
+def text_of(path: str) -> str:
+    """The text of a log or a capture. Raises `ShardplanError` (`unreadable-file`)."""
+    from shardplan.text_files import read_text
+
+    try:
+        return read_text(path, "replace")
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise ShardplanError(error("unreadable-file", f"cannot read the file: {reason}", file=path)) from None

@@ -10,6 +10,7 @@ import click
 
 from shardplan.errors import ShardplanError, error
 from shardplan.verbs.asking import profile_names
+from shardplan.verbs.inputs import text_of
 from shardplan.verbs.session import EXIT_DONE, Session, completing, verb
 
 
@@ -71,7 +72,7 @@ def detect(session: Session, /, files: tuple[str, ...], machines: int | None, ou
     from shardplan.extras.detect.profile import detected
     from shardplan.render.console import emit
 
-    texts = [(file, _text(file)) for file in files] or texts_here()
+    texts = [(file, text_of(file)) for file in files] or texts_here()
     if not texts:
         hint = "run it where nvidia-smi is, or save what it prints there and give it with --from"
         raise ShardplanError(
@@ -90,17 +91,6 @@ def detect(session: Session, /, files: tuple[str, ...], machines: int | None, ou
         write_file(found.text.encode(), output)
     document = {"output": output, "extends": found.base, "text": found.text}
     return session.finish(document, lambda console: emit(console, f"wrote {output}, which extends {found.base}"))
-
-
-def _text(file: str) -> str:
-    """What is in a file. Raises `ShardplanError` (`unreadable-file`)."""
-    from shardplan.text_files import read_text
-
-    try:
-        return read_text(file, "replace")
-    except OSError as problem:
-        reason = problem.strerror or str(problem)
-        raise ShardplanError(error("unreadable-file", f"cannot read it: {reason}", file=file)) from None
 
 
 @profiles.command("check")
