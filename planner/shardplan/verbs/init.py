@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardplan.verbs.asking import profile_names
-from shardplan.verbs.session import Session, completing, verb
+from shardplan.verbs.session import Session, attended_verb, completing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ _QUESTIONS: Mapping[str, str] = {
 @click.option("--model", metavar="FILE.onnx", help="The model that plans are for, which CI gives to `check`.")
 @click.option("--no-ci", is_flag=True, help="Write no workflow for GitHub Actions.")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
-@verb
+@attended_verb
 def init(session: Session, /, **given: Any) -> int:
     """Write cluster.yaml, shardplan.toml and .github/workflows/shardplan.yml into the working directory.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,16 +72,14 @@ def solve_problem(session: Session, /, **given: Any) -> int:
 
 def _solved(session: Session, given: dict[str, Any]) -> Solved:
     from shardplan.extras.contest.files import run_solve_problem
-    from shardplan.render.progress import ProgressLine
 
-    with ProgressLine(sys.stderr, enabled=not session.quiet, amount=count) as progress:
-        return run_solve_problem(
-            given["instance"],
-            time_limit=given["time_limit"],
-            work_limit=given["work_limit"],
-            seed=given["seed"],
-            on_progress=progress.update,
-        )
+    return run_solve_problem(
+        given["instance"],
+        time_limit=given["time_limit"],
+        work_limit=given["work_limit"],
+        seed=given["seed"],
+        on_progress=session.begin("solving", count, keeps=True),
+    )
 
 
 def _judge(session: Session, solved: Solved) -> int:

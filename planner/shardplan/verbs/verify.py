@@ -55,8 +55,8 @@ def verify(
 
     loaded, planned = _read(model, plan, dims, trips)
     if (report := _declared(loaded, planned, rtol)) is None:
-        with session.waiting("running"):
-            report, loaded = _run(model, loaded, planned, rtol, seed, shrink=shrink)
+        session.begin("running")
+        report, loaded = _run(model, loaded, planned, rtol, seed, shrink=shrink)
     session.finish(
         verification_document(report, loaded, shrunk=shrink),
         lambda console: show_verification(console, report, loaded, shrunk=shrink),
