@@ -124,9 +124,10 @@ class Size:
                 limit = parse_quantity(value, SIZE)
             except ValueError as problem:
                 raise ShardplanError(error("bad-quantity", f"{name}: {problem}")) from None
-            if value.strip().isdigit() and 0 < limit < _FEWEST_BARE_BYTES:
-                hint = f"write {value.strip()}GiB, or {value.strip()}GB, or {value.strip()}B"
-                raise ShardplanError(error("bad-quantity", f"{name} {value.strip()} has no unit", hint=hint))
+            bare = value.strip()
+            if bare[-1:].isdigit() and 0 < limit < _FEWEST_BARE_BYTES:
+                hint = f"write {bare}GiB, or {bare}GB, or {bare}B"
+                raise ShardplanError(error("bad-quantity", f"{name} {bare} has no unit", hint=hint))
         else:
             limit = _number(value)
         if limit is None:

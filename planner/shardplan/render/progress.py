@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Protocol
 
+from shardplan.text_lines import columns_of
 from shardplan.units import PS_PER_NS, duration, percent
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -110,7 +109,7 @@ class ProgressLine:
                 parts = progress_parts(
                     self._standing, now - self._begun, self._amount, keeps=self._keeps, counted_s=self._counted_s
                 )
-                room = _columns(self._stream) - len(begun) - 1
+                room = columns_of(self._stream) - len(begun) - 1
                 text = fitted({"time": f"{now - self._started:.0f} s", **parts}, room)
                 self._stream.write(f"{_CLEAR}{begun}{text}")
                 self._stream.flush()
@@ -121,14 +120,6 @@ class ProgressLine:
             self._stream.write(_CLEAR)
             self._stream.flush()
             self._drawn = False
-
-
-def _columns(stream: IO[str]) -> int:
-    """Of the terminal that a stream is; as many as it takes where nobody knows."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or sys.maxsize
-    except (OSError, ValueError):
-        return sys.maxsize
 
 
 def progress_parts(

@@ -29,6 +29,7 @@ from click.shell_completion import CompletionItem
 
 from shardplan.errors import Diagnostic
 from shardplan.escapes import one_line
+from shardplan.text_lines import columns_of, folded_line
 from shardplan.verbs.streams import DEGRADE, discard
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ class Session:
     def _styled(self, diagnostic: Diagnostic) -> str:
         label = f"{diagnostic.severity}[{diagnostic.code}]"
         painted = click.style(label, fg=_COLORS[diagnostic.severity], bold=True)
-        return str(diagnostic).replace(label, painted, 1)
+        lines = str(diagnostic).splitlines()
+        return "\n".join(folded_line(line, columns_of(sys.stderr)) for line in lines).replace(label, painted, 1)
 
     def _wants_color(self, terminal: bool) -> bool:
         if self.color == "auto":

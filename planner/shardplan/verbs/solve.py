@@ -15,6 +15,7 @@ import click
 
 from shardplan.errors import Attempts, InfeasibleError, ShardplanError, warning
 from shardplan.interruption import Interruption
+from shardplan.units import percent
 from shardplan.verbs.asking import (
     FIXED,
     PIPELINE,
@@ -319,7 +320,7 @@ def _judge(session: Session, plan: Plan, gap: float, *, require_optimal: bool) -
     summary = plan.summary
     if summary.outcome == "optimal":
         return EXIT_DONE
-    within = f"its optimality gap is {100 * summary.slack:.2f} %"
+    within = f"its optimality gap is {percent(summary.slack)}"
     if summary.outcome == "interrupted":
         session.say(warning("interrupted", f"interrupted: the plan is the best found so far; {within}"))
         return EXIT_INTERRUPTED
