@@ -11,7 +11,7 @@ from shardplan.cost.named import measure_of
 from shardplan.escapes import one_line
 from shardplan.plan.overlap import Exposure
 from shardplan.plan.parts import devices_per_host
-from shardplan.plan.types import Plan, Summary
+from shardplan.plan.types import Pipeline, Plan, Summary
 from shardplan.render.recipes import Recognizer, axis_shares
 from shardplan.render.solve import memory_parts, plan_line, proof_line
 from shardplan.report.memory import memory_over_time
@@ -98,18 +98,27 @@ def _step_parts(plan: Plan) -> list[tuple[str, int, int]]:
     """(what, nanoseconds, number of the mesh axis or -1): compute, exposed communication by axis, the bubble."""
     summary = plan.summary
     if plan.pipeline is not None:
-        bubble = round(plan.pipeline.bubble * summary.step_ns)
-        rest = max(0, summary.step_ns - summary.compute_ns - bubble)
-        return [("compute", summary.compute_ns, -1), ("exposed communication", rest, -1), ("bubble", bubble, -1)]
+        return _pipeline_parts(plan.pipeline, summary.step_ns)
     by_axis = exposed_by_axis(plan)
     parts = [("compute", summary.compute_ns, -1)]
     parts += [
-        (f"communication on {axis.name}", ns, number)
+        (f"exposed communication on {axis.name}", ns, number)
         for number, (axis, ns) in enumerate(zip(plan.mesh.axes, by_axis, strict=True))
         if ns
     ]
     rest = _rest(summary, sum(by_axis))
-    return [*parts, *([("other communication", rest, -1)] if rest else [])]
+    return [*parts, *([("other exposed communication", rest, -1)] if rest else [])]
+
+
+def _pipeline_parts(pipeline: Pipeline, step_ns: int) -> list[tuple[str, int, int]]:
+    """The same of the slowest stage, with all its pieces: what it does not take itself is the bubble."""
+    kind, _, virtual = pipeline.schedule.partition(":")
+    count = len(pipeline.stages) // (int(virtual) if kind == "interleaved" else 1)
+    summaries = [stage.plan.summary for stage in pipeline.stages]
+    slowest = max((summaries[place::count] for place in range(count)), key=lambda own: sum(one.step_ns for one in own))
+    compute, sent = (sum(getattr(one, name) for one in slowest) for name in ("compute_ns", "communication_ns"))
+    bubble = max(0, step_ns - compute - sent)
+    return [("compute", compute, -1), ("exposed communication", sent, -1), ("bubble", bubble, -1)]
 
 
 def _rest(summary: Summary, told: int) -> int:
