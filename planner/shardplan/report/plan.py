@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from shardplan.cost.named import measure_of
@@ -21,6 +22,8 @@ from shardplan.report.schedule import pipeline_chart, schedule_record
 from shardplan.report.tables import Alternatives, move_rows, parameter_rows
 
 _PRICED = "cost_model"
+_OWN = 0.999
+"""Of the rate of a link: who gets more when all send has one of its own."""
 
 
 def plan_report(plan: Plan, file: str = "", alternatives: Alternatives | None = None) -> dict[str, object]:
@@ -151,22 +154,38 @@ def mesh_record(plan: Plan) -> dict[str, object]:
     recognizer = Recognizer(plan)
     recipes = {tensor.name: recognizer.recipe(tensor) for tensor in plan.tensors if tensor.role == "parameter"}
     shares = axis_shares(plan, recipes) if plan.pipeline is None else [{} for _ in plan.mesh.axes]
-    rates = _link_rates(plan.cluster.get("profile"))
+    rates = _link_rates(plan.cluster.get("profile"), "link_gbps", 1e9)
     axes = [
-        {"name": axis.name, "size": axis.size, "link": link, "rate": rates.get(link, 0.0), "does": list(does.items())}
+        {
+            "name": axis.name,
+            "size": axis.size,
+            "link": link,
+            "rate": rates.get(link, 0.0),
+            "shared": _shared(plan, link, rates),
+            "does": list(does.items()),
+        }
         for axis, link, does in zip(plan.mesh.axes, plan.axis_links, shares, strict=True)
     ]
     return {"axes": axes, "machine": devices_per_host(plan) or 0, "devices": plan.mesh.size, "device": _device(plan)}
 
 
-def _link_rates(profile: object) -> dict[str, float]:
-    """Bytes per second of every link level of a resolved profile that says them per link."""
+def _shared(plan: Plan, link: str, rates: Mapping[str, float]) -> tuple[int, float] | None:
+    """How many devices share a link, and bytes per second of each when all send; None where each has its own."""
+    order = [*rates]
+    inner = order[: order.index(link)] if link in order else []
+    devices = math.prod(size for size, its in zip(plan.mesh.shape, plan.axis_links, strict=True) if its in inner)
+    each = _link_rates(plan.cluster.get("profile"), "node_gbit", 1e9 / 8).get(link, 0.0) / devices
+    return (devices, each) if devices > 1 and 0.0 < each <= _OWN * rates[link] else None
+
+
+def _link_rates(profile: object, key: str, unit: float) -> dict[str, float]:
+    """Bytes per second of every link level of a resolved profile that says them as `key`, innermost first."""
     levels = profile.get("levels") if isinstance(profile, Mapping) else None
     found: dict[str, float] = {}
     for level in levels if isinstance(levels, Sequence) else ():
-        rate = level.get("link_gbps") if isinstance(level, Mapping) else None
+        rate = level.get(key) if isinstance(level, Mapping) else None
         if isinstance(rate, int | float):
-            found[str(level.get("name"))] = rate * 1e9
+            found[str(level.get("name"))] = rate * unit
     return found
 
 

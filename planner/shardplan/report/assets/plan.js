@@ -50,7 +50,7 @@ function meshCard(report) {
     el("div", { class: "meshbox" }, meshPicture(report.mesh)),
     el("div", { class: "links" }, axes.map((axis, number) => el("div", {},
       el("span", { class: "chip axis", style: { background: axisColor(number) } }, `${axis.name} = ${axis.size}`),
-      ` over ${axis.link}${axis.rate ? `, ${three(axis.rate / 1e9)} GB/s a link` : ""}`,
+      ` over ${axis.link}${axis.rate ? `, ${three(axis.rate / 1e9)} GB/s a link` : ""}${axis.shared ? `, ${three(axis.shared[1] / 1e9)} per device when all ${axis.shared[0]} send` : ""}`,
       axis.does.length ? el("div", { class: "soft" }, axis.does.filter(([, share]) => share >= 0.005).map(([name, share]) => `${name} ${percent(share)}`).join(", ")) : null))));
 }
 function head(report) {

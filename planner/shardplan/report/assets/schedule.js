@@ -187,5 +187,5 @@ function ganttView(report) {
   const schedule = { ...made, tasks }, stages = report.stages.length;
   const color = (lane, task) => { const name = made.names[task[T_NAME]]; return lane >= stages ? "--other" : name.startsWith("forward") ? "--axis-0" : "--axis-2"; };
   return section("schedule", "Pipeline", el("div", { class: "card" }, scheduleTools(view), lanes(view, schedule, made.names, color),
-    el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["hand-over", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name))), taskTable(schedule, made.names)));
+    el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["between stages", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name))), taskTable(schedule, made.names)));
 }
