@@ -40,6 +40,11 @@ def explain(
     if instead is not None and name is None:
         raise click.UsageError("--instead says how NAME is to be: which one?")
     loaded = read_plan(plan)
+    if model is not None and name is None:
+        from shardplan.study.explain import check_model
+        from shardplan.study.instance import load_model_of
+
+        check_model(loaded, plan, load_model_of(loaded, plan, model))
     if name is None or model is None:
         shares = shares_of(loaded)
         document = explain_document(loaded, None, shares, None)
