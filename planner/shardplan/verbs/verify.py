@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0, min_open=True),
     help="Largest relative difference that is rounding.  [default: 1e-5; 1e-4 with operators of com.microsoft]",
 )
-@option("--seed", type=click.IntRange(0), metavar="N", default=0, show_default=True, help="Of the inputs, and of weights that the model lacks.")
+@option(
+    "--seed",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Of the inputs, and of weights that the model lacks.",
+)
 @request_options("dims", "trips")
 @budget_option
 @verb
