@@ -29,12 +29,14 @@ def show_sweep(console: Console, found: Sweep, *, everything: bool = False) -> N
     priced = any(point.cost_usd is not None for point in shown)
     noted = any(point.request.stages or point.step_us is None for point in shown)
     marks = _marks(shown)
+    parted = any(point.request.microbatches != 1 for point in shown)
+    remade = any(point.request.remat != "none" for point in shown)
     rows = table(
         "",
         "cluster",
         "mesh",
-        ">micro",
-        "remat",
+        *([">micro"] * parted),
+        *(["remat"] * remade),
         ">devices",
         ">step",
         ">memory",
@@ -43,8 +45,9 @@ def show_sweep(console: Console, found: Sweep, *, everything: bool = False) -> N
         *(["*"] * noted),
     )
     for point in shown:
-        cells = _cells(point, priced=priced)[: None if noted else -1]
-        rows.add_row(marks.get(point, ""), *cells, style="bold" if everything and point in best else "")
+        cluster, mesh, micro, remat, *cells = _cells(point, priced=priced)[: None if noted else -1]
+        head = (cluster, mesh, *([micro] * parted), *([remat] * remade))
+        rows.add_row(marks.get(point, ""), *head, *cells, style="bold" if everything and point in best else "")
     planned = [point for point in found.points if point.step_us is not None]
     emit(console, rows, f"{len(best)} of {len(planned)} plans are Pareto-optimal in step, memory, devices")
     failed = [point for point in found.points if point.step_us is None]
