@@ -62,7 +62,8 @@ class Buckets:
         for bucket in buckets_of(plan.moves).values():
             home = [_goes_to_optimizer(move, decisions[move.tensor]) for move in bucket]
             for move, goes in zip(bucket, home, strict=True):
-                # gradients from readers and those on to the optimizer are there at different times: sent apart
+                # gradients from readers and those on to the optimizer are there at different times: sent apart, though
+                # plans of older releases have both in one bucket
                 names = tuple(other.tensor for other, beside in zip(bucket, home, strict=True) if beside == goes)
                 if move.phase == "update":
                     updates[move.tensor] = names
