@@ -125,7 +125,9 @@ def test_the_schedule_zooms_by_keyboard_and_says_what_is_under_the_mouse(view, p
     tab = view(gpt2)
     made, about = laid_out(plan)
     spans = zip(made.starts, made.ends, made.tasks, about, strict=True)
-    parts = [(end - start, start) for start, end, task, one in spans if task.stream == 0 and one.phase == "backward"]
+    parts = [
+        (end - start, start) for start, end, task, one in spans if task.stream == 0 and one.phase.endswith("backward")
+    ]
     longest, start = max(parts)
     place = (start + longest / 2) / made.seconds
     canvas = tab.locator("#schedule canvas").first
