@@ -78,11 +78,17 @@ class Planned(Tensor):  # type: ignore[misc]
         name = getattr(func, "__name__", "")
         if name == "__get__":
             return _attribute(func, args)
+        if name == "__set__" and getattr(func, "__self__", None) is Tensor.requires_grad:
+            args[0].value = apply(args[0].engine, Tensor.requires_grad_, [value_of(args[0]), args[1]], {})
+            return None
         if name in _PLAIN:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
                 return func(*args, **kwargs)
         if func is torch.ops.aten.detach.default:  # as below, past a mode of torch's that looks on
             return cls.__torch_dispatch__(func, types, args, kwargs)
+        if torch._C._functorch.peek_interpreter_stack() and _is_transformed((args, kwargs)):  # noqa: SLF001 - as below
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what comes of it meets __torch_dispatch__
+                return func(*args, **kwargs)
         engine = next(_planned((args, kwargs))).engine
         if name == "backward":
             raise RuntimeError("call backward on what the model returns, not on a value inside it")
@@ -204,6 +210,16 @@ def _planned(argument: Any) -> Iterator[Planned]:
             yield from _planned(item)
     elif isinstance(argument, dict):
         yield from _planned(list(argument.values()))
+
+
+def _is_transformed(argument: Any) -> bool:
+    """Whether there is a tensor in it that a transform of `torch.func` (`vmap`) has wrapped."""
+    if isinstance(argument, Tensor):
+        wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(argument)  # noqa: SLF001 - no public name
+        return wrapped
+    if isinstance(argument, dict):
+        return _is_transformed(list(argument.values()))
+    return isinstance(argument, (tuple, list)) and any(map(_is_transformed, argument))
 
 
 def value_of(planned: Planned) -> Value:
