@@ -376,7 +376,7 @@ CASES: dict[str, Case] = {
 
 
 def asked_for(x: Tensor) -> Tensor:
-    """As Hugging Face's encoders of speech do for checkpoints; `x` has a gradient already, and the constant gets one."""
+    """As Hugging Face's encoders of speech ask for the gradient of what takes none, for checkpoints."""
     other = x.detach()[:, None]
     other.requires_grad = True
     return x.exp() + other[:, 0] * 2

@@ -76,19 +76,13 @@ class Planned(Tensor):  # type: ignore[misc]
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name == "__get__":
+        if name == "__get__" or (name == "__set__" and func.__self__ is Tensor.requires_grad):
             return _attribute(func, args)
-        if name == "__set__" and getattr(func, "__self__", None) is Tensor.requires_grad:
-            args[0].value = apply(args[0].engine, Tensor.requires_grad_, [value_of(args[0]), args[1]], {})
-            return None
-        if name in _PLAIN:
+        if name in _PLAIN or (_transforms() and _is_transformed((args, kwargs))):
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
                 return func(*args, **kwargs)
         if func is torch.ops.aten.detach.default:  # as below, past a mode of torch's that looks on
             return cls.__torch_dispatch__(func, types, args, kwargs)
-        if torch._C._functorch.peek_interpreter_stack() and _is_transformed((args, kwargs)):  # noqa: SLF001 - as below
-            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what comes of it meets __torch_dispatch__
-                return func(*args, **kwargs)
         engine = next(_planned((args, kwargs))).engine
         if name == "backward":
             raise RuntimeError("call backward on what the model returns, not on a value inside it")
@@ -150,6 +144,9 @@ def _named(name: str, made: Any) -> Any:
 def _attribute(func: Any, args: Any) -> Any:
     name = getattr(getattr(func, "__self__", None), "__name__", "")
     planned: Planned = args[0]
+    if func.__name__ == "__set__":
+        planned.value = apply(planned.engine, Tensor.requires_grad_, [value_of(planned), args[1]], {})
+        return None
     if name in _ASKED_OF_LOCAL:
         return getattr(value_of(planned).local, name)
     if name in _VIEWS:
@@ -210,6 +207,11 @@ def _planned(argument: Any) -> Iterator[Planned]:
             yield from _planned(item)
     elif isinstance(argument, dict):
         yield from _planned(list(argument.values()))
+
+
+def _transforms() -> bool:
+    """Whether a transform of `torch.func` is under way. What it does comes to `__torch_dispatch__`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - no public name
 
 
 def _is_transformed(argument: Any) -> bool:
