@@ -56,6 +56,8 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "convnext": {"patch_size": 2},
     "convnextv2": {"patch_size": 2},
 }
+_RANDOM_IN_TRAINING = frozenset(("phimoe",))
+"""Types that draw experts at random while they train: they run as in evaluation, with gradients."""
 _TEXT, _SPEECH, _VISION = "CausalLM", "CTC", "ImageClassification"
 _KINDS = {"MaskedLM": _TEXT, _TEXT: _TEXT, "Seq2SeqLM": _TEXT, _VISION: _VISION, _SPEECH: _SPEECH}
 _TYPES: Mapping[str, tuple[str, ...]] = {
@@ -67,6 +69,7 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "recurrent_gemma", "biogpt", "ctrl", "smollm3", "exaone4", "helium", "ernie4_5",
         "seed_oss", "gpt_oss", "arcee", "jamba", "bamba", "granitemoe", "glm4_moe", "lfm2", "xglm",
         "diffllama", "apertus", "jetmoe",
+        "phimoe",
     ),
     "MaskedLM": (
         "bert", "roberta", "albert", "distilbert", "electra", "deberta", "deberta-v2", "modernbert", "mobilebert",
@@ -111,6 +114,8 @@ def _program(kind: str, model_type: str) -> tuple[nn.Module, tuple[Tensor, ...]]
     model = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
     with contextlib.suppress(Exception):
         model.set_experts_implementation("batched_mm")
+    if model_type in _RANDOM_IN_TRAINING:
+        model.eval()
     return Labelled(model, *_batch(kind)[:1]), _batch(kind)[1]
 
 

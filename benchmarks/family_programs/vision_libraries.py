@@ -71,8 +71,8 @@ TIMM = {
     "timm cait": _timm("cait_xxs24_224", **_FLAT, num_heads=4),
     "timm xcit": _timm("xcit_nano_12_p16_224", **_FLAT, num_heads=4, cls_attn_layers=1),
     "timm eva": _timm("eva02_tiny_patch14_224", 28, img_size=28, embed_dim=32, depth=2, num_heads=4),
-    "timm ghostnet": _timm("ghostnet_050"),
-    "timm mobilenetv4": _timm("mobilenetv4_conv_small_050"),
+    "timm ghostnet": _timm("ghostnet_050", 64),
+    "timm mobilenetv4": _timm("mobilenetv4_conv_small_050", 64),
     "timm edgenext": _timm("edgenext_xx_small", 64, depths=(1, 1, 1, 1), dims=(8, 16, 32, 32)),
 }
 
@@ -89,7 +89,7 @@ def _torchvision(name: str, size: int = 32, **given: Any) -> Callable[[], Progra
 
 TORCHVISION = {
     "tv mobilenet_v3": _torchvision("mobilenet_v3_small"),
-    "tv shufflenet_v2": _torchvision("shufflenet_v2_x0_5"),
+    "tv shufflenet_v2": _torchvision("shufflenet_v2_x0_5", 64),
     "tv squeezenet": _torchvision("squeezenet1_1", 64),
     "tv vit": _torchvision("VisionTransformer", image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=32,
                            mlp_dim=64),

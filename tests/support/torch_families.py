@@ -86,6 +86,24 @@ class Upsampling(nn.Module):
         return functional.mse_loss(self.out(torch.cat([x, wide], 1)), x)
 
 
+class Assembled(nn.Module):
+    """Tables looked up by constants and repeated, one of several parts taken, a gated unit, a row that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row, self.table = nn.Parameter(torch.randn(4, 8)), nn.Parameter(torch.randn(9, 16))
+        self.parts, self.gated, self.out = nn.Linear(16, 48), nn.Linear(16, 32), nn.Linear(16, 8)
+        self.register_buffer("places", torch.tensor([0, 3, 5, 8]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.cat([self.row.unsqueeze(0).repeat(4, 1, 1)] * 2, -1)
+        shifted = torch.cat([torch.full_like(x[:, :1], 0.5), x[:, :-1]], 1)
+        x = torch.cat([shifted, shifted], -1)[:, :4] + at + self.table[self.places]
+        three = self.parts(x).unflatten(-1, (3, 16)).permute(2, 0, 1, 3).contiguous()
+        x = functional.glu(self.gated(three[0] * three[1] + three[2]), -1)
+        return self.out(x).square().mean()
+
+
 class Recurrent(nn.Module):
     """An LSTM, whose parameters its module keeps in a list, too."""
 
@@ -108,6 +126,7 @@ def seeded(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
         "residual": (Residual, {"pixels": pixels, "labels": torch.tensor([1, 7, 0, 3])}),
         "upsampling": (Upsampling, {"x": image}),
         "recurrent": (Recurrent, {"x": sequence}),
+        "assembled": (Assembled, {"x": sequence}),
     }
     kind, batch = batches[name]
     return kind(), batch

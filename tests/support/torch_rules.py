@@ -355,6 +355,9 @@ CASES: dict[str, Case] = {
     "a function written in Python": (lambda x: functional.normalize(x, dim=-1), [(4, 8)]),
     "a function of ATen": (lambda x, y: torch.ops.aten.lerp.Scalar(x, y, 0.3), [(4, 8), (4, 8)]),
     "a function below torch's": (lambda x: below(torch.tanh, x), [(4, 8)]),
+    "glu": (lambda x: functional.glu(x, 1), [(4, 8, 4)]),
+    "vmap": (lambda x, y: torch.func.vmap(lambda each: torch.tanh(x @ each))(y), [(4, 8), (4, 8, 4)]),
+    "a gradient asked for by attribute": (lambda x: asked_for(x * 1), [(4, 8)]),
     "attention of many heads": (
         lambda x, w, b, v, c: functional.multi_head_attention_forward(
             x, x, x, 8, 2, w, b, None, None, False, 0.0, v, c, need_weights=False
@@ -370,6 +373,13 @@ CASES: dict[str, Case] = {
         [(4, 8, 8, 4), (4, 4, 8, 4), (4, 4, 8, 4)],
     ),
 }
+
+
+def asked_for(x: Tensor) -> Tensor:
+    """As Hugging Face's encoders of speech ask for the gradient of what takes none, for checkpoints."""
+    other = x.detach()[:, None]
+    other.requires_grad = True
+    return x.exp() + other[:, 0] * 2
 
 
 def compare(tiny: Tiny, plan: Plan, names: list[str]) -> dict[str, str]:

@@ -11,8 +11,8 @@ from forced_plans import forced_plan
 from shardplan.model.read import read_model
 
 FOLDER = Path(__file__).parent / "models"
-NAMES = ("encoder", "attentive", "residual", "upsampling", "recurrent")
-STRICT = {("encoder", "ZeRO-3"), ("attentive", "ZeRO-3"), ("residual", "ZeRO-3")}
+NAMES = ("encoder", "attentive", "residual", "upsampling", "recurrent", "assembled")
+STRICT = {(name, "ZeRO-3") for name in ("encoder", "attentive", "residual", "assembled")}
 
 
 @pytest.fixture(scope="module")

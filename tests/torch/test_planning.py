@@ -20,6 +20,7 @@ from shardplan.errors import ShardplanError
 from shardplan.model.read import read_model, read_model_bytes
 from shardplan.plan.encode import dumps
 from shardplan.torch.planning.factory import read_factory
+from shardplan.torch.planning.plan import read_module
 from shardplan.torch.planning.refusals import refusal
 from shardplan.torch.with_loss import argument_names, with_loss
 
@@ -185,3 +186,23 @@ def test_a_model_is_read_from_bytes_as_from_its_file():
     path = FOLDER / "gpt_with_loss.onnx"
     found, expected = read_model_bytes(path.read_bytes(), "gpt_with_loss"), read_model(path)
     assert (found.name, found.operators, found.parameters) == (expected.name, expected.operators, expected.parameters)
+
+
+class Apart(nn.Module):
+    """Distances, of which ONNX knows nothing, and a squeeze that torch lets drop nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 8)
+
+    def forward(self, x):
+        return torch.cdist(self.out(x).squeeze(1), x.repeat(1, 1, 2)).sum()
+
+
+def test_what_onnx_has_no_form_of_is_written_in_others():
+    before = torch.cdist
+    model = read_module(Apart(), (torch.zeros(4, 16, 4),), name="apart")
+    kinds = [operator.op_type for operator in model.operators]
+    assert "Squeeze" not in kinds
+    assert {"Sub", "ReduceL2"} <= set(kinds)
+    assert torch.cdist is before

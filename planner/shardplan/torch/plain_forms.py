@@ -7,10 +7,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-_BAG = functional.embedding_bag
+_BAG, _DISTANCES = functional.embedding_bag, torch.cdist
 
 
 def embedding_bag(
@@ -45,6 +46,13 @@ def embedding_bag(
     return reduced[mode](rows)
 
 
+def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor:
+    """`torch.cdist`, of which there is no ONNX operator: the norms of all differences."""
+    del compute_mode
+    made: Tensor = torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+    return made
+
+
 def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The simpler function for a call of `func`, if there is one."""
     if func is not _BAG:
@@ -75,8 +83,8 @@ def _is_even(
 @contextlib.contextmanager
 def in_plain_forms() -> Iterator[None]:
     """Within the context, modules call the simpler functions."""
-    functional.embedding_bag = embedding_bag
+    functional.embedding_bag, torch.cdist = embedding_bag, distances
     try:
         yield
     finally:
-        functional.embedding_bag = _BAG
+        functional.embedding_bag, torch.cdist = _BAG, _DISTANCES

@@ -47,7 +47,7 @@ if __name__ == "__main__":
     export_twin(tiny_llama(tied=True), folder / "llama_tied.onnx")
     vision, pixels = torch_vision.seeded()
     export(vision, {"pixels": pixels}, folder / "vision.onnx")
-    for family in ("encoder", "attentive", "residual", "upsampling", "recurrent"):
+    for family in ("encoder", "attentive", "residual", "upsampling", "recurrent", "assembled"):
         export(*torch_families.seeded(family), folder / f"{family}.onnx")
     model, ids = torch_with_loss.seeded()
     step = with_loss(model, torch_with_loss.next_token)

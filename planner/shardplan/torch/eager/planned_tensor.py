@@ -76,9 +76,9 @@ class Planned(Tensor):  # type: ignore[misc]
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name == "__get__":
+        if name == "__get__" or (name == "__set__" and func.__self__ is Tensor.requires_grad):
             return _attribute(func, args)
-        if name in _PLAIN:
+        if name in _PLAIN or (_transforms() and _is_transformed((args, kwargs))):
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
                 return func(*args, **kwargs)
         if func is torch.ops.aten.detach.default:  # as below, past a mode of torch's that looks on
@@ -144,6 +144,9 @@ def _named(name: str, made: Any) -> Any:
 def _attribute(func: Any, args: Any) -> Any:
     name = getattr(getattr(func, "__self__", None), "__name__", "")
     planned: Planned = args[0]
+    if func.__name__ == "__set__":
+        planned.value = apply(planned.engine, Tensor.requires_grad_, [value_of(planned), args[1]], {})
+        return None
     if name in _ASKED_OF_LOCAL:
         return getattr(value_of(planned).local, name)
     if name in _VIEWS:
@@ -204,6 +207,21 @@ def _planned(argument: Any) -> Iterator[Planned]:
             yield from _planned(item)
     elif isinstance(argument, dict):
         yield from _planned(list(argument.values()))
+
+
+def _transforms() -> bool:
+    """Whether a transform of `torch.func` is under way. What it does comes to `__torch_dispatch__`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - no public name
+
+
+def _is_transformed(argument: Any) -> bool:
+    """Whether there is a tensor in it that a transform of `torch.func` (`vmap`) has wrapped."""
+    if isinstance(argument, Tensor):
+        wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(argument)  # noqa: SLF001 - no public name
+        return wrapped
+    if isinstance(argument, dict):
+        return _is_transformed(list(argument.values()))
+    return isinstance(argument, (tuple, list)) and any(map(_is_transformed, argument))
 
 
 def value_of(planned: Planned) -> Value:

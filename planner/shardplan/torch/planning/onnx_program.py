@@ -162,9 +162,22 @@ def _strip(program: Any, model: nn.Module) -> None:
     for node in graph.all_nodes():
         for key in [key for key in node.metadata_props if key not in _READ]:
             del node.metadata_props[key]
+        if node.op_type == "Squeeze" and _drops_nothing(node):
+            node.op_type = "Identity"
+            node.resize_inputs(1)
         for made in node.outputs:
             if made.name in graph.initializers:
                 made.name = f"{made.name}_made_by_{node.name}"
+
+
+def _drops_nothing(node: Any) -> bool:
+    """Whether a `Squeeze` is given dims that are not of size 1: torch leaves them, ONNX has no such operator."""
+    from onnx_ir.convenience import get_const_tensor  # noqa: PLC0415 - as above
+
+    shape, axes = node.inputs[0].shape, get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
+    if shape is None or axes is None:
+        return False
+    return all(isinstance(shape[int(axis)], int) and shape[int(axis)] > 1 for axis in axes.numpy().flatten())
 
 
 def _owned(model: nn.Module) -> dict[str, Tensor]:

@@ -227,6 +227,15 @@ class Engine:
                 return self._move(self.served(value), read.layout, read.tensor, read.reader)
         return value
 
+    def has_read(self, value: Value, result: Key) -> bool:
+        """Whether an operator of the plan reads a value, or the end of its chain, and makes `result`."""
+        end = self.graph.ends.get(value.key[:3], value.key)
+        return (value.key, result) in self.graph.reads or (end, result) in self.graph.reads
+
+    def knows(self, key: Key) -> bool:
+        """Whether the plan has a value of this key."""
+        return key in self.graph.values
+
     def write(self, target: Any, made: Value) -> None:
         """Let `target`, a value or a constant, be `made`: what an operation does that changes an operand in place."""
         if not isinstance(target, Value):

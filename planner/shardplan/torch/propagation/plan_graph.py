@@ -16,8 +16,9 @@ from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
 from shardplan.torch.propagation.signatures import CONSTANT, Signatures
 
 VIEWS = frozenset(
-    ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Identity", "Cast", "CastLike", "Dropout")
-)
+    ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Identity", "Cast", "CastLike",
+     "Dropout")
+)  # fmt: skip
 _GUARDS = frozenset(("IsNaN", "IsInf"))
 """As `rules.elementwise.GUARDS`: a mask of what is no number says nothing of its own."""
 _RESHAPES = frozenset(("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"))
@@ -234,7 +235,7 @@ def attention(terms: Signatures, inputs: Sequence[int]) -> int:
 
 _SPECIAL: Mapping[str, Callable[[Signatures, Sequence[int]], int]] = {
     **dict.fromkeys(_BIASED, affine),
-    "Gather": lookup,
+    **dict.fromkeys(_LOOKUPS, lookup),
     "Softmax": softmax,
     "LogSoftmax": softmax,
     "Attention": attention,

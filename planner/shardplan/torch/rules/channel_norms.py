@@ -135,9 +135,27 @@ def _detached(engine: Engine, value: Value) -> Value:
 
 
 def group_norm(engine: Engine, op: Op) -> Value:
-    """`group_norm`: groups of channels, each on its own."""
+    """`group_norm`: groups of channels, each on its own; in the steps of the plan, where it has it in steps."""
     given = _given(op, _GROUPS)
-    return _groups(engine, given, int(given["num_groups"]))
+    groups = int(given["num_groups"])
+    value = as_value(engine, given["input"])
+    inner = (*value.shape[:1], groups, math.prod(value.shape[1:]) // groups)
+    if value.shape[1] == groups or not engine.knows(_inner_key(engine, value, inner)):
+        return _groups(engine, given, groups)
+    apart = reshape(engine, Op("reshape", torch.reshape, [value, inner]))
+    made = _groups(engine, {"input": apart, "eps": given.get("eps", 1e-5)}, groups)
+    made = reshape(engine, Op("reshape", torch.reshape, [made, value.shape]))
+    for name, action in zip(_AFFINE, (torch.mul, torch.add), strict=True):
+        if given.get(name) is not None:
+            shape = (value.shape[1], *[1] * (value.rank - 2))
+            other = reshape(engine, Op("reshape", torch.reshape, [as_value(engine, given[name]), shape]))
+            made = elementwise(engine, Op(action.__name__, action, [made, other]))
+    return made
+
+
+def _inner_key(engine: Engine, value: Value, shape: tuple[int, ...]) -> Key:
+    """What exporters make of the groups before their weight and bias: instances of `shape`, normalised."""
+    return Key(engine.graph.signatures.nonlinear([value.key.signature]), shape)
 
 
 def instance_norm(engine: Engine, op: Op) -> Any:

@@ -42,6 +42,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(windows.SAMPLINGS, windows.sampling),
     **dict.fromkeys(("pad", "constant_pad_nd"), windows.pad),
     "stack": slicing.stack,
+    "glu": slicing.glu,
     **dict.fromkeys(("to", "type_as"), elementwise.cast),
     "requires_grad": elementwise.requires_grad,
     **dict.fromkeys(losses.DISTANCES, losses.distance),

@@ -35,6 +35,8 @@ OTHERS = frozenset(
 )  # fmt: skip
 GUARDS = frozenset(("isnan", "isinf", "isfinite", "nan_to_num"))
 """What only asks whether a value is a number leaves it what it is: exporters guard a softmax so."""
+FILLS = frozenset(("zeros_like", "ones_like", "full_like", "empty_like", "zero", "fill"))
+"""What takes nothing but a shape from a value: the result is a constant, unless what is filled in is a value."""
 ELEMENTWISE = SUMS | SCALES | SELECTS | SAME | GUARDS | OTHERS
 
 
@@ -114,6 +116,8 @@ def _linear(name: str, count: int, plain: list[Any]) -> tuple[frozenset[int], ..
 
 def _key(engine: Engine, name: str, operands: list[Value], shape: tuple[int, ...]) -> Key:
     terms, signatures = engine.graph.signatures, [value.key.signature for value in operands]
+    if name in FILLS:
+        return Key(terms.nonlinear(signatures[1:]), shape)
     if name in SAME:
         return operands[0].key
     varying = sum(signature != CONSTANT for signature in signatures)

@@ -10,7 +10,7 @@ import torch
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Call, Dims, Pieces, Site, Value
-from shardplan.torch.rules.elementwise import as_value, unary
+from shardplan.torch.rules.elementwise import as_value, elementwise, unary
 from shardplan.torch.rules.views import permute_by, reshape
 
 UNSAFE = ("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
@@ -70,7 +70,7 @@ def narrow(engine: Engine, op: Op) -> Value:
     dim = int(op.kwargs.get("dim", op.args[1])) % value.rank
     if op.name == "select":
         index = int(op.kwargs.get("index", op.args[2] if len(op.args) > 2 else 0)) % value.shape[dim]
-        return _without(engine, _slice(engine, value, dim, slice(index, index + 1)), dim)
+        return _selected(engine, value, dim, index)
     start = int(op.kwargs.get("start", op.args[2] if len(op.args) > 2 else 0))
     length = int(op.kwargs.get("length", op.args[3] if len(op.args) > 3 else 1))
     return _slice(engine, value, dim, slice(start, start + length))
@@ -92,6 +92,18 @@ def _slice(engine: Engine, value: Value, dim: int, picked: slice) -> Value:
     sizes = [bounds[i + 1] - bounds[i] for i in range(3)]
     present = [size for size in sizes if size]
     return take_pieces(engine, value, dim, tuple(present), [1 if sizes[0] else 0])[0]
+
+
+def _selected(engine: Engine, value: Value, dim: int, index: int) -> Value:
+    """One index of a dim, without the dim: in one step where the plan has it so, else a slice, and the dim dropped."""
+    shape = (*value.shape[:dim], *value.shape[dim + 1 :])
+    key = Key(engine.graph.signatures.part(value.key.signature, shape, (dim, index), "program"), shape)
+    if value.shape[dim] == 1 or not engine.has_read(value, key):
+        return _without(engine, _slice(engine, value, dim, slice(index, index + 1)), dim)
+    call = unary(value, key, lambda locals_, _: locals_[0].select(dim, index), [dim])
+    call.results, call.shapes = [(*call.dims[0][:dim], *call.dims[0][dim + 1 :])], [shape]
+    call.linear = (frozenset({0}),)
+    return engine.run(call)[0]
 
 
 def _strided(engine: Engine, value: Value, dim: int, picked: slice) -> Value:
@@ -162,6 +174,16 @@ def cat(engine: Engine, op: Op) -> Value:
         pieces=Pieces(f"x{dim}", sizes, (0,), joins=True),
     )  # fmt: skip
     return engine.run(call)[0]
+
+
+def glu(engine: Engine, op: Op) -> Value:
+    """The first half of a dim times the sigmoid of the second."""
+    value = as_value(engine, op.args[0])
+    dim = int(op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else -1)) % value.rank
+    half = value.shape[dim] // 2
+    first, second = take_pieces(engine, value, dim, (half, half), range(2))
+    gate = elementwise(engine, Op("sigmoid", torch.sigmoid, [second]))
+    return elementwise(engine, Op("mul", torch.mul, [first, gate]))
 
 
 def stack(engine: Engine, op: Op) -> Value:
