@@ -107,10 +107,10 @@ def measure(browser: Browser, asked: list[tuple[str, str]], folder: Path, *, own
 def pictures(browser: Browser, target: Path, folder: Path) -> None:
     gpt2 = str(MODELS / "gpt2_small.onnx")
     plan, tight = shardplan.make_plan(gpt2, "4x4"), shardplan.make_plan(gpt2, "4x4", memory_limit="2GiB")
-    staged = shardplan.make_plan(gpt2, "4x4", stages="2", microbatches=4)
+    staged = shardplan.make_plan(gpt2, "2x2", stages="2", microbatches=4)
     llama = plan_report(shardplan.make_plan(str(MODELS / "llama3_8b.onnx"), "4x8"))
-    request = shardplan.request.Request(str(MODELS / "lstm_lm.onnx"))
-    meshes = all_combinations(("h100-dgx", "a100-dgx"), ("2x2", "4x4", "2x8", "8x8"), (1,), ("none", "full"), ("",))
+    request = shardplan.request.Request(gpt2)
+    meshes = all_combinations(("h100-dgx", "a100-dgx"), ("1x4", "2x4"), (1,), ("none", "selective"), ("",))
     swept = sweep(request, meshes, engine_of("local"))
     unfold = (
         "document.querySelectorAll('details.segment')[2].open = true; document.getElementById('model').scrollIntoView()"

@@ -197,3 +197,13 @@ def test_a_long_plan_opens_within_two_seconds(view):
 
 def test_it_prints(view, gpt2):
     assert view(gpt2).pdf()[:4] == b"%PDF"
+
+
+def test_names_are_broken_after_dots_only(view, gpt2):
+    """In a narrow window too: every piece of a name is on one line."""
+    tab = view(gpt2)
+    tab.set_viewport_size({"width": 700, "height": 800})
+    assert tab.evaluate(
+        "[...document.querySelectorAll('td.name .whole')].every((one) => one.getClientRects().length === 1)"
+    )
+    assert tab.locator("td.name .whole").count() > 50

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardplan.escapes import dot
-from shardplan.layout.text import matrix_scheme
+from shardplan.layout.layout import Layout
+from shardplan.layout.mesh import Mesh
+from shardplan.layout.text import to_text
 from shardplan.plan.types import OperatorDecision, Plan
 
 _MATRIX = frozenset({"MatMul", "Gemm", "Conv", "Attention"})
 
 
 def dot_text(plan: Plan) -> str:
-    """The DOT file. A tensor that is moved for its reader has a red arrow, `RS->SR`; schemes as in `layout.text`."""
+    """The DOT file. A tensor that is moved for its reader has a red arrow, `P@gpu → R`."""
     lines = [
         f"digraph {_quoted(dot(str(plan.model.get('name'))))} {{",
         "  node [shape=box, style=rounded];",
@@ -24,7 +26,7 @@ def dot_text(plan: Plan) -> str:
 def _nodes(plan: Plan) -> Iterator[str]:
     for tensor in plan.tensors:
         if tensor.role in ("input", "output"):
-            label = f"{dot(tensor.name)}\\n{matrix_scheme(tensor.layout, plan.mesh, len(tensor.shape))}"
+            label = f"{dot(tensor.name)}\\n{dot(_text(tensor.layout, plan.mesh))}"
             yield f"  {_tensor(tensor.name)} [label={_quoted(label)}, shape=ellipse];"
     for operator in plan.operators:
         label = f"{dot(operator.module or operator.name)}\\n{dot(f'{operator.op_type} {_split(operator, plan)}')}"
@@ -41,23 +43,22 @@ def _edges(plan: Plan) -> Iterator[str]:
             if tensor is None or tensor.role in ("parameter", "constant"):
                 continue
             source = _operator(makers[name]) if name in makers else _tensor(name)
-            rank = len(tensor.shape)
-            before, after = (
-                matrix_scheme(tensor.layout, plan.mesh, rank),
-                matrix_scheme(layout and layout.forward, plan.mesh, rank),
-            )
+            before, after = _text(tensor.layout, plan.mesh), _text(layout and layout.forward, plan.mesh)
             yield f"  {source} -> {_operator(operator.name)} [{_label(before, after)}];"
         for name, made in zip(operator.outputs, operator.makes, strict=True):
             if name in tensors and tensors[name].role == "output":
-                rank = len(tensors[name].shape)
-                before, after = (
-                    matrix_scheme(layout and layout.forward, plan.mesh, rank) for layout in (made, tensors[name].layout)
-                )
+                before, after = (_text(layout and layout.forward, plan.mesh) for layout in (made, tensors[name].layout))
                 yield f"  {_operator(operator.name)} -> {_tensor(name)} [{_label(before, after)}];"
 
 
+def _text(layout: Layout | None, mesh: Mesh) -> str:
+    return "-" if layout is None else to_text(layout, mesh)
+
+
 def _label(before: str, after: str) -> str:
-    return f"label={_quoted(before)}" if before == after else f"label={_quoted(f'{before}->{after}')}, color=red"
+    if before == after:
+        return f"label={_quoted(dot(before))}"
+    return f"label={_quoted(dot(f'{before} → {after}'))}, color=red"
 
 
 def _split(operator: OperatorDecision, plan: Plan) -> str:

@@ -119,14 +119,14 @@ def test_the_graph():
     assert dot_text(plan_of(mlp())) == (
         'digraph "mlp" {\n'
         "  node [shape=box, style=rounded];\n"
-        '  "tensor x" [label="x\\nRR", shape=ellipse];\n'
-        '  "tensor y" [label="y\\nRR", shape=ellipse];\n'
+        '  "tensor x" [label="x\\nR", shape=ellipse];\n'
+        '  "tensor y" [label="y\\nR", shape=ellipse];\n'
         '  "operator fc1" [label="fc1\\nMatMul m@gpu", style="rounded,filled", fillcolor=lightblue];\n'
         '  "operator gelu" [label="gelu\\nGelu x0@gpu"];\n'
         '  "operator fc2" [label="fc2\\nMatMul m@gpu", style="rounded,filled", fillcolor=lightblue];\n'
-        '  "tensor x" -> "operator fc1" [label="RR->SR", color=red];\n'
-        '  "operator fc1" -> "operator gelu" [label="SR"];\n'
-        '  "operator gelu" -> "operator fc2" [label="SR"];\n'
-        '  "operator fc2" -> "tensor y" [label="SR->RR", color=red];\n'
+        '  "tensor x" -> "operator fc1" [label="R → S(0)@gpu", color=red];\n'
+        '  "operator fc1" -> "operator gelu" [label="S(0)@gpu"];\n'
+        '  "operator gelu" -> "operator fc2" [label="S(0)@gpu"];\n'
+        '  "operator fc2" -> "tensor y" [label="S(0)@gpu → R", color=red];\n'
         "}\n"
     )
