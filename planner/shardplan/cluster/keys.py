@@ -196,6 +196,8 @@ GEMM: Final = Keys((
     Key("sustained", _SHARE, "of that, what a training step of hours keeps of a short measurement", 1.0,
         later=True),
     Key("attention", _SHARE, "of what plain products reach, what fused attention does", OMITTED, said="0.6"),
+    Key("narrow", _SHARE, "share of the peak that products of 8 bits reach, those of 4 bits 0.84 times that", OMITTED,
+        said="0.50"),
 ))  # fmt: skip
 
 DEVICE: Final = Keys((
@@ -243,6 +245,9 @@ TRAINING: Final = Keys((
         "trainers reach", OMITTED, said="1"),
     Key("tp_backward", _HIDDEN, "share of tensor-parallel traffic of backward that runs beside the products for "
         "gradients of weights", OMITTED, said="0"),
+    Key("narrow", _SHARE, "instead of `device.gemm.narrow`", OMITTED, said="`device.gemm.narrow`"),
+    Key("reduces_beside", Flag(), "gradients of weights that every device holds whole are reduced beside backward, as "
+        "in buckets of DDP; false: after it, as Megatron-LM did until 2023", OMITTED, said="true"),
 ))  # fmt: skip
 """What the runs of trainers take other than the schedule of a plan: only `shardplan price` reads it, and no plan that
 is solved depends on it."""

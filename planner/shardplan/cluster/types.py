@@ -17,7 +17,7 @@ class GemmEfficiency:
     """Share of the peak a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0); and what
     of that a whole step keeps, `sustained`: clocks that a device holds for a second it does not hold for hours.
     `attention`: of what plain products reach, what attention does: the two products inside are narrow and wait for the
-    softmax."""
+    softmax. `narrow`: share of their peak that products of 8 bits reach, None for what is measured on most devices."""
 
     e: float = 0.75
     m0: float = 64.0
@@ -25,6 +25,7 @@ class GemmEfficiency:
     k0: float = 128.0
     sustained: float = 1.0
     attention: float = 0.6
+    narrow: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class Training:
     `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory traffic
     of the loss for every logit; `kappa`, `attention`: instead of those of `Overlap` and `GemmEfficiency`, None for the
     same; `sustained`, `memory`: times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_backward`: share
-    of the tensor-parallel traffic of backward that is hidden."""
+    of the tensor-parallel traffic of backward that is hidden; `narrow`: instead of `GemmEfficiency.narrow`;
+    `reduces_beside`: gradients of whole weights are reduced beside backward, else after it."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
@@ -111,6 +113,8 @@ class Training:
     attention: float | None = None
     memory: float = 1.0
     tp_backward: float = 0.0
+    narrow: float | None = None
+    reduces_beside: bool = True
 
 
 @dataclass(frozen=True, slots=True)

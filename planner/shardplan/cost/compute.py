@@ -87,7 +87,7 @@ class ComputeModel:
         if dtype not in self._rates:
             wanted = _profile_dtype(dtype)
             used = self._available(wanted)
-            efficiency = min(self.device.gemm.e, _NARROW_EFFICIENCY.get(used, 1.0))
+            efficiency = min(self.device.gemm.e, self._narrow(used))
             self._rates[dtype] = self.device.peak_flops[used] * efficiency * self.device.gemm.sustained
             if used != wanted and not (wanted == "fp32" and used == "tf32"):
                 self._warnings[dtype] = warning(
@@ -96,6 +96,12 @@ class ComputeModel:
                     hint=f"add {wanted} to device.peak_tflops",
                 )
         return self._rates[dtype]
+
+    def _narrow(self, dtype: str) -> float:
+        """The most that products in a type of the profile reach of its peak."""
+        said = self.device.gemm.narrow
+        assumed = _NARROW_EFFICIENCY.get(dtype, 1.0)
+        return assumed if said is None or assumed == 1.0 else said * assumed / _NARROW_EFFICIENCY["fp8"]
 
     def _available(self, wanted: str) -> str:
         peaks = self.device.peak_flops

@@ -19,6 +19,8 @@ from shardplan.rules.types import Rule
 from shardplan.schedule.terms import Priced, Segment, Term, priced
 from shardplan.units import PS_PER_S
 
+_CAST_FROM = 2.0
+"""Bytes of an element before it is cast to a narrow type."""
 Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
 """Positions of the operands and of the results whose bytes the operator is charged for; whether it starts a kernel."""
 
@@ -78,11 +80,12 @@ class OperatorPricer:
         forwards: int,
         iterations: int = 1,
         complete: bool = False,
+        cast_bytes: float = 0.0,
     ) -> OperatorSpace:
         """The space of an operator with these planned operands and results; `forwards`: 2 when it is recomputed.
 
         `iterations`: iterations of the loops around it. `complete`: strategies that others can stand in for are kept,
-        because somebody may ask for them.
+        because somebody may ask for them. `cast_bytes`: traffic for every element that is cast to `dtype` first.
         """
         key = (
             id(rule),
@@ -93,11 +96,13 @@ class OperatorPricer:
             forwards,
             iterations,
             complete,
+            cast_bytes,
         )
         if key not in self._spaces:
             self._spaces[key] = self._price(
-                rule, operands, results, charged, dtype, forwards, iterations=iterations, complete=complete
-            )
+                rule, operands, results, charged, dtype, forwards, iterations=iterations, complete=complete,
+                cast_bytes=cast_bytes,
+            )  # fmt: skip
         return self._spaces[key]
 
     def optimizer_seconds(self, kept: TensorSpace, dtype: str) -> Seconds:
@@ -120,12 +125,17 @@ class OperatorPricer:
         *,
         iterations: int,
         complete: bool,
+        cast_bytes: float,
     ) -> OperatorSpace:
         strategies = StrategySpace(rule, operands, results, self.cluster.mesh)
         backward = any(space is not None and space.kind.has_gradient for space in results)
         micro = self.options.microbatches
         forward_s = micro * self._kernel(strategies, Kernel(rule.flops), charged, dtype)
+        if cast_bytes:
+            forward_s = forward_s + self._cast(strategies, cast_bytes, "forward")
         compute_s = forwards * forward_s
+        if backward and cast_bytes:
+            compute_s = compute_s + self._cast(strategies, cast_bytes, "backward")
         if backward:
             for kernel in _backward_kernels(rule, operands):
                 compute_s = compute_s + micro * self._kernel(strategies, kernel, charged, dtype)
@@ -176,6 +186,18 @@ class OperatorPricer:
             rule.cost, dtype, local_flops, moved, *(local.get(role) for role in kernel.product),
             launches=kernel.passes if charged[2] or rule.cost != "pointwise" else 0,
         )  # fmt: skip
+
+    def _cast(self, strategies: StrategySpace, cast_bytes: float, phase: Segment) -> Seconds:
+        """Seconds per step of casting what a product reads: activations and weights in forward, these once a step, and
+        the gradient of the result in backward."""
+        micro, moved = self.options.microbatches, np.zeros(len(strategies))
+        of_operands = zip(strategies.operands, strategies.reads, strict=True)
+        of_results = zip(strategies.results, strategies.makes, strict=True)
+        for space, pair in of_operands if phase == "forward" else of_results:
+            if space is not None and pair is not None:
+                times = 1 if space.kind.traffic == "weight" else micro
+                moved += times * cast_bytes * space.state_bytes[pair[0]] / _CAST_FROM
+        return self.compute.seconds("memory", "", moved, moved, launches=micro)
 
     def _inner(self, strategies: StrategySpace, *, forwards: int, backward: bool) -> Seconds:
         """Seconds per step of the collectives that splitting some factor causes inside the operator, by phase (forward,

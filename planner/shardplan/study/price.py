@@ -17,6 +17,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import PlanOptions, Remat
+from shardplan.graph.precision import PrecisionName
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Block, Model
 from shardplan.models import is_config
@@ -119,22 +120,29 @@ def price(parallelism: Parallelism, model: Model, cluster: Cluster, options: Pla
     options = replace(options, shard_optimizer=parallelism.zero == 1, effort="quick")
     fixed = restriction(parallelism, axes, hidden_of(model))
     if parallelism.pipeline == 1:
-        plan = _fastest(model, part.cluster, options, limit, fixed)
+        plan = _fastest(model, part.cluster, options, limit, fixed, sharded=parallelism.zero == 3)
         return Priced(parallelism, plan, (plan.summary.memory,), limit, options.microbatches)
     whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
     return _pipeline(parallelism, model, whole, part, options, limit, fixed)
 
 
 def _fastest(
-    model: Model, cluster: Cluster, options: PlanOptions, limit: int, fixed: Restrict, *, loss: bool = True
+    model: Model,
+    cluster: Cluster,
+    options: PlanOptions,
+    limit: int,
+    fixed: Restrict,
+    *,
+    loss: bool = True,
+    sharded: bool = False,
 ) -> Plan:
     """The fastest plan that fits, or the fastest of all where none does, as a trainer runs it. `loss`: the model ends
-    in it."""
+    in it; `sharded`: parameters are."""
 
     def under(bytes_: int) -> Plan:
         asked = replace(options, memory_limit_bytes=bytes_)
         found = finished(Planner(model, cluster, asked, reasons=False).plan(fixed))
-        return as_run(found, cluster, recomputed=options.remat == "full", loss=loss)
+        return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded)
 
     plan = under(_UNLIMITED)
     if plan.summary.memory.total <= limit:
@@ -165,7 +173,10 @@ def _pipeline(
         held = most if 0 < place < pieces - 1 else waiting[place]
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         asked = replace(options, in_flight=held)
-        plans[place] = _fastest(own, part.cluster, asked, limit // parallelism.virtual, fixed, loss=place == pieces - 1)
+        plans[place] = _fastest(
+            own, part.cluster, asked, limit // parallelism.virtual, fixed, loss=place == pieces - 1,
+            sharded=parallelism.zero == 3,
+        )  # fmt: skip
     stands_for = [0, *[inner] * (pieces - 2), pieces - 1]
     found = assemble_result(
         chain,
@@ -236,10 +247,17 @@ class Told:
     global_batch: int
     micro_batch: int
     compared: bool
+    precision: PrecisionName = ""
 
 
 def price_as_asked(
-    request: Request, parallelism: Parallelism, batch: Batch, remat: Remat = "none", *, compare: bool = True
+    request: Request,
+    parallelism: Parallelism,
+    batch: Batch,
+    remat: Remat = "none",
+    precision: PrecisionName = "",
+    *,
+    compare: bool = True,
 ) -> Told:
     """What `request`'s model takes on its cluster under a configuration, beside the best plan if `compare`. Of the
     request count `model`, `cluster`, `dims`, `optimizer` and `memory_limit`.
@@ -256,10 +274,11 @@ def price_as_asked(
         microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),
         remat=remat,
         memory_limit_bytes=request.memory_limit,
+        precision=precision,
     )
     priced = price(parallelism, model, cluster, options)
     best = best_beside(priced, model, cluster, options) if compare else None
-    return Told(priced, best, rows_of(model), batch.micro_batch, compare)
+    return Told(priced, best, rows_of(model), batch.micro_batch, compare, precision)
 
 
 @dataclass(frozen=True, slots=True)
