@@ -38,7 +38,9 @@ _PROFILE_DTYPE: Final[dict[str, str]] = {
 _NARROW_EFFICIENCY: Final[dict[str, float]] = {"fp8": 0.50, "int8": 0.50, "fp4": 0.42, "int4": 0.42}
 """Matrix products in narrow types reach at most this share of their peak (medians of measured large ones)."""
 
-_MATRIX_COSTS: Final = frozenset({"gemm", "conv", "attention"})
+GROUPED: Final = "grouped"
+"""Products of many experts at once."""
+_MATRIX_COSTS: Final = frozenset({"gemm", "conv", "attention", GROUPED})
 
 
 class ComputeModel:
@@ -78,7 +80,8 @@ class ComputeModel:
             return np.zeros(np.broadcast_shapes(moved.shape, np.shape(flops)))
         busy = moved / (self.device.hbm_bytes_per_s * self.device.memory_efficiency)
         if cost in _MATRIX_COSTS:
-            rate = self.matrix_flops_per_s(dtype) * (self.device.gemm.attention if cost == "attention" else 1.0)
+            of_plain = {"attention": self.device.gemm.attention, GROUPED: self.device.gemm.grouped}
+            rate = self.matrix_flops_per_s(dtype) * of_plain.get(cost, 1.0)
             busy = np.maximum(busy, np.asarray(flops, dtype=np.float64) / (rate * self._saturation(m, n, k)))
         return np.asarray(busy + launches * self.device.launch_s)
 

@@ -29,7 +29,7 @@ from shardplan.graph.fusion import Fusion, fuse
 from shardplan.graph.near import Near, Nearby
 from shardplan.graph.operators import OperatorPricer, OperatorSpace
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.precision import PRECISIONS, narrowed
+from shardplan.graph.precision import PRECISIONS, Cast, narrowed
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute, recompute
 from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
@@ -175,7 +175,7 @@ def build_cost_graph(
             [kept.get(name) for name in operator.outputs],
             charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
             dtype=PRECISIONS[options.precision].dtype if index in narrow else _compute_dtype(model, index),
-            cast_bytes=PRECISIONS[options.precision].cast_bytes if index in narrow else 0.0,
+            cast=Cast(PRECISIONS[options.precision].cast_bytes, narrow[index]) if index in narrow else None,
             forwards=again.forwards(index),
             iterations=model.iterations(operator.loops),
             complete=complete or index in asked,

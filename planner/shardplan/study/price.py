@@ -108,7 +108,7 @@ def price(parallelism: Parallelism, model: Model, cluster: Cluster, options: Pla
     Raises `ShardplanError`: `bad-parallelism` for sizes that do not divide, `no-cut` for a model that cannot be cut.
     """
     check_model(parallelism, model, options.microbatches)
-    cluster = as_trained(cluster)
+    cluster = as_trained(cluster, sharded=parallelism.zero == 3)
     profile = replace(profile_from_resolved(cluster.resolved), training=cluster.training)
     axes = axes_of(parallelism, profile)
     if len(axes) > MOST_WHOLE:

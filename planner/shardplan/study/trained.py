@@ -5,7 +5,8 @@ clock. What a trainer does other than the schedule is stated by the profile, eac
 (docs/cost-model.md), and enters here, in `price`, alone:
 
     step = (device^3 + host^3)^(1/3) + reduction + optimizer
-    device      the schedule's phases, less `tp_backward` of what tensor parallelism sends in backward, and the loss
+    device      the schedule's phases, less what of tensor parallelism's traffic runs in pieces beside products
+                (`tp_forward`, `tp_backward`), and the loss
     host        host_us for every kernel of those phases, host_collective_us for every collective
     reduction   of gradients, where a trainer begins it after backward (`reduces_beside: false`)
 
@@ -28,18 +29,20 @@ from shardplan.plan.types import Move, Plan
 from shardplan.units import NS_PER_S
 
 
-def as_trained(cluster: Cluster) -> Cluster:
-    """The cluster with the efficiencies that trainers reach on it: that itself where the profile says nothing."""
+def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
+    """The cluster with the efficiencies that trainers reach on it: that itself where the profile says nothing.
+    `sharded`: those of FSDP, which gathers weights all along, else of Megatron-LM."""
     training = cluster.training
     if training == Training():
         return cluster
     resolved: dict[str, Any] = dict(cluster.resolved)
     device, gemm = dict(resolved["device"]), dict(resolved["device"]["gemm"])
     gemm["sustained"] = min(1.0, gemm.get("sustained", 1.0) * training.sustained)
-    given = {"attention": training.attention, "narrow": training.narrow}
+    attention = training.fsdp_attention if sharded and training.fsdp_attention is not None else training.attention
+    given = {"attention": attention, "narrow": training.narrow, "grouped": training.grouped}
     gemm |= {name: value for name, value in given.items() if value is not None}
     device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * training.memory)}
-    overlap = dict(resolved["overlap"]) | ({} if training.kappa is None else {"kappa": training.kappa})
+    overlap = dict(resolved["overlap"]) | ({"kappa": training.fsdp_kappa} if sharded and training.fsdp_kappa else {})
     told = cluster_from_resolved({**resolved, "device": device, "overlap": overlap})
     return replace(told, training=training)
 
@@ -65,8 +68,8 @@ def as_run(
     late_ns, summary = sum(move.time_ns for move in late), plan.summary
     scheduled = step_schedule(replace(plan, moves=tuple(move for move in plan.moves if move not in late)))
     alone_ns = round(scheduled.seconds * NS_PER_S)
-    hidden_ns = round(training.tp_backward * _backward_only(scheduled, recomputed=recomputed) * NS_PER_S)
-    hidden_ns = min(hidden_ns, alone_ns - summary.compute_ns)
+    hidden_ns = round(_hidden(scheduled, training, recomputed=recomputed) * NS_PER_S)
+    hidden_ns = max(0, min(hidden_ns, alone_ns - summary.compute_ns))
     moved = training.loss_bytes * _logits(plan) if loss else 0.0
     loss_ns = round(moved / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency) * NS_PER_S)
     device_s = sum(phase.count * ran.seconds for phase, ran in scheduled.phases_ran() if phase.name != "update")
@@ -106,15 +109,27 @@ def _started(phase: Phase, training: Training) -> float:
     return kernels * training.host_s + collectives * training.host_collective_s
 
 
-def _backward_only(scheduled: StepSchedule, *, recomputed: bool) -> float:
-    """Seconds per step in which backward waits for what it sends itself: without what recomputed forwards send."""
-    again = max((_blocking(phase) for phase in scheduled.phases if "forward" in phase.name), default=0.0)
-    return sum(
-        phase.count * max(0.0, _blocking(phase) - (again if recomputed else 0.0))
-        for phase in scheduled.phases
-        if "backward" in phase.name
-    )
+def _hidden(scheduled: StepSchedule, training: Training, *, recomputed: bool) -> float:
+    """Seconds per step that blocking traffic spends beside compute. What a recomputed forward sends in backward
+    is hidden as in forward."""
+    again = max((_in_pieces(phase) for phase in scheduled.phases if "forward" in phase.name), default=0.0)
+    found = 0.0
+    for phase in scheduled.phases:
+        sent = _in_pieces(phase)
+        forward = sent if "forward" in phase.name else min(sent, again) if recomputed else 0.0
+        pieces = training.tp_forward * forward + training.tp_backward * (sent - forward)
+        found += phase.count * (pieces + training.exchange * _exchanged(phase))
+    return found
 
 
-def _blocking(phase: Phase) -> float:
-    return sum(item.seconds for item in phase.program if item.action == "blocking")
+def _in_pieces(phase: Phase) -> float:
+    """Seconds of what can be sent in pieces before or after a product: all but exchanges of experts' tokens."""
+    return sum(item.seconds for item in phase.program if item.action == "blocking" and _EXCHANGE not in item.name)
+
+
+def _exchanged(phase: Phase) -> float:
+    """Seconds of exchanges."""
+    return sum(item.seconds for item in phase.program if item.action == "blocking" and _EXCHANGE in item.name)
+
+
+_EXCHANGE = "all-to-all"
