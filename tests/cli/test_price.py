@@ -41,7 +41,7 @@ def test_what_does_not_fit_is_a_no(shardplan, folder):
 def test_parts_make_up_the_step(shardplan, folder):
     for options in (["--dp", "4"], ["--pp", "2", "--dp", "2", "--global-batch", "8"], ["--tp", "2", "--cp", "2"]):
         found = told(shardplan, *options)
-        parts = found["compute_us"] + found["exposed_us"] + found["bubble_us"]
+        parts = found["compute_us"] + found["exposed_us"] + found["bubble_us"] + found["host_us"]
         assert parts == pytest.approx(found["step_us"])
         assert (found["bubble_us"] > 0) == ("--pp" in options)
         assert found["memory_bytes"]["total"] == max(found["memory_of_stages_bytes"])
@@ -119,6 +119,7 @@ def test_a_file_has_its_own_batch(shardplan, mlp):
 def test_from_python():
     priced = shardplan.price(TINY, tp=2, dp=2, zero=1, global_batch=4)
     assert priced.fits
-    assert priced.spent.compute_ns + priced.spent.exposed_ns == priced.plan.summary.step_ns
+    spent = priced.spent
+    assert spent.compute_ns + spent.exposed_ns + spent.host_ns == priced.plan.summary.step_ns
     with pytest.raises(ShardplanError, match="there is no zero 2"):
         shardplan.price(TINY, zero=2)

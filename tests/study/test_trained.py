@@ -41,7 +41,7 @@ def test_an_eager_trainer_is_never_faster_than_its_host(ways):
 
 @pytest.mark.parametrize("ways", [{}, {"tp": 2}, {"pp": 2, "dp": 1}])
 def test_parts_make_up_the_step(ways):
-    cluster = cluster_with(host_us=500, host_collective_us=100, loss_bytes=52, kappa=2, tp_backward=0.5)
+    cluster = cluster_with(host_us=500, host_collective_us=100, loss_bytes=52, tp_backward=0.5)
     found = priced(cluster, **ways)
     spent = found.spent
     parts = spent.compute_ns + spent.exposed_ns + spent.bubble_ns + spent.host_ns
@@ -74,7 +74,7 @@ def test_the_loss_reads_the_logits_that_a_device_has():
 
 
 def test_no_plan_depends_on_what_trainers_add():
-    plain, told = cluster_with(), cluster_with(host_us=80, kappa=3)
+    plain, told = cluster_with(), cluster_with(host_us=80, fsdp_kappa=3)
     assert cluster_digest(plain) == cluster_digest(told)
     assert plain.resolved == {**told.resolved, "name": plain.name}
     plans = [shardplan.make_plan(MODEL, cluster=each, mesh="2x2") for each in (plain, told)]
@@ -82,7 +82,7 @@ def test_no_plan_depends_on_what_trainers_add():
 
 
 def test_efficiencies_are_those_of_trainers():
-    told = as_trained(cluster_with(sustained=0.5, memory=0.25, attention=0.3, kappa=2))
+    told = as_trained(cluster_with(sustained=0.5, memory=0.25, attention=0.3, fsdp_kappa=2), sharded=True)
     plain = cluster_with()
     assert told.device.gemm == replace(plain.device.gemm, sustained=0.5, attention=0.3)
     assert told.device.memory_efficiency == pytest.approx(plain.device.memory_efficiency / 4)
@@ -91,4 +91,4 @@ def test_efficiencies_are_those_of_trainers():
 
 def test_the_profiles_that_runs_were_fitted_on_say_so():
     for name in ("a100-dgx", "a100-p4d", "h100-dgx"):
-        assert make_cluster(load_profile(name)).training.kappa
+        assert make_cluster(load_profile(name)).training.fsdp_kappa
