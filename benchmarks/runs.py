@@ -134,7 +134,9 @@ def bridge(row: Columns) -> TrainingRun | None:
     if row["model"] not in _BRIDGE or tuning:
         return None
     ways["dp"] = gpus // (ways["tp"] * ways["pp"] * ways["cp"])
-    case = " ".join([row["model"], row["system"], f"x{gpus}", *(f"{name}{each}" for name, each in ways.items()), f"mb{micro}"])
+    case = " ".join(
+        [row["model"], row["system"], f"x{gpus}", *(f"{name}{each}" for name, each in ways.items()), f"mb{micro}"]
+    )
     precision = "" if row["precision"] == "BF16" else row["precision"].lower()
     return TrainingRun(
         "bridge-fp8" if precision else "bridge-bf16",

@@ -7,6 +7,7 @@ three are planned.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import PlanOptions, Remat
 from shardplan.graph.precision import PrecisionName
 from shardplan.layout.layout import Layout
-from shardplan.model.types import Block, Model
+from shardplan.model.types import Model
 from shardplan.models import is_config
 from shardplan.pipeline.cut_points import Chain, chain_at, chain_of, part_of
 from shardplan.pipeline.cut_search import Cut
@@ -214,28 +215,47 @@ def _sum(parts: Sequence[Memory]) -> Memory:
 
 
 def _starts(model: Model, pieces: int) -> list[int]:
-    """Where each piece but the first begins: equally many layers each, the first and the last one less where that
-    makes them come out even, as embedding and output matrix count for a layer."""
-    block: Block | None = max(model.blocks, key=lambda block: len(block.copies), default=None)
-    layers = len(block.copies) if block else 0
+    """The operator with which each piece but the first begins."""
+    begins = _layer_starts(model)
+    if len(begins) < pieces:
+        hint = "take at most as many stages, times --vp, as there are layers"
+        raise ShardplanError(bad(f"{len(begins)} layers are too few for {pieces} stages", hint))
+    return [begins[place] for place in itertools.accumulate(layers_of(len(begins), pieces)[:-1])]
+
+
+def layers_of(layers: int, pieces: int) -> list[int]:
+    """Layers of each piece: equally many, else with embedding and output matrix counted as a layer each, and what is
+    left over by the pieces between the ends first, from the front."""
     each, over = divmod(layers, pieces)
-    less = 0
-    if over or not each:
-        each, over = divmod(layers + 2, pieces)
-        less = 1
-    if block is None or over or each <= less:
-        hint = "take a divisor of the number of layers, or of that and two, for embedding and output matrix"
-        raise ShardplanError(bad(f"{layers} layers do not divide into {pieces} stages", hint))
-    begins = _layer_starts(model, block)
-    return [begins[place * each - less] for place in range(1, pieces)]
+    if not over:
+        return [each] * pieces
+    each, over = divmod(layers + 2, pieces)
+    order = [*range(1, pieces - 1), 0, pieces - 1]
+    more = set(order[:over])
+    counts = [each + (place in more) - (place in (0, pieces - 1)) for place in range(pieces)]
+    return counts if min(counts) > 0 else [layers // pieces + (place < layers % pieces) for place in range(pieces)]
 
 
-def _layer_starts(model: Model, block: Block) -> list[int]:
-    """The operator with which every layer begins, at a place where the model can be cut."""
-    first = {name: min(copy) for name, copy in zip(block.names, block.copies, strict=True)}
+def _layer_starts(model: Model) -> list[int]:
+    """The operator with which every layer begins, at a place where the model can be cut. Layers of several kinds, as
+    those of a mixture whose first ones are dense, are copies of several blocks of one module."""
+    block = max(model.blocks, key=lambda block: len(block.copies), default=None)
+    if block is None:
+        return []
+    first = {
+        name: min(copy)
+        for each in model.blocks
+        for name, copy in zip(each.names, each.copies, strict=True)
+        if each is block or _module(name) == _module(block.names[0])
+    }
     chain = chain_of(model, model_rules(model))
     cut = {name: min(unit) for name, unit in zip(chain.names, chain.units, strict=True)}
-    return [cut.get(name, start) for name, start in first.items()]
+    return sorted(cut.get(name, start) for name, start in first.items())
+
+
+def _module(name: str) -> str:
+    """`model.layers` of `model.layers.7`."""
+    return name.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
