@@ -7,6 +7,7 @@ import pytest
 import shardplan
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
+from shardplan.study.price import layers_of
 from shardplan.study.trained import as_run, as_trained
 
 MODEL = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=128"
@@ -92,3 +93,30 @@ def test_efficiencies_are_those_of_trainers():
 def test_the_profiles_that_runs_were_fitted_on_say_so():
     for name in ("a100-dgx", "a100-p4d", "h100-dgx"):
         assert make_cluster(load_profile(name)).training.fsdp_kappa
+
+
+def test_gradients_are_reduced_beside_backward_or_after_it():
+    beside, after = (priced(cluster_with(reduces_beside=said), dp=4) for said in ("true", "false"))
+    assert beside.spent.exposed_ns < after.spent.exposed_ns
+    assert after.spent.compute_ns == beside.spent.compute_ns
+    sharded = [priced(cluster_with(reduces_beside=said), dp=4, zero=3) for said in ("true", "false")]
+    assert sharded[0].plan.summary.step_ns == sharded[1].plan.summary.step_ns
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
+def test_narrow_products_are_faster_where_they_reach_more_than_casts_take(precision):
+    model = "transformer:style=gpt,layers=2,hidden=4096,heads=32,vocab=1024,seq=1024"
+    few, many = (
+        shardplan.price(model, cluster=cluster_with(narrow=share), dp=2, global_batch=16, precision=precision)
+        for share in (0.3, 1.0)
+    )
+    plain = shardplan.price(model, cluster=cluster_with(narrow=1.0), dp=2, global_batch=16)
+    assert many.spent.compute_ns < plain.spent.compute_ns < few.spent.compute_ns
+    assert many.peak == plain.peak
+
+
+@pytest.mark.parametrize(("layers", "pieces"), [(61, 16), (94, 32), (30, 8), (7, 4), (36, 4), (62, 12), (5, 5)])
+def test_layers_are_dealt_out_so_that_none_is_left(layers, pieces):
+    found = layers_of(layers, pieces)
+    assert sum(found) == layers and len(found) == pieces and min(found) > 0
+    assert max(found) <= -(-(layers + 2) // pieces)

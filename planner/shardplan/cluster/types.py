@@ -103,10 +103,11 @@ class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
     `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory traffic
     of the loss for every logit; `attention`: instead of that of `GemmEfficiency`, None for the same; `fsdp_kappa`,
-    `fsdp_attention`: where parameters are sharded, instead of `Overlap.kappa` and `attention`; `sustained`, `memory`: times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_forward`,
-    `tp_backward`: share of the tensor-parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens take
-    between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`;
-    `reduces_beside`: gradients of whole weights are reduced beside backward, else after it."""
+    `fsdp_attention`: where parameters are sharded, instead of `Overlap.kappa` and `attention`; `sustained`, `memory`:
+    times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the tensor-
+    parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens take
+    between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole
+    weights are reduced beside backward, else after it."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0

@@ -52,9 +52,7 @@ _TOGETHER = 3.0
 one machine of A100, whose mean error is 8.2 % with the slower alone, and 6.4 with 3 (5: 7.0, 8: 7.6)."""
 
 
-def as_run(
-    plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool = True, sharded: bool = False
-) -> Plan:
+def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool = True, sharded: bool = False) -> Plan:
     """`plan` with the step that a trainer takes for it on `cluster`: `communication_ns` is what it waits for links, and
     what is left of `step_ns` beside that and `compute_ns` what it waits for the host.
 

@@ -40,7 +40,7 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
 @click.option(
     "--precision",
     type=click.Choice(["fp8", "mxfp8", "nvfp4"]),
-    help="Type of the products with weights inside of layers, as Transformer Engine casts them.  [default: the model's]",
+    help="Type of products with weights inside of layers, as Transformer Engine casts.  [default: the model's]",
 )
 @click.option("--best/--no-best", default=True, help="Set the best plan on as many devices beside it.")
 @budget_option
