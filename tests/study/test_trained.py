@@ -118,5 +118,6 @@ def test_narrow_products_are_faster_where_they_reach_more_than_casts_take(precis
 @pytest.mark.parametrize(("layers", "pieces"), [(61, 16), (94, 32), (30, 8), (7, 4), (36, 4), (62, 12), (5, 5)])
 def test_layers_are_dealt_out_so_that_none_is_left(layers, pieces):
     found = layers_of(layers, pieces)
-    assert sum(found) == layers and len(found) == pieces and min(found) > 0
+    assert (sum(found), len(found)) == (layers, pieces)
+    assert min(found) > 0
     assert max(found) <= -(-(layers + 2) // pieces)
