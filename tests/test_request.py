@@ -77,7 +77,7 @@ error[bad-argument]: gap is 7; a number between 0 and 1 is expected
 error[bad-argument]: time_limit is -3; a number of seconds above 0 is expected
 error[bad-argument]: kv_cache_tokens is -4; a whole number of at least 0 is expected
 error[bad-argument]: microbatches is True; a whole number of at least 1 is expected
-error[bad-argument]: seed is 0.5; a whole number is expected
+error[bad-argument]: seed is 0.5; a whole number of at least 0 is expected
 error[bad-argument]: dims: 'batch' is 0; a whole number of at least 1 is expected
 error[bad-argument]: strict is 'yes'; True or False is expected
 error[bad-stages]: stages '0' is no number of stages
@@ -239,3 +239,26 @@ def test_helps_are_of_one_table(shardplan):
     helps = {name: shardplan(name, "--help").out for name in ("solve", "compare", "evaluate", "sweep")}
     for text in helps.values():
         assert "Optimizer state to budget for." in re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"mode": "inference", "optimizer": "sgd"}, "optimizer is of training"),
+        ({"mode": "inference", "remat": "full"}, "remat is of training"),
+        ({"mode": "inference", "shard_optimizer": True}, "shard_optimizer is of training"),
+        ({"schedule": "gpipe"}, "schedule gpipe is of a pipeline, and no stages are asked for"),
+        ({"schedule": None}, "schedule is None; text is expected"),
+        ({"cost_model": None}, "cost_model is None; text is expected"),
+        ({"seed": -1}, "seed is -1; a whole number of at least 0 is expected"),
+        ({"pins": [3]}, "pins is 3; text is expected"),
+        ({"pins": {"x": 1}}, "pins is {'x': 1}; text is expected"),
+        ({"memory_limit": "40"}, "memory_limit 40 has no unit"),
+        ({"constraints": [{"parameters": {"x": 1j}}]}, "constraints[0] holds what YAML cannot say: 1j"),
+    ],
+)
+def test_what_would_be_ignored_or_cannot_be_read_is_refused(asked, said):
+    model = "transformer:layers=1,hidden=256,heads=4,vocab=512,seq=128,batch=16"
+    with pytest.raises(ShardplanError) as problem:
+        package.make_plan(model, "2x2", **asked)
+    assert said in str(problem.value)

@@ -20,6 +20,10 @@ _FEWEST_BARE_BYTES = 1 << 16
 """A smaller size that is written without a unit is hardly meant in bytes."""
 
 
+_READ = {"model": "a file, a description or a model", "cluster": "a profile's name or a file"}
+"""What may be given read already, and what is expected."""
+
+
 class Check(Protocol):
     """What a value must be."""
 
@@ -94,7 +98,8 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that is read later, or None. `what`: `text`; `model` and `cluster` may also be what was read of one."""
+    """Text that is read later. `what`: `text`, which may be None; `word`; `model` and `cluster`, which may also be
+    what was read of one."""
 
     what: str
 
@@ -103,12 +108,11 @@ class Text:
             return value
         if self.what == "text" and value is None:
             return None
-        if self.what != "text" and isinstance(value, Path):
+        if self.what in _READ and isinstance(value, Path):
             return str(value)
-        if self.what != "text" and type(value).__name__ in ("Model", "Cluster"):
+        if self.what in _READ and type(value).__name__ in ("Model", "Cluster"):
             return value
-        expected = {"model": "a file, a description or a model", "cluster": "a profile's name or a file"}
-        raise _refused(name, value, expected.get(self.what, "text"))
+        raise _refused(name, value, _READ.get(self.what, "text"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +128,10 @@ class Size:
                 limit = parse_quantity(value, SIZE)
             except ValueError as problem:
                 raise ShardplanError(error("bad-quantity", f"{name}: {problem}")) from None
-            if value.strip().isdigit() and 0 < limit < _FEWEST_BARE_BYTES:
-                hint = f"write {value.strip()}GiB, or {value.strip()}GB, or {value.strip()}B"
-                raise ShardplanError(error("bad-quantity", f"{name} {value.strip()} has no unit", hint=hint))
+            bare = value.strip()
+            if bare[-1:].isdigit() and 0 < limit < _FEWEST_BARE_BYTES:
+                hint = f"write {bare}GiB, or {bare}GB, or {bare}B"
+                raise ShardplanError(error("bad-quantity", f"{name} {bare} has no unit", hint=hint))
         else:
             limit = _number(value)
         if limit is None:
@@ -211,13 +216,18 @@ class StageCount:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Any number of things; a single one may stand alone."""
+    """Any number of things, or of `texts`; a single one may stand alone."""
+
+    texts: bool = False
 
     def __call__(self, name: str, value: Any) -> tuple[Any, ...]:
         if value is None or isinstance(value, int | float):
             raise _refused(name, value, "a list")
         alone = isinstance(value, str | Path | Mapping) or not isinstance(value, Iterable)
-        return (value,) if alone else tuple(value)
+        found = (value,) if alone else tuple(value)
+        if self.texts and (other := [one for one in found if not isinstance(one, str)]):
+            raise _refused(name, other[0], "text")
+        return found
 
 
 def _number(value: Any) -> float | int | None:

@@ -204,7 +204,7 @@ class Request:
     schedule: str = field(
         default="1f1b",
         metadata=_term(
-            Text("text"), "--schedule", metavar="NAME", say="Of the pipeline: 1f1b, gpipe or interleaved:V."
+            Text("word"), "--schedule", metavar="NAME", say="Of the pipeline: 1f1b, gpipe or interleaved:V."
         ),
     )
     constraints: Sequence[Any] = field(
@@ -220,7 +220,7 @@ class Request:
     pins: Sequence[str] = field(
         default=(),
         metadata=_term(
-            Several(),
+            Several(texts=True),
             "--pin",
             metavar="'PATTERN=SPEC'",
             say="One constraint, such as '*.up.weight=[null, gpu]' or 'embed.weight=replicate'; may be repeated.",
@@ -229,7 +229,7 @@ class Request:
     cost_model: str = field(
         default="shardplan",
         metadata=_term(
-            Text("text"),
+            Text("word"),
             "--cost-model",
             metavar="NAME[:SETTINGS]",
             say="Whose prices: shardplan, alpa, slapo, hidet or trtllm; such as alpa:beta=1x0.01.",
@@ -261,7 +261,7 @@ class Request:
     )
     seed: int = field(
         default=0,
-        metadata=_term(Whole(None), "--seed", metavar="N", say="Of the search, where a model is too large for proof."),
+        metadata=_term(Whole(0), "--seed", metavar="N", say="Of the search, where a model is too large for proof."),
     )
     presolve: bool = field(
         default=True,
@@ -325,6 +325,12 @@ def _combinations(values: Mapping[str, Any], called: Callable[[str], str]) -> li
         found.append(("stages", f"{mesh} auto and {stages}: stages choose their meshes among the parts of one {mesh}"))
     if not auto and values.get("devices") is not None:
         found.append(("devices", f"{devices} goes with {mesh} auto; otherwise {mesh} says which devices there are"))
+    if values.get("mode") == "inference":
+        found += [
+            (name, f"{called(name)} is of training, and {called('mode')} is inference, which has no {lacks}")
+            for name, lacks in (("optimizer", "optimizer"), ("shard_optimizer", "optimizer"), ("remat", "backward"))
+            if values.get(name, FIELDS[name].default) not in (FIELDS[name].default, "none")
+        ]
     return found
 
 

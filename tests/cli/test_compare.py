@@ -18,7 +18,7 @@ def test_the_table(shardplan, mlp):
     lines = run.out.splitlines()
     assert (run.code, run.err) == (0, "")
     assert [line.split()[0] for line in lines[:3]] == ["model", "mode", "cluster"]
-    assert lines[4].split() == ["plan", "step", "compute", "exposed", "memory"]
+    assert lines[4].split() == ["plan", "step", "compute", "exposed", "memory", "slower", "than", "best"]
     assert [next(name for name in reversed(NAMES) if line.startswith(name)) for line in lines[5:-1]] == NAMES
     assert lines[-1] == "a device may use 67.1 GiB"
 

@@ -52,9 +52,8 @@ def test_constraints_are_an_assignment_and_the_rest_is_chosen_at_least_cost(shar
         "step      4,096 elements   compute 0, exposed communication 4,096\n"
         "memory    112 KiB of 67.1 GiB per device: parameters 32 + activations 32 + temporaries 48\n"
         "\n"
-        "  share            cost  what   how\n"
-        "100.0 %  4,096 elements  y      all-reduce@gpu, forward\n"
-        "         4,096 elements  total\n"
+        "  share            cost  what  how\n"
+        "100.0 %  4,096 elements  y     all-reduce@gpu, forward\n"
     )
 
 

@@ -65,7 +65,7 @@ class TestCodes:
         planned(example_plan(summary=example_summary(outcome="feasible", gap=0.5, step_bound_ns=40_727_382)))
         run = shardplan(*SOLVE, *extra)
         assert run.code == code
-        assert run.err == ("warning[not-optimal]: the plan is not proven optimal; its optimality gap is 1.23 %\n")
+        assert run.err == ("warning[not-optimal]: the plan is not proven optimal; its optimality gap is 1.2 %\n")
         assert Path("plans/mlp.2x2.plan.json").exists()
 
     def test_near_enough_is_no_warning(self, shardplan, mlp, planned):
@@ -205,12 +205,12 @@ class TestDocuments:
 class TestSettings:
     def test_options_reach_the_planner(self, shardplan, mlp, planned):
         asked = planned(example_plan())
-        given = "--mode inference --optimizer sgd --microbatches 4 --remat full --memory-limit 2GiB --time-limit 9"
+        given = "--mode training --optimizer sgd --microbatches 4 --remat full --memory-limit 2GiB --time-limit 9"
         shardplan(*SOLVE, *given.split(), "--gap", "0.02", "--seed", "3", "--no-presolve", "--strict")
         shardplan(*SOLVE, "--require-optimal", "--gap", "0.02")
         assert 1.0 < asked[0].time_limit < 9.0  # it counts from the start of the command
         assert [replace(asked[0], time_limit=9.0), asked[1]] == [
-            PlanOptions("inference", "sgd", 4, "full", 2 * 2**30, 9.0, 0.02, 3, presolve=False, strict=True),
+            PlanOptions("training", "sgd", 4, "full", 2 * 2**30, 9.0, 0.02, 3, presolve=False, strict=True),
             PlanOptions(gap=0.0),
         ]
 

@@ -12,7 +12,7 @@ from shardplan.plan.diff import diff_plans
 from shardplan.render.solve import contention
 
 
-@pytest.mark.parametrize("limit", ["40", "80", "65535"])
+@pytest.mark.parametrize("limit", ["40", "80", "65535", "40.5"])
 def test_a_size_without_a_unit_is_asked_for(shardplan, mlp, limit):
     run = shardplan("solve", str(mlp), "--mesh", "2x2", "--dim", "batch=8", "--memory-limit", limit)
     assert run.code == 2

@@ -96,6 +96,30 @@ def test_partial_sums_that_are_added_to_a_cut_value_are_cut_too(plans, devices):
     assert specs["add_25"][1] == "P('machine',)"
 
 
+def test_a_weight_whose_parts_are_added_to_sums_is_gathered_as_itself(tmp_path, devices):
+    """No sharding says that a device adds its part of a bias to partial sums; left to it, XLA gathers the bias when it
+    is as large as the sums. A plan for jax has none of these."""
+    model = tiny_gpt(fused=True).model(tmp_path)
+    limit = forced_plan(model, "4x4").summary.memory.total // 4
+
+    def in_pieces(plan):
+        kept = {t.name: t.served for t in plan.tensors if t.role == "parameter" and "S" in kinds(t.served)}
+        reads = [each for o in plan.operators for each in zip(o.inputs, o.reads, strict=True)]
+        return [name for name, read in reads if name in kept and "P" in kinds(read)]
+
+    def kinds(layout):
+        return [placement.kind for placement in layout.forward.placements]
+
+    plan = forced_plan(model, "4x4", limit_bytes=limit)
+    name = "transformer.h.0.attn.c_proj.bias"
+    assert name in in_pieces(plan)
+    mesh = shardplan.jax.mesh(plan)
+    jaxpr = jax.make_jaxpr(lambda x: shardplan.jax.constrain(plan, mesh, name, x))(jnp.zeros(32))
+    specs = [equation.params["sharding"].spec for equation in jaxpr.eqns]
+    assert specs == [Spec("gpu"), Spec()]
+    assert not in_pieces(forced_plan(model, "4x4", limit_bytes=limit, runtime="jax"))
+
+
 def test_a_module_means_what_it_returns(pinned):
     assert pinned("transformer.h.0.ln_1", *BLOCK) == pinned("layernormalization_3", *BLOCK)
 

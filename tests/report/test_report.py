@@ -10,6 +10,7 @@ import pytest
 from command_line import Run
 from evil_plans import EVIL, evil_plan
 
+from shardplan.api import make_plan
 from shardplan.plan.file import read_plan
 from shardplan.plan.timeline import laid_out
 from shardplan.plan.types import Plan
@@ -162,3 +163,20 @@ def test_why_needs_a_model_and_then_says_what_else_there_was(shardplan: Callable
     told = {row[0]: row[7] for row in document["parameters"]}
     assert [bool(alternatives) for alternatives in told.values()].count(True) == 1
     assert all(cost is None or isinstance(cost, int) for row in told.values() for _, cost, *_ in row)
+
+
+def test_a_link_that_devices_share_says_what_each_gets():
+    """V100 machines: 25 Gbit/s for eight devices."""
+    model = "transformer:layers=1,hidden=256,heads=4,vocab=512,seq=128,batch=16"
+    axes = plan_report(make_plan(model, "2x8", cluster="v100-p3-16xl"))["mesh"]["axes"]
+    assert [axis["shared"] for axis in axes] == [(8, 25e9 / 8 / 8), None]
+
+
+def test_the_step_of_a_pipeline_is_split_as_its_slowest_stage_spends_it():
+    model = "transformer:layers=2,hidden=256,heads=4,vocab=512,seq=128,batch=8"
+    plan = make_plan(model, "2x2", stages="2", microbatches=4)
+    summary = plan_report(plan)["summary"]
+    slowest = max((stage.plan.summary for stage in plan.pipeline.stages), key=lambda one: one.step_ns)
+    parts = {name: ns for name, ns, _ in summary["parts"]}
+    assert sum(parts.values()) == summary["step"]
+    assert parts["compute"] == slowest.compute_ns

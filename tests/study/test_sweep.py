@@ -196,7 +196,7 @@ def test_the_verb(shardplan, mlp):
     run = shardplan(*SWEEP, "--engine", "local", "-o", "sweep.json", "--plot", "sweep.png")
     assert (run.code, run.err) == (0, "")
     assert run.out.splitlines()[0].split() == [
-        "cluster", "mesh", "micro", "remat", "devices", "step", "memory", "tokens/s"
+        "cluster", "mesh", "micro", "devices", "step", "memory", "tokens/s"
     ]  # fmt: skip
     assert "of 4 plans are Pareto-optimal in step, memory, devices" in run.out
     assert Path("sweep.png").read_bytes().startswith(b"\x89PNG")

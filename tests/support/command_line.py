@@ -35,7 +35,7 @@ def shardplan(capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
 def unproven(plan: str, gap: float = 0.005) -> str:
     """What `solve` warns of where more than `gap` of the step of the plan in a file is left unproven."""
     slack = read_plan(plan).summary.slack
-    said = f"warning[not-optimal]: the plan is not proven optimal; its optimality gap is {100 * slack:.2f} %\n"
+    said = f"warning[not-optimal]: the plan is not proven optimal; its optimality gap is {100 * slack:.1f} %\n"
     return said if slack > gap else ""
 
 

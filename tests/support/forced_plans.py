@@ -19,6 +19,8 @@ from shardplan.plan.assemble import Proof, assemble, price
 from shardplan.plan.types import Plan
 from shardplan.planning.recipes import recipes_for
 from shardplan.planning.reduction import restrict
+from shardplan.planning.runtimes.arrangement import Arrangement
+from shardplan.planning.runtimes.table import RUNTIMES
 from shardplan.rules import model_rules
 from shardplan.schedule.objective import plain_sum
 from shardplan.solve import solve
@@ -41,13 +43,15 @@ def forced_plan(
     options: PlanOptions = TRAINING,
     *,
     recipe: str = "",
+    runtime: str = "",
     seed: int | None = None,
     limit_bytes: int | None = None,
     bucket_bytes: float | None = None,
     exposed: float = _EXPOSED,
 ) -> Plan:
     """The plan of a recipe (`2-D`: every axis splits every matrix product, each in its own way), or, with a seed, one
-    whose every choice is drawn at random among those that fit. `exposed`: share of all traffic that counts."""
+    whose every choice is drawn at random among those that fit. `runtime`: one that says all of it, such as `jax`.
+    `exposed`: share of all traffic that counts."""
     cluster = cluster_of(mesh, bucket_bytes)
     built = build_cost_graph(model, model_rules(model), cluster, options)
     memory = Memory(built)
@@ -55,6 +59,9 @@ def forced_plan(
     problem = to_problem(built, memory, limit_bytes, little_exposed)
     recipes = {**recipes_for(options), "2-D": alpa_products}
     wanted = restrict(problem, built, recipes[recipe](built)) if recipe else problem
+    if runtime:
+        arrangement, *_ = RUNTIMES[runtime].arrangements(cluster.mesh)
+        wanted = restrict(wanted, built, Arrangement(RUNTIMES[runtime], arrangement)(built))
     if seed is not None:
         wanted = replace(wanted, costs=_drawn(wanted, built, np.random.default_rng(seed)))
     solution = solve(wanted)

@@ -48,7 +48,7 @@ def plan_of(tiny: Tiny, model: Model, mesh: str, kind: str) -> Plan:
         return plan_model(model, cluster_of(mesh), PlanOptions(constraints=parse_constraints(text, "megatron.yaml")))
     if word == "solved":
         most = forced_plan(model, mesh).summary.memory.total
-        return forced_plan(model, mesh, limit_bytes=round(most * float(number)))
+        return forced_plan(model, mesh, limit_bytes=round(most * float(number)), runtime="jax")
     return forced_plan(model, mesh, seed=int(number)) if word == "random" else forced_plan(model, mesh, recipe=kind)
 
 

@@ -85,6 +85,20 @@ def train(
     return seen(losses, errors, model, comms)
 
 
+def without_gradients(tiny: Tiny, plan: Plan) -> float:
+    """The largest difference of the logits from one process, in evaluation and where the biases are frozen."""
+    errors, ids = [], torch.tensor(tiny.inputs["input_ids"])
+    for frozen in (False, True):
+        model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not (frozen and name.endswith("bias")))
+        shardplan.torch.parallelize(model, plan, mesh_of(plan))
+        with contextlib.nullcontext() if frozen else torch.no_grad():
+            logits = model(ids).full_tensor()
+        errors.append((logits - reference(ids)).abs().max().item())
+    return max(errors)
+
+
 class _Products(TorchDispatchMode):
     """Tells `events` of matrix products."""
 

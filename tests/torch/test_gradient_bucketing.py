@@ -102,19 +102,51 @@ def test_what_a_program_does_beside_the_plan_stays_right(four, plan_of):
         assert error < 1e-5
 
 
+def parts_read(plan):
+    """Kinds of steps by which what a reader takes of a weight differs from what a device keeps, of weights in
+    buckets."""
+    forward = {(move.tensor, move.reader): move for move in plan.moves if move.phase == "forward"}
+    back = [move for bucket in buckets_of(plan.moves).values() for move in bucket if move.phase == "backward"]
+    read = [forward[move.tensor, move.reader] for move in back if (move.tensor, move.reader) in forward]
+    return [step.collective.kind for move in read for step in move.steps]
+
+
 @pytest.mark.parametrize("mode", ["eager", "exported"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_gradients_on_to_the_optimizer_share_no_bucket_with_those_before(four, plan_of, seed, mode):
-    """They are there when the others have been sent."""
-    plan = plan_of(seed, shard_optimizer=True)
-    kept = {tensor.name: tensor.layout.gradient for tensor in plan.tensors if tensor.optimizer is not None}
-    onward = [
-        {move.phase == "backward" and not move.reader and kept.get(move.tensor) == move.source for move in bucket}
-        for bucket in buckets_of(plan.moves).values()
-    ]
-    assert {True} in onward
-    assert {False} in onward
-    assert {True, False} not in onward
+@pytest.mark.parametrize(("recipe", "kinds"), [("2-D", {"mask"}), (0, {"mask", "slice"})])
+def test_what_a_reader_takes_as_a_part_is_in_buckets_too(four, plan_of, recipe, kinds, mode):
+    """A mask of a bias that is added to a partial sum, or a slice: nothing is sent for it, so nothing waits."""
+    plan = plan_of(recipe)
+    assert set(parts_read(plan)) == kinds
     for seen in four.run("torch_cases", "train", TINY, plan, mode):
         assert seen.loss_error < 1e-5
         assert seen.gradient_error < 1e-5
+        assert recipe == 0 or seen.differences == {}  # of a plan drawn at random, moves of other tensors differ
+
+
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_a_part_of_a_weight_that_the_optimizer_keeps_otherwise(four, plan_of, mode):
+    plan = plan_of(0, shard_optimizer=True)
+    assert set(parts_read(plan)) == {"mask", "slice"}
+    kept = {tensor.name: tensor.layout.gradient for tensor in plan.tensors if tensor.optimizer is not None}
+    for bucket in buckets_of(plan.moves).values():
+        assert len({move.phase == "backward" and kept.get(move.tensor) == move.source for move in bucket}) == 1
+    for seen in four.run("torch_cases", "train", TINY, plan, mode):
+        assert seen.loss_error < 1e-5
+        assert seen.gradient_error < 1e-5
+
+
+def test_a_part_of_a_weight_in_microbatches(four, plan_of):
+    plan = plan_of("2-D", microbatches=2)
+    assert parts_read(plan)
+    for seen in four.run("torch_cases", "accumulate", TINY, plan):
+        assert seen.loss_error < 1e-5
+        assert seen.gradient_error < 1e-5
+        assert seen.differences == {}
+
+
+def test_a_part_of_a_weight_is_read_where_nothing_takes_a_gradient(four, plan_of):
+    """In evaluation, and of a frozen weight."""
+    plan = plan_of("2-D")
+    assert parts_read(plan)
+    for error in four.run("torch_cases", "without_gradients", TINY, plan):
+        assert error < 1e-5

@@ -68,7 +68,7 @@ def kept_to_served(
     back = _swapped(served.gradient_move(served.gradient, kept.gradient))
     if last:
         together = _swapped(kept.gradient_share(served.gradient, kept.gradient))
-        back = np.where(kept.forward[:, None] == served.forward[None, :], together, back)
+        back = np.where(kept.comes_free(kept.forward, served.forward), together, back)
     return _picoseconds([*parts, *_gradient(served, back, kept.codes, served.codes)], iterations)
 
 
@@ -91,7 +91,7 @@ def to_read(
     """Kept or served choices (rows) to strategies of the reader (columns).
 
     `last`: this is the last move of a weight's gradient but for the one to the optimizer, once a step. Where the value
-    is read as it is kept, nothing waits for it, and it is sent together with those of other weights.
+    is read as it is kept, or as a part of that, nothing waits for it, and it is sent together with those of others.
     """
     read = strategies.reads[position]
     assert read is not None
@@ -100,7 +100,7 @@ def to_read(
     back = _swapped(source.gradient_move(gradient, source.gradient))
     if last:
         together = _swapped(source.gradient_share(gradient, source.gradient))
-        back = np.where(source.forward[:, None] == value[None, :], together, back)
+        back = np.where(source.comes_free(source.forward, value), together, back)
     parts = _value(source, source.value_move(source.forward, value), forwards, _brought(source))
     return _picoseconds([*parts, *_gradient(source, back, source.codes, codes)], iterations)
 

@@ -127,6 +127,12 @@ class TensorSpace:
         """Seconds of one move of the value by level set, shape (level sets, source states, target states)."""
         return self._forward_s[:, source[:, None], target[None, :]]
 
+    def comes_free(self, source: Index, target: Index) -> NDArray[np.bool_]:
+        """Whether a value gets from states (rows) to states (columns) and nothing is sent: it stays, or a device takes
+        a part of what it has."""
+        free: NDArray[np.bool_] = self.value_move(source, target).sum(axis=0) == 0.0
+        return free
+
     def extremum_move(self, source: Index, target: Index) -> Seconds:
         """As `value_move` where partial values are maxima, minima or products: zeros do not fill those up."""
         seconds = self._prices.without_masks(self.kind, self.legal, self.space)

@@ -49,12 +49,12 @@ class Values:
 
     def form(self, decision: TensorDecision, form: Form) -> Layout:
         """A tensor in one of its forms. `read`: as all its readers take it; `served` where they do not agree, or take
-        partial sums. `optimizer`: the state of its optimizer, and the gradient that this takes."""
+        partial sums (of a weight: whole). `optimizer`: the state of its optimizer, and the gradient that this takes."""
         if form == "kept":
             return decision.layout.forward
         if form == "optimizer":
             return (decision.optimizer or decision.layout).forward
-        read = {layout for _, layout in self.readers.get(decision.name, ())}
+        read = {_sayable(decision, layout) for _, layout in self.readers.get(decision.name, ())}
         if form == "read" and len(read) == 1 and not is_partial(layout := read.pop()):
             return layout
         return decision.served.forward
@@ -87,11 +87,12 @@ class Values:
         return None
 
     def read_by(self, decision: TensorDecision, reader: str) -> tuple[Layout, ...]:
-        """How an operator, or all operators of a module, read a value; empty if partial.
+        """How an operator, or all operators of a module, read a value; empty if partial, but for a weight.
 
         Raises `ShardplanError` (`unknown-reader`)."""
         readers = self.readers.get(decision.name, [])
-        found = {layout for operator, layout in readers if operator.name == reader or _is_inside(operator, reader)}
+        at = [layout for operator, layout in readers if operator.name == reader or _is_inside(operator, reader)]
+        found = {_sayable(decision, layout) for layout in at}
         if len(found) != 1:
             what = "no operator there reads it" if not found else "its operators read it in different ways"
             summary = f"'{reader}' is no reader of '{decision.name}': {what}"
@@ -168,3 +169,9 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     """The first names and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}" or "nothing"
+
+
+def _sayable(decision: TensorDecision, layout: Layout) -> Layout:
+    """How a value is read as a sharding says it: a weight of which every device adds a part to a sum is whole, or a
+    compiler gathers it only when it is as large as the sum."""
+    return _summed(layout) if decision.role == "parameter" else layout

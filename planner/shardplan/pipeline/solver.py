@@ -112,6 +112,8 @@ class PipelineSolver:
         best: PipelineResult | None = None
         for _ in range(_MOST_ROUNDS):
             found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
+            if best is None:  # later searches end at what is worth it
+                self.course.know(math.inf, self._bound(found, 0.0))
             if found.cuts is None or self.course.is_over:
                 break
             plans = self.planner.plans(found.cuts)

@@ -105,7 +105,7 @@ class Emitter:
         kept, served = self.built.kept[name], self.built.served[name]
         choices = self.choice["kept", name], self.choice["served", name]
         codes = kept.codes[choices[0]], served.codes[choices[1]]
-        stays = bool(kept.forward[choices[0]] == served.forward[choices[1]])
+        stays = bool(kept.comes_free(kept.forward[[choices[0]]], served.forward[[choices[1]]])[0, 0])
         again = self.built.recompute.serves(name) > 1
         iterations = self.built.model.iterations(self.built.flow.lives_in.get(name, ()))
         layouts = self.kept_layout(name), self.served_layout(name)
@@ -133,7 +133,7 @@ class Emitter:
         node = self.built.source_of_reads(name)
         source = self.built.graph.nodes[node]["space"]
         codes = source.codes[self.choice[node]], space.layout_codes("operands", position)[self._strategy(index)]
-        stays = bool(source.forward[self.choice[node]] == source.forward_state(codes[1]))
+        stays = bool(source.comes_free(source.forward[[self.choice[node]]], source.forward_state(codes[1])[None])[0, 0])
         again = self.built.recompute.reads(index, position) > 1
         iterations = self.built.model.iterations(operator.reads_in)
         last = stays and source.kind.coalesces and iterations == 1

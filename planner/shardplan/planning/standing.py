@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardplan.planning.candidates import WORK, Search
 from shardplan.planning.chain import Answer, Question
@@ -17,16 +17,38 @@ PS_PER_S = 1e12
 class Standing:
     """`best`: the shortest scheduled step, infinite until a plan is known; `bound`: no step is shorter; in picoseconds
     or the unit of another planner's prices. `effort`: share of the search's work that is done, 0 where it has no end.
-    `doing`: what takes the time.
+    `doing`: what takes the time. `done`: share of several searches that are over.
     """
 
     best: float
     bound: float
     effort: float = 0.0
     doing: str = ""
+    done: float = 0.0
 
 
 OnProgress = Callable[[Standing], None]
+
+
+@dataclass
+class Turn:
+    """Tells of one search after another, `count` in all, how far each is and the how manieth it is."""
+
+    on_progress: OnProgress | None
+    count: int
+    number: int = 0
+    name: str = ""
+
+    def next(self, name: str) -> None:
+        """The next one begins."""
+        self.number, self.name = self.number + 1, name
+        self.tell(Standing(math.inf, -math.inf))
+
+    def tell(self, standing: Standing) -> None:
+        """How far it is."""
+        if self.on_progress is not None:
+            doing = f"{self.name} ({self.number} of {self.count})"
+            self.on_progress(replace(standing, effort=0.0, doing=doing, done=(self.number - 1) / self.count))
 
 
 @dataclass

@@ -15,7 +15,7 @@ from shardplan.units import duration, percent, size
 def show_comparison(console: Console, contenders: Sequence[Contender], limit_bytes: int) -> None:
     """One row for each, the best last; a plan that does not fit says by how much."""
     best = next((c.plan for c in contenders if c.name == BEST and c.fits), None)
-    rows = table("plan", ">step", ">compute", ">exposed", ">memory", "*")
+    rows = table("plan", ">step", ">compute", ">exposed", ">memory", "*slower than best")
     for contender in contenders:
         rows.add_row(contender.name, *_cells(contender, best, limit_bytes))
         rows.rows[-1].style = "bold" if contender.name == BEST else "" if contender.fits else "dim"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ from typing import IO, Any, Literal
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.containers import Lines
+from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
@@ -102,8 +104,23 @@ class _Open(Table):
             line.add_row(*row)
             said = Text("  ").join(cell if isinstance(cell, Text) else Text(str(cell)) for cell in below if str(cell))
             made.append(line)
-            made.append(Text(" " * _BELOW, style=line.style, no_wrap=True, overflow="ignore").append_text(said))
+            made += _below(said, width, line.style)
         return made
+
+
+def _below(said: Text, width: int, style: StyleType) -> list[Text]:
+    """What is said below a row: lines that end between words, which stay whole."""
+    words, ends = [0], [match.end() for match in re.finditer(r"\s+", said.plain)]
+    for start, end in itertools.pairwise([0, *ends, len(said.plain)]):
+        room = width - _BELOW - (_GUTTER if words[-1] else 0)
+        if start > words[-1] and cell_len(said.plain[words[-1] : end].rstrip()) > room:
+            words.append(start)
+    lines = said.divide(words[1:])
+    indents = [_BELOW, *[_BELOW + _GUTTER] * len(words)]
+    return [
+        Text(" " * indent, style=style, no_wrap=True, overflow="ignore").append_text(line)
+        for indent, line in zip(indents, lines, strict=False)
+    ]
 
 
 def _width(cell: RenderableType) -> int:

@@ -40,7 +40,6 @@ def show_changes(console: Console, diff: PlanDiff, *, everything: bool = False) 
     """A row for each kind of change, and how much is not shown."""
     shown, hidden = _shown(diff.changes, everything=everything)
     rows = table("", "=what", "=before → after", ">memory", ">time")
-    rows.show_header = False
     for change in shown:
         rows.add_row(change.sign, _name(change), _arrow(change), _memory(change), _time(diff, change))
     if shown:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
@@ -43,10 +42,9 @@ def show_evaluation(
         many = f" ×{share.count}" if share.count > 1 else ""
         cost = measure.text(share.time_ns)
         rows.add_row(percent(share.time_ns / max(summary.step_ns, 1)), cost, f"{share.name}{many}", share.what)
-    if rest := shares[len(shown) :]:
-        rows.add_row("", measure.text(sum(share.time_ns for share in rest)), f"{len(rest)} more; --all shows them")
-    rows.add_row("", Text(measure.text(summary.step_ns), style="bold"), Text("total", style="bold"))
     emit(console, rows)
+    if rest := shares[len(shown) :]:
+        emit(console, f"and {len(rest)} more: {measure.text(sum(share.time_ns for share in rest))}; --all shows them")
 
 
 def evaluation_document(found: Evaluation, shares: Sequence[Share]) -> dict[str, object]:

@@ -15,12 +15,12 @@ def show_stages(console: Console, plan: Plan) -> None:
     """The stages with their devices, times and memory, then the transfers."""
     pipeline = plan.pipeline
     assert pipeline is not None
-    rows = table("stage", "devices", "mesh", "*runs", ">of step", ">busy", ">in flight", ">memory")
+    rows = table("stage", "devices", "mesh", "=runs", ">of step", ">busy", ">in flight", ">memory")
     for stage in pipeline.stages:
         rows.add_row(*_cells(stage, plan.summary.step_ns))
     emit(console, rows, _schedule_line(pipeline, plan), "")
     if pipeline.transfers:
-        sent = table("handed on", ">bytes", ">time", "=forward", "=backward", "=from → to")
+        sent = table("sent on", ">bytes", ">time", "=forward", "=backward", "=from → to")
         for transfer in pipeline.transfers:
             sent.add_row(*_transfer_cells(transfer, pipeline))
         emit(console, sent, "")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import string
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -26,27 +27,34 @@ def show_sweep(console: Console, found: Sweep, *, everything: bool = False) -> N
     best = pareto(found.points)
     shown = found.points if everything else best
     priced = any(point.cost_usd is not None for point in shown)
+    noted = any(point.request.stages or point.step_us is None for point in shown)
+    marks = _marks(shown)
+    parted = any(point.request.microbatches != 1 for point in shown)
+    remade = any(point.request.remat != "none" for point in shown)
     rows = table(
+        "",
         "cluster",
         "mesh",
-        ">micro",
-        "remat",
+        *([">micro"] * parted),
+        *(["remat"] * remade),
         ">devices",
         ">step",
         ">memory",
         ">tokens/s",
         *([">per step"] * priced),
-        "*",
+        *(["*"] * noted),
     )
     for point in shown:
-        rows.add_row(*_cells(point, priced=priced), style="bold" if everything and point in best else "")
+        cluster, mesh, micro, remat, *cells = _cells(point, priced=priced)[: None if noted else -1]
+        head = (cluster, mesh, *([micro] * parted), *([remat] * remade))
+        rows.add_row(marks.get(point, ""), *head, *cells, style="bold" if everything and point in best else "")
     planned = [point for point in found.points if point.step_us is not None]
     emit(console, rows, f"{len(best)} of {len(planned)} plans are Pareto-optimal in step, memory, devices")
     failed = [point for point in found.points if point.step_us is None]
     if failed:
         emit(console, f"{len(failed)} without a plan:", *_failed(failed))
     if len(planned) > 1:
-        emit(console, "", *_plot(planned, best))
+        emit(console, "", *_plot(planned, marks))
 
 
 def _failed(points: Sequence[Point]) -> list[str]:
@@ -79,21 +87,29 @@ def _cells(point: Point, *, priced: bool) -> tuple[str, ...]:
     )
 
 
-def _plot(planned: Sequence[Point], best: Sequence[Point]) -> list[Text]:
-    """Memory of a device over the time of a step, both logarithmic; `o` for the front, `.` for the others."""
+def _marks(shown: Sequence[Point]) -> dict[Point, str]:
+    """By point its letter, in the table and in the plot; none where there is no plan, and where letters end."""
+    planned = [point for point in shown if point.step_us is not None]
+    return dict(zip(planned, string.ascii_lowercase + string.ascii_uppercase, strict=False))
+
+
+def _plot(planned: Sequence[Point], marks: Mapping[Point, str]) -> list[Text]:
+    """Memory of a device over the time of a step, both logarithmic; letters of the table, and a dot for others."""
     across = [math.log(point.step_us or 1) for point in planned]
     up = [math.log(max(point.memory_bytes or 1, 1)) for point in planned]
     cells = [[" "] * _WIDTH for _ in range(_HEIGHT)]
-    for point, x, y in sorted(zip(planned, across, up, strict=True), key=lambda row: row[0] in best):
+    for point, x, y in sorted(zip(planned, across, up, strict=True), key=lambda row: row[0] in marks):
         column = round((x - min(across)) / ((max(across) - min(across)) or 1) * (_WIDTH - 1))
         row = round((y - min(up)) / ((max(up) - min(up)) or 1) * (_HEIGHT - 1))
-        cells[_HEIGHT - 1 - row][column] = "o" if point in best else "."
+        cells[_HEIGHT - 1 - row][column] = marks.get(point, "·")
     most, least = (size(chosen(point.memory_bytes or 0 for point in planned)) for chosen in (max, min))
     margin = max(len(most), len(least))
     lines = [Text(f"{label:>{margin}} │{''.join(row)}") for label, row in zip(_labels(most, least), cells, strict=True)]
     quick, slow = (duration(chosen(point.step_us or 0 for point in planned) * _NS_PER_US) for chosen in (min, max))
     gap = max(1, _WIDTH - len(quick) - len(slow))
-    return [*lines, Text(f"{'':>{margin}} └{'─' * _WIDTH}"), Text(f"{'':>{margin}}  {quick}{' ' * gap}{slow}")]
+    named = "letters as in the table" + (", · for the others" if len(marks) < len(planned) else "")
+    below = [f"{'':>{margin}} └{'─' * _WIDTH}", f"{'':>{margin}}  {quick}{' ' * gap}{slow}"]
+    return [Text(f"memory per device over step; {named}"), *lines, *map(Text, below)]
 
 
 def _labels(most: str, least: str) -> list[str]:

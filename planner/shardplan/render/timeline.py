@@ -34,7 +34,8 @@ def show_timeline(console: Console, made: Timeline, plan: Plan, trace: str | Non
         share = busy / made.seconds if made.seconds else 0.0
         chart = Text(gantt(made, stream, cells), style="cyan" if stream else "")
         rows.add_row(name, duration(busy * NS_PER_S), f"{100 * share:.0f} %", chart)
-    emit(console, rows, "")
+    legend = ", ".join(f"{shade} {_percent_from(least)}" for least, shade in _SHADES)
+    emit(console, rows, f"of its time a stream is busy: {legend}", "")
     step_ns = round(made.seconds * NS_PER_S)
     if abs(step_ns - plan.summary.step_ns) <= SAME_STEP * step_ns:
         emit(console, time_line(plan.summary))
@@ -53,6 +54,10 @@ def gantt(made: Timeline, stream: int, cells: int) -> str:
         if task.stream == stream:
             _fill(filled, start / made.seconds * cells, end / made.seconds * cells)
     return "".join(_shade(share) for share in filled)
+
+
+def _percent_from(least: float) -> str:
+    return f"more than {100 * least:.0f} %" if least else "less"
 
 
 def _fill(filled: list[float], start: float, end: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from rich.console import Console
 
@@ -45,15 +46,20 @@ def _number(amount: int, what: str) -> str:
 
 def _moved(report: Report) -> str:
     """What collectives moved, in bytes received by all devices together."""
-    parts = [f"{kind} {count}" for kind, count in sorted(report.moved_bytes.items())]
+    parts = _bytes_by_kind(report.moved_bytes)
     match = "as the plan says" if not report.mispriced else "not as the plan says"
-    return f"moved {', '.join(parts)} bytes, {match}" if parts else "nothing was moved between operators"
+    return f"moved, {match}: {parts}" if parts else "nothing was moved between operators"
 
 
 def _moved_inside(report: Report) -> list[str]:
     """What operators that are split along their own dims ask each other for."""
-    parts = [f"{kind} {count}" for kind, count in sorted(report.inner_bytes.items())]
-    return [f"moved inside operators, in double precision: {', '.join(parts)} bytes"] if parts else []
+    parts = _bytes_by_kind(report.inner_bytes)
+    return [f"moved inside operators, in double precision: {parts}"] if parts else []
+
+
+def _bytes_by_kind(moved: Mapping[str, int]) -> str:
+    """`all-gather 148,992 B, permute 26,112 B`."""
+    return ", ".join(f"{kind.replace('_', '-')} {count:,} B" for kind, count in sorted(moved.items()))
 
 
 def _first_difference(report: Report) -> list[str]:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from shardplan.cost.named import measure_of
 from shardplan.escapes import one_line
 from shardplan.plan.overlap import Exposure
 from shardplan.plan.parts import devices_per_host
-from shardplan.plan.types import Plan, Summary
+from shardplan.plan.types import Pipeline, Plan, Summary
 from shardplan.render.recipes import Recognizer, axis_shares
 from shardplan.render.solve import memory_parts, plan_line, proof_line
 from shardplan.report.memory import memory_over_time
@@ -21,6 +22,8 @@ from shardplan.report.schedule import pipeline_chart, schedule_record
 from shardplan.report.tables import Alternatives, move_rows, parameter_rows
 
 _PRICED = "cost_model"
+_OWN = 0.999
+"""Of the rate of a link: who gets more when all send has one of its own."""
 
 
 def plan_report(plan: Plan, file: str = "", alternatives: Alternatives | None = None) -> dict[str, object]:
@@ -98,18 +101,27 @@ def _step_parts(plan: Plan) -> list[tuple[str, int, int]]:
     """(what, nanoseconds, number of the mesh axis or -1): compute, exposed communication by axis, the bubble."""
     summary = plan.summary
     if plan.pipeline is not None:
-        bubble = round(plan.pipeline.bubble * summary.step_ns)
-        rest = max(0, summary.step_ns - summary.compute_ns - bubble)
-        return [("compute", summary.compute_ns, -1), ("exposed communication", rest, -1), ("bubble", bubble, -1)]
+        return _pipeline_parts(plan.pipeline, summary.step_ns)
     by_axis = exposed_by_axis(plan)
     parts = [("compute", summary.compute_ns, -1)]
     parts += [
-        (f"communication on {axis.name}", ns, number)
+        (f"exposed communication on {axis.name}", ns, number)
         for number, (axis, ns) in enumerate(zip(plan.mesh.axes, by_axis, strict=True))
         if ns
     ]
     rest = _rest(summary, sum(by_axis))
-    return [*parts, *([("other communication", rest, -1)] if rest else [])]
+    return [*parts, *([("other exposed communication", rest, -1)] if rest else [])]
+
+
+def _pipeline_parts(pipeline: Pipeline, step_ns: int) -> list[tuple[str, int, int]]:
+    """The same of the slowest stage, with all its pieces: what it does not take itself is the bubble."""
+    kind, _, virtual = pipeline.schedule.partition(":")
+    count = len(pipeline.stages) // (int(virtual) if kind == "interleaved" else 1)
+    summaries = [stage.plan.summary for stage in pipeline.stages]
+    slowest = max((summaries[place::count] for place in range(count)), key=lambda own: sum(one.step_ns for one in own))
+    compute, sent = (sum(getattr(one, name) for one in slowest) for name in ("compute_ns", "communication_ns"))
+    bubble = max(0, step_ns - compute - sent)
+    return [("compute", compute, -1), ("exposed communication", sent, -1), ("bubble", bubble, -1)]
 
 
 def _rest(summary: Summary, told: int) -> int:
@@ -142,22 +154,38 @@ def mesh_record(plan: Plan) -> dict[str, object]:
     recognizer = Recognizer(plan)
     recipes = {tensor.name: recognizer.recipe(tensor) for tensor in plan.tensors if tensor.role == "parameter"}
     shares = axis_shares(plan, recipes) if plan.pipeline is None else [{} for _ in plan.mesh.axes]
-    rates = _link_rates(plan.cluster.get("profile"))
+    rates = _link_rates(plan.cluster.get("profile"), "link_gbps", 1e9)
     axes = [
-        {"name": axis.name, "size": axis.size, "link": link, "rate": rates.get(link, 0.0), "does": list(does.items())}
+        {
+            "name": axis.name,
+            "size": axis.size,
+            "link": link,
+            "rate": rates.get(link, 0.0),
+            "shared": _shared(plan, link, rates),
+            "does": list(does.items()),
+        }
         for axis, link, does in zip(plan.mesh.axes, plan.axis_links, shares, strict=True)
     ]
     return {"axes": axes, "machine": devices_per_host(plan) or 0, "devices": plan.mesh.size, "device": _device(plan)}
 
 
-def _link_rates(profile: object) -> dict[str, float]:
-    """Bytes per second of every link level of a resolved profile that says them per link."""
+def _shared(plan: Plan, link: str, rates: Mapping[str, float]) -> tuple[int, float] | None:
+    """How many devices share a link, and bytes per second of each when all send; None where each has its own."""
+    order = [*rates]
+    inner = order[: order.index(link)] if link in order else []
+    devices = math.prod(size for size, its in zip(plan.mesh.shape, plan.axis_links, strict=True) if its in inner)
+    each = _link_rates(plan.cluster.get("profile"), "node_gbit", 1e9 / 8).get(link, 0.0) / devices
+    return (devices, each) if devices > 1 and 0.0 < each <= _OWN * rates[link] else None
+
+
+def _link_rates(profile: object, key: str, unit: float) -> dict[str, float]:
+    """Bytes per second of every link level of a resolved profile that says them as `key`, innermost first."""
     levels = profile.get("levels") if isinstance(profile, Mapping) else None
     found: dict[str, float] = {}
     for level in levels if isinstance(levels, Sequence) else ():
-        rate = level.get("link_gbps") if isinstance(level, Mapping) else None
+        rate = level.get(key) if isinstance(level, Mapping) else None
         if isinstance(rate, int | float):
-            found[str(level.get("name"))] = rate * 1e9
+            found[str(level.get("name"))] = rate * unit
     return found
 
 

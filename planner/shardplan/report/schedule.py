@@ -34,7 +34,7 @@ def schedule_record(plan: Plan, names: Names) -> dict[str, object]:
 
 
 def pipeline_chart(plan: Plan) -> dict[str, object]:
-    """The same of a pipeline: a stream for each stage and each hand-over, a task for each microbatch on it."""
+    """The same of a pipeline: a stream for each stage and each send between two, a task for each microbatch."""
     made = pipeline_timeline(plan)
     names, critical = Names(), critical_path(made)
     tasks = [

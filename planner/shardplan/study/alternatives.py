@@ -24,6 +24,7 @@ from shardplan.planning.chain import Answer
 from shardplan.planning.decided import Decided
 from shardplan.planning.judge import judged
 from shardplan.planning.reduction import Allowed
+from shardplan.planning.standing import OnProgress, Turn
 from shardplan.units import NS_PER_S, size
 
 _MOST = 16
@@ -43,7 +44,9 @@ class Alternative:
     why_not: str = ""
 
 
-def alternatives(planner: Planner, plan: Plan, nodes: Sequence[Node]) -> tuple[Alternative, ...]:
+def alternatives(
+    planner: Planner, plan: Plan, nodes: Sequence[Node], on_progress: OnProgress | None = None
+) -> tuple[Alternative, ...]:
     """The choices that `nodes` (of one kind: kept tensors of one shape, or operators with one equation) have together.
 
     What `plan` chose comes first, then by cost. Raises `ShardplanError` as `plan_model` where there is no plan at all.
@@ -59,11 +62,11 @@ def alternatives(planner: Planner, plan: Plan, nodes: Sequence[Node]) -> tuple[A
     taken = Counter(text for node, masks in choices.items() for text, mask in masks.items() if mask[choice[node]])
     (usual, _), *others = taken.most_common()
     tried = sorted(named, key=lambda text: (_distance(text, usual), text))[:_MOST]
-    found = [
-        _try(planner, plan, {node: masks[text] for node, masks in choices.items()}, text, ours)
-        for text in tried
-        if text != usual or others
-    ]
+    tried = [text for text in tried if text != usual or others]
+    turn, found = Turn(on_progress, len(tried)), []
+    for text in tried:
+        turn.next(text)
+        found.append(_try(planner, plan, {node: masks[text] for node, masks in choices.items()}, text, ours))
     found += _impossible(best.layouts.built, nodes[0], named)
     found.sort(key=lambda one: (one.cost_ns is None, one.cost_ns or 0, one.choice))
     chosen = "; ".join(f"{text} ×{count}" for text, count in taken.most_common()) if others else usual

@@ -23,6 +23,7 @@ from shardplan.plan.legality import faults as illegal
 from shardplan.plan.signature import UnsignedError, signing_command
 from shardplan.plan.timeline import unscheduled
 from shardplan.plan.types import Plan
+from shardplan.planning.standing import OnProgress
 from shardplan.study.derive import NotDerivableError, derived
 from shardplan.study.finished import finished
 from shardplan.study.freshness import AS_RECORDED, Given, input_changes, model_now
@@ -59,7 +60,9 @@ class Verdict:
         return self.status.replace(" ", "-") + "-plan"
 
 
-def check_file(file: str, given: Given = AS_RECORDED, *, resolve: bool = False) -> Verdict:
+def check_file(
+    file: str, given: Given = AS_RECORDED, *, resolve: bool = False, on_progress: OnProgress | None = None
+) -> Verdict:
     """The verdict on the plan in `file`, with the inputs that it records, or those `given`.
 
     In this order: signed, if it must be; its decisions legal; its content as it was written; its model, profile and
@@ -71,7 +74,9 @@ def check_file(file: str, given: Given = AS_RECORDED, *, resolve: bool = False) 
         found, plan = read_whole(file) if given.signers is None else read_signed(file, given.signers)
     except UnsignedError as problem:
         return Verdict("invalid", (problem.diagnostics[0].summary,), repair=Repair(signing_command(file)))
-    verdict = _verdict(found, plan, file, lambda: model_now(plan, file, given), given, resolve=resolve)
+    verdict = _verdict(
+        found, plan, file, lambda: model_now(plan, file, given), given, resolve=resolve, on_progress=on_progress
+    )
     if verdict.status == "fresh" or verdict.repair is not NO_REPAIR:
         return verdict
     return replace(verdict, repair=repair_of(plan, file, given.model, given.cluster))
@@ -89,7 +94,7 @@ def check_plan(plan: Plan, file: str, model: Model | None = None, *, resolve: bo
 
 def _verdict(
     found: Mapping[str, Any], plan: Plan, file: str, model_of: Callable[[], Model | None], given: Given, *,
-    resolve: bool,
+    resolve: bool, on_progress: OnProgress | None = None,
 ) -> Verdict:  # fmt: skip
     if faults := tuple(illegal(plan)):
         return Verdict("invalid", faults)
@@ -111,7 +116,7 @@ def _verdict(
         raise ShardplanError(error("no-model", summary, file=file, hint="give it with --model"))
     if verdict.status != "fresh" or not resolve or model is None:
         return verdict
-    return _solve_again(plan, file, model)
+    return _solve_again(plan, file, model, on_progress)
 
 
 def _of_content(
@@ -158,9 +163,9 @@ def _wrong_fields(
     yield from differences(shown, expected)
 
 
-def _solve_again(plan: Plan, file: str, model: Model) -> Verdict:
+def _solve_again(plan: Plan, file: str, model: Model, on_progress: OnProgress | None) -> Verdict:
     try:
-        best = finished(solve(read(recorded_request(plan, file, model))).plan)
+        best = finished(solve(read(recorded_request(plan, file, model)), on_progress).plan)
     except InfeasibleError as problem:
         return Verdict("infeasible", (problem.diagnostics[0].summary,))
     was, now = plan.summary, best.summary

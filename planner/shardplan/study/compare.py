@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardplan.cluster.types import Cluster
@@ -13,6 +12,7 @@ from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.recipes import recipes_for
 from shardplan.planning.reduction import Restrict
+from shardplan.planning.standing import OnProgress, Turn
 from shardplan.study.finished import finished
 
 BEST = "best"
@@ -30,20 +30,20 @@ class Contender:
 
 
 def compare_recipes(
-    model: Model, cluster: Cluster, options: PlanOptions, on_done: Callable[[Contender], None] | None = None
+    model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
 ) -> tuple[Contender, ...]:
-    """Every hand-written recipe, then the best plan there is; `on_done` hears of each as it is found.
+    """Every hand-written recipe, then the best plan there is; `on_progress` hears how each is searched for.
 
     Raises `ShardplanError` as `plan_model` for a model that cannot be planned as asked; memory is no such reason.
     """
-    planner = Planner(model, cluster, options, reasons=False)
-    roomy = Planner(model, cluster, replace(options, memory_limit_bytes=_UNLIMITED), reasons=False)
+    contest = (*recipes_for(options).items(), (BEST, None))
+    turn = Turn(on_progress, len(contest))
+    planner = Planner(model, cluster, options, turn.tell, reasons=False)
+    roomy = Planner(model, cluster, replace(options, memory_limit_bytes=_UNLIMITED), turn.tell, reasons=False)
     found = []
-    for name, recipe in (*recipes_for(options).items(), (BEST, None)):
-        contender = _contend(name, recipe, planner, roomy)
-        found.append(contender)
-        if on_done is not None:
-            on_done(contender)
+    for name, recipe in contest:
+        turn.next(name)
+        found.append(_contend(name, recipe, planner, roomy))
     return tuple(found)
 
 

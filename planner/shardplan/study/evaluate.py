@@ -16,6 +16,7 @@ from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
 from shardplan.planning.reduction import Allowed
+from shardplan.planning.standing import OnProgress
 from shardplan.study.finished import finished
 
 _UNLIMITED = 1 << 60
@@ -33,7 +34,14 @@ class Evaluation:
     decisions: int
 
 
-def evaluate_plan(model: Model, cluster: Cluster, options: PlanOptions, decided: Plan, file: str) -> Evaluation:
+def evaluate_plan(
+    model: Model,
+    cluster: Cluster,
+    options: PlanOptions,
+    decided: Plan,
+    file: str,
+    on_progress: OnProgress | None = None,
+) -> Evaluation:
     """What the decisions of the plan `decided`, read from `file`, cost for `model` on `cluster`.
 
     Raises `ShardplanError`: `stale-plan` when they are about another model, `impossible` when one of them cannot be.
@@ -42,17 +50,19 @@ def evaluate_plan(model: Model, cluster: Cluster, options: PlanOptions, decided:
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
     if decided.pipeline is None:
         require_agreement(decided, model, file)
-    planner = Planner(model, cluster, _roomy(options), reasons=False, complete=True, decided=decided)
+    planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False, complete=True, decided=decided)
     everything = len(decided.operators) + len(decided.tensors)
     return _evaluation(planner.plan(decisions_of(decided, file), _limit(cluster, options)), everything)
 
 
-def evaluate_constraints(model: Model, cluster: Cluster, options: PlanOptions) -> Evaluation:
+def evaluate_constraints(
+    model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
+) -> Evaluation:
     """What the constraints among `options` cost at least: where they leave something open, the cheapest is taken.
 
     Raises `ShardplanError` as `plan_model`; memory is no reason for that.
     """
-    planner = Planner(model, cluster, _roomy(options), reasons=False)
+    planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False)
     asked = [*planner.instance.constraints.operators, *planner.instance.constraints.tensors]
     fixed = {one.operator if hasattr(one, "operator") else one.tensor for one in asked}
     return _evaluation(planner.plan(scheduled_bytes=_limit(cluster, options)), len(fixed))

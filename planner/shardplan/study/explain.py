@@ -15,6 +15,7 @@ from shardplan.plan.orientation import checkpoint_shape
 from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
+from shardplan.planning.standing import OnProgress
 from shardplan.study.alternatives import Alternative, alternatives
 from shardplan.study.instance import read, recorded_request
 from shardplan.study.named import Named, find
@@ -38,7 +39,7 @@ class Explanation:
     bytes_per_device: int | None = None
 
 
-def explain(plan: Plan, file: str, model: Model, name: str) -> Explanation:
+def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgress | None = None) -> Explanation:
     """Why `plan` treats what is called `name` (see `shardplan.study.named`) as it does. All alternatives recompute what
     the plan does.
 
@@ -54,7 +55,7 @@ def explain(plan: Plan, file: str, model: Model, name: str) -> Explanation:
     if len(found.operators) == 1:  # of many, those strategies are enough that a plan might take
         complete = Constraint("operators", literal(nodes[0][1]), (), "", Mark(file, 1, 1), is_pin=True)
         options = replace(options, constraints=(*options.constraints, complete))
-    tried = alternatives(Planner(model, instance.cluster, options, decided=plan), plan, nodes)
+    tried = alternatives(Planner(model, instance.cluster, options, decided=plan), plan, nodes, on_progress)
     return replace(described(plan, found), alternatives=tried)
 
 

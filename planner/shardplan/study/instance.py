@@ -27,7 +27,7 @@ from shardplan.pipeline.schedule import Schedule, parse_schedule
 from shardplan.plan.file import read_plan
 from shardplan.plan.recorded import cluster_of, dims_of, options_of
 from shardplan.plan.types import Plan
-from shardplan.request import AUTO, Request
+from shardplan.request import AUTO, FIELDS, Request
 from shardplan.study.reuse import SECTIONS, Kept, constraints_of
 from shardplan.study.sources import sources_of
 
@@ -201,8 +201,13 @@ def _staging(request: Request) -> Staging | None:
     schedule = parse_schedule(request.schedule)
     found = [(stages, place) for stages, place in map(_stages_given, *_placed(request.constraints)) if stages]
     asked = request.stages
+    if not found and asked is not None:
+        return Staging(_stages_asked(asked), schedule)
     if not found:
-        return None if asked is None else Staging(_stages_asked(asked), schedule)
+        if request.schedule != FIELDS["schedule"].default:
+            summary = f"schedule {request.schedule} is of a pipeline, and no stages are asked for"
+            raise ShardplanError(error("bad-schedule", summary, hint="add --stages auto, or a number of stages"))
+        return None
     (by_hand, place), *others = found
     clash = "" if not request.is_auto else "mesh auto: stages by hand say on which meshes they are"
     clash = clash or ("" if asked is None else "stages are asked for and fixed here: only one can say where to cut")
@@ -232,14 +237,19 @@ def _placed(constraints: Iterable[Any]) -> tuple[list[Any], list[str]]:
 
 def _stages_given(source: Any, place: str) -> tuple[ManualStages | None, str]:
     if isinstance(source, Mapping):
-        return stages_in(_yaml(source), place), place
+        return stages_in(_yaml(source, place), place), place
     if not isinstance(source, str | Path) or is_plan(_section(str(source))[0]):
         return None, place
     return read_stages([str(source)]), place
 
 
-def _yaml(source: Mapping[str, object]) -> str:
-    return yaml.safe_dump(dict(source), sort_keys=False)
+def _yaml(source: Mapping[str, object], place: str) -> str:
+    try:
+        return yaml.safe_dump(dict(source), sort_keys=False)
+    except yaml.YAMLError as problem:
+        summary = f"{place} holds what YAML cannot say: {problem.args[-1]!r}"
+        hint = "names, numbers, lists and mappings of these"
+        raise ShardplanError(error("bad-argument", summary, hint=hint)) from None
 
 
 def read_all_constraints(sources: Iterable[Any], pins: Iterable[str] = ()) -> tuple[Constraint, ...]:
@@ -261,7 +271,7 @@ def _constraints(source: Any, place: str) -> tuple[Constraint, ...]:
     if isinstance(source, Plan):
         return _kept_in(source, place, SECTIONS[:2])
     if isinstance(source, Mapping):
-        return parse_constraints(_yaml(source), place)
+        return parse_constraints(_yaml(source, place), place)
     if not isinstance(source, str | Path):
         summary = f"{place} is {source!r}; a file, a mapping or a plan is expected"
         raise ShardplanError(error("bad-argument", summary))

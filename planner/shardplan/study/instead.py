@@ -13,6 +13,7 @@ from shardplan.patterns import literal
 from shardplan.plan.diff import PlanDiff, diff_plans
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.standing import OnProgress
 from shardplan.study.finished import finished
 from shardplan.study.instance import read, recorded_request
 from shardplan.study.named import Named
@@ -33,7 +34,9 @@ class Instead:
     terms: tuple[Share, ...]
 
 
-def instead(plan: Plan, file: str, model: Model, found: Named, spec: str) -> Instead:
+def instead(
+    plan: Plan, file: str, model: Model, found: Named, spec: str, on_progress: OnProgress | None = None
+) -> Instead:
     """The fastest plan in which what was `found` is kept, or split, as `spec` says (as `--pin` does).
 
     Raises `ShardplanError`: what is wrong with `spec`, or why it cannot be had; `InfeasibleError` where it does not
@@ -43,7 +46,7 @@ def instead(plan: Plan, file: str, model: Model, found: Named, spec: str) -> Ins
     asked = recorded_request(plan, file, model)
     instance = read(replace(asked, time_limit=_SECONDS, constraints=(*asked.constraints, *pins)))
     try:
-        other = finished(Planner(model, instance.cluster, instance.options).plan())
+        other = finished(Planner(model, instance.cluster, instance.options, on_progress).plan())
     except ShardplanError as problem:
         raise type(problem)(*_once(problem.diagnostics)) from None
     return Instead(spec, other, diff_plans(plan, other), _terms(shares_of(plan), shares_of(other)))

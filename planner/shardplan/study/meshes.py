@@ -154,7 +154,7 @@ def _standing(found: Mapping[str, MeshTrial], count: int) -> Standing:
     """How the search over meshes stands: no bound holds for those that are not done."""
     best = best_of(tuple(found.values()))
     best_ps = math.inf if best is None or best.step_ns is None else best.step_ns * PS_PER_NS
-    return Standing(best_ps, -math.inf, 0.0, f"{len(found)} of {count} meshes are done")
+    return Standing(best_ps, -math.inf, 0.0, f"{len(found)} of {count} meshes are done", len(found) / count)
 
 
 def _solved(

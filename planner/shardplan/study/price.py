@@ -44,6 +44,7 @@ from shardplan.planning.parallelism import (
     rows_of,
 )
 from shardplan.planning.reduction import Restrict
+from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.rules import model_rules
 from shardplan.study.finished import finished
@@ -102,7 +103,13 @@ class Priced:
         return self.peak.total <= self.limit_bytes
 
 
-def price(parallelism: Parallelism, model: Model, cluster: Cluster, options: PlanOptions) -> Priced:
+def price(
+    parallelism: Parallelism,
+    model: Model,
+    cluster: Cluster,
+    options: PlanOptions,
+    on_progress: OnProgress | None = None,
+) -> Priced:
     """Price one configuration on `cluster`, whose mesh does not count. `options`: of a whole step; its microbatches are
     those of the configuration.
 
@@ -121,10 +128,10 @@ def price(parallelism: Parallelism, model: Model, cluster: Cluster, options: Pla
     options = replace(options, shard_optimizer=parallelism.zero == 1, effort="quick")
     fixed = restriction(parallelism, axes, hidden_of(model))
     if parallelism.pipeline == 1:
-        plan = _fastest(model, part.cluster, options, limit, fixed, sharded=parallelism.zero == 3)
+        plan = _fastest(model, part.cluster, options, limit, fixed, on_progress, sharded=parallelism.zero == 3)
         return Priced(parallelism, plan, (plan.summary.memory,), limit, options.microbatches)
     whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
-    return _pipeline(parallelism, model, whole, part, options, limit, fixed)
+    return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress)
 
 
 def _fastest(
@@ -133,6 +140,7 @@ def _fastest(
     options: PlanOptions,
     limit: int,
     fixed: Restrict,
+    on_progress: OnProgress | None,
     *,
     loss: bool = True,
     sharded: bool = False,
@@ -142,7 +150,7 @@ def _fastest(
 
     def under(bytes_: int) -> Plan:
         asked = replace(options, memory_limit_bytes=bytes_)
-        found = finished(Planner(model, cluster, asked, reasons=False).plan(fixed))
+        found = finished(Planner(model, cluster, asked, on_progress, reasons=False).plan(fixed))
         return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded)
 
     plan = under(_UNLIMITED)
@@ -162,6 +170,7 @@ def _pipeline(
     options: PlanOptions,
     limit: int,
     fixed: Restrict,
+    on_progress: OnProgress | None,
 ) -> Priced:
     pieces, stages = parallelism.pieces, parallelism.pipeline
     schedule = Schedule("interleaved", parallelism.virtual) if parallelism.virtual > 1 else Schedule("1f1b")
@@ -170,14 +179,15 @@ def _pipeline(
     inner = 1 if pieces > 2 else 0  # the one that holds most
     most = max(waiting[1:-1], default=1)
     plans: dict[int, Plan] = {}
-    for place in sorted({0, inner, pieces - 1}):
+    planned = sorted({0, inner, pieces - 1})
+    turn = Turn(on_progress, len(planned))
+    for place in planned:
+        turn.next(f"stage {place}")
         held = most if 0 < place < pieces - 1 else waiting[place]
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         asked = replace(options, in_flight=held)
-        plans[place] = _fastest(
-            own, part.cluster, asked, limit // parallelism.virtual, fixed, loss=place == pieces - 1,
-            sharded=parallelism.zero == 3,
-        )  # fmt: skip
+        room, loss, sharded = limit // parallelism.virtual, place == pieces - 1, parallelism.zero == 3
+        plans[place] = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss, sharded=sharded)
     stands_for = [0, *[inner] * (pieces - 2), pieces - 1]
     found = assemble_result(
         chain,
@@ -278,6 +288,7 @@ def price_as_asked(
     precision: PrecisionName = "",
     *,
     compare: bool = True,
+    on_progress: OnProgress | None = None,
 ) -> Told:
     """What `request`'s model takes on its cluster under a configuration, beside the best plan if `compare`. Of the
     request count `model`, `cluster`, `dims`, `optimizer` and `memory_limit`.
@@ -296,8 +307,13 @@ def price_as_asked(
         memory_limit_bytes=request.memory_limit,
         precision=precision,
     )
-    priced = price(parallelism, model, cluster, options)
-    best = best_beside(priced, model, cluster, options) if compare else None
+    turn = Turn(on_progress, 1 + compare)
+    turn.next("this configuration")
+    priced = price(parallelism, model, cluster, options, turn.tell)
+    best = None
+    if compare:
+        turn.next("the best plan")
+        best = best_beside(priced, model, cluster, options, turn.tell)
     return Told(priced, best, rows_of(model), batch.micro_batch, compare, precision)
 
 
@@ -334,7 +350,9 @@ def read_model_for(given: str | Path | Model, dims: Mapping[str, int], batch: Ba
 BATCH = "batch"
 
 
-def best_beside(priced: Priced, model: Model, cluster: Cluster, options: PlanOptions) -> Plan | None:
+def best_beside(
+    priced: Priced, model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
+) -> Plan | None:
     """The best plan without a pipeline on as many devices, with an axis for each link and in as few microbatches as
     fit; None where none fits."""
     profile = replace(profile_from_resolved(as_trained(cluster).resolved), training=cluster.training)
@@ -344,7 +362,7 @@ def best_beside(priced: Priced, model: Model, cluster: Cluster, options: PlanOpt
     for microbatches in sorted({each for each in halves if options.microbatches % each == 0} | {1}):
         asked = replace(options, microbatches=microbatches, shard_optimizer=True, effort="quick")
         try:
-            found = finished(Planner(model, whole, asked, reasons=False).plan())
+            found = finished(Planner(model, whole, asked, on_progress, reasons=False).plan())
             return as_run(found, whole, recomputed=options.remat == "full")
         except InfeasibleError:
             continue

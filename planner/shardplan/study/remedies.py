@@ -15,6 +15,7 @@ from shardplan.errors import ITEM, InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.planning import Planner
+from shardplan.planning.standing import OnProgress, Standing
 from shardplan.study.finished import finished
 from shardplan.units import TIME, Measure, size
 
@@ -37,7 +38,9 @@ class Remedy:
     memory_bytes: int
 
 
-def find_remedies(model: Model, cluster: Cluster, options: PlanOptions) -> tuple[Remedy, ...]:
+def find_remedies(
+    model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
+) -> tuple[Remedy, ...]:
     """The least change of each kind under which a plan fits, for a request that has none.
 
     More microbatches, rematerialisation, optimizer state sharded apart from its weight, a lighter optimizer, a smaller
@@ -52,7 +55,7 @@ def find_remedies(model: Model, cluster: Cluster, options: PlanOptions) -> tuple
     ends_s = time.monotonic() + min(_IN_ALL, math.inf if options.time_limit is None else options.time_limit)
     with contextlib.suppress(KeyboardInterrupt):  # that nothing fits is known: what was found by then is said
         for candidates in kinds:
-            remedy = _first(model, candidates, ends_s)
+            remedy = _first(model, candidates, ends_s, on_progress)
             found += [remedy] if remedy else []
     return tuple(found)
 
@@ -75,8 +78,15 @@ def remedies_record(remedies: Sequence[Remedy]) -> list[dict[str, object]]:
     ]
 
 
-def _first(model: Model, candidates: Sequence[tuple[str, Cluster, PlanOptions]], ends_s: float) -> Remedy | None:
+def _first(
+    model: Model,
+    candidates: Sequence[tuple[str, Cluster, PlanOptions]],
+    ends_s: float,
+    on_progress: OnProgress | None,
+) -> Remedy | None:
     for change, cluster, options in candidates:
+        if on_progress is not None:
+            on_progress(Standing(math.inf, -math.inf, doing=change))
         left_s = ends_s - time.monotonic()
         if left_s < (_TRIED_S if options.time_limit is not None else 0.0):
             return None

@@ -82,6 +82,11 @@ class LocalExecution:
         """The local tensor after a move; one that the plan gathers again in backward is not saved for it."""
         weight, flights = self._awaited.get(id(local), (None, None))
         made = move(local, route, self.context, label, flights if weight is local and route.defers else None)
+        self._gather_again(local, made, route, label)
+        return made
+
+    def _gather_again(self, local: Tensor, made: Tensor, route: Route, label: Label) -> None:
+        """Let autograd save `local` in place of what a move has made of it, where the plan gathers that again."""
         if route.regather and torch.is_grad_enabled() and (made.requires_grad or not made.is_floating_point()):
             steps, executor, again = route.regather_steps, self.context.executor, label.of("again")
             regather = Regathered(
@@ -93,7 +98,6 @@ class LocalExecution:
                 self.context.prefetcher.backward.add(steps.number, regather)
             storage = StorageWeakRef(made.untyped_storage())
             self._regathers[storage.cdata] = storage, regather
-        return made
 
     def gather_updated(self, locals_: Sequence[Tensor], routes: Sequence[Route], label: Label) -> list[Tensor]:
         """Updated weights, gathered from the shards of the optimizer as one bucket."""
@@ -111,7 +115,11 @@ class LocalExecution:
         flights: Flights | None,
     ) -> list[Tensor]:  # fmt: skip
         """Weights (`updated` in their place, if given) whose gradients are sent as one bucket."""
-        return bucket_gradients(locals_, routes, updated, label, self.context, flights)
+        made = bucket_gradients(locals_, routes, updated, label, self.context, flights)
+        if not updated:
+            for local, read, route in zip(locals_, made, routes, strict=True):
+                self._gather_again(local, read, route, label)
+        return made
 
     def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:
         """Dtype of a tensor, and whether it takes a gradient."""

@@ -115,7 +115,7 @@ def _option(name: str) -> Callable[[Verb], Verb]:
     else:
         unset = default is None or isinstance(asked.check, Cache)
         shown = {"metavar": asked.metavar, "type": _Given(asked), "default": None if unset else default}
-        shown["show_default"] = not unset
+        shown["show_default"] = not unset and default != ""
     if asked.offers == "profiles":
         shown["shell_complete"] = completing(profile_names, files=True)
     return option(*asked.flags, name, help=asked.help, **shown)

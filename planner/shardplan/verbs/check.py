@@ -112,8 +112,8 @@ def _verdict(session: Session, file: str, models: tuple[str, ...], given: Given,
 
     try:
         model = _model_of(read_plan(file), models) if models else None
-        with session.waiting("solving" if resolve else "checking"):
-            return check_file(file, replace(given, model=model), resolve=resolve)
+        on_progress = session.begin("solving again" if resolve else "checking")
+        return check_file(file, replace(given, model=model), resolve=resolve, on_progress=on_progress)
     except ShardplanError as problem:
         session.say_all(problem.diagnostics)
         return unreadable(problem)

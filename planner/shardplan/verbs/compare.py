@@ -38,8 +38,7 @@ def compare(session: Session, /, **given: Any) -> int:
     model, cluster, options = instance.model, instance.cluster, instance.options
     session.say_all((*model.warnings, *cluster.warnings))
     session.paint(lambda console: describe_request(console, model, cluster, options, session.defaults))
-    with session.waiting("comparing"):
-        found = compare_recipes(model, cluster, options)
+    found = compare_recipes(model, cluster, options, session.begin("comparing"))
     limit = instance.limit_bytes
     write_report(session, html, lambda: comparison_report(f"{model.name} on {cluster.name}", found, limit))
     session.finish(comparison_document(found, limit), lambda console: show_comparison(console, found, limit))

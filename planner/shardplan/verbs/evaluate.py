@@ -73,7 +73,7 @@ def _of_constraints(session: Session, file: str | None, given: Mapping[str, Any]
         summary = "stages cannot be evaluated: what is priced here is one mesh"
         raise ShardplanError(error("bad-stages", summary, hint="shardplan solve plans the stages", file=file))
     session.say_all((*instance.model.warnings, *instance.cluster.warnings))
-    return evaluate_constraints(instance.model, instance.cluster, instance.options)
+    return evaluate_constraints(instance.model, instance.cluster, instance.options, session.begin("pricing"))
 
 
 def _of_plan(session: Session, file: str, given: Mapping[str, Any]) -> Evaluation:
@@ -114,7 +114,7 @@ def _of_plan(session: Session, file: str, given: Mapping[str, Any]) -> Evaluatio
         memory_limit_bytes=request.memory_limit or (None if "cluster" in said else options.memory_limit_bytes),
         cost_model=cost_model if "cost_model" in said else options.cost_model,
     )
-    return evaluate_plan(model, cluster, options, plan, file)
+    return evaluate_plan(model, cluster, options, plan, file, session.begin("pricing"))
 
 
 def _cluster(plan: Plan, file: str, given: str | None) -> Cluster:

@@ -40,6 +40,11 @@ def explain(
     if instead is not None and name is None:
         raise click.UsageError("--instead says how NAME is to be: which one?")
     loaded = read_plan(plan)
+    if model is not None and name is None:
+        from shardplan.study.explain import check_model
+        from shardplan.study.instance import load_model_of
+
+        check_model(loaded, plan, load_model_of(loaded, plan, model))
     if name is None or model is None:
         shares = shares_of(loaded)
         document = explain_document(loaded, None, shares, None)
@@ -57,8 +62,7 @@ def explain(
         label = next(f"{stage.name}: " for stage in loaded.pipeline.stages if stage.plan is subject)
         name = name.removeprefix(label)
     if instead is None:
-        with session.waiting("explaining"):
-            found = explain_name(subject, file, part, name)
+        found = explain_name(subject, file, part, name, session.begin("explaining"))
         found = replace(found, subject=label + found.subject)
         document = explain_document(loaded, found.subject, found.shares, found)
         return session.finish(document, lambda console: show_explanation(console, loaded, found))
@@ -68,8 +72,8 @@ def explain(
 
     check_model(subject, file, part)
     named = find(subject, part, name)
-    with session.waiting("planning instead"):
-        described_one, other = described(subject, named), plan_instead(subject, file, part, named, instead)
+    described_one = described(subject, named)
+    other = plan_instead(subject, file, part, named, instead, session.begin("planning instead"))
     described_one = replace(described_one, subject=label + described_one.subject)
     document = explain_document(loaded, described_one.subject, described_one.shares, described_one)
     return session.finish(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardplan.verbs.asking import profile_names
-from shardplan.verbs.session import Session, completing, verb
+from shardplan.verbs.session import Session, attended_verb, completing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _MOST = 1 << 20
 _DEFAULTS: Mapping[str, Any] = {"like": "h100-dgx", "machines": 4, "devices": 8, "model": ""}
 _QUESTIONS: Mapping[str, str] = {
-    "like": "Which shipped profile is nearest to your machines (shardplan profiles lists them)",
-    "machines": "How many machines",
-    "devices": "How many devices in each",
-    "model": "Which ONNX file is planned (empty if there is none yet)",
+    "like": "Shipped profile nearest to your machines (shardplan profiles)",
+    "machines": "Machines",
+    "devices": "Devices in each",
+    "model": "ONNX file to plan (empty if there is none yet)",
 }
 
 
@@ -38,7 +38,7 @@ _QUESTIONS: Mapping[str, str] = {
 @click.option("--model", metavar="FILE.onnx", help="The model that plans are for, which CI gives to `check`.")
 @click.option("--no-ci", is_flag=True, help="Write no workflow for GitHub Actions.")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
-@verb
+@attended_verb
 def init(session: Session, /, **given: Any) -> int:
     """Write cluster.yaml, shardplan.toml and .github/workflows/shardplan.yml into the working directory.
 
@@ -70,12 +70,18 @@ def _project(given: Mapping[str, Any], *, ask: bool) -> Project:
     from shardplan import __version__
     from shardplan.study.project import Project
 
-    kinds = {"machines": click.IntRange(1, _MOST), "devices": click.IntRange(1, _MOST)}
+    kinds = {
+        "like": click.Choice(profile_names()),
+        "machines": click.IntRange(1, _MOST),
+        "devices": click.IntRange(1, _MOST),
+    }
     found = {}
     for name, default in _DEFAULTS.items():
         found[name] = given[name]
         if found[name] is None and ask:
-            found[name] = click.prompt(_QUESTIONS[name], default=default, type=kinds.get(name), err=True)
+            found[name] = click.prompt(
+                _QUESTIONS[name], default=default, type=kinds.get(name), show_choices=False, err=True
+            )
         found[name] = default if found[name] is None else found[name]
     workflow = not given["no_ci"]
     return Project(found["like"], found["machines"], found["devices"], found["model"], __version__, workflow)

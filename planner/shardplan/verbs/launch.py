@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, error
-from shardplan.verbs.session import Session, Verb, verb
+from shardplan.verbs.session import Session, Verb, attended_verb, verb
 
 if TYPE_CHECKING:
     from shardplan.launch.ranks import Launch
@@ -77,7 +77,7 @@ def launch_env(
 @click.option("--for", "target", type=click.Choice(STARTS), default="torchrun", show_default=True, help="The launcher.")
 @click.option("--node-rank", metavar="N", type=click.IntRange(0), help="Of this machine (torchrun); by its name else.")
 @launch_options
-@verb
+@attended_verb
 def launch(session: Session, /, target: str, node_rank: int | None, **asked: Any) -> int:
     """Start PROGRAM in the processes of the plan file PLAN and end with its exit code.
 

@@ -62,10 +62,16 @@ def price(session: Session, /, **given: Any) -> int:
     batch = study.Batch(given["global_batch"], given["micro_batch"])
     attempt.finish()
     assert parallelism is not None
-    with session.waiting("pricing"):
-        told = study.price_as_asked(
-            request, parallelism, batch, given["recompute"], given["precision"] or "", compare=given["best"]
-        )
+    on_progress = session.begin("pricing")
+    told = study.price_as_asked(
+        request,
+        parallelism,
+        batch,
+        given["recompute"],
+        given["precision"] or "",
+        compare=given["best"],
+        on_progress=on_progress,
+    )
     session.finish(price_document(told), lambda console: show_price(console, told))
     return EXIT_DONE if told.priced.fits else EXIT_NO
 

@@ -56,6 +56,7 @@ def write_report(session: Session, path: str | None, document: Document) -> None
     from shardplan.plan.file import write_other
     from shardplan.report.page import page
 
+    session.begin("writing the report")
     write_other(page(document()), path, "report")
     if not session.quiet:
-        click.echo(f"report: {one_line(path)}", err=True)
+        session.note(f"report: {one_line(path)}")

@@ -14,11 +14,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -28,12 +29,15 @@ from click.shell_completion import CompletionItem
 
 from shardplan.errors import Diagnostic
 from shardplan.escapes import one_line
+from shardplan.text_lines import columns_of, folded_line
 from shardplan.verbs.streams import DEGRADE, discard
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardplan.render.progress import ProgressLine
+    from shardplan.render.progress import ProgressLine, Standing
+
+    OnStanding = Callable[[Standing], None]
 
 EXIT_DONE, EXIT_NO, EXIT_USAGE, EXIT_INFEASIBLE, EXIT_LIMIT = 0, 1, 2, 3, 4
 EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE = 70, 130, 141
@@ -62,31 +66,52 @@ class Session:
     started_s: float = field(default_factory=time.monotonic)
     failure: Mapping[str, object] | None = None
     """The `result` of the JSON document if the verb fails from here on."""
+    line: ProgressLine | None = None
+    """Of a terminal, while the verb is at work."""
 
     def say(self, diagnostic: Diagnostic) -> None:
         """Print a diagnostic and keep it for the JSON document; `--quiet` prints errors only."""
         self.diagnostics.append(diagnostic)
         if diagnostic.severity == "error" or not self.quiet:
-            click.echo(self._styled(diagnostic), err=True, color=self._wants_color(sys.stderr.isatty()))
+            self.note(self._styled(diagnostic), color=self._wants_color(sys.stderr.isatty()))
+
+    def note(self, text: str, *, color: bool | None = None) -> None:
+        """Print a line on standard error."""
+        with self._hidden():
+            click.echo(text, err=True, color=color)
 
     def say_all(self, diagnostics: Iterable[Diagnostic]) -> None:
         """`say` each."""
         for diagnostic in diagnostics:
             self.say(diagnostic)
 
-    def waiting(self, doing: str) -> ProgressLine:
-        """A line on a terminal, while something that nobody hears of takes long: `comparing ⠹ 3 s`."""
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Meanwhile a terminal has a line that says what is being done: `reading ⠹ 3 s`."""
         from shardplan.render.progress import ProgressLine
 
-        return ProgressLine(sys.stderr, enabled=not self.quiet, doing=doing)
+        with ProgressLine(sys.stderr, enabled=not self.quiet) as self.line:
+            yield
+        self.line = None
+
+    def begin(self, doing: str, amount: Callable[[float], str] | None = None, *, keeps: bool = False) -> OnStanding:
+        """Say on that line what begins; what comes back is called with how far it is, as often as the caller likes.
+        `amount` writes a cost, in picoseconds unless it is given; `keeps`: Ctrl-C ends it with the best so far."""
+        from shardplan.render.progress import picoseconds
+
+        return self.line.begin(doing, amount or picoseconds, keeps=keeps) if self.line else lambda _: None
+
+    def _hidden(self) -> contextlib.AbstractContextManager[None]:
+        return self.line.hidden() if self.line else contextlib.nullcontext()
 
     def paint(self, draw: Callable[[Console], None]) -> None:
         """Let `draw` print a part of the result on standard output, unless that belongs to a document."""
         if not self.as_json:
             from shardplan.render.console import make_console
 
-            draw(make_console(self.color))
-            sys.stdout.flush()
+            with self._hidden():
+                draw(make_console(self.color))
+                sys.stdout.flush()
 
     def tell(self, draw: Callable[[Console], None]) -> None:
         """`paint` what is no result: where nobody reads it any more, the verb goes on."""
@@ -97,13 +122,14 @@ class Session:
 
     def write_text(self, text: str) -> None:
         """Print a result that has a form of its own, in UTF-8 whatever the terminal's encoding."""
-        sys.stdout.flush()
-        raw = getattr(sys.stdout, "buffer", None)
-        if raw is None:
-            sys.stdout.write(text)
-        else:
-            raw.write(text.encode(errors=DEGRADE))
-            raw.flush()
+        with self._hidden():
+            sys.stdout.flush()
+            raw = getattr(sys.stdout, "buffer", None)
+            if raw is None:
+                sys.stdout.write(text)
+            else:
+                raw.write(text.encode(errors=DEGRADE))
+                raw.flush()
 
     def write_document(self, result: Mapping[str, object] | None) -> None:
         """Print the JSON document, with every diagnostic said so far."""
@@ -133,7 +159,8 @@ class Session:
     def _styled(self, diagnostic: Diagnostic) -> str:
         label = f"{diagnostic.severity}[{diagnostic.code}]"
         painted = click.style(label, fg=_COLORS[diagnostic.severity], bold=True)
-        return str(diagnostic).replace(label, painted, 1)
+        lines = str(diagnostic).splitlines()
+        return "\n".join(folded_line(line, columns_of(sys.stderr)) for line in lines).replace(label, painted, 1)
 
     def _wants_color(self, terminal: bool) -> bool:
         if self.color == "auto":
@@ -165,7 +192,18 @@ def completing(names: Callable[[], Iterable[str]], *, files: bool = False) -> Ca
 
 
 def verb(function: Callable[..., int]) -> Callable[..., int]:
-    """Add the output options of every verb and hand it a `Session` in their place."""
+    """Add the output options of every verb and hand it a `Session` in their place, with a line of progress."""
+
+    @functools.wraps(function)
+    def at_work(session: Session, /, *arguments: object, **options: object) -> int:
+        with session.working():
+            return function(session, *arguments, **options)
+
+    return attended_verb(at_work)
+
+
+def attended_verb(function: Callable[..., int]) -> Callable[..., int]:
+    """The same without a line of progress: the terminal is for questions, or for another program."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
     @option(

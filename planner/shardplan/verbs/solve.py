@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ import click
 
 from shardplan.errors import Attempts, InfeasibleError, ShardplanError, warning
 from shardplan.interruption import Interruption
+from shardplan.units import percent
 from shardplan.verbs.asking import (
     FIXED,
     PIPELINE,
@@ -144,7 +145,6 @@ def _answer(session: Session, instance: Instance) -> Solved:
     """The plan. Where it is proven that there is none, a document says what was asked and what would help."""
     from shardplan.plan.encode import infeasible_summary
     from shardplan.render.meshes import meshes_record
-    from shardplan.render.progress import ProgressLine
     from shardplan.study.solve import NoMeshError
     from shardplan.study.solve import solve as find
     from shardplan.units import Measure
@@ -154,8 +154,8 @@ def _answer(session: Session, instance: Instance) -> Solved:
     alone = instance.staging is None and not instance.is_auto
     asked, instance = instance, _by_now(instance, session)
     try:
-        with ProgressLine(sys.stderr, enabled=not session.quiet, amount=measure.of_picoseconds) as progress:
-            return find(instance, progress.update, session.say, processes=processes)
+        on_progress = session.begin("solving", measure.of_picoseconds, keeps=True)
+        return find(instance, on_progress, session.say, processes=processes)
     except NoMeshError as problem:
         session.failure = {"plan": None, "meshes": meshes_record(problem.trials)}
         raise
@@ -182,7 +182,8 @@ def _with_remedies(session: Session, problem: InfeasibleError, instance: Instanc
 
     first, *rest = problem.diagnostics
     asked = _by_now(instance, session)
-    remedies = () if first.file else find_remedies(asked.model, asked.cluster, asked.options)
+    on_progress = session.begin("nothing fits; trying changes", keeps=True)
+    remedies = () if first.file else find_remedies(asked.model, asked.cluster, asked.options, on_progress)
     session.failure = {**(session.failure or {}), "remedies": remedies_record(remedies)}
     if not remedies:
         return problem
@@ -244,6 +245,7 @@ def _limits(session: Session, order: _Order, plan: Plan) -> Mapping[str, Any]:
 
     if not order.instance.options.target:
         return {}
+    session.begin("planning without a runtime's limits")
     found = limits_of(_by_now(order.instance, session), plan)
     if found is None:
         return {}
@@ -281,11 +283,16 @@ def _report(order: _Order, answer: Solved) -> Mapping[str, Any]:
 
 def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:
     """What the plan, which is written by now, is worth under other constants; what a document says of it."""
+    from shardplan.planning.standing import Standing
     from shardplan.render.sensitivity import describe_sensitivity, sensitivity_record
     from shardplan.study.robust import robustness
 
     instance = order.instance
-    found = robustness(instance.model, answer.cluster, instance.options, answer.plan, order.draws)
+    on_progress, done = session.begin("trying other constants"), itertools.count(1)
+    found = robustness(
+        instance.model, answer.cluster, instance.options, answer.plan, order.draws,
+        lambda: on_progress(Standing(math.inf, -math.inf, doing=f"{next(done)} tried")),
+    )  # fmt: skip
     if not order.is_piped:
         session.tell(lambda console: describe_sensitivity(console, found))
     return {"robustness": sensitivity_record(found)}
@@ -300,6 +307,7 @@ def _advice(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any
         return {}
     instance = _by_now(order.instance, session)
     left_s = math.inf if instance.options.time_limit is None else instance.options.time_limit
+    session.begin("trying other sizes")
     found = advise(instance.model, answer.cluster, order.instance.options, answer.plan, left_s)
     if found:
         session.tell(lambda console: describe_advice(console, found))
@@ -312,7 +320,7 @@ def _judge(session: Session, plan: Plan, gap: float, *, require_optimal: bool) -
     summary = plan.summary
     if summary.outcome == "optimal":
         return EXIT_DONE
-    within = f"its optimality gap is {100 * summary.slack:.2f} %"
+    within = f"its optimality gap is {percent(summary.slack)}"
     if summary.outcome == "interrupted":
         session.say(warning("interrupted", f"interrupted: the plan is the best found so far; {within}"))
         return EXIT_INTERRUPTED

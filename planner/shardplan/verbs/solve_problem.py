@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,14 @@ STANDARD_OUTPUT = "-"
     metavar="UNITS",
     help="Stop after so many million table entries, which is reproducible.",
 )
-@option("--seed", type=int, default=0, show_default=True, help="Of the search, where a problem is too large for proof.")
+@option(
+    "--seed",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Of the search, where a problem is too large for proof.",
+)
 @verb
 def solve_problem(session: Session, /, **given: Any) -> int:
     """Find the cheapest choice per node of INSTANCE (.json or .json.gz) that fits in memory, and a bound.
@@ -73,16 +79,14 @@ def solve_problem(session: Session, /, **given: Any) -> int:
 
 def _solved(session: Session, given: dict[str, Any]) -> Solved:
     from shardplan.extras.contest.files import run_solve_problem
-    from shardplan.render.progress import ProgressLine
 
-    with ProgressLine(sys.stderr, enabled=not session.quiet, amount=count) as progress:
-        return run_solve_problem(
-            given["instance"],
-            time_limit=given["time_limit"],
-            work_limit=given["work_limit"],
-            seed=given["seed"],
-            on_progress=progress.update,
-        )
+    return run_solve_problem(
+        given["instance"],
+        time_limit=given["time_limit"],
+        work_limit=given["work_limit"],
+        seed=given["seed"],
+        on_progress=session.begin("solving", count, keeps=True),
+    )
 
 
 def _judge(session: Session, solved: Solved) -> int:

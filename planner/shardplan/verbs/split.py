@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -73,10 +71,9 @@ def split(
     assignment = assign(planned, opened, renamed, others=weights_of_others(whole, stage))
     session.say_all(assignment.warnings)
     try:
-        with _bar(session) as progress:
-            made = write_files(assignment, output, progress, once=once)
+        made = write_files(assignment, output, _telling(session), once=once)
     except KeyboardInterrupt:
-        click.echo(visible(f"interrupted; what is in {output} is kept: the same command goes on from there"), err=True)
+        session.note(visible(f"interrupted; what is in {output} is kept: the same command goes on from there"))
         raise
     session.say_all(_repeated(assignment, made))
     return session.finish(_document(assignment, made, output), lambda console: _show(console, assignment, made, output))
@@ -90,20 +87,13 @@ def _rename(text: str) -> tuple[str, str]:
     return old, new
 
 
-@contextlib.contextmanager
-def _bar(session: Session) -> Iterator[Progress | None]:
-    """A bar on standard error while the files are written; nothing where that is no terminal."""
-    if session.quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+def _telling(session: Session) -> Progress:
+    """What is called while the files are written: it says how far they are."""
+    from shardplan.render.progress import Step
+    from shardplan.units import size
 
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn(), TextColumn("{task.description}"))
-    console = Console(stderr=True, no_color=session.color == "never" or None)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
+    tell = session.begin("splitting")
+    return lambda done, total, name: tell(Step(f"{size(done)} of {size(total)}  {name}", done / max(total, 1)))
 
 
 def _show(console: Console, assignment: Assignment, made: Split, output: str) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-import sys
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.request import AUTO, option_of, term
+from shardplan.units import PS_PER_NS
 from shardplan.verbs.asking import FIXED, SEARCH, ask, budget_option, model_argument, profile_names, request_options
 from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import (
@@ -26,6 +27,7 @@ from shardplan.verbs.session import (
 )
 
 if TYPE_CHECKING:
+    from shardplan.render.progress import Step
     from shardplan.request import Request
     from shardplan.study.sweep import Combination, Point
 
@@ -101,12 +103,13 @@ def sweep(session: Session, /, **given: Any) -> int:
     assert request is not None
     assert combinations is not None
     assert engine is not None
-    with _Bar(len(combinations), enabled=not session.quiet) as bar:
-        try:
-            found = run(request, combinations, engine, given["output"], bar.advance)
-        except KeyboardInterrupt:
-            kept = f"{bar.done} of {len(combinations)} points are in {given['output']}: the same command goes on"
-            raise KeyboardInterrupt(kept if given["output"] else "") from None
+    told = _Told(session.begin("planning"), len(combinations))
+    told.say()
+    try:
+        found = run(request, combinations, engine, given["output"], told.advance)
+    except KeyboardInterrupt:
+        kept = f"{told.done} of {len(combinations)} points are in {given['output']}: the same command goes on"
+        raise KeyboardInterrupt(kept if given["output"] else "") from None
     write_report(session, given["html"], lambda: sweep_report(found))
     best = [point.request for point in pareto(found.points)]
     document = {**sweep_record(found), "pareto": [str(request) for request in best]}
@@ -190,29 +193,23 @@ def _wrong(field: str, word: str) -> tuple[Diagnostic, ...]:
     return ()
 
 
-class _Bar:
-    """A bar on standard error while there is a terminal to draw it on."""
+@dataclass
+class _Told:
+    """How many of the points are done, said on a terminal with the best of them."""
 
-    def __init__(self, total: int, *, enabled: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        console = Console(file=sys.stderr)
-        self._progress = Progress(
-            *columns, console=console, transient=True, disable=not (enabled and sys.stderr.isatty())
-        )
-        self._task = self._progress.add_task("planning", total=total)
-        self.done = 0
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: Iterable[object]) -> None:
-        self._progress.stop()
+    tell: Callable[[Step], None]
+    total: int
+    done: int = 0
+    best_us: float = math.inf
 
     def advance(self, point: Point) -> None:
         """One more point is done."""
-        self.done += 1
-        self._progress.update(self._task, advance=1, description=str(point.request))
+        self.done, self.best_us = self.done + 1, min(self.best_us, point.step_us or math.inf)
+        self.say()
+
+    def say(self) -> None:
+        """Say how far the sweep is."""
+        from shardplan.render.progress import Step
+
+        doing = f"{self.done} of {self.total} done"
+        self.tell(Step(doing, self.done / max(self.total, 1), self.best_us * 1e3 * PS_PER_NS))

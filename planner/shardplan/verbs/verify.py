@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0, min_open=True),
     help="Largest relative difference that is rounding.  [default: 1e-5; 1e-4 with operators of com.microsoft]",
 )
-@option("--seed", type=int, default=0, show_default=True, help="Of the inputs, and of weights that the model lacks.")
+@option(
+    "--seed",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Of the inputs, and of weights that the model lacks.",
+)
 @request_options("dims", "trips")
 @budget_option
 @verb
@@ -55,8 +62,8 @@ def verify(
 
     loaded, planned = _read(model, plan, dims, trips)
     if (report := _declared(loaded, planned, rtol)) is None:
-        with session.waiting("running"):
-            report, loaded = _run(model, loaded, planned, rtol, seed, shrink=shrink)
+        session.begin("running")
+        report, loaded = _run(model, loaded, planned, rtol, seed, shrink=shrink)
     session.finish(
         verification_document(report, loaded, shrunk=shrink),
         lambda console: show_verification(console, report, loaded, shrunk=shrink),

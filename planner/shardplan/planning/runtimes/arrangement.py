@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from shardplan.graph.build import CostGraph, Join, Node
+from shardplan.layout.placement import Placement
 from shardplan.planning.reduction import Allowed, Mask
 from shardplan.planning.runtimes import data_axis
 from shardplan.planning.runtimes.axis_states import AxisMasks, moved_positions
@@ -54,11 +55,13 @@ class Arrangement:
 
     def _parts(self, built: CostGraph, real: list[int]) -> Iterator[tuple[Iterator[tuple[Node, Mask]], Pairing | None]]:
         """What every axis allows, or all of them together."""
-        if "any" in self.roles:
-            yield _unsegmented(built), None
-            return
         facts = facts_of(built)
         axes = {axis: AxisMasks(built, facts, axis) for axis in real}
+        if "any" in self.roles:
+            yield _unsegmented(built), None
+            for on in axes.values():
+                yield iter(()), partial(_weight_in_pieces, on)
+            return
         if set(self.roles) & {"dp", "cp", "tp"}:
             bounds = Boundaries(built, self.roles, axes)
             yield bounds.nodes(), bounds.pair
@@ -96,3 +99,16 @@ def _unsegmented(built: CostGraph) -> Iterator[tuple[Node, Mask]]:
             if name in names:
                 segmented = np.array([*(bool(s.segments) for s in space.kind.shards), False, False, False])
                 yield (kind, name), np.asarray(~segmented[space.codes].any(axis=1))
+
+
+def _weight_in_pieces(on: AxisMasks, join: Join, position: int) -> Mask | None:
+    """A weight that is kept in pieces is not read as terms of a sum: no sharding says this, and a compiler gathers it,
+    as large as what it is added to."""
+    (kind, name), (other, _), _ = join
+    if kind == "operator" or other == "updated" or name not in on.facts.views:
+        return None
+    return on.pairs(join, position, _whole_or_cut, "whole or cut")
+
+
+def _whole_or_cut(source: Placement, target: Placement) -> bool:
+    return not (source.is_shard and target.kind == "P")

@@ -71,6 +71,11 @@ function layoutChips(text, axes) {
     return number < 0 ? el("span", { class: "chip" }, piece) : el("span", { class: "chip axis", style: { background: axisColor(number) } }, piece);
   });
 }
+// A name, which a narrow column breaks after its dots and nowhere else
+function named(text) {
+  const pieces = text.split(/(?<=[.:/]\s?)(?=\S)/);
+  return el("code", {}, pieces.map((piece, at) => [at ? el("wbr") : null, el("span", { class: piece.length < 60 ? "whole" : "" }, piece)]));
+}
 function section(id, title, ...kids) {
   return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), kids);
 }

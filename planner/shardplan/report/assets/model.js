@@ -71,11 +71,11 @@ function operatorRow(report, operator) {
   const [name, type, module, equation, split, forward, backward, inner, reads, makes] = operator;
   const chips = split.map((label, axis) => [names[label], axis]).filter(([label, axis]) => mesh.axes[axis].size > 1 && label !== "-")
     .map(([label, axis]) => tipped(el("span", { class: "chip axis", style: { background: axisColor(axis) } }, `${label} @ ${mesh.axes[axis].name}`), `${mesh.axes[axis].name} splits ${label} of ${names[equation]}`));
-  const edge = ([tensor, role, kept, used, size, moves], arrow) => el("li", {}, arrow, el("code", {}, names[tensor]), " ", names[role] === "parameter" ? el("span", { class: "soft" }, "parameter ") : null,
+  const edge = ([tensor, role, kept, used, size, moves], arrow) => el("li", {}, arrow, named(names[tensor]), " ", names[role] === "parameter" ? el("span", { class: "soft" }, "parameter ") : null,
     layoutChips(used >= 0 ? names[used] : "", mesh.axes), size ? el("span", { class: "soft" }, bytes(size)) : null,
     moves.map(([phase, sent, payload, time, exposed]) => el("div", { class: "moved" }, `${names[phase]}: ${names[sent]}, ${bytes(payload)}, ${duration(time)}${exposed < time ? `, ${duration(exposed)} exposed` : ""}`)));
   return el("div", { class: "op" },
-    el("div", { class: "title" }, el("b", {}, names[type]), " ", el("code", {}, names[module] || names[name]), el("div", { class: "soft mono" }, names[name])),
+    el("div", { class: "title" }, el("b", {}, names[type]), " ", named(names[module] || names[name]), el("div", { class: "soft mono" }, names[name])),
     el("div", {}, chips.length ? chips : el("span", { class: "soft" }, "replicated"), el("div", { class: "soft mono" }, names[equation])),
     el("div", {}, duration(forward), backward ? ` + ${duration(backward)}` : "", inner ? el("div", { class: "moved" }, `${duration(inner)} inside`) : null),
     el("ul", { class: "flow" }, reads.map((one) => edge(one, "← ")), makes.map((one) => edge(one, "→ "))));

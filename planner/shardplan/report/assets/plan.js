@@ -8,9 +8,9 @@ function stepCard(report) {
   const { step, bound, gap, parts, overlapped } = report.summary, format = costs(report);
   const whole = Math.max(step, parts.reduce((sum, [, value]) => sum + value, 0)) || 1;
   return el("div", { class: "card" }, el("h3", {}, "Step"),
-    el("div", { class: "big" }, format(step)), el("div", { class: "soft" }, gap >= 0.0005 ? `gap ${percent(gap)}: no plan is below ${format(bound)}` : "optimal"),
+    el("div", { class: "big" }, format(step)), el("div", { class: "soft" }, gap >= 0.0005 ? `optimality gap ${percent(gap)} (lower bound ${format(bound)})` : "optimal"),
     bar(parts.map(([name, value, axis]) => [name, value, partColor(name, axis)]), whole, format, "step"),
-    overlapped ? el("p", { class: "soft" }, `${format(overlapped)} more of communication run beside compute`) : null);
+    overlapped ? el("p", { class: "soft" }, `overlapped communication ${format(overlapped)}`) : null);
 }
 function memoryCard(summary) {
   const whole = Math.max(summary.limit, summary.held) || 1, free = summary.limit - summary.held;
@@ -50,7 +50,7 @@ function meshCard(report) {
     el("div", { class: "meshbox" }, meshPicture(report.mesh)),
     el("div", { class: "links" }, axes.map((axis, number) => el("div", {},
       el("span", { class: "chip axis", style: { background: axisColor(number) } }, `${axis.name} = ${axis.size}`),
-      ` over ${axis.link}${axis.rate ? `, ${three(axis.rate / 1e9)} GB/s a link` : ""}`,
+      ` over ${axis.link}${axis.rate ? `, ${three(axis.rate / 1e9)} GB/s a link` : ""}${axis.shared ? `, ${three(axis.shared[1] / 1e9)} per device when all ${axis.shared[0]} send` : ""}`,
       axis.does.length ? el("div", { class: "soft" }, axis.does.filter(([, share]) => share >= 0.005).map(([name, share]) => `${name} ${percent(share)}`).join(", ")) : null))));
 }
 function head(report) {
@@ -76,13 +76,13 @@ function alternatives(report, rows) {
 function parameterTable(report) {
   const [NAME, COUNT, SHAPE, TYPE, LAYOUT, RECIPE, SIZE, WHY] = [0, 1, 2, 3, 4, 5, 6, 7], whole = report.parameters.reduce((sum, row) => sum + row[SIZE], 0) || 1;
   const columns = [
-    { label: "parameter", value: (row) => row[NAME], node: (row) => el("code", {}, row[NAME]), name: true },
+    { label: "parameter", value: (row) => row[NAME], node: (row) => named(row[NAME]), name: true },
     { label: "copies", value: (row) => row[COUNT], number: true },
     { label: "shape", value: (row) => row[SHAPE].reduce((a, b) => a * b, 1), text: (row) => `${row[SHAPE].join(" × ")} ${row[TYPE]}` },
     { label: "layout", value: (row) => row[LAYOUT], node: (row) => layoutChips(row[LAYOUT], report.mesh.axes) },
     { label: "recipe", value: (row) => row[RECIPE] },
     { label: "bytes per device", value: (row) => row[SIZE], text: (row) => bytes(row[SIZE]), number: true },
-    { label: "why", value: (row) => row[SIZE], text: () => "" },
+    { label: "why", value: () => 0, text: () => "", plain: true },
   ];
   const details = (row, line) => unfolding("why", line, columns.length, () => {
     const moved = report.moves.filter((move) => move[0] === row[NAME]);
@@ -105,7 +105,7 @@ function moveTable(report) {
     { label: "collectives", value: (row) => row[3] },
     { label: "bytes of one", value: (row) => row[8], text: (row) => bytes(row[8]), number: true },
     { label: "when", value: (row) => row[6], text: (row) => `${row[6]}, ${row[7]}` },
-    { label: "tensor", value: (row) => row[1] + row[0], text: (row) => (row[1] ? `${row[1]}: ${row[0]}` : row[0]), node: (row) => el("code", {}, row[1] ? `${row[1]}: ${row[0]}` : row[0]), name: true },
+    { label: "tensor", value: (row) => row[1] + row[0], text: (row) => (row[1] ? `${row[1]}: ${row[0]}` : row[0]), node: (row) => named(row[1] ? `${row[1]}: ${row[0]}` : row[0]), name: true },
     { label: "from → to", value: (row) => row[4], text: (row) => `${row[4]} ${row[5]}`, node: (row) => [layoutChips(row[4], report.mesh.axes), "→ ", layoutChips(row[5], report.mesh.axes)] },
   ];
   return section("moves", "Moves", el("div", { class: "card" }, sortable(report.moves, columns, { name: "kinds of moves", by: 1 })));

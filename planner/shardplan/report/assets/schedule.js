@@ -156,7 +156,7 @@ function scheduleTools(view) {
 function taskTable(schedule, names) {
   const longest = [...schedule.tasks].sort((a, b) => b[T_LENGTH] - a[T_LENGTH]).slice(0, 1000);
   return el("details", {}, el("summary", {}, "The longest tasks as a table"), sortable(longest, [
-    { label: "task", value: (task) => names[task[T_NAME]], node: (task) => el("code", {}, names[task[T_NAME]]), name: true },
+    { label: "task", value: (task) => names[task[T_NAME]], node: (task) => named(names[task[T_NAME]]), name: true },
     { label: "stream", value: (task) => schedule.streams[task[T_STREAM]] },
     { label: "start", value: (task) => task[T_START], text: (task) => duration(task[T_START]), number: true },
     { label: "time", value: (task) => task[T_LENGTH], text: (task) => duration(task[T_LENGTH]), number: true },
@@ -175,7 +175,7 @@ function scheduleView(report) {
     parts.push(el("ul", { class: "legend" }, [["parameters, gradients, optimizer", "--memory-1"], ["activations", "--memory-3"], ["gradients of activations", "--memory-4"]].map(([name, color]) => el("li", {}, el("i", { style: { background: `var(${color})` } }), name)),
       memory.rest ? el("li", { class: "soft" }, `dashed: the plan's peak; ${bytes(memory.rest)} of it are workspace and gathered copies`) : null));
     if (memory.holders.length) parts.push(el("details", {}, el("summary", {}, "What makes the peak"), sortable(memory.holders, [
-      { label: "tensor", value: (row) => names[row[0]], node: (row) => el("code", {}, names[row[0]], row[2] ? " (gradient)" : ""), name: true },
+      { label: "tensor", value: (row) => names[row[0]], node: (row) => named(names[row[0]] + (row[2] ? " (gradient)" : "")), name: true },
       { label: "bytes per device", value: (row) => row[1], text: (row) => bytes(row[1]), number: true },
     ], { by: 1, name: "largest values at the peak" })));
   }
@@ -187,5 +187,5 @@ function ganttView(report) {
   const schedule = { ...made, tasks }, stages = report.stages.length;
   const color = (lane, task) => { const name = made.names[task[T_NAME]]; return lane >= stages ? "--other" : name.startsWith("forward") ? "--axis-0" : "--axis-2"; };
   return section("schedule", "Pipeline", el("div", { class: "card" }, scheduleTools(view), lanes(view, schedule, made.names, color),
-    el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["hand-over", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name))), taskTable(schedule, made.names)));
+    el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["between stages", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name))), taskTable(schedule, made.names)));
 }

@@ -2,7 +2,7 @@
 // columns: [{label, value(row), text(row), node(row), number}]; rows are drawn `step` at a time
 function sortable(rows, columns, { by = null, step = 20, name = "rows", details = null } = {}) {
   let key = by, down = true, shown = step, word = "";
-  const body = el("tbody"), heads = columns.map((column, number) => el("th", { scope: "col", class: column.number ? "number" : "" },
+  const body = el("tbody"), heads = columns.map((column, number) => el("th", { scope: "col", class: column.number ? "number" : "" }, column.plain ? column.label :
     el("button", { type: "button", on: { click: () => { down = key === number ? !down : Boolean(column.number); key = number; draw(); } } }, column.label)));
   const note = el("span", { class: "soft" }), more = el("button", { type: "button", on: { click: () => { shown = Infinity; draw(); } } });
   const input = el("input", { type: "search", placeholder: "filter", "aria-label": `filter ${name}`, on: { input: () => { word = input.value.toLowerCase(); draw(); } } });

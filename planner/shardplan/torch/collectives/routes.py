@@ -164,16 +164,24 @@ class Router:
             is_update=True, numbers=(forward.number, backward.number, -1),
         )  # fmt: skip
 
-    def gradient_route(self, source: Layout, target: Layout, shape: tuple[int, ...], planned: Move) -> Route:
-        """A weight that stays where it is, and its gradient back as the plan's move `planned` says, from that of the
-        pair `target` to that of `source`."""
+    def gradient_route(
+        self, source: Layout, target: Layout, shape: tuple[int, ...], planned: Move, ends: tuple[Layout, Layout]
+    ) -> Route:
+        """A weight that stays where it is, or of which a device takes a part, and its gradient back as the plan's move
+        `planned` says, from that of the pair `target` to that of `source`. `ends`: the plain layouts of the value in
+        the dims of the plan."""
         key = ("home", source, target, shape, planned.tensor)
         if key not in self._routes:
-            of = (planned.tensor, planned.reader, "backward", False, planned.source.forward, planned.target.forward)
-            backward = self._retraced(target.gradient, source.gradient, shape, of)
+            name, reader = planned.tensor, planned.reader
+            forward = self._retraced(source.forward, target.forward, shape, (name, reader, "forward", False, *ends))
+            again = self._retraced(source.forward, target.forward, shape, (name, reader, "backward", True, *ends))
+            back = (name, reader, "backward", False, planned.source.forward, planned.target.forward)
+            backward = self._retraced(target.gradient, source.gradient, shape, back)
             self._routes[key] = Route(
-                source, target, shape, (), backward.steps, None, planned=True, accumulates=self._micro > 1,
-                numbers=(-1, backward.number, -1),
+                source, target, shape, forward.steps, backward.steps,
+                again.steps if again.planned and forward.steps else None,
+                planned=True, accumulates=self._micro > 1, tensor=name, reader=reader,
+                numbers=(forward.number, backward.number, again.number),
             )  # fmt: skip
         return self._routes[key]
 

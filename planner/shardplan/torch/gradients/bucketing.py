@@ -2,8 +2,9 @@
 
 A weight is read from the shard of its process: with ZeRO-1 first gathered from the shard that the optimizer updates to
 the layout that the plan keeps, then moved as its reader takes it. Where the plan moves the gradients of several weights
-in one bucket, one autograd function stands for all of them. Forward it returns the weights; its backward runs when the
-gradients of all weights are there, and sends them in one collective. Readers see weights with partial gradients.
+in one bucket, one autograd function stands for all of them. Forward it returns the weights, each as its reader takes it
+of what a device has (whole, a slice, or masked); its backward runs when the gradients of all weights are there, and
+sends them in one collective. Readers see weights with partial gradients.
 
 Where the plan reduces gradients beside compute, nobody waits there, but at the end of backward
 (`shardplan.torch.gradients.flights`); so it is with gradients that are sent by themselves.
@@ -176,7 +177,10 @@ class BucketedWeights:
         if name not in self._read:
             bucket = self._trained(self.buckets.from_reader[name])
             if name not in bucket:
-                return self._kept_local(name)
+                route = self._read_route(name)
+                kept = self._kept_local(name)
+                self._read[name] = self.engine.backend.move(kept, route, Label(name)) if route.forward else kept
+                return self._read[name]
             self._read |= self._bucketed(bucket, [self._kept_local(each) for each in bucket], [])
         return self._read[name]
 
@@ -197,10 +201,10 @@ class BucketedWeights:
 
     def _read_route(self, name: str) -> Route:
         named, _ = self.shards[name]
-        kept, read = (
-            in_module_dims(layout, named) for layout in (named.decision.layout, self.buckets.read_layouts[name])
-        )
-        return self.engine.router.gradient_route(kept, read, named.shape, self.buckets.moves[name])
+        planned = named.decision.layout, self.buckets.read_layouts[name]
+        kept, read = (in_module_dims(layout, named) for layout in planned)
+        ends = planned[0].forward, planned[1].forward
+        return self.engine.router.gradient_route(kept, read, named.shape, self.buckets.moves[name], ends)
 
 
 def _label(bucket: Sequence[str]) -> Label:
@@ -220,7 +224,7 @@ def gather_updated(locals_: Sequence[Tensor], routes: Sequence[Route], label: La
 
 
 class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
-    """Weights unchanged, or `updated` in their place; their gradients are sent as one bucket."""
+    """Weights as they are read, or `updated` in their place; their gradients are sent as one bucket."""
 
     @staticmethod
     def forward(
@@ -235,7 +239,11 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
         ctx.routes, ctx.context, ctx.is_last, ctx.label = routes, context, context.accumulator.is_last, label
         ctx.flights, ctx.shapes = flights, [local.shape for local in locals_]
         ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in updated or locals_)
+        if updated:
+            return tuple(tensor.detach() for tensor in updated)
+        return tuple(
+            _as_read(local, route, context, label).detach() for local, route in zip(locals_, routes, strict=True)
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -255,6 +263,11 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, None, None, None, *(by_number.get(number) for number in range(len(totals))))
 
 
+def _as_read(local: Tensor, route: Route, context: Context, label: Label) -> Tensor:
+    """What a reader takes of a weight: nothing is sent, nothing issued ahead, and of each weight it is its own."""
+    return context.executor.run([local], [route.forward_steps], label)[0] if route.forward else local
+
+
 def bucket_gradients(
     locals_: Sequence[Tensor],
     routes: Sequence[Route],
@@ -263,6 +276,6 @@ def bucket_gradients(
     context: Context,
     flights: Flights | None = None,
 ) -> list[Tensor]:
-    """The local parts of weights (`updated` in their place, if given), whose gradients go back by `routes` as one
-    bucket; waited for by `flights`, or at once."""
+    """The local parts of weights as they are read (`updated` in their place, if given), whose gradients go back by
+    `routes` as one bucket; waited for by `flights`, or at once."""
     return list(_Bucketed.apply(routes, context, label, flights, updated, *locals_))

@@ -1,0 +1,37 @@
+"""Lines of text and the width of a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from typing import IO
+
+_INDENT = 2
+_COMMAND = re.compile(r"(hint: |  (- )?)?(shardplan|pip|torchrun) ")
+
+
+def columns_of(stream: IO[str]) -> int:
+    """Of the terminal that a stream is; as many as it takes where it is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or sys.maxsize
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
+def folded_line(line: str, columns: int) -> str:
+    """The line as several of at most so many columns, broken between words, the later ones indented by two more; names
+    stay whole, and so does a command, which is there to be copied."""
+    if len(line) <= columns or _COMMAND.match(line):
+        return line
+    own = len(line) - len(line.lstrip())
+    parts = textwrap.wrap(
+        line,
+        columns,
+        subsequent_indent=" " * (own + _INDENT),
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+    return "\n".join(parts)

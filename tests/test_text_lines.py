@@ -1,0 +1,26 @@
+"""Lines that are folded to the width of a terminal."""
+
+import io
+
+import pytest
+
+from shardplan.text_lines import columns_of, folded_line
+
+LONG = "  there are transformer.h.*.attn.c_attn.bias, transformer.h.*.attn.c_proj.weight, and other-names-with-hyphens"
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80])
+def test_names_stay_whole_and_later_lines_are_indented(columns):
+    lines = folded_line(LONG, columns).split("\n")
+    assert " ".join(lines).split() == LONG.split()
+    assert all(len(line) <= columns or " " not in line.strip() for line in lines)
+    assert all(line.startswith("    ") for line in lines[1:])
+
+
+@pytest.mark.parametrize("line", ["short", "hint: shardplan solve model.onnx --mesh 4x4", "  - pip install x"])
+def test_what_fits_and_commands_are_left_alone(line):
+    assert folded_line(line, 12) == line
+
+
+def test_what_is_no_terminal_is_as_wide_as_it_takes():
+    assert columns_of(io.StringIO()) > 10_000
