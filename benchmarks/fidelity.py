@@ -282,7 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=TABLES, action="append")
     parser.add_argument("--data", type=Path, default=runs.DATA, help="folder of published runs, skipped where absent")
-    parser.add_argument("--rows", type=int, default=runs.ROWS, help="of every source at most so many; 0 for all")
+    parser.add_argument("--rows", type=int, help="of every source at most so many; 0 for all")
     given = parser.parse_args()
     chosen = given.only or list(TABLES)
     rows = [row for name in chosen for row in table(name)]

@@ -21,6 +21,7 @@ from shardplan.request import Request, request_of
 
 if TYPE_CHECKING:
     from shardplan.graph.options import Remat
+    from shardplan.graph.precision import PrecisionName
     from shardplan.model.types import Model
     from shardplan.study.check import Verdict
     from shardplan.study.price import Priced
@@ -93,6 +94,7 @@ def price(
     micro_batch: int = 1,
     global_batch: int | None = None,
     recompute: Remat = "none",
+    precision: PrecisionName = "",
     **asked: Any,
 ) -> Priced:
     """What `model` takes under exactly this configuration, as `shardplan price` says it: `fits`, `peak` (memory of the
@@ -101,7 +103,8 @@ def price(
     >>> shardplan.price("transformer:llama3-8b", dp=8, zero=3, global_batch=16).fits
     True
 
-    `asked`: `cluster`, `dims`, `optimizer` and `memory_limit`, as `make_plan` takes them. Raises `ShardplanError`
+    `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `asked`: `cluster`, `dims`,
+    `optimizer` and `memory_limit`, as `make_plan` takes them. Raises `ShardplanError`
     (`bad-parallelism`) for sizes that do not divide.
     """
     from shardplan.planning.parallelism import Parallelism
@@ -109,7 +112,7 @@ def price(
 
     ways = Parallelism(tp, pp, dp, cp, ep, vp, zero, sequence_parallel)
     request = Request(model, **asked)
-    return price_as_asked(request, ways, Batch(global_batch, micro_batch), recompute, compare=False).priced
+    return price_as_asked(request, ways, Batch(global_batch, micro_batch), recompute, precision, compare=False).priced
 
 
 def save(plan: Plan, path: str | Path) -> bool:

@@ -41,7 +41,7 @@ def test_what_does_not_fit_is_a_no(shardplan, folder):
 def test_parts_make_up_the_step(shardplan, folder):
     for options in (["--dp", "4"], ["--pp", "2", "--dp", "2", "--global-batch", "8"], ["--tp", "2", "--cp", "2"]):
         found = told(shardplan, *options)
-        parts = found["compute_us"] + found["exposed_us"] + found["bubble_us"]
+        parts = found["compute_us"] + found["exposed_us"] + found["bubble_us"] + found["host_us"]
         assert parts == pytest.approx(found["step_us"])
         assert (found["bubble_us"] > 0) == ("--pp" in options)
         assert found["memory_bytes"]["total"] == max(found["memory_of_stages_bytes"])
@@ -80,7 +80,7 @@ def test_dp_is_what_the_others_leave(shardplan, folder):
             "tensor: 3 ways divide no dim of 'model.embed_tokens.weight' [1024, 256], and 17 other weights",
         ),
         (["--pp", "3", "--global-batch", "4"], None),
-        (["--pp", "5", "--global-batch", "5"], "4 layers do not divide into 5 stages"),
+        (["--pp", "5", "--global-batch", "5"], "4 layers are too few for 5 stages"),
         (["--dp", "3", "--global-batch", "8"], "a batch of 8 is not a multiple of 3 ranks x 1 rows"),
         (["--zero", "2"], "there is no zero 2 here"),
         (["--vp", "2"], "2 virtual stages need a pipeline"),
@@ -119,6 +119,7 @@ def test_a_file_has_its_own_batch(shardplan, mlp):
 def test_from_python():
     priced = shardplan.price(TINY, tp=2, dp=2, zero=1, global_batch=4)
     assert priced.fits
-    assert priced.spent.compute_ns + priced.spent.exposed_ns == priced.plan.summary.step_ns
+    spent = priced.spent
+    assert spent.compute_ns + spent.exposed_ns + spent.host_ns == priced.plan.summary.step_ns
     with pytest.raises(ShardplanError, match="there is no zero 2"):
         shardplan.price(TINY, zero=2)

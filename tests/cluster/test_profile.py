@@ -199,8 +199,9 @@ def test_missing_keys_are_told_where_they_belong(write):
             "extends: builtin:h100-dxg",
             (
                 "mine.yaml:1:10: error[unknown-profile]: unknown profile 'h100-dxg'\n"
-                "  shipped profiles: a100-dgx, a100-p4d, a10g-g5-48xl, b200-dgx, gb200-nvl72, generic, h100-dgx, h200-dgx, "
-                "l4-g6-48xl, l40s-g6e-48xl, mi300x-8, tpu-v4, tpu-v5e, tpu-v5p, v100-p3-16xl\n"
+                "  shipped profiles: a100-dgx, a100-p4d, a10g-g5-48xl, b200-dgx, b300-dgx, gb200-nvl72, gb300-nvl72, "
+                "generic, gh200-4, h100-dgx, h200-dgx, l4-g6-48xl, l40s-g6e-48xl, mi300x-8, mi325x-8, mi355x-8, "
+                "tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e, trn2-16, v100-p3-16xl\n"
                 "hint: did you mean 'h100-dgx'?"
             ),
         ),

@@ -7,6 +7,7 @@ import pytest
 import shardplan
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
+from shardplan.study.price import layers_of
 from shardplan.study.trained import as_run, as_trained
 
 MODEL = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=128"
@@ -41,7 +42,7 @@ def test_an_eager_trainer_is_never_faster_than_its_host(ways):
 
 @pytest.mark.parametrize("ways", [{}, {"tp": 2}, {"pp": 2, "dp": 1}])
 def test_parts_make_up_the_step(ways):
-    cluster = cluster_with(host_us=500, host_collective_us=100, loss_bytes=52, kappa=2, tp_backward=0.5)
+    cluster = cluster_with(host_us=500, host_collective_us=100, loss_bytes=52, tp_backward=0.5)
     found = priced(cluster, **ways)
     spent = found.spent
     parts = spent.compute_ns + spent.exposed_ns + spent.bubble_ns + spent.host_ns
@@ -74,7 +75,7 @@ def test_the_loss_reads_the_logits_that_a_device_has():
 
 
 def test_no_plan_depends_on_what_trainers_add():
-    plain, told = cluster_with(), cluster_with(host_us=80, kappa=3)
+    plain, told = cluster_with(), cluster_with(host_us=80, fsdp_kappa=3)
     assert cluster_digest(plain) == cluster_digest(told)
     assert plain.resolved == {**told.resolved, "name": plain.name}
     plans = [shardplan.make_plan(MODEL, cluster=each, mesh="2x2") for each in (plain, told)]
@@ -82,7 +83,7 @@ def test_no_plan_depends_on_what_trainers_add():
 
 
 def test_efficiencies_are_those_of_trainers():
-    told = as_trained(cluster_with(sustained=0.5, memory=0.25, attention=0.3, kappa=2))
+    told = as_trained(cluster_with(sustained=0.5, memory=0.25, attention=0.3, fsdp_kappa=2), sharded=True)
     plain = cluster_with()
     assert told.device.gemm == replace(plain.device.gemm, sustained=0.5, attention=0.3)
     assert told.device.memory_efficiency == pytest.approx(plain.device.memory_efficiency / 4)
@@ -91,4 +92,32 @@ def test_efficiencies_are_those_of_trainers():
 
 def test_the_profiles_that_runs_were_fitted_on_say_so():
     for name in ("a100-dgx", "a100-p4d", "h100-dgx"):
-        assert make_cluster(load_profile(name)).training.kappa
+        assert make_cluster(load_profile(name)).training.fsdp_kappa
+
+
+def test_gradients_are_reduced_beside_backward_or_after_it():
+    beside, after = (priced(cluster_with(reduces_beside=said), dp=4) for said in ("true", "false"))
+    assert beside.spent.exposed_ns < after.spent.exposed_ns
+    assert after.spent.compute_ns == beside.spent.compute_ns
+    sharded = [priced(cluster_with(reduces_beside=said), dp=4, zero=3) for said in ("true", "false")]
+    assert sharded[0].plan.summary.step_ns == sharded[1].plan.summary.step_ns
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
+def test_narrow_products_are_faster_where_they_reach_more_than_casts_take(precision):
+    model = "transformer:style=gpt,layers=2,hidden=4096,heads=32,vocab=1024,seq=1024"
+    few, many = (
+        shardplan.price(model, cluster=cluster_with(narrow=share), dp=2, global_batch=16, precision=precision)
+        for share in (0.3, 1.0)
+    )
+    plain = shardplan.price(model, cluster=cluster_with(narrow=1.0), dp=2, global_batch=16)
+    assert many.spent.compute_ns < plain.spent.compute_ns < few.spent.compute_ns
+    assert many.peak == plain.peak
+
+
+@pytest.mark.parametrize(("layers", "pieces"), [(61, 16), (94, 32), (30, 8), (7, 4), (36, 4), (62, 12), (5, 5)])
+def test_layers_are_dealt_out_so_that_none_is_left(layers, pieces):
+    found = layers_of(layers, pieces)
+    assert (sum(found), len(found)) == (layers, pieces)
+    assert min(found) > 0
+    assert max(found) <= -(-(layers + 2) // pieces)

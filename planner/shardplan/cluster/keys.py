@@ -74,6 +74,7 @@ class Keys:
 _EFFICIENCY = Number(open=True, maximum=1.2)
 _SHARE = Number(open=True, maximum=1.0)
 _HIDDEN = Number(maximum=1.0)
+_TIMES = Number(open=True, maximum=4.0)
 _COUNT = Number(minimum=1, integer=True)
 _RATE = Number(GBPS, open=True)
 _SCHEDULED: Final = "since plans of format 1.4: the schedule of a step says what overlaps compute"
@@ -195,7 +196,12 @@ GEMM: Final = Keys((
     Key("k0", Number(), "see `e`", 128.0),
     Key("sustained", _SHARE, "of that, what a training step of hours keeps of a short measurement", 1.0,
         later=True),
-    Key("attention", _SHARE, "of what plain products reach, what fused attention does", OMITTED, said="0.6"),
+    Key("attention", _TIMES, "of what plain products of these sizes reach, what fused attention does", OMITTED,
+        said="0.6"),
+    Key("narrow", _SHARE, "share of the peak that products of 8 bits reach, those of 4 bits 0.84 times that", OMITTED,
+        said="0.50"),
+    Key("grouped", _SHARE, "of what plain products reach, what those of all experts of a device together do", OMITTED,
+        said="1"),
 ))  # fmt: skip
 
 DEVICE: Final = Keys((
@@ -235,14 +241,26 @@ TRAINING: Final = Keys((
     Key("host_collective_us", Number(MICROSECONDS), "the same of a collective", OMITTED, "host_collective_s", said="0"),
     Key("loss_bytes", Number(), "memory traffic of the loss, forward and backward, for every logit: trainers take it "
         "in fp32", OMITTED, said="0"),
-    Key("kappa", Number(minimum=1.0), "instead of `overlap.kappa`", OMITTED, said="`overlap.kappa`"),
+    Key("fsdp_kappa", Number(minimum=1.0), "instead of `overlap.kappa` where parameters are sharded (FSDP)", OMITTED,
+        said="`overlap.kappa`"),
     Key("sustained", Number(open=True, maximum=2.0), "times `device.gemm.sustained`: what matrix products keep in the "
         "runs of trainers", OMITTED, said="1"),
-    Key("attention", _SHARE, "instead of `device.gemm.attention`", OMITTED, said="`device.gemm.attention`"),
+    Key("attention", _TIMES, "instead of `device.gemm.attention`; above 1 where a fused kernel is "
+        "not held up by the narrow heads that slow down a plain product", OMITTED, said="`device.gemm.attention`"),
     Key("memory", Number(open=True, maximum=2.0), "times `device.mem_efficiency`: what the unfused operators of "
         "trainers reach", OMITTED, said="1"),
-    Key("tp_backward", _HIDDEN, "share of tensor-parallel traffic of backward that runs beside the products for "
-        "gradients of weights", OMITTED, said="0"),
+    Key("fsdp_attention", _TIMES, "instead of `training.attention` where parameters are sharded (FSDP)", OMITTED,
+        said="`training.attention`"),
+    Key("tp_forward", _HIDDEN, "share of tensor-parallel traffic of forward that runs in pieces beside products",
+        OMITTED, said="0"),
+    Key("tp_backward", _HIDDEN, "the same of backward, or beside the products for gradients of weights", OMITTED,
+        said="0"),
+    Key("exchange", _HIDDEN, "the same of exchanges between experts: tokens for several experts of one device are sent "
+        "once, and beside other work", OMITTED, said="0"),
+    Key("narrow", _SHARE, "instead of `device.gemm.narrow`", OMITTED, said="`device.gemm.narrow`"),
+    Key("grouped", _SHARE, "instead of `device.gemm.grouped`", OMITTED, said="`device.gemm.grouped`"),
+    Key("reduces_beside", Flag(), "gradients of weights that every device holds whole are reduced beside backward, as "
+        "in buckets of DDP; false: after it, as Megatron-LM did until 2023", OMITTED, said="true"),
 ))  # fmt: skip
 """What the runs of trainers take other than the schedule of a plan: only `shardplan price` reads it, and no plan that
 is solved depends on it."""

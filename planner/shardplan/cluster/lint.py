@@ -20,11 +20,18 @@ DATASHEET: Final[dict[str, tuple[float, float]]] = {
     "H100-SXM5-80GB": (80e9, 989),
     "H200-SXM5-141GB": (141e9, 989),
     "B200-SXM6-180GB": (180e9, 2250),
+    "B300-SXM6-288GB": (288e9, 2250),
     "GB200": (186e9, 2500),
+    "GB300": (288e9, 2500),
+    "GH200-96GB": (96e9, 989),
     "MI300X": (192e9, 1307),
+    "MI325X": (256e9, 1307),
+    "MI355X": (288e9, 2516),
+    "Trainium2": (96e9, 667),
     "TPU v4": (34359738368, 275),
     "TPU v5e": (16e9, 197),
     "TPU v5p": (95e9, 459),
+    "TPU v6e": (32e9, 918),
 }
 """Device kind -> memory in bytes and dense 16-bit peak in TFLOP/s, of the shipped profiles."""
 

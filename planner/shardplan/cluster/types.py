@@ -17,7 +17,8 @@ class GemmEfficiency:
     """Share of the peak a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0); and what
     of that a whole step keeps, `sustained`: clocks that a device holds for a second it does not hold for hours.
     `attention`: of what plain products reach, what attention does: the two products inside are narrow and wait for the
-    softmax."""
+    softmax. `narrow`: share of their peak that products of 8 bits reach, None for what is measured on most devices;
+    `grouped`: of what plain products reach, what those of many experts at once do."""
 
     e: float = 0.75
     m0: float = 64.0
@@ -25,6 +26,8 @@ class GemmEfficiency:
     k0: float = 128.0
     sustained: float = 1.0
     attention: float = 0.6
+    narrow: float | None = None
+    grouped: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +102,27 @@ class Coalesce:
 class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
     `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory traffic
-    of the loss for every logit; `kappa`, `attention`: instead of those of `Overlap` and `GemmEfficiency`, None for the
-    same; `sustained`, `memory`: times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_backward`: share
-    of the tensor-parallel traffic of backward that is hidden."""
+    of the loss for every logit; `attention`: instead of that of `GemmEfficiency`, None for the same; `fsdp_kappa`,
+    `fsdp_attention`: where parameters are sharded, instead of `Overlap.kappa` and `attention`; `sustained`, `memory`:
+    times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the tensor-
+    parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens take
+    between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole
+    weights are reduced beside backward, else after it."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
     loss_bytes: float = 0.0
-    kappa: float | None = None
+    fsdp_kappa: float | None = None
     sustained: float = 1.0
     attention: float | None = None
+    fsdp_attention: float | None = None
     memory: float = 1.0
+    tp_forward: float = 0.0
     tp_backward: float = 0.0
+    exchange: float = 0.0
+    narrow: float | None = None
+    grouped: float | None = None
+    reduces_beside: bool = True
 
 
 @dataclass(frozen=True, slots=True)

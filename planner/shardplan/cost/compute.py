@@ -38,7 +38,9 @@ _PROFILE_DTYPE: Final[dict[str, str]] = {
 _NARROW_EFFICIENCY: Final[dict[str, float]] = {"fp8": 0.50, "int8": 0.50, "fp4": 0.42, "int4": 0.42}
 """Matrix products in narrow types reach at most this share of their peak (medians of measured large ones)."""
 
-_MATRIX_COSTS: Final = frozenset({"gemm", "conv", "attention"})
+GROUPED: Final = "grouped"
+"""Products of many experts at once."""
+_MATRIX_COSTS: Final = frozenset({"gemm", "conv", "attention", GROUPED})
 
 
 class ComputeModel:
@@ -78,7 +80,8 @@ class ComputeModel:
             return np.zeros(np.broadcast_shapes(moved.shape, np.shape(flops)))
         busy = moved / (self.device.hbm_bytes_per_s * self.device.memory_efficiency)
         if cost in _MATRIX_COSTS:
-            rate = self.matrix_flops_per_s(dtype) * (self.device.gemm.attention if cost == "attention" else 1.0)
+            of_plain = {"attention": self.device.gemm.attention, GROUPED: self.device.gemm.grouped}
+            rate = self.matrix_flops_per_s(dtype) * of_plain.get(cost, 1.0)
             busy = np.maximum(busy, np.asarray(flops, dtype=np.float64) / (rate * self._saturation(m, n, k)))
         return np.asarray(busy + launches * self.device.launch_s)
 
@@ -87,7 +90,7 @@ class ComputeModel:
         if dtype not in self._rates:
             wanted = _profile_dtype(dtype)
             used = self._available(wanted)
-            efficiency = min(self.device.gemm.e, _NARROW_EFFICIENCY.get(used, 1.0))
+            efficiency = min(self.device.gemm.e, self._narrow(used))
             self._rates[dtype] = self.device.peak_flops[used] * efficiency * self.device.gemm.sustained
             if used != wanted and not (wanted == "fp32" and used == "tf32"):
                 self._warnings[dtype] = warning(
@@ -96,6 +99,12 @@ class ComputeModel:
                     hint=f"add {wanted} to device.peak_tflops",
                 )
         return self._rates[dtype]
+
+    def _narrow(self, dtype: str) -> float:
+        """The most that products in a type of the profile reach of its peak."""
+        said = self.device.gemm.narrow
+        assumed = _NARROW_EFFICIENCY.get(dtype, 1.0)
+        return assumed if said is None or assumed == 1.0 else said * assumed / _NARROW_EFFICIENCY["fp8"]
 
     def _available(self, wanted: str) -> str:
         peaks = self.device.peak_flops

@@ -29,6 +29,7 @@ from shardplan.graph.fusion import Fusion, fuse
 from shardplan.graph.near import Near, Nearby
 from shardplan.graph.operators import OperatorPricer, OperatorSpace
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.precision import PRECISIONS, Cast, narrowed
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute, recompute
 from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
@@ -166,13 +167,15 @@ def build_cost_graph(
     updated = {name: spaces.of(kind) for name, kind in traffic.updated.items()}
     pricer = OperatorPricer(cluster, pricing, options)
     asked = {one.operator for one in constraints.operators}
+    narrow = narrowed(model, rules, options.precision)
     operators = [
         pricer.space(
             rule,
             [_read_space(kept, served, name) for name in operator.inputs],
             [kept.get(name) for name in operator.outputs],
             charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
-            dtype=_compute_dtype(model, index),
+            dtype=PRECISIONS[options.precision].dtype if index in narrow else _compute_dtype(model, index),
+            cast=Cast(PRECISIONS[options.precision].cast_bytes, narrow[index]) if index in narrow else None,
             forwards=again.forwards(index),
             iterations=model.iterations(operator.loops),
             complete=complete or index in asked,

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
+from shardplan.cost.compute import GROUPED
 from shardplan.cost.moves import Index, Seconds
 from shardplan.cost.recipes import optimizer_seconds
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.precision import Cast
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.strategies import StrategySpace, cheapest_of_equals, dominated
 from shardplan.graph.tensors import TensorSpace
@@ -19,6 +21,8 @@ from shardplan.rules.types import Rule
 from shardplan.schedule.terms import Priced, Segment, Term, priced
 from shardplan.units import PS_PER_S
 
+_CAST_FROM = 2.0
+"""Bytes of an element before it is cast to a narrow type."""
 Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
 """Positions of the operands and of the results whose bytes the operator is charged for; whether it starts a kernel."""
 
@@ -78,11 +82,12 @@ class OperatorPricer:
         forwards: int,
         iterations: int = 1,
         complete: bool = False,
+        cast: Cast | None = None,
     ) -> OperatorSpace:
         """The space of an operator with these planned operands and results; `forwards`: 2 when it is recomputed.
 
         `iterations`: iterations of the loops around it. `complete`: strategies that others can stand in for are kept,
-        because somebody may ask for them.
+        because somebody may ask for them. `cast`: what is cast to `dtype` first.
         """
         key = (
             id(rule),
@@ -93,11 +98,13 @@ class OperatorPricer:
             forwards,
             iterations,
             complete,
+            cast,
         )
         if key not in self._spaces:
             self._spaces[key] = self._price(
-                rule, operands, results, charged, dtype, forwards, iterations=iterations, complete=complete
-            )
+                rule, operands, results, charged, dtype, forwards, iterations=iterations, complete=complete,
+                cast=cast,
+            )  # fmt: skip
         return self._spaces[key]
 
     def optimizer_seconds(self, kept: TensorSpace, dtype: str) -> Seconds:
@@ -120,12 +127,17 @@ class OperatorPricer:
         *,
         iterations: int,
         complete: bool,
+        cast: Cast | None,
     ) -> OperatorSpace:
         strategies = StrategySpace(rule, operands, results, self.cluster.mesh)
         backward = any(space is not None and space.kind.has_gradient for space in results)
         micro = self.options.microbatches
         forward_s = micro * self._kernel(strategies, Kernel(rule.flops), charged, dtype)
+        if cast:
+            forward_s = forward_s + self._cast(strategies, cast, "forward")
         compute_s = forwards * forward_s
+        if backward and cast:
+            compute_s = compute_s + self._cast(strategies, cast, "backward")
         if backward:
             for kernel in _backward_kernels(rule, operands):
                 compute_s = compute_s + micro * self._kernel(strategies, kernel, charged, dtype)
@@ -172,10 +184,23 @@ class OperatorPricer:
         cut = micro if _rows_hold_batch(strategies) else 1
         roles = _roles(rule, kernel.product[2])
         local = {role: _local_size(strategies, factors, cut if role == "m" else 1) for role, factors in roles}
+        grouped = self.cluster.device.gemm.grouped < 1.0 and _is_grouped(strategies)
         return self.compute.seconds(
-            rule.cost, dtype, local_flops, moved, *(local.get(role) for role in kernel.product),
+            GROUPED if grouped else rule.cost, dtype, local_flops, moved, *(local.get(role) for role in kernel.product),
             launches=kernel.passes if charged[2] or rule.cost != "pointwise" else 0,
         )  # fmt: skip
+
+    def _cast(self, strategies: StrategySpace, cast: Cast, phase: Segment) -> Seconds:
+        """Seconds per step of casting what a product reads: activations and weights in forward, these once a step, and
+        the gradient of the result in backward."""
+        micro, moved = self.options.microbatches, np.zeros(len(strategies))
+        of_operands = [(strategies.operands[at], strategies.reads[at]) for at in cast.operands]
+        of_results = zip(strategies.results, strategies.makes, strict=True)
+        for space, pair in of_operands if phase == "forward" else of_results:
+            if space is not None and pair is not None:
+                times = 1 if space.kind.traffic == "weight" else micro
+                moved += times * cast.bytes * space.state_bytes[pair[0]] / _CAST_FROM
+        return self.compute.seconds("memory", "", moved, moved, launches=micro)
 
     def _inner(self, strategies: StrategySpace, *, forwards: int, backward: bool) -> Seconds:
         """Seconds per step of the collectives that splitting some factor causes inside the operator, by phase (forward,
@@ -232,6 +257,17 @@ def _rows_hold_batch(strategies: StrategySpace) -> bool:
     gemm = strategies.rule.gemm
     weights = [space.kind.traffic == "weight" for space in strategies.operands[:2] if space is not None]
     return gemm is None or not gemm.batch or any(weights)
+
+
+def _is_grouped(strategies: StrategySpace) -> bool:
+    """Whether it multiplies by one matrix for each expert."""
+    operands = [space for space in strategies.operands[:2] if space is not None]
+    return strategies.rule.cost == "gemm" and any(
+        space.kind.traffic == "weight" and len(space.kind.shape) == _RANK_OF_EXPERTS for space in operands
+    )
+
+
+_RANK_OF_EXPERTS = 3
 
 
 def _local_size(strategies: StrategySpace, factors: tuple[str, ...], microbatches: int) -> Seconds:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from shardplan.constraints.types import Constraint
 from shardplan.cost.named import OURS, CostModel
+from shardplan.graph.precision import PrecisionName
 
 Mode = Literal["training", "inference"]
 Remat = Literal["none", "selective", "full", "auto"]
@@ -26,7 +27,8 @@ class PlanOptions:
     `target`: the runtime (`shardplan.planning.runtimes`) that is to say the plan; empty where any plan will do.
     `effort`: where many plans are made to be compared, quick ones do: fewer candidates, bounds a little lower;
     exhaustive ones end when the search has nothing more to try, thorough ones after so much work at most that
-    somebody can wait for it."""
+    somebody can wait for it. `precision`: of the products with weights (`shardplan.graph.precision`), empty for the
+    type that the graph says."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"
@@ -45,6 +47,7 @@ class PlanOptions:
     in_flight: int = 1
     effort: Effort = "thorough"
     target: str = ""
+    precision: PrecisionName = ""
 
     @property
     def training(self) -> bool:

@@ -22,7 +22,6 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.placement import S
 from shardplan.model.types import Model
 from shardplan.planning.reduction import Allowed, Mask, Restrict
-from shardplan.rules import model_rules
 from shardplan.rules.batch import batch_dims_of
 
 TENSOR, CONTEXT, EXPERT, DATA, PIPELINE = "tensor", "context", "expert", "data", "pipeline"
@@ -199,7 +198,16 @@ def hidden_of(model: Model) -> int:
 
 def restriction(parallelism: Parallelism, axes: Sequence[KindOfAxis], hidden: int) -> Restrict:
     """What `parallelism` fixes on a mesh of `axes`; `hidden`: the width of the hidden state."""
-    return lambda built: _Fixed(parallelism, tuple(axis.kind for axis in axes), hidden, built).allowed()
+    known: dict[int, Mapping[str, int]] = {}
+
+    def batches(built: CostGraph) -> Mapping[str, int]:
+        """Looked up once for all graphs of a model."""
+        if id(built.model) not in known:
+            known[id(built.model)] = batch_dims_of(built.model, built.rules)
+        return known[id(built.model)]
+
+    kinds = tuple(axis.kind for axis in axes)
+    return lambda built: _Fixed(parallelism, kinds, hidden, built, batches(built) if DATA in kinds else {}).allowed()
 
 
 @dataclass(frozen=True)
@@ -208,6 +216,7 @@ class _Fixed:
     kinds: tuple[str, ...]
     hidden: int
     built: CostGraph
+    batches: Mapping[str, int]
 
     def allowed(self) -> Allowed:
         """The choices left of every node that the configuration says something of."""
@@ -228,8 +237,7 @@ class _Fixed:
         """Whatever has a batch has it over the data-parallel ranks, at every operator: nothing else is tried there."""
         built, more = self.built, dict(found)
         axes = [axis for axis, kind in enumerate(self.kinds) if kind == DATA]
-        batches = batch_dims_of(built.model, model_rules(built.model)) if axes else {}
-        dims = {name: dim for name, dim in sorted(batches.items()) if name in built.kept and name not in weights}
+        dims = {name: dim for name, dim in sorted(self.batches.items()) if name in built.kept and name not in weights}
         for name, dim in dims.items():
             kept = built.kept[name]
             own = _cut_by(kept.codes, axes, kept.code(S(dim)))

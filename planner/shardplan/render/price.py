@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardplan.study.price import Told
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+_PRECISIONS = {"": "", "fp8": "FP8", "mxfp8": "MXFP8", "nvfp4": "NVFP4"}
 _ZERO = {0: "", 1: "ZeRO-1", 3: "ZeRO-3"}
 
 
@@ -37,7 +38,7 @@ def show_price(console: Console, told: Told) -> None:
     emit(
         console,
         facts(
-            ("runs as", words_of(priced.parallelism)),
+            ("runs as", ", ".join(filter(None, [words_of(priced.parallelism), _PRECISIONS[told.precision]]))),
             ("on", f"{priced.parallelism.devices:,} devices of {priced.plan.cluster['name']}"),
             ("batch", _batch(told)),
         ),
@@ -93,6 +94,7 @@ def price_document(told: Told) -> dict[str, object]:
             "ep": parallelism.expert, "vp": parallelism.virtual, "zero": parallelism.zero,
             "sequence_parallel": parallelism.sequence,
         },
+        **({"precision": told.precision} if told.precision else {}),
         "devices": parallelism.devices,
         "global_batch": told.global_batch,
         "micro_batch": told.micro_batch,

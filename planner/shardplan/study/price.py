@@ -7,6 +7,7 @@ three are planned.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import PlanOptions, Remat
+from shardplan.graph.precision import PrecisionName
 from shardplan.layout.layout import Layout
-from shardplan.model.types import Block, Model
+from shardplan.model.types import Model
 from shardplan.models import is_config
 from shardplan.pipeline.cut_points import Chain, chain_at, chain_of, part_of
 from shardplan.pipeline.cut_search import Cut
@@ -114,7 +116,7 @@ def price(
     Raises `ShardplanError`: `bad-parallelism` for sizes that do not divide, `no-cut` for a model that cannot be cut.
     """
     check_model(parallelism, model, options.microbatches)
-    cluster = as_trained(cluster)
+    cluster = as_trained(cluster, sharded=parallelism.zero == 3)
     profile = replace(profile_from_resolved(cluster.resolved), training=cluster.training)
     axes = axes_of(parallelism, profile)
     if len(axes) > MOST_WHOLE:
@@ -126,7 +128,7 @@ def price(
     options = replace(options, shard_optimizer=parallelism.zero == 1, effort="quick")
     fixed = restriction(parallelism, axes, hidden_of(model))
     if parallelism.pipeline == 1:
-        plan = _fastest(model, part.cluster, options, limit, fixed, on_progress)
+        plan = _fastest(model, part.cluster, options, limit, fixed, on_progress, sharded=parallelism.zero == 3)
         return Priced(parallelism, plan, (plan.summary.memory,), limit, options.microbatches)
     whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
     return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress)
@@ -141,14 +143,15 @@ def _fastest(
     on_progress: OnProgress | None,
     *,
     loss: bool = True,
+    sharded: bool = False,
 ) -> Plan:
     """The fastest plan that fits, or the fastest of all where none does, as a trainer runs it. `loss`: the model ends
-    in it."""
+    in it; `sharded`: parameters are."""
 
     def under(bytes_: int) -> Plan:
         asked = replace(options, memory_limit_bytes=bytes_)
         found = finished(Planner(model, cluster, asked, on_progress, reasons=False).plan(fixed))
-        return as_run(found, cluster, recomputed=options.remat == "full", loss=loss)
+        return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded)
 
     plan = under(_UNLIMITED)
     if plan.summary.memory.total <= limit:
@@ -183,8 +186,8 @@ def _pipeline(
         held = most if 0 < place < pieces - 1 else waiting[place]
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         asked = replace(options, in_flight=held)
-        room, loss = limit // parallelism.virtual, place == pieces - 1
-        plans[place] = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss)
+        room, loss, sharded = limit // parallelism.virtual, place == pieces - 1, parallelism.zero == 3
+        plans[place] = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss, sharded=sharded)
     stands_for = [0, *[inner] * (pieces - 2), pieces - 1]
     found = assemble_result(
         chain,
@@ -222,28 +225,47 @@ def _sum(parts: Sequence[Memory]) -> Memory:
 
 
 def _starts(model: Model, pieces: int) -> list[int]:
-    """Where each piece but the first begins: equally many layers each, the first and the last one less where that
-    makes them come out even, as embedding and output matrix count for a layer."""
-    block: Block | None = max(model.blocks, key=lambda block: len(block.copies), default=None)
-    layers = len(block.copies) if block else 0
+    """The operator with which each piece but the first begins."""
+    begins = _layer_starts(model)
+    if len(begins) < pieces:
+        hint = "take at most as many stages, times --vp, as there are layers"
+        raise ShardplanError(bad(f"{len(begins)} layers are too few for {pieces} stages", hint))
+    return [begins[place] for place in itertools.accumulate(layers_of(len(begins), pieces)[:-1])]
+
+
+def layers_of(layers: int, pieces: int) -> list[int]:
+    """Layers of each piece: equally many, else with embedding and output matrix counted as a layer each, and what is
+    left over by the pieces between the ends first, from the front."""
     each, over = divmod(layers, pieces)
-    less = 0
-    if over or not each:
-        each, over = divmod(layers + 2, pieces)
-        less = 1
-    if block is None or over or each <= less:
-        hint = "take a divisor of the number of layers, or of that and two, for embedding and output matrix"
-        raise ShardplanError(bad(f"{layers} layers do not divide into {pieces} stages", hint))
-    begins = _layer_starts(model, block)
-    return [begins[place * each - less] for place in range(1, pieces)]
+    if not over:
+        return [each] * pieces
+    each, over = divmod(layers + 2, pieces)
+    order = [*range(1, pieces - 1), 0, pieces - 1]
+    more = set(order[:over])
+    counts = [each + (place in more) - (place in (0, pieces - 1)) for place in range(pieces)]
+    return counts if min(counts) > 0 else [layers // pieces + (place < layers % pieces) for place in range(pieces)]
 
 
-def _layer_starts(model: Model, block: Block) -> list[int]:
-    """The operator with which every layer begins, at a place where the model can be cut."""
-    first = {name: min(copy) for name, copy in zip(block.names, block.copies, strict=True)}
+def _layer_starts(model: Model) -> list[int]:
+    """The operator with which every layer begins, at a place where the model can be cut. Layers of several kinds, as
+    those of a mixture whose first ones are dense, are copies of several blocks of one module."""
+    block = max(model.blocks, key=lambda block: len(block.copies), default=None)
+    if block is None:
+        return []
+    first = {
+        name: min(copy)
+        for each in model.blocks
+        for name, copy in zip(each.names, each.copies, strict=True)
+        if each is block or _module(name) == _module(block.names[0])
+    }
     chain = chain_of(model, model_rules(model))
     cut = {name: min(unit) for name, unit in zip(chain.names, chain.units, strict=True)}
-    return [cut.get(name, start) for name, start in first.items()]
+    return sorted(cut.get(name, start) for name, start in first.items())
+
+
+def _module(name: str) -> str:
+    """`model.layers` of `model.layers.7`."""
+    return name.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +277,7 @@ class Told:
     global_batch: int
     micro_batch: int
     compared: bool
+    precision: PrecisionName = ""
 
 
 def price_as_asked(
@@ -262,6 +285,7 @@ def price_as_asked(
     parallelism: Parallelism,
     batch: Batch,
     remat: Remat = "none",
+    precision: PrecisionName = "",
     *,
     compare: bool = True,
     on_progress: OnProgress | None = None,
@@ -281,6 +305,7 @@ def price_as_asked(
         microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),
         remat=remat,
         memory_limit_bytes=request.memory_limit,
+        precision=precision,
     )
     turn = Turn(on_progress, 1 + compare)
     turn.next("this configuration")
@@ -289,7 +314,7 @@ def price_as_asked(
     if compare:
         turn.next("the best plan")
         best = best_beside(priced, model, cluster, options, turn.tell)
-    return Told(priced, best, rows_of(model), batch.micro_batch, compare)
+    return Told(priced, best, rows_of(model), batch.micro_batch, compare, precision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,11 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
 @click.option(
     "--recompute", type=click.Choice(["none", "selective", "full"]), default="none", help="As --remat of solve."
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["fp8", "mxfp8", "nvfp4"]),
+    help="Type of products with weights inside of layers, as Transformer Engine casts.  [default: the model's]",
+)
 @click.option("--best/--no-best", default=True, help="Set the best plan on as many devices beside it.")
 @budget_option
 @verb
@@ -59,7 +64,13 @@ def price(session: Session, /, **given: Any) -> int:
     assert parallelism is not None
     on_progress = session.begin("pricing")
     told = study.price_as_asked(
-        request, parallelism, batch, given["recompute"], compare=given["best"], on_progress=on_progress
+        request,
+        parallelism,
+        batch,
+        given["recompute"],
+        given["precision"] or "",
+        compare=given["best"],
+        on_progress=on_progress,
     )
     session.finish(price_document(told), lambda console: show_price(console, told))
     return EXIT_DONE if told.priced.fits else EXIT_NO

@@ -1,0 +1,62 @@
+"""Matrix products in narrower types than the graph's, as trainers have them: FP8, MXFP8, NVFP4.
+
+The graph stays as it is: weights, activations and what is sent keep their type. Products of activations with weights
+inside of repeated blocks run in the narrow type; the embedding, the output matrix, attention and routers do not
+(Transformer Engine's recipes, `--fp8-format` of Megatron-LM). What is to be multiplied is cast first, which is memory
+traffic: the activation in forward, the gradient of the result in backward, the weight once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from shardplan.model.types import Model
+from shardplan.rules.types import Rule
+
+PrecisionName = Literal["", "fp8", "mxfp8", "nvfp4"]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """`dtype`: ONNX type of the operands; `cast_bytes`: traffic of casting one 16-bit element both ways it is read, as
+    rows and as columns."""
+
+    dtype: str
+    cast_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """What is cast for one product: `bytes`, traffic of an element; `operands`: their positions."""
+
+    bytes: float
+    operands: tuple[int, ...]
+
+
+PRECISIONS: Final[dict[str, Precision]] = {
+    "fp8": Precision("float8e4m3fn", 6.0),  # a pass for the maximum reads 2, another reads 2 and writes 1 + 1
+    "mxfp8": Precision("float8e4m3fn", 4.0),  # a scale for every 32 elements: one pass, reads 2, writes 1 + 1
+    "nvfp4": Precision("float4e2m1", 5.0),  # a pass for the maximum, another that writes 1/2 + 1/2
+}
+_LEAST_COLUMNS = 512
+"""Products that are narrower make choices of experts, or gates, and stay as they are."""
+
+
+def narrowed(model: Model, rules: Sequence[Rule], precision: str) -> Mapping[int, tuple[int, ...]]:
+    """The operators whose products run in the type of `precision` (none for an empty one), with the positions of the
+    operands that are cast for them: what several read is cast for the first."""
+    if not precision:
+        return {}
+    inside = {index for block in model.blocks for copy in block.copies for index in copy}
+    weights = {parameter.tensor for parameter in model.parameters}
+    found, cast = dict[int, tuple[int, ...]](), set[str]()
+    for index in sorted(inside):
+        operator, rule = model.operators[index], rules[index]
+        if rule.cost == "gemm" and any(name in weights for name in operator.inputs):
+            wide = model.tensor(operator.outputs[0]).shape[-1]
+            if wide >= _LEAST_COLUMNS:
+                found[index] = tuple(at for at, name in enumerate(operator.inputs) if name and name not in cast)
+                cast.update(operator.inputs)
+    return found
