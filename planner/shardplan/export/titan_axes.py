@@ -70,8 +70,8 @@ def _items(types: Mapping[str, str]) -> str:
 
 
 def titan_axes(plan: Plan) -> TitanAxes:
-    """Which axis of torchtitan each axis of several devices is: by its name where it has one of torchtitan's, else by the
-    inputs of the model: `dp` cuts the batch (dim 0 of all inputs), `cp` the sequence, and `tp` is any other."""
+    """Which axis of torchtitan each axis of several devices is: by its name where it has one of torchtitan's, else by
+    the inputs of the model: `dp` cuts the batch (dim 0 of all inputs), `cp` the sequence, and `tp` is any other."""
     members: dict[str, list[int]] = {axis: [] for axis in TITAN_AXES}
     for number, axis in enumerate(plan.mesh.axes):
         if axis.size == 1:
