@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "planner"), str(ROOT / "tests" / "support")]
 
@@ -62,13 +64,33 @@ def checked_ranks(path: Path) -> str:
     return f"{len(models)} models checked"
 
 
+def maxtext_keys(path: Path) -> str:
+    """Every key is one of the trainer's own base configuration."""
+    files = importlib.metadata.files("maxtext") or ()
+    base = next(file for file in files if str(file) == "maxtext/configs/base.yml")
+    known = set(yaml.safe_load(Path(base.locate()).read_text(encoding="utf-8")))
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    unknown = sorted(given.keys() - known)
+    return f"unknown keys: {unknown}" if unknown else f"{len(given)} keys known"
+
+
+def onnxruntime_session(path: Path) -> str:
+    """The first rank's model is loaded by a session."""
+    runtime = importlib.import_module("onnxruntime")
+    model = min(path.rglob("*.onnx"))
+    runtime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    return "loaded"
+
+
 CONSUMERS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
     ("tp-plan", "tp-plan", "transformers", transformers_styles),
     ("deepspeed", "deepspeed", "deepspeed", deepspeed_config),
     ("torchtitan", "torchtitan", "torchtitan", python_program),
     ("fsdp2", "fsdp2", "torch", python_program),
     ("shardy", "shardy", "jaxlib", mlir_module),
+    ("maxtext", "maxtext", "maxtext", maxtext_keys),
     ("", "onnx-spmd", "onnx", checked_ranks),
+    ("", "onnx-spmd", "onnxruntime", onnxruntime_session),
 )
 """What is solved for, the format of the export, the consumer, and how it takes it."""
 

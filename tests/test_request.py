@@ -209,6 +209,16 @@ def test_stages_by_hand_are_obeyed_everywhere(layers, shardplan):
         (["st.yaml", "more.yaml"], {}, "st.yaml: error[bad-stages]: stages are fixed here, and in more.yaml too"),
         ([{"pipeline_intermediate_axes": {"gpu": 0}}], {}, "constraints[0]:2:3: error[bad-stages]: pipeline_interm"),
         (["two.json"], {}, "two.json: error[pipeline-plan]: this plan is a pipeline of 2 stages, not constraints of"),
+        (
+            ["st.yaml"],
+            {"target": "jax"},
+            "st.yaml: error[bad-stages]: jax cannot say a pipeline: its plans are of one mesh",
+        ),
+        (
+            [],
+            {"stages": 2, "target": "fsdp2"},
+            "error[bad-stages]: fsdp2 cannot say a pipeline: its plans are of one mesh",
+        ),
         ([3], {}, "error[bad-argument]: constraints[0] is 3; a file, a mapping or a plan is expected"),
     ],
 )

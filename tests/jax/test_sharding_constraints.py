@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from forced_plans import cluster_of, forced_plan
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 from tiny_models import megatron, tiny_gpt, tiny_llama
 
@@ -290,3 +290,20 @@ def test_both_ends_make_an_all_to_all(devices):
     text = jax.jit(moved, in_shardings=tokens).lower(jnp.zeros((64, 64))).compile().as_text()
     (row,) = emitted_collectives(parse_module(text), PlanMesh.of(gpu=4))
     assert (row.kind, row.wire_bytes) == ("all_to_all", 3 * 1024)
+
+
+def test_explicit_axes_and_shard_map_are_refused_in_words(plans, devices):
+    plan = plans[0]
+    mesh = shardplan.jax.mesh(plan)
+    explicit = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,) * 2)
+    with pytest.raises(
+        ShardplanError, match=r"error\[explicit-mesh\]: machine, gpu are axes of another type than Auto"
+    ):
+        shardplan.jax.constrain(plan, explicit, "add_25", jnp.zeros(BLOCK))
+
+    def inside(x):
+        return shardplan.jax.constrain(plan, mesh, "add_25", x)
+
+    mapped = jax.shard_map(inside, mesh=mesh, in_specs=Spec(), out_specs=Spec())
+    with pytest.raises(ShardplanError, match=r"error\[inside-shard-map\]: inside shard_map over machine, gpu a device"):
+        jax.make_jaxpr(mapped)(jnp.zeros(BLOCK))

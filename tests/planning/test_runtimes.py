@@ -121,6 +121,14 @@ def test_on_meshes_of_other_shapes_and_names(models, target, mesh):
     assert refusals(plan, target) == []
 
 
+def test_an_axis_of_one_device_is_no_axis_of_a_runtime(models):
+    """Under memory that data parallelism does not keep, weights are split over the other axis."""
+    roomy = planned(models["llama"], "1x4", "torchtitan", "training").summary.memory.total
+    plan = planned(models["llama"], "1x4", "torchtitan", "training", memory_limit=roomy // 2)
+    assert any(p.is_shard for t in plan.tensors if t.role == "parameter" for p in t.layout.placements)
+    assert refusals(plan, "torchtitan") == []
+
+
 @pytest.mark.parametrize("name", ["llama"])
 def test_limits_have_a_price(models, name):
     """No plan that a format says is faster than the bound of any plan, and the bound of a format is below its plan."""

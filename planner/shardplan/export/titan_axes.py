@@ -15,7 +15,8 @@ TITAN_AXES = ("dp", "cp", "tp")
 
 @dataclass(frozen=True, slots=True)
 class TitanAxes:
-    """`members`: per axis of torchtitan, the axes of the plan that are it together, major first; often one or none."""
+    """`members`: per axis of torchtitan, the axes of the plan that are it together, major first; often one or none. An
+    axis of one device is none of them."""
 
     mesh: Mesh
     members: Mapping[str, tuple[int, ...]]
@@ -58,7 +59,7 @@ class TitanAxes:
 
     def disordered(self) -> Iterator[str]:
         """Why the mesh cannot be said: torchtitan counts ranks in the order of its axes."""
-        order = [member for axis in TITAN_AXES for member in self.members[axis] if self.mesh.axes[member].size > 1]
+        order = [member for axis in TITAN_AXES for member in self.members[axis]]
         if order != sorted(order):
             names = ", ".join(self.mesh.names[member] for member in order)
             yield f"torchtitan's ranks are counted by {', '.join(TITAN_AXES)}, here {names}: the mesh has another order"
@@ -69,10 +70,12 @@ def _items(types: Mapping[str, str]) -> str:
 
 
 def titan_axes(plan: Plan) -> TitanAxes:
-    """Which axis of torchtitan each axis of the plan is: by its name where it has one of torchtitan's, else by the
-    inputs of the model: `dp` cuts the batch (dim 0 of all inputs), `cp` the sequence, and `tp` is any other."""
+    """Which axis of torchtitan each axis of several devices is: by its name where it has one of torchtitan's, else by
+    the inputs of the model: `dp` cuts the batch (dim 0 of all inputs), `cp` the sequence, and `tp` is any other."""
     members: dict[str, list[int]] = {axis: [] for axis in TITAN_AXES}
     for number, axis in enumerate(plan.mesh.axes):
+        if axis.size == 1:
+            continue
         members[axis.name if axis.name in members else _by_inputs(plan, number)].append(number)
     return TitanAxes(plan.mesh, {axis: tuple(found) for axis, found in members.items()})
 

@@ -49,3 +49,25 @@ def check_mesh(plan: Plan, given: Mesh) -> None:
         shown = " x ".join(f"{name}={size}" for name, size in found)
         summary = f"the plan is for the mesh {plan.mesh}, this mesh is {shown}"
         raise ShardplanError(error("wrong-mesh", summary, hint="make the mesh with shardplan.jax.mesh(plan)"))
+
+
+def check_automatic(plan: Plan, given: Mesh) -> None:
+    """Raise `ShardplanError` unless values can be constrained on `given` where this is called: `wrong-mesh`,
+    `pipeline-plan`; `explicit-mesh` where axes are not `Auto`; `inside-shard-map` where a device has its part alone."""
+    check_mesh(plan, given)
+    around = jax.sharding.get_abstract_mesh()
+    named = dict(zip(around.axis_names, around.axis_types, strict=True))
+    manual = [name for name in given.axis_names if named.get(name) == AxisType.Manual]
+    if manual:
+        summary = (
+            f"inside shard_map over {', '.join(manual)} a device has its own part of a value, which has no sharding"
+        )
+        hint = "call it outside of shard_map, with the function as it is for one device"
+        raise ShardplanError(error("inside-shard-map", summary, hint=hint))
+    types = {**dict(zip(given.axis_names, given.axis_types, strict=True)), **named}
+    other = [name for name in given.axis_names if types[name] != AxisType.Auto]
+    if other:
+        summary = f"{', '.join(other)} {'is an axis' if len(other) == 1 else 'are axes'} of another type than Auto: "
+        summary += "there shardings are part of types, and nothing is left to constrain"
+        hint = "take shardplan.jax.mesh(plan), and call it outside of jax.set_mesh with explicit axes"
+        raise ShardplanError(error("explicit-mesh", summary, hint=hint))

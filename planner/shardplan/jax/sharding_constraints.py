@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.jax.device_mesh import check_mesh
+from shardplan.jax.device_mesh import check_automatic
 from shardplan.jax.fused_weights import Part
 from shardplan.jax.named_shardings import path_name
 from shardplan.jax.partition_specs import Division, division, partition_spec, pin_text
@@ -43,10 +43,10 @@ def constrain(plan: Plan, mesh: Mesh, name: str, x: jax.Array, *, reader: str = 
     dims in a finer division (a fused q, k, v as [..., 3, heads * width]); other sizes than planned are taken if the
     dims divide.
 
-    Raises `ShardplanError`: `unknown-tensor`, `wrong-mesh`, `several-outputs`, `unknown-reader`, `layers-differ`,
-    `wrong-rank`, `segmented-dim`, `indivisible-dim`.
+    Raises `ShardplanError`: `unknown-tensor`, `wrong-mesh`, `explicit-mesh`, `inside-shard-map`, `several-outputs`,
+    `unknown-reader`, `layers-differ`, `wrong-rank`, `segmented-dim`, `indivisible-dim`.
     """
-    check_mesh(plan, mesh)
+    check_automatic(plan, mesh)
     return _constrained(plan, mesh, name, x, reader=reader)
 
 
@@ -58,7 +58,7 @@ def constrain_tree(plan: Plan, mesh: Mesh, tree: Any, *, names: Names | None = N
     `names`: as in `shardings`; a name with `*` may be that of a leaf that stacks layers, or of one layer's. Leaves that
     are none of the plan's stay as they are. Raises `ShardplanError` as `constrain`.
     """
-    check_mesh(plan, mesh)
+    check_automatic(plan, mesh)
     known = parameters_by_name(plan)
 
     def constrained(path: tuple[Any, ...], x: jax.Array) -> jax.Array:

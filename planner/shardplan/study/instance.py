@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import yaml
 
@@ -201,6 +201,9 @@ def _staging(request: Request) -> Staging | None:
     schedule = parse_schedule(request.schedule)
     found = [(stages, place) for stages, place in map(_stages_given, *_placed(request.constraints)) if stages]
     asked = request.stages
+    if request.target and (found or asked is not None):
+        summary = f"{request.target} cannot say a pipeline: its plans are of one mesh"
+        raise ShardplanError(error("bad-stages", summary, file=found[0][1] if found else None, hint=_NO_STAGES))
     if not found and asked is not None:
         return Staging(_stages_asked(asked), schedule)
     if not found:
@@ -215,6 +218,12 @@ def _staging(request: Request) -> Staging | None:
     if clash:
         raise ShardplanError(error("bad-stages", clash, file=place))
     return Staging(by_hand, schedule)
+
+
+_NO_STAGES: Final = (
+    "leave out one of --for and --stages; stages of a free plan are exported one by one (export --stage N), and "
+    "price --pp N has the pipelines of Megatron and MaxText"
+)
 
 
 def _stages_asked(asked: int | str | Path | Plan | ManualStages) -> int | ManualStages | None:

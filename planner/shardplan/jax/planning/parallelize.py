@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import Mesh
 
 from shardplan.errors import ShardplanError, error
-from shardplan.jax.device_mesh import check_mesh
+from shardplan.jax.device_mesh import check_automatic
 from shardplan.jax.planning.graph import Graph, Step
 from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, traced
 from shardplan.jax.planning.plan import inputs_of, weights_of, written
@@ -32,9 +32,10 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
 
     >>> step = jax.jit(jax.value_and_grad(shardplan.jax.parallelize(loss, plan, mesh)))
 
-    Raises `ShardplanError`: `wrong-mesh`, and when it is called `stale-plan` where the function is not the plan's.
+    Raises `ShardplanError`: `wrong-mesh`, `explicit-mesh`, and when it is called `stale-plan` where the function is not
+    the plan's.
     """
-    check_mesh(plan, mesh)
+    check_automatic(plan, mesh)
 
     @functools.wraps(fn)
     def constrained(params: Any, *batch: Any) -> Any:
