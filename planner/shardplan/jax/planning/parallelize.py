@@ -32,7 +32,8 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
 
     >>> step = jax.jit(jax.value_and_grad(shardplan.jax.parallelize(loss, plan, mesh)))
 
-    Raises `ShardplanError`: `wrong-mesh`, `explicit-mesh`, and when it is called `stale-plan` where the function is not the plan's.
+    Raises `ShardplanError`: `wrong-mesh`, `explicit-mesh`, and when it is called `stale-plan` where the function is not
+    the plan's.
     """
     check_automatic(plan, mesh)
 
