@@ -72,7 +72,7 @@ def export_maxtext(plan: Plan, source: Source) -> Exported:
 
 
 def _sharding(ways: Parallelism) -> list[str]:
-    if ways.zero == 3:
+    if ways.shards_parameters:
         return [
             "--use-megatron-fsdp",
             "--data-parallel-sharding-strategy optim_grads_params",

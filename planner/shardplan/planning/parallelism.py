@@ -70,6 +70,11 @@ class Parallelism:
             yield bad("sequence parallelism needs tensor parallelism", "give --tp as well, or --cp to cut the sequence")
 
     @property
+    def shards_parameters(self) -> bool:
+        """Whether it is FSDP."""
+        return self.zero == 3
+
+    @property
     def devices(self) -> int:
         """How many take part."""
         return self.devices_per_stage * self.pipeline
@@ -198,13 +203,14 @@ def hidden_of(model: Model) -> int:
 
 def restriction(parallelism: Parallelism, axes: Sequence[KindOfAxis], hidden: int) -> Restrict:
     """What `parallelism` fixes on a mesh of `axes`; `hidden`: the width of the hidden state."""
-    known: dict[int, Mapping[str, int]] = {}
+    # with the model itself: another one may get the number of one that is gone
+    known: dict[int, tuple[Model, Mapping[str, int]]] = {}
 
     def batches(built: CostGraph) -> Mapping[str, int]:
         """Looked up once for all graphs of a model."""
         if id(built.model) not in known:
-            known[id(built.model)] = batch_dims_of(built.model, built.rules)
-        return known[id(built.model)]
+            known[id(built.model)] = built.model, batch_dims_of(built.model, built.rules)
+        return known[id(built.model)][1]
 
     kinds = tuple(axis.kind for axis in axes)
     return lambda built: _Fixed(parallelism, kinds, hidden, built, batches(built) if DATA in kinds else {}).allowed()
@@ -309,7 +315,7 @@ class _Fixed:
                 mask = _if_any(mask, space.codes[:, axis] == space.code(S(0)))
             elif self.parallelism.zero < 3:
                 mask = _if_any(mask, ~sharded[:, axis])
-        return mask & _most(space, mask) if self.parallelism.zero == 3 else mask
+        return mask & _most(space, mask) if self.parallelism.shards_parameters else mask
 
     def _state(self, space: TensorSpace, *, is_expert: bool) -> Mask:
         """Optimizer state: with its weight, or cut further by data and context."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from shardplan.planning.candidates import WORK, Search
 from shardplan.planning.chain import Answer, Question
 from shardplan.solve import Progress
-
-PS_PER_S = 1e12
+from shardplan.units import PS_PER_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ _NOTHING = 0.0005
 """A share that is shown as zero."""
 _FAR_LESS = 0.002
 """Share of the memory limit below which three digits of the limit's unit say little."""
+_OWN = 0.999
+"""Of the rate of a link: who gets more when all send has one of its own."""
 
 
 def facts(*rows: tuple[str, str]) -> Table:
@@ -99,11 +101,18 @@ def contention(cluster: Cluster, level: int) -> str:
     link = cluster.levels[level]
     sizes = zip(cluster.mesh.shape, cluster.axis_levels, strict=True)
     inside = math.prod(size for size, its in sizes if its < level)
-    each = link.node_bytes_per_s / inside
-    if not link.node_bytes_per_s or inside == 1 or each > 0.999 * link.link_bytes_per_s:
+    each = shared_rate(link.link_bytes_per_s, link.node_bytes_per_s, inside)
+    if not each:
         return ""
     number = rate(each) if rate(each).split()[1] != rate(link.link_bytes_per_s).split()[1] else rate(each).split()[0]
     return f"{number} per device when all {inside} send"
+
+
+def shared_rate(link_bytes_per_s: float, node_bytes_per_s: float, devices: int) -> float:
+    """Bytes per second that each of so many devices gets of what they share, when all send; 0 where each has a link of
+    its own."""
+    each = node_bytes_per_s / devices
+    return each if devices > 1 and each <= _OWN * link_bytes_per_s else 0.0
 
 
 def describe_limits(console: Console, limits: Limits) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from shardplan.cost.named import measure_of
 from shardplan.escapes import one_line
+from shardplan.pipeline.schedule import parse_schedule
 from shardplan.plan.overlap import Exposure
 from shardplan.plan.parts import devices_per_host
 from shardplan.plan.types import Pipeline, Plan, Summary
 from shardplan.render.recipes import Recognizer, axis_shares
-from shardplan.render.solve import memory_parts, plan_line, proof_line
+from shardplan.render.solve import memory_parts, plan_line, proof_line, shared_rate
 from shardplan.report.memory import memory_over_time
 from shardplan.report.model import model_record
 from shardplan.report.names import Names
@@ -22,8 +23,6 @@ from shardplan.report.schedule import pipeline_chart, schedule_record
 from shardplan.report.tables import Alternatives, move_rows, parameter_rows
 
 _PRICED = "cost_model"
-_OWN = 0.999
-"""Of the rate of a link: who gets more when all send has one of its own."""
 
 
 def plan_report(plan: Plan, file: str = "", alternatives: Alternatives | None = None) -> dict[str, object]:
@@ -115,8 +114,7 @@ def _step_parts(plan: Plan) -> list[tuple[str, int, int]]:
 
 def _pipeline_parts(pipeline: Pipeline, step_ns: int) -> list[tuple[str, int, int]]:
     """The same of the slowest stage, with all its pieces: what it does not take itself is the bubble."""
-    kind, _, virtual = pipeline.schedule.partition(":")
-    count = len(pipeline.stages) // (int(virtual) if kind == "interleaved" else 1)
+    count = len(pipeline.stages) // parse_schedule(pipeline.schedule).pieces
     summaries = [stage.plan.summary for stage in pipeline.stages]
     slowest = max((summaries[place::count] for place in range(count)), key=lambda own: sum(one.step_ns for one in own))
     compute, sent = (sum(getattr(one, name) for one in slowest) for name in ("compute_ns", "communication_ns"))
@@ -174,8 +172,9 @@ def _shared(plan: Plan, link: str, rates: Mapping[str, float]) -> tuple[int, flo
     order = [*rates]
     inner = order[: order.index(link)] if link in order else []
     devices = math.prod(size for size, its in zip(plan.mesh.shape, plan.axis_links, strict=True) if its in inner)
-    each = _link_rates(plan.cluster.get("profile"), "node_gbit", 1e9 / 8).get(link, 0.0) / devices
-    return (devices, each) if devices > 1 and 0.0 < each <= _OWN * rates[link] else None
+    whole = _link_rates(plan.cluster.get("profile"), "node_gbit", 1e9 / 8).get(link, 0.0)
+    each = shared_rate(rates.get(link, 0.0), whole, devices)
+    return (devices, each) if each else None
 
 
 def _link_rates(profile: object, key: str, unit: float) -> dict[str, float]:

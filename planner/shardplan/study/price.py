@@ -116,7 +116,7 @@ def price(
     Raises `ShardplanError`: `bad-parallelism` for sizes that do not divide, `no-cut` for a model that cannot be cut.
     """
     check_model(parallelism, model, options.microbatches)
-    cluster = as_trained(cluster, sharded=parallelism.zero == 3)
+    cluster = as_trained(cluster, sharded=parallelism.shards_parameters)
     profile = replace(profile_from_resolved(cluster.resolved), training=cluster.training)
     axes = axes_of(parallelism, profile)
     if len(axes) > MOST_WHOLE:
@@ -128,7 +128,7 @@ def price(
     options = replace(options, shard_optimizer=parallelism.zero == 1, effort="quick")
     fixed = restriction(parallelism, axes, hidden_of(model))
     if parallelism.pipeline == 1:
-        plan = _fastest(model, part.cluster, options, limit, fixed, on_progress, sharded=parallelism.zero == 3)
+        plan = _fastest(model, part.cluster, options, limit, fixed, on_progress, sharded=parallelism.shards_parameters)
         return Priced(parallelism, plan, (plan.summary.memory,), limit, options.microbatches)
     whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
     return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress)
@@ -186,7 +186,7 @@ def _pipeline(
         held = most if 0 < place < pieces - 1 else waiting[place]
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         asked = replace(options, in_flight=held)
-        room, loss, sharded = limit // parallelism.virtual, place == pieces - 1, parallelism.zero == 3
+        room, loss, sharded = limit // parallelism.virtual, place == pieces - 1, parallelism.shards_parameters
         plans[place] = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss, sharded=sharded)
     stands_for = [0, *[inner] * (pieces - 2), pieces - 1]
     found = assemble_result(

@@ -70,6 +70,11 @@ budget_option = click.option(
 )
 
 
+def seed_option(of: str) -> Callable[[Verb], Verb]:
+    """`--seed` of a verb whose request has none; `of`: what it is a seed of."""
+    return option("--seed", type=click.IntRange(0), metavar="N", default=0, show_default=True, help=of)
+
+
 class _Given(_Type):
     """What was given, as it is: the check of the field refuses it with everything else that is wrong."""
 

@@ -10,6 +10,7 @@ import click
 
 from shardplan.errors import warning
 from shardplan.units import count, percent
+from shardplan.verbs.asking import seed_option
 from shardplan.verbs.session import (
     EXIT_DONE,
     EXIT_INFEASIBLE,
@@ -41,14 +42,7 @@ STANDARD_OUTPUT = "-"
     metavar="UNITS",
     help="Stop after so many million table entries, which is reproducible.",
 )
-@option(
-    "--seed",
-    type=click.IntRange(0),
-    metavar="N",
-    default=0,
-    show_default=True,
-    help="Of the search, where a problem is too large for proof.",
-)
+@seed_option("Of the search, where a problem is too large for proof.")
 @verb
 def solve_problem(session: Session, /, **given: Any) -> int:
     """Find the cheapest choice per node of INSTANCE (.json or .json.gz) that fits in memory, and a bound.

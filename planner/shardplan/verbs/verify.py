@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import Attempts, ShardplanError, error
-from shardplan.verbs.asking import budget_option, model_argument, request_options
+from shardplan.verbs.asking import budget_option, model_argument, request_options, seed_option
 from shardplan.verbs.inputs import load_model, parse_dims
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
 
@@ -29,14 +29,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0, min_open=True),
     help="Largest relative difference that is rounding.  [default: 1e-5; 1e-4 with operators of com.microsoft]",
 )
-@option(
-    "--seed",
-    type=click.IntRange(0),
-    metavar="N",
-    default=0,
-    show_default=True,
-    help="Of the inputs, and of weights that the model lacks.",
-)
+@seed_option("Of the inputs, and of weights that the model lacks.")
 @request_options("dims", "trips")
 @budget_option
 @verb
