@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from shardplan.advice.growth import grown
 from shardplan.advice.sizes import Rounding, computing, roundings
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster
@@ -25,6 +24,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of
 from shardplan.model.dims import flag
 from shardplan.model.types import Model
+from shardplan.padding.growth import grown
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.judge import judged

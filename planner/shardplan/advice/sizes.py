@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardplan.advice.growth import sizes_of
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
+from shardplan.padding.growth import sizes_of
 from shardplan.plan.types import OperatorDecision, Plan
-from shardplan.program.shrink.classes import Classes, Node, Place, relate
+from shardplan.program.shrink.classes import Classes, Node, Place, alike_in_copies, relate
 from shardplan.rules.equation import parse
 from shardplan.rules.types import Rule
 
@@ -59,22 +59,6 @@ def roundings(model: Model, rules: Sequence[Rule], plan: Plan, least: float) -> 
             found.append(Rounding(root, old, new, what, name, is_usual, share))
     found.sort(key=lambda one: (not one.is_usual, -one.share, one.what))
     return classes, found
-
-
-def alike_in_copies(model: Model, classes: Classes) -> Classes:
-    """The same where every copy of a repeated block has the sizes of the first: heads of all layers are one size."""
-    factors: dict[int, set[str]] = defaultdict(set)
-    for node in list(classes.parent):
-        if isinstance(node[0], int):
-            factors[node[0]].add(str(node[1]))
-    for block in model.blocks:
-        for copy in block.copies[1:]:
-            for index, first in zip(copy, block.copies[0], strict=True):
-                for factor in sorted(factors[index] & factors[first]):
-                    classes.join((index, factor), (first, factor))
-    classes.fixed = {classes.find(node) for node in classes.fixed}
-    classes.bound = {classes.find(node) for node in classes.bound}
-    return classes
 
 
 def rounded_up(size: int, mesh: Mesh) -> int | None:

@@ -14,6 +14,8 @@ from shardplan.model.nested import inner_name, nested_graphs
 
 TRIP: Final = "trip:"
 """Before the name of a loop, among the sizes of dims: its trip count."""
+PAD: Final = "pad:"
+"""Before the name of a dim such as `input_ids[0]`, among the sizes of dims: the size as which it is held."""
 _LONGEST_EXPRESSION = 400
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,

@@ -21,15 +21,17 @@ def load_model(given: str, dims: Mapping[str, int]) -> Model:
     return load(given, dims)
 
 
-def parse_dims(dims: Sequence[str], trips: Sequence[str] = ()) -> dict[str, int]:
-    """Sizes of `--dim` and `--trip` texts, loops as `trip:NAME`. Raises `ShardplanError` with all that are none."""
+def parse_sizes(dims: Sequence[str], trips: Sequence[str] = (), pads: Sequence[str] = ()) -> dict[str, int]:
+    """Sizes of `--dim`, `--trip` and `--pad` texts, loops as `trip:NAME`, what dims are held as as `pad:NAME`. Raises
+    `ShardplanError` with all that are none."""
     from shardplan.errors import ShardplanError
     from shardplan.request import checked, option_of
 
-    values, faults = checked({"dims": dims, "trips": trips}, option_of)
+    values, faults = checked({"dims": dims, "trips": trips, "pads": pads}, option_of)
     if faults:
         raise ShardplanError(*(fault for found in faults.values() for fault in found))
-    return {**values["dims"], **{f"trip:{name}": number for name, number in values["trips"].items()}}
+    trips_of = {f"trip:{name}": number for name, number in values["trips"].items()}
+    return {**values["dims"], **trips_of, **{f"pad:{name}": size for name, size in values["pads"].items()}}
 
 
 def name_of_model(given: str) -> str:
