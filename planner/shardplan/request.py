@@ -144,6 +144,14 @@ class Request:
             say="Hold a dim, and all that are the same size, as if it were N, so that axes divide it; may be repeated.",
         ),
     )
+    uneven: bool = field(
+        default=False,
+        metadata=_term(
+            Flag(),
+            "--uneven/--even",
+            say="Sizes that axes do not divide may be cut into shards of unequal size, the last ones padded.",
+        ),
+    )
     optimizer: str = field(
         default="adam-mixed", metadata=_term(OneOf(OPTIMIZERS), "--optimizer", say="Optimizer state to budget for.")
     )
@@ -333,6 +341,13 @@ def _combinations(values: Mapping[str, Any], called: Callable[[str], str]) -> li
     found = []
     if auto and values.get("stages") is not None:
         found.append(("stages", f"{mesh} auto and {stages}: stages choose their meshes among the parts of one {mesh}"))
+    if values.get("uneven"):
+        others = {"mesh": auto, "stages": values.get("stages") is not None, "target": values.get("target")}
+        found += [
+            ("uneven", f"{called('uneven')} goes with one mesh, and not with {called(name)} {values[name]}")
+            for name, is_given in others.items()
+            if is_given
+        ]
     if not auto and values.get("devices") is not None:
         found.append(("devices", f"{devices} goes with {mesh} auto; otherwise {mesh} says which devices there are"))
     if values.get("mode") == "inference":

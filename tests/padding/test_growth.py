@@ -2,9 +2,9 @@
 
 import pytest
 
-from shardplan.padding.growth import grown
 from shardplan.advice.sizes import rounded_up
 from shardplan.layout.mesh import Axis, Mesh
+from shardplan.padding.growth import grown
 from shardplan.program.shrink.classes import alike_in_copies, relate
 from shardplan.rules import model_rules
 from shardplan.study.instance import load_model

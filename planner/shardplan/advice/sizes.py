@@ -12,6 +12,7 @@ from typing import Final
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.padding.growth import sizes_of
+from shardplan.padding.padded import called
 from shardplan.plan.types import OperatorDecision, Plan
 from shardplan.program.shrink.classes import Classes, Node, Place, alike_in_copies, relate
 from shardplan.rules.equation import parse
@@ -26,8 +27,8 @@ _HEADS: Final = frozenset({"h", "g"})
 class Rounding:
     """The size `old` of class `root`, rounded up to `new`. `what`: what it is to people; `name`: of the symbolic dim,
     if it is one; `is_usual`: a batch, a vocabulary, heads or a symbolic dim, which people pad, and not the width of a
-    model; `share`: of the step, what several devices repeat
-    and what is waited for around it."""
+    model; `share`: of the step, what several devices repeat and what is waited for around it; `place`: a dim of it as
+    `--pad` calls it."""
 
     root: Node
     old: int
@@ -36,6 +37,7 @@ class Rounding:
     name: str
     is_usual: bool
     share: float
+    place: str
 
 
 def roundings(model: Model, rules: Sequence[Rule], plan: Plan, least: float) -> tuple[Classes, list[Rounding]]:
@@ -56,7 +58,8 @@ def roundings(model: Model, rules: Sequence[Rule], plan: Plan, least: float) -> 
         new = rounded_up(old, plan.mesh)
         if new is not None:
             what, name, is_usual = _named(model, rules, places[root], old)
-            found.append(Rounding(root, old, new, what, name, is_usual, share))
+            place = called(model, [node for node in places[root] if isinstance(node[0], str)])
+            found.append(Rounding(root, old, new, what, name, is_usual, share, place))
     found.sort(key=lambda one: (not one.is_usual, -one.share, one.what))
     return classes, found
 

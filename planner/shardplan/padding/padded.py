@@ -17,7 +17,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from shardplan.errors import ShardplanError, did_you_mean, error
-from shardplan.model.dims import PAD
+from shardplan.model.size_names import PAD
 from shardplan.model.types import Block, Model, Operator, Padding, Tensor
 from shardplan.padding.growth import grown
 from shardplan.padding.neutral import AVERAGES, LOOKS_UP, LOSSES, Fill, UnpaddableError, fills, ignored_class
@@ -127,6 +127,19 @@ def _place(model: Model, name: str) -> Place:
         summary = f"--pad '{name}': '{match['tensor']}' has {rank} dims, counted from 0"
         raise ShardplanError(error("unknown-pad", summary))
     return tensor, perm.index(dim) if perm else dim
+
+
+def called(model: Model, places: Sequence[Place]) -> str:
+    """What `--pad` calls the first of these dims: of an input, else of a parameter, else of any tensor; empty where
+    there is none."""
+    parameters = {parameter.tensor: parameter for parameter in model.parameters}
+    for known in (model.inputs, parameters, model.tensors):
+        for tensor, dim in sorted(place for place in places if place[0] in known):
+            if tensor not in parameters:
+                return f"{tensor}[{dim}]"
+            parameter = parameters[tensor]
+            return f"{parameter.name}[{parameter.perm[dim] if parameter.perm else dim}]"
+    return ""
 
 
 def _cannot(name: str, size: int, why: str) -> NoReturn:

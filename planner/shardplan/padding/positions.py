@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from shardplan.model.types import Model
 from shardplan.program.shrink.classes import Classes, Node, Place, spread_equation
-from shardplan.program.types import Array
 from shardplan.rules.equation import Dim
 from shardplan.rules.types import Rule
 
@@ -116,22 +115,3 @@ def _factors(whole: Real, sizes: Sequence[int]) -> list[Real]:
     table = whole.reshape(sizes)
     axes = range(len(sizes))
     return [np.asarray(table.any(axis=tuple(other for other in axes if other != axis)), np.bool_) for axis in axes]
-
-
-def padded_values(array: Array, name: str, shape: Sequence[int], real: Mapping[Place, Real]) -> Array:
-    """`array`, a value of the model, as the larger model has it in `shape`: zeros where there is padding."""
-    made = np.zeros(shape, array.dtype)
-    made[_indices(name, shape, real)] = array
-    return made
-
-
-def real_values(array: Array, name: str, real: Mapping[Place, Real]) -> Array:
-    """Of a value of the larger model, what the model has."""
-    made: Array = array[_indices(name, array.shape, real)]
-    return made
-
-
-def _indices(name: str, shape: Sequence[int], real: Mapping[Place, Real]) -> tuple[Array, ...]:
-    along = (real.get((name, dim)) for dim in range(len(shape)))
-    chosen = [np.arange(size) if one is None else np.flatnonzero(one) for one, size in zip(along, shape, strict=True)]
-    return np.ix_(*chosen)

@@ -19,8 +19,8 @@ from shardplan.constraints.types import Constraint
 from shardplan.cost.named import parse_cost_model
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.graph.options import PlanOptions
-from shardplan.model.dims import PAD, TRIP
 from shardplan.model.read import read_model
+from shardplan.model.size_names import PAD, TRIP
 from shardplan.model.types import Model
 from shardplan.models import configured, described, factory_of, is_config, title_of_factory
 from shardplan.pipeline.manual.stages import ManualStages, read_stages, stages_asked_for, stages_in, stages_of
@@ -48,13 +48,14 @@ class Staging:
 @dataclass(frozen=True)
 class Instance:
     """What is planned: `cluster` has the mesh, or where that is to be chosen (`is_auto`) the devices. `staging`: None
-    for one mesh; `sources`: where all that was read from."""
+    for one mesh; `sources`: where all that was read from; `is_uneven`: sizes may be held as larger ones."""
 
     model: Model
     cluster: Cluster
     options: PlanOptions
     staging: Staging | None = None
     is_auto: bool = False
+    is_uneven: bool = False
     sources: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -100,7 +101,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
         effort=request.effort,
         target=request.target,
     )
-    return Instance(model, cluster, options, staging, request.is_auto, sources_of(request))
+    return Instance(model, cluster, options, staging, request.is_auto, request.uneven, sources_of(request))
 
 
 def as_read(request: Request) -> Request:

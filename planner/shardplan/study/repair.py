@@ -10,7 +10,7 @@ from typing import Final
 
 from shardplan.constraints.types import SECTIONS
 from shardplan.errors import ShardplanError
-from shardplan.model.dims import PAD, TRIP
+from shardplan.model.size_names import PAD, TRIP
 from shardplan.models import title_of
 from shardplan.models.named import PREFIX
 from shardplan.plan.recorded import cluster_of

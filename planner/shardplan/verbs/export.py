@@ -63,6 +63,7 @@ def export(
     """
     from shardplan.export.notes import left_to_programs
     from shardplan.plan.file import read_plan
+    from shardplan.runtime.padding import unpadded
     from shardplan.runtime.stages import stage_plan
 
     if session.as_json and output == STANDARD_OUTPUT:
@@ -77,6 +78,8 @@ def export(
     attempt.finish()
     assert target is not None
     assert planned is not None
+    if not target.takes_padding:
+        unpadded(planned)
     exported = _run(target, planned, source, output)
     session.say_all((*exported.refused, *left_to_programs(planned, target.name)))
     if any(diagnostic.severity == "error" for diagnostic in exported.refused):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardplan.errors import ShardplanError, error
+from shardplan.model.size_names import PAD, TRIP
 
 if TYPE_CHECKING:
     from shardplan.model.types import Model
@@ -30,8 +31,8 @@ def parse_sizes(dims: Sequence[str], trips: Sequence[str] = (), pads: Sequence[s
     values, faults = checked({"dims": dims, "trips": trips, "pads": pads}, option_of)
     if faults:
         raise ShardplanError(*(fault for found in faults.values() for fault in found))
-    trips_of = {f"trip:{name}": number for name, number in values["trips"].items()}
-    return {**values["dims"], **trips_of, **{f"pad:{name}": size for name, size in values["pads"].items()}}
+    prefixes = {"dims": "", "trips": TRIP, "pads": PAD}
+    return {prefixes[field] + name: number for field, named in values.items() for name, number in named.items()}
 
 
 def name_of_model(given: str) -> str:
