@@ -4,7 +4,7 @@
 
 A block ```console holds commands after `$ ` and what they print, both streams; a line `...` stands for any lines. They
 run in a copy of the checkout, page by page, after the commands of comments `<!-- before: COMMAND -->` above them, which
-make what they read. Commands of other programs than shardplan, sed and the examples are listed and not run.
+make what they read. Commands of other programs than shardplan, sed and the examples are told of and not run.
 
 `--tables`: a table, or block, below a comment `<!-- from: COMMAND -->` is what that benchmark prints; it runs again,
 which may take minutes, and rows are told of which it prints no longer. Columns that hold times of a processor or a
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import os
 import re
 import subprocess
@@ -63,16 +64,27 @@ def examples(block: str) -> list[Example]:
 
 def reason_not_to_run(example: Example, copy: Path) -> str:
     """Why a command is not run here, `""` where it is."""
-    if not example.text.startswith(("shardplan ", "sed ", "python docs/examples/")):
+    if not example.text.startswith(("shardplan ", "sed ", "python docs/examples/", "torchrun ")):
         return "another program"
+    for module in _imported(example, copy):
+        if importlib.util.find_spec(module) is None:
+            return f"needs {module}"
     made = re.findall(r"(?:-o|>) +(\S+)", example.text)
     missing = [name for name in READS.findall(example.text) if name not in made and not (copy / name).exists()]
     return f"needs {missing[0]}" if missing else ""
 
 
+def _imported(example: Example, copy: Path) -> list[str]:
+    """The packages that a command's example of docs/ imports."""
+    script = re.search(r"docs/examples/\w+\.py", example.text)
+    text = (copy / script[0]).read_text(encoding="utf-8") if script else ""
+    return re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
+
+
 def printed_by(example: Example, copy: Path) -> tuple[str, ...]:
     """Both streams of a command that runs in the copy, line by line."""
-    return output_of(re.sub(r"^shardplan(?= )", "python -m shardplan", example.text), copy)
+    text = re.sub(r"^shardplan(?= )", "python -m shardplan", example.text)
+    return output_of(re.sub(r"^torchrun(?= )", "python -m torch.distributed.run", text), copy)
 
 
 def output_of(command: str, copy: Path) -> tuple[str, ...]:

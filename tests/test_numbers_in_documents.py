@@ -76,7 +76,9 @@ def test_every_command_of_the_pages_is_run_again(docs, tmp_path):
     into plans/)."""
     for page in PAGES:
         made: set[str] = set()
-        for part in docs.PART.finditer(page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"^```(?!console$)\w*\n\$ ", text, re.MULTILINE), page.name
+        for part in docs.PART.finditer(text):
             made |= set((part["before"] or "").split())
             for example in docs.examples(part["block"]) if (part["block"] or "").startswith("$ ") else ():
                 if not docs.reason_not_to_run(example, ROOT).startswith("another"):
