@@ -35,6 +35,7 @@ PART = re.compile(
 )
 TIMED = re.compile(r"CPU|processor|opens in|wall|RSS|(?:^| )s$")
 READS = re.compile(r"[\w./-]+\.(?:onnx|json|gz|yaml|safetensors)\b|\w+\.\w+:\w+")
+WRITES = re.compile(r"(?:-o|>|--solve) +(\S+)")
 ELIDED = "..."
 
 
@@ -69,7 +70,7 @@ def reason_not_to_run(example: Example, copy: Path) -> str:
     for module in _imported(example, copy):
         if importlib.util.find_spec(module) is None:
             return f"needs {module}"
-    made = re.findall(r"(?:-o|>) +(\S+)", example.text)
+    made = WRITES.findall(example.text)
     missing = [name for name in READS.findall(example.text) if name not in made and not (copy / name).exists()]
     return f"needs {missing[0]}" if missing else ""
 
@@ -78,7 +79,8 @@ def _imported(example: Example, copy: Path) -> list[str]:
     """The packages that a command's example of docs/ imports."""
     script = re.search(r"docs/examples/\w+\.py", example.text)
     text = (copy / script[0]).read_text(encoding="utf-8") if script else ""
-    return re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
+    named = re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
+    return [name for name in named if not (copy / "docs" / "examples" / f"{name}.py").exists()]
 
 
 def printed_by(example: Example, copy: Path) -> tuple[str, ...]:

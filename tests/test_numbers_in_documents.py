@@ -83,7 +83,7 @@ def test_every_command_of_the_pages_is_run_again(docs, tmp_path):
             for example in docs.examples(part["block"]) if (part["block"] or "").startswith("$ ") else ():
                 if not docs.reason_not_to_run(example, ROOT).startswith("another"):
                     read = set(docs.READS.findall(example.text))
-                    written = set(re.findall(r"(?:-o|>) +(\S+)", example.text))
+                    written = set(docs.WRITES.findall(example.text))
                     missing = [name for name in read - made - written if not (ROOT / name).exists()]
                     assert [name for name in missing if not name.startswith("plans/")] == [], page.name
                     made |= written
