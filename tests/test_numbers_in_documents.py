@@ -1,9 +1,10 @@
 """Numbers with units in the prose of README and docs/ say where they come from.
 
-A section that has some names the benchmark or test that prints or holds them (`benchmarks/NAME.py`, `tests/...`), in its
-text or in a comment `<!-- from: python benchmarks/NAME.py ... -->` above a table, which `benchmarks/docs.py --tables` runs
-again; or a comment `<!-- given: ... -->` says what they are that needs no run: limits that the code sets, definitions,
-what others have published. What commands print stands in ```console blocks, which `benchmarks/docs.py` runs again.
+A section that has some names the benchmark or test that prints or holds them (`benchmarks/NAME.py`, `tests/...`), in
+its text or in a comment `<!-- from: python benchmarks/NAME.py ... -->` above a table, which `benchmarks/docs.py
+--tables` runs again; or a comment `<!-- given: ... -->` says what they are that needs no run: limits that the code
+sets, definitions, what others have published. What commands print stands in ```console blocks, which
+`benchmarks/docs.py` runs again.
 """
 
 import importlib.util
@@ -72,8 +73,8 @@ def docs():
 
 
 def test_every_command_of_the_pages_is_run_again(docs, tmp_path):
-    """But for those of other programs; what they read is in the checkout, or made by a command above them (`solve` writes
-    into plans/)."""
+    """But for those of other programs; what they read is in the checkout, or made by a command above them (`solve`
+    writes into plans/)."""
     for page in PAGES:
         made: set[str] = set()
         text = page.read_text(encoding="utf-8")

@@ -83,7 +83,7 @@ function lanes(view, schedule, names, axesOf) {
     const colors = new Map(), filled = (name) => { if (!colors.has(name)) colors.set(name, name.startsWith("--") ? css(name) : name); return colors.get(name); };
     const critical = css("--bad"), text = css("--text");
     streams.forEach((tasks, lane) => {
-      const y = RULER + lane * LANE;
+      const y = RULER + lane * LANE, labels = [];
       let drawn = -1;
       for (let at = first(lane, view.from - longest[lane]); at < tasks.length && tasks[at][T_START] <= view.to; at += 1) {
         const task = tasks[at], from = Math.max(LABELS, frame.x(task[T_START])), to = frame.x(task[T_START] + task[T_LENGTH]);
@@ -92,10 +92,13 @@ function lanes(view, schedule, names, axesOf) {
         pen.fillStyle = filled(color(task));
         pen.fillRect(from, y + 4, Math.max(0.5, to - from - (to - from > 3 ? 0.6 : 0)), LANE - 12);
         if (task[T_CRITICAL]) { pen.fillStyle = critical; pen.fillRect(from, y + LANE - 7, Math.max(0.5, to - from), 2.5); }
-        if (to - from > 60) {
-          pen.save(); pen.beginPath(); pen.rect(from, y, to - from - 4, LANE); pen.clip();
-          pen.fillStyle = filled("--card"); pen.font = "11px system-ui, sans-serif"; pen.fillText(names[task[T_NAME]], from + 4, y + 4 + (LANE - 12) / 2); pen.restore();
-        }
+        if (to - from > 60) labels.push([names[task[T_NAME]], from, to]);
+      }
+      // on top of what was drawn later: small transfers are sent in the middle of a large one
+      pen.fillStyle = filled("--card"); pen.font = "11px system-ui, sans-serif";
+      for (const [label, from, to] of labels) {
+        pen.save(); pen.beginPath(); pen.rect(from, y, to - from - 4, LANE); pen.clip();
+        pen.fillText(label, from + 4, y + 4 + (LANE - 12) / 2); pen.restore();
       }
       pen.fillStyle = css("--card"); pen.fillRect(0, y, LABELS - 4, LANE);
       pen.fillStyle = text; pen.font = "12px system-ui, sans-serif"; pen.fillText(schedule.streams[lane].replace("communication: ", ""), 0, y + LANE / 2 - 2, LABELS - 10);
