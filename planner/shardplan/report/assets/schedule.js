@@ -1,5 +1,5 @@
 "use strict";
-const LANE = 34, RULER = 22, LABELS = 150;
+const LANE = 34, RULER = 22, LABELS = innerWidth < 700 ? 84 : 150;
 const [T_NAME, T_STREAM, T_START, T_LENGTH, T_PHASE, T_BYTES, T_EXPOSED, T_AFTER, T_BEFORE, T_CRITICAL] = [...Array(10).keys()];
 // One window of time that the charts below each other share
 function timeWindow(length) {
@@ -61,10 +61,14 @@ function ruler(pen, view, { width, x }) {
   const step = 10 ** Math.floor(Math.log10((view.to - view.from) / 4));
   const tick = [1, 2, 5, 10].map((by) => by * step).find((by) => (view.to - view.from) / by <= 8);
   pen.fillStyle = css("--soft"); pen.strokeStyle = css("--line"); pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "middle";
+  let written = 0;
   for (let at = Math.ceil(view.from / tick) * tick; at <= view.to; at += tick) {
     pen.beginPath(); pen.moveTo(x(at), RULER - 6); pen.lineTo(x(at), 4000); pen.stroke();
     const text = duration(Math.round(at)), room = pen.measureText(text).width;
-    pen.fillText(text, Math.min(x(at) + 3, width - room - 2), 9);
+    const left = Math.min(x(at) + 3, width - room - 2);
+    if (left < written) continue;
+    pen.fillText(text, left, 9);
+    written = left + room + 6;
   }
 }
 function lanes(view, schedule, names, axesOf) {
@@ -151,9 +155,9 @@ function memoryChart(view, memory, names) {
   return chart(view, height, `memory over the step, at most ${bytes(memory.peak + memory.rest)}`, paint, about);
 }
 function scheduleTools(view) {
-  const middle = () => (view.from + view.to) / 2, button = (label, act) => el("button", { type: "button", on: { click: act } }, label);
+  const middle = () => (view.from + view.to) / 2, button = (label, act, name) => el("button", { type: "button", "aria-label": name, on: { click: act } }, label);
   return el("div", { class: "tools" }, button("zoom in", () => view.zoom(0.5, middle())), button("zoom out", () => view.zoom(2, middle())),
-    button("◀", () => view.shift((view.from - view.to) / 3)), button("▶", () => view.shift((view.to - view.from) / 3)), button("whole step", () => view.zoom(1e9, 0)),
+    button("◀", () => view.shift((view.from - view.to) / 3), "earlier"), button("▶", () => view.shift((view.to - view.from) / 3), "later"), button("whole step", () => view.zoom(1e9, 0)),
     el("span", { class: "soft" }, "Drag to move, double click or Shift + wheel to zoom, arrows and + − on the keyboard. Red: the critical path."));
 }
 function taskTable(schedule, names) {

@@ -22,14 +22,18 @@ function diffView(report) {
 }
 const sizes = (mesh) => mesh.split(/,| x /).map((part) => part.split("=").pop()).join("x");
 const asked = (point) => [sizes(point.mesh), point.microbatches > 1 ? `${point.microbatches} microbatches` : "", point.remat !== "none" ? point.remat : "", point.stages ? `stages ${point.stages}` : ""].filter(Boolean).join(", ");
-// Up to six round numbers between two, for an axis: 1, 2 and 5 times a power of ten, or of 1024 with `unit`
-function ticks(low, high, unit) {
-  const found = [];
-  for (let power = unit ? 1 : 10 ** Math.floor(Math.log10(low || 1)); power <= high; power *= unit || 10)
-    for (const by of unit ? [1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768] : [1, 1.5, 2, 3, 4, 5, 6, 8])
-      if (by * power >= low && by * power <= high) found.push(by * power);
-  const every = Math.ceil(found.length / 6);
-  return found.filter((_, at) => at % every === 0);
+// A few round numbers between two, for a logarithmic axis; of sizes as multiples of a power of 1024
+function ticks(low, high, base) {
+  const unit = base ? base ** Math.floor(Math.log(high) / Math.log(base)) : 1, found = [];
+  if (high < 8 * low) {
+    const rough = (high - low) / unit / 4 || 1, power = 10 ** Math.floor(Math.log10(rough));
+    const step = unit * power * [1, 2, 2.5, 5, 10].find((by) => by * power >= rough);
+    for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(at);
+    return found;
+  }
+  for (let power = 10 ** Math.floor(Math.log10(low / unit)); power * unit <= high; power *= 10)
+    for (const by of high < 100 * low ? [1, 2, 5] : [1]) if (by * power * unit >= low && by * power * unit <= high) found.push(by * power * unit);
+  return found;
 }
 // Points at one place, which have a mark together
 function together(points) {
@@ -48,7 +52,7 @@ function pareto(points) {
     return (value) => from + ((Math.log(value || 1) - low) / (high - low)) * (to - from);
   };
   const x = scale(points.map((one) => one.step), pad.left, width - pad.right), y = scale(points.map((one) => one.memory || 1), height - pad.bottom, pad.top);
-  const clusters = [...new Set(points.map((one) => one.cluster))].sort(), front = points.filter((one) => one.best).sort((a, b) => a.step - b.step);
+  const clusters = [...new Set(points.map((one) => one.cluster))].sort();
   const words = (many) => [...new Set(many.map(asked))].join(" or ");
   const marks = together(points).map((many) => {
     const one = many.find((each) => each.best) || many[0], color = axisColor(clusters.indexOf(one.cluster));
@@ -57,7 +61,7 @@ function pareto(points) {
     return tipped(group, `${one.cluster}, ${words(many)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${one.devices} devices${one.tokens ? `\n${Math.round(one.tokens).toLocaleString("en")} tokens/s` : ""}`);
   });
   const taken = [];
-  const labels = together(front).map((many) => {
+  const labels = together(points).filter((many) => many.some((one) => one.best)).map((many) => {
     const [one] = many, at = [x(one.step), y(one.memory)], left = at[0] > 0.7 * width;
     const text = `${clusters.length > 1 ? `${one.cluster} ` : ""}${words(many)}`, room = 6.2 * text.length;
     const box = [left ? at[0] - 9 - room : at[0] + 9, left ? at[0] - 9 : at[0] + 9 + room];
@@ -71,7 +75,7 @@ function pareto(points) {
     steps.map((ns) => svg("line", { x1: x(ns), x2: x(ns), y1: pad.top, y2: height - pad.bottom, "stroke-dasharray": "2 4" })),
     sizes.map((size) => svg("line", { x1: pad.left - 6, x2: width - pad.right, y1: y(size), y2: y(size), "stroke-dasharray": "2 4" })),
     svg("line", { x1: pad.left - 6, x2: width - pad.right, y1: height - pad.bottom, y2: height - pad.bottom }), svg("line", { x1: pad.left - 6, x2: pad.left - 6, y1: pad.top, y2: height - pad.bottom }));
-  return el("div", {}, svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "memory per device over step; the table below has the same points", width: "100%" }, lines, marks, labels,
+  return el("div", {}, svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "memory per device over step; the table below has the same points", width: "100%", class: "wide" }, lines, marks, labels,
     steps.map((ns) => svg("text", { x: x(ns), y: height - pad.bottom + 16, "text-anchor": "middle" }, duration(Math.round(ns)))),
     sizes.map((size) => svg("text", { x: pad.left - 12, y: y(size) + 4, "text-anchor": "end" }, bytes(size))),
     svg("text", { x: (width - pad.right) / 2, y: height - 6, class: "strong" }, "step"), svg("text", { x: 4, y: 12, class: "strong" }, "memory of a device")),
@@ -80,7 +84,7 @@ function pareto(points) {
 function sweepView(report) {
   const points = [...report.points].sort((a, b) => b.best - a.best || a.step - b.step), priced = points.some((one) => one.cost !== null && one.cost !== undefined);
   return [
-    points.length ? section("chart", "Memory over step", el("div", { class: "card" }, pareto(points))) : null,
+    points.length ? section("chart", "Memory over step", el("div", { class: "card scroll" }, pareto(points))) : null,
     section("points", "Plans", el("div", { class: "card" }, sortable(points, [
       { label: "cluster", value: (one) => one.cluster }, { label: "mesh", value: (one) => one.mesh }, { label: "microbatches", value: (one) => one.microbatches, number: true },
       { label: "rematerialisation", value: (one) => one.remat }, { label: "stages", value: (one) => one.stages }, { label: "devices", value: (one) => one.devices, number: true },
