@@ -54,6 +54,13 @@ def test_a_size_that_axes_do_not_divide_is_named_with_the_step_that_was_solved(
     assert other.summary.step_ns <= found.step_ns * 1.001
 
 
+def test_no_problem_of_all_layouts_is_built_on_many_axes(monkeypatch):
+    """With four axes one of GPT-2 took minutes and gigabytes after its plan was written."""
+    instance, plan = planned(BATCH.replace("layers=2", "layers=1"), "2x2x2x2")
+    monkeypatch.setattr("shardplan.advice.advise.Planner", None)
+    assert advise(instance.model, instance.cluster, instance.options, plan) == []
+
+
 def test_sizes_that_all_axes_divide_are_no_advice():
     found, _ = advised(f"{GPT},vocab=8192,seq=512,batch=16", "2x4")
     assert all(one.what == "devices" for one in found)

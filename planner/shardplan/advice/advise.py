@@ -29,6 +29,7 @@ from shardplan.padding.padded import pad_class
 from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.instance import MOST_WHOLE, real_axes
 from shardplan.planning.judge import judged
 from shardplan.program.shrink.classes import alike_in_copies, relate
 from shardplan.rules import model_rules
@@ -63,13 +64,17 @@ class Advice:
 
 
 def advise(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, left_s: float = math.inf) -> list[Advice]:
-    """What would be faster than `plan`, the best one for `model` on `cluster`; nothing for a pipeline, for other cost
-    models, where little was to be searched (`effort` quick), or where of a time limit not as much is left (`left_s`) as
-    half of it. Ends early where the user says so."""
+    """What would be faster than `plan`, the best one for `model` on `cluster`.
+
+    Nothing for a pipeline, for other cost models, on meshes of so many axes that all layouts together are too many to
+    solve for, where little was to be searched (`effort` quick), or where of a time limit not as much is left (`left_s`)
+    as half of it. Ends early where the user says so.
+    """
     limit = options.time_limit
     late = limit is not None and left_s < limit / 2
     is_ours = options.cost_model.is_ours and plan.pipeline is None and bool(plan.summary.step_ns)
-    if not is_ours or late or options.effort == "quick" or plan.summary.outcome == "interrupted":
+    too_many = len(real_axes(cluster.mesh)) > MOST_WHOLE
+    if not is_ours or late or too_many or options.effort == "quick" or plan.summary.outcome == "interrupted":
         return []
     ends_s = time.monotonic() + left_s if limit is not None else math.inf
     asked = Asked(model, cluster, replace(options, effort="quick", strict=False), plan, ends_s)
