@@ -261,6 +261,8 @@ TRAINING: Final = Keys((
     Key("grouped", _SHARE, "instead of `device.gemm.grouped`", OMITTED, said="`device.gemm.grouped`"),
     Key("reduces_beside", Flag(), "gradients of weights that every device holds whole are reduced beside backward, as "
         "in buckets of DDP; false: after it, as Megatron-LM did until 2023", OMITTED, said="true"),
+    Key("sends", _HIDDEN, "share of what pipeline stages hand on that each of them waits for, once for every "
+        "microbatch and direction", OMITTED, said="`1 - overlap.p2p` of every border"),
 ))  # fmt: skip
 """What the runs of trainers take other than the schedule of a plan: only `shardplan price` reads it, and no plan that
 is solved depends on it."""

@@ -107,7 +107,8 @@ class Training:
     times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the tensor-
     parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens take
     between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole
-    weights are reduced beside backward, else after it."""
+    weights are reduced beside backward, else after it; `sends`: share of what pipeline stages hand on that each of them
+    waits for, None for what `Overlap.p2p` leaves of every border."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
@@ -123,6 +124,7 @@ class Training:
     narrow: float | None = None
     grouped: float | None = None
     reduces_beside: bool = True
+    sends: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

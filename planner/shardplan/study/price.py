@@ -49,7 +49,7 @@ from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
-from shardplan.study.trained import as_run, as_trained
+from shardplan.study.trained import as_run, as_trained, with_sends
 
 _UNLIMITED = 1 << 60
 
@@ -188,7 +188,7 @@ def _pipeline(
         asked = replace(options, in_flight=held)
         room, loss, sharded = limit // parallelism.virtual, place == pieces - 1, parallelism.shards_parameters
         plans[place] = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss, sharded=sharded)
-    stands_for = [0, *[inner] * (pieces - 2), pieces - 1]
+    stands_for, transfers = [0, *[inner] * (pieces - 2), pieces - 1], Transfers(cluster)
     found = assemble_result(
         chain,
         [Cut(place, place + 1, 0, 0, 0) for place in range(pieces)],
@@ -196,10 +196,11 @@ def _pipeline(
         [plans[place] for place in stands_for],
         waiting,
         *_borders(chain, plans, stands_for, options),
-        Transfers(cluster),
+        transfers,
         options,
         schedule,
     )
+    found = with_sends(found, transfers, schedule, options.microbatches)
     plan = plan_of(Asked(model, cluster, options, schedule, stages), found)
     memory = tuple(_sum([plans[place].summary.memory for place in stands_for[at::stages]]) for at in range(stages))
     return Priced(parallelism, plan, memory, limit, options.microbatches)

@@ -11,7 +11,8 @@ clock. What a trainer does other than the schedule is stated by the profile, eac
     reduction   of gradients, where a trainer begins it after backward (`reduces_beside: false`)
 
 The host runs ahead of the device, within a microbatch and from one to the next, so the slower of the two counts; where
-both take about as long, each waits for the other now and then (`_TOGETHER`).
+both take about as long, each waits for the other now and then (`_TOGETHER`). Stages of a pipeline wait for what they
+hand on where a profile says so (`sends`): each of them once for every microbatch and direction.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from typing import Any
 
 from shardplan.cluster.mesh import cluster_from_resolved
 from shardplan.cluster.types import Cluster, Training
+from shardplan.pipeline.p2p import Transfers
+from shardplan.pipeline.result import PipelineResult
+from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.tied_weights import waited_ns
 from shardplan.plan.phases import Phase
 from shardplan.plan.step import StepSchedule
 from shardplan.plan.timeline import step_schedule
@@ -87,6 +92,35 @@ def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool
         step_bound_ns=min(summary.step_bound_ns, step_ns),
     )
     return replace(plan, summary=changed)
+
+
+def with_sends(found: PipelineResult, transfers: Transfers, schedule: Schedule, microbatches: int) -> PipelineResult:
+    """`found` with the step of a trainer whose stages wait for the share `sends` of what they hand on and are handed.
+
+    A stage sends one way while it is sent the other, so it waits for the slower of its two borders, and stages wait at
+    the same moments: a step of M microbatches on S stages has M + S - 1 such waits in each direction, not M for every
+    border.
+    """
+    share = transfers.cluster.training.sends
+    if share is None or not found.borders:
+        return found
+    handed = [
+        sum(transfers.send_receive(*ends, layout, size).time_ns for *ends, layout, size in both if size)
+        for both in (
+            ((mine, theirs, target, value), (theirs, mine, source, gradient))
+            for (mine, theirs), (source, target), (value, gradient) in zip(
+                itertools.pairwise(found.parts), found.borders, found.sizes, strict=True
+            )
+        )
+    ]
+    slower = [max(pair) for pair in itertools.pairwise([0, *handed, 0])]
+    costs = [
+        plan.summary.step_ns + share * microbatches * wait for plan, wait in zip(found.plans, slower, strict=True)
+    ]
+    stages = len(costs) // schedule.pieces
+    step_ns = schedule.step([math.fsum(costs[place::stages]) for place in range(stages)], microbatches)
+    step_ns += waited_ns(found.tied)
+    return replace(found, step_ns=step_ns, bound_ns=min(found.bound_ns, step_ns))
 
 
 def _is_reduction(move: Move) -> bool:
