@@ -121,3 +121,42 @@ def test_layers_are_dealt_out_so_that_none_is_left(layers, pieces):
     assert (sum(found), len(found)) == (layers, pieces)
     assert min(found) > 0
     assert max(found) <= -(-(layers + 2) // pieces)
+
+
+@pytest.mark.parametrize(("stages", "pieces"), [(2, 1), (4, 1), (2, 2)])
+def test_each_stage_waits_for_what_it_hands_on_once_a_microbatch(stages, pieces):
+    """Of a pipeline of 8 microbatches: one wait each way for every microbatch and piece, and one more to fill."""
+    model = "transformer:style=gpt,layers=4,hidden=256,heads=4,vocab=1024,seq=128"
+    none, half, whole = (
+        shardplan.price(model, cluster=cluster_with(sends=share), pp=stages, vp=pieces, global_batch=8).plan
+        for share in (0, 0.5, 1)
+    )
+    steps = [plan.summary.step_ns for plan in (none, half, whole)]
+    assert steps[1] - steps[0] == pytest.approx(steps[2] - steps[1], rel=0.01)
+    transfer = max(
+        sum(step.time_ns for step in (*each.forward, *each.backward)) for each in whole.pipeline.transfers if each.hidden
+    )
+    waits = 8 * pieces + stages - 1
+    assert steps[2] - steps[0] == pytest.approx(waits * transfer, rel=0.02)
+
+
+def test_stages_without_a_word_on_sends_are_those_of_a_plan():
+    plain, told = (priced(cluster_with(**said), pp=2, dp=1) for said in ({}, {"host_us": 0.001}))
+    assert told.plan.summary.step_ns == pytest.approx(plain.plan.summary.step_ns, rel=1e-3)
+
+
+def test_the_loss_holds_logits_in_fp32_at_the_turn():
+    without, with_loss = (priced(cluster_with(loss_memory=held)) for held in (0, 8))
+    rows = 1  # of a microbatch
+    assert with_loss.peak.total - without.peak.total <= 8 * rows * 128 * 1024
+    assert with_loss.peak.total > without.peak.total
+    first, last = (priced(cluster_with(loss_memory=held), pp=2, dp=1).memory for held in (0, 8))
+    assert first[0] == last[0]
+    assert first[1].total < last[1].total
+
+
+def test_a_configuration_has_to_leave_room_for_its_loss():
+    held = priced(cluster_with(loss_memory=4096)).peak.total
+    assert priced(cluster_with(loss_memory=4096), memory_limit=held).fits
+    assert not priced(cluster_with(loss_memory=4096), memory_limit=held - (1 << 20)).fits
+    assert priced(cluster_with(), memory_limit=held - (1 << 20)).fits

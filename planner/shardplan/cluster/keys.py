@@ -263,6 +263,8 @@ TRAINING: Final = Keys((
         "in buckets of DDP; false: after it, as Megatron-LM did until 2023", OMITTED, said="true"),
     Key("sends", _HIDDEN, "share of what pipeline stages hand on that each of them waits for, once for every "
         "microbatch and direction", OMITTED, said="`1 - overlap.p2p` of every border"),
+    Key("loss_memory", Number(), "bytes that the loss holds for every logit, besides the logit and its gradient: those "
+        "in fp32", OMITTED, said="0"),
 ))  # fmt: skip
 """What the runs of trainers take other than the schedule of a plan: only `shardplan price` reads it, and no plan that
 is solved depends on it."""

@@ -108,7 +108,8 @@ class Training:
     parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens take
     between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole
     weights are reduced beside backward, else after it; `sends`: share of what pipeline stages hand on that each of them
-    waits for, None for what `Overlap.p2p` leaves of every border."""
+    waits for, None for what `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every
+    logit besides it and its gradient."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
@@ -125,6 +126,7 @@ class Training:
     grouped: float | None = None
     reduces_beside: bool = True
     sends: float | None = None
+    loss_memory: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

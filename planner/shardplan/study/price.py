@@ -49,7 +49,7 @@ from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
-from shardplan.study.trained import as_run, as_trained, with_sends
+from shardplan.study.trained import as_run, as_trained, loss_memory_bytes, with_sends
 
 _UNLIMITED = 1 << 60
 
@@ -156,8 +156,9 @@ def _fastest(
     plan = under(_UNLIMITED)
     if plan.summary.memory.total <= limit:
         return plan
+    room = limit - (loss_memory_bytes(plan, cluster.training) if loss else 0)
     try:
-        return under(limit)
+        return under(room)
     except InfeasibleError:
         return plan
 

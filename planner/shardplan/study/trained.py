@@ -28,10 +28,11 @@ from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.result import PipelineResult
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.tied_weights import waited_ns
+from shardplan.plan.held import held_bytes_of
 from shardplan.plan.phases import Phase
 from shardplan.plan.step import StepSchedule
 from shardplan.plan.timeline import step_schedule
-from shardplan.plan.types import Move, Plan
+from shardplan.plan.types import Memory, Move, Plan
 from shardplan.units import NS_PER_S
 
 _TOGETHER = 3.0
@@ -85,6 +86,7 @@ def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool
     step_ns = alone_ns - hidden_ns + loss_ns + late_ns + waited_ns
     changed = replace(
         summary,
+        memory=_with_loss(plan, training) if loss else summary.memory,
         step_ns=step_ns,
         objective_ns=step_ns,
         compute_ns=summary.compute_ns + loss_ns,
@@ -133,6 +135,21 @@ def _logits(plan: Plan) -> float:
     outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
     cut = [[axis for axis, each in enumerate(tensor.layout.placements) if each.is_shard] for tensor in outputs]
     return sum(math.prod(tensor.shape) / plan.mesh.ways(axes) for tensor, axes in zip(outputs, cut, strict=True))
+
+
+def loss_memory_bytes(plan: Plan, training: Training) -> int:
+    """What the loss of one microbatch holds beside the logits and their gradient."""
+    microbatches = plan.model.get("microbatches", 1)
+    return round(training.loss_memory * _logits(plan) / float(str(microbatches)))
+
+
+def _with_loss(plan: Plan, training: Training) -> Memory:
+    """The memory of a plan whose logits go into a loss: more of it at the turn from forward to backward."""
+    memory, held, turn = plan.summary.memory, held_bytes_of(plan), len(plan.operators)
+    if not training.loss_memory or not turn:
+        return memory
+    at_the_turn = max(held[turn - 1 : turn + 1]) + loss_memory_bytes(plan, training)
+    return replace(memory, temporaries=memory.temporaries + max(0, at_the_turn - max(held)))
 
 
 def _started(phase: Phase, training: Training) -> float:
