@@ -133,9 +133,8 @@ def test_each_stage_waits_for_what_it_hands_on_once_a_microbatch(stages, pieces)
     )
     steps = [plan.summary.step_ns for plan in (none, half, whole)]
     assert steps[1] - steps[0] == pytest.approx(steps[2] - steps[1], rel=0.01)
-    transfer = max(
-        sum(step.time_ns for step in (*each.forward, *each.backward)) for each in whole.pipeline.transfers if each.hidden
-    )
+    handed = [each for each in whole.pipeline.transfers if each.hidden]
+    transfer = max(sum(step.time_ns for step in (*each.forward, *each.backward)) for each in handed)
     waits = 8 * pieces + stages - 1
     assert steps[2] - steps[0] == pytest.approx(waits * transfer, rel=0.02)
 

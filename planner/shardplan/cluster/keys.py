@@ -307,6 +307,9 @@ PROFILE: Final = Keys((
     Key("overlap", OVERLAP),
     Key("coalesce", COALESCE, later=True),
     Key("training", TRAINING, later=True),
+    Key("spread", Table(Number(open=True, maximum=1.0)), "how far measured times of one kind lie apart, relative: of "
+        "`compute`, of `memory`, and by name of a level of its links; what `solve --robust` draws constants within",
+        {}, said="0.15 each", later=True),
     Key("curves", Sequence(CURVE.section), "measured times that replace the formula: `{collective, group: {nodes, "
         "per_node}, points: [[size, time], …]}`", [], said="none"),
 ))  # fmt: skip

@@ -147,7 +147,8 @@ class Cluster:
     `resolved`: the profile as plain data with every default written out, in fixed key order; it goes into the plan and
     its digest identifies the cluster. `curves`: measured tables that beat the formula. `warnings`: what looks wrong
     about the profile or the mesh, to be shown to the user. `training`: what runs of trainers take besides; it is not
-    `resolved`, as no plan depends on it.
+    `resolved`, as no plan depends on it. `spread`: how far measured times of a constant lie apart, by `compute`,
+    `memory` or name of a level; it is not `resolved` either.
     """
 
     name: str
@@ -162,3 +163,4 @@ class Cluster:
     warnings: tuple[Diagnostic, ...] = ()
     coalesce: Coalesce = field(default_factory=Coalesce)
     training: Training = field(default_factory=Training, compare=False)
+    spread: Mapping[str, float] = field(default_factory=dict, compare=False)

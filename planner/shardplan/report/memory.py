@@ -24,8 +24,8 @@ def memory_over_time(plan: Plan, names: Names) -> dict[str, object]:
     gradients and optimizer state; `peak`: of these moments; `holders`: the largest values held at it."""
     count = len(plan.operators)
     held, passing = [0] * (2 * count + 1), [0] * (2 * count + 1)
-    spans = list(spans(plan))
-    for start, end, tensor, gradient in spans:
+    held_for = list(spans(plan))
+    for start, end, tensor, gradient in held_for:
         row = passing if gradient else held
         row[start] += tensor.bytes_per_device
         row[end] -= tensor.bytes_per_device
@@ -39,7 +39,7 @@ def memory_over_time(plan: Plan, names: Names) -> dict[str, object]:
     holders = sorted(
         (
             (tensor.bytes_per_device, tensor.name, gradient)
-            for start, end, tensor, gradient in spans
+            for start, end, tensor, gradient in held_for
             if start <= peak < end
         ),
         key=lambda one: (-one[0], one[1]),

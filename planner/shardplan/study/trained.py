@@ -116,9 +116,7 @@ def with_sends(found: PipelineResult, transfers: Transfers, schedule: Schedule, 
         )
     ]
     slower = [max(pair) for pair in itertools.pairwise([0, *handed, 0])]
-    costs = [
-        plan.summary.step_ns + share * microbatches * wait for plan, wait in zip(found.plans, slower, strict=True)
-    ]
+    costs = [plan.summary.step_ns + share * microbatches * wait for plan, wait in zip(found.plans, slower, strict=True)]
     stages = len(costs) // schedule.pieces
     step_ns = schedule.step([math.fsum(costs[place::stages]) for place in range(stages)], microbatches)
     step_ns += waited_ns(found.tied)
