@@ -134,6 +134,8 @@ def bridge(row: Columns) -> TrainingRun | None:
     if row["model"] not in _BRIDGE or tuning:
         return None
     ways["dp"] = gpus // (ways["tp"] * ways["pp"] * ways["cp"])
+    if ways["tp"] > 1 and ways["ep"] > 1:  # Megatron-Bridge's recipes keep experts whole
+        ways["etp"] = 1
     case = " ".join(
         [row["model"], row["system"], f"x{gpus}", *(f"{name}{each}" for name, each in ways.items()), f"mb{micro}"]
     )

@@ -7,6 +7,7 @@ import pytest
 import shardplan
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
+from shardplan.errors import ShardplanError
 from shardplan.study.price import layers_of
 from shardplan.study.trained import as_run, as_trained
 
@@ -137,6 +138,26 @@ def test_each_stage_waits_for_what_it_hands_on_once_a_microbatch(stages, pieces)
     transfer = max(sum(step.time_ns for step in (*each.forward, *each.backward)) for each in handed)
     waits = 8 * pieces + stages - 1
     assert steps[2] - steps[0] == pytest.approx(waits * transfer, rel=0.02)
+
+
+def test_whole_experts_are_spread_over_tensor_parallel_ranks_as_well():
+    model = "transformer:style=llama,layers=2,hidden=512,heads=8,ffn=256,experts=16,top_k=2,routing=dropless,seq=256"
+    asked = {"cluster": cluster_with(), "tp": 2, "dp": 4, "global_batch": 8, "sequence_parallel": True}
+    whole = shardplan.price(model, ep=8, etp=1, **asked)
+    for tensor in whole.plan.tensors:
+        if tensor.role == "parameter" and ".experts." in tensor.name:
+            assert tensor.bytes_per_device * 8 == 2 * 16 * 512 * 256
+            assert all(each.is_shard and each.dim == 0 for each in tensor.layout.placements)
+    assert shardplan.price(model, ep=2, etp=1, **asked).peak.parameters > whole.peak.parameters
+    refused = {
+        "8 ways of experts do not divide 4 data-parallel ranks": {"ep": 8},
+        "3 ways of experts are no multiple of 2 tensor-parallel ranks": {"ep": 3, "etp": 1},
+        "4 ways of experts do not divide 2 data-parallel ranks": {"ep": 8, "etp": 1, "dp": 2},
+        "3 tensor-parallel ways of experts beside 2": {"ep": 4, "etp": 3},
+    }
+    for told, ways in refused.items():
+        with pytest.raises(ShardplanError, match=told):
+            shardplan.price(model, **{**asked, **ways})
 
 
 def test_stages_without_a_word_on_sends_are_those_of_a_plan():

@@ -106,15 +106,13 @@ def with_sends(found: PipelineResult, transfers: Transfers, schedule: Schedule, 
     share = transfers.cluster.training.sends
     if share is None or not found.borders:
         return found
-    handed = [
-        sum(transfers.send_receive(*ends, layout, size).time_ns for *ends, layout, size in both if size)
-        for both in (
-            ((mine, theirs, target, value), (theirs, mine, source, gradient))
-            for (mine, theirs), (source, target), (value, gradient) in zip(
-                itertools.pairwise(found.parts), found.borders, found.sizes, strict=True
-            )
-        )
-    ]
+    handed = []
+    ends = zip(itertools.pairwise(found.parts), found.borders, found.sizes, strict=True)
+    for (mine, theirs), (source, target), (value, gradient) in ends:
+        there, back = transfers.send_receive(mine, theirs, target, value), 0
+        if gradient:
+            back = transfers.send_receive(theirs, mine, source, gradient).time_ns
+        handed.append(there.time_ns + back)
     slower = [max(pair) for pair in itertools.pairwise([0, *handed, 0])]
     costs = [plan.summary.step_ns + share * microbatches * wait for plan, wait in zip(found.plans, slower, strict=True)]
     stages = len(costs) // schedule.pieces

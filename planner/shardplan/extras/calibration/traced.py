@@ -8,10 +8,13 @@ between its quartiles, over the median, at least `_LEAST_SPREAD`.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from shardplan.cluster.build import Profile
 from shardplan.cluster.mesh import make_cluster
@@ -68,11 +71,12 @@ def calibrate(ran: Sequence[Ran], base: Profile, name: str) -> tuple[str, list[F
 
 
 def _computed(model: ComputeModel, each: Ran) -> float:
+    flops, moved, *sizes = np.array(
+        [[2.0 * each.count * math.prod(each.sizes)], [each.moved_bytes], *([size] for size in each.sizes)]
+    )
     if each.kind == "memory":
-        return float(model.seconds("elementwise", each.dtype, 0.0, each.moved_bytes))
-    rows, columns, summed = each.sizes
-    flops = 2.0 * each.count * rows * columns * summed
-    return float(model.seconds("gemm", each.dtype, flops, each.moved_bytes, rows, columns, summed))
+        return float(model.seconds("elementwise", each.dtype, flops, moved)[0])
+    return float(model.seconds("gemm", each.dtype, flops, moved, *sizes)[0])
 
 
 def _collectives(ran: Sequence[Ran], base: Profile) -> Mapping[tuple[str, str], list[float]]:
@@ -96,12 +100,13 @@ def _moved(base: Profile, kind: str, ranks: Sequence[int], payload: float) -> tu
     inside = max(1, len(ranks) // machines)
     names = [axis.name for axis in base.axes]
     if machines == 1 or len(base.levels) == 1:
-        cluster, axes, level = make_cluster(base, f"{names[-1]}={len(ranks)}"), (0,), base.levels[0]
+        mesh, axes, level = f"{names[-1]}={len(ranks)}", [0], base.levels[0]
     else:
         siblings = max(1, joined // inside)
-        mesh = f"{names[0]}={machines},{names[-1]}0={siblings},{names[-1]}1={inside}"
-        cluster, axes, level = make_cluster(base, mesh), (0, 2), base.levels[-1]
-    return level.name, CollectiveModel(cluster).seconds(kind, axes, payload)  # type: ignore[arg-type]
+        mesh, axes = f"{names[0]}={machines},{names[-1]}0={siblings},{names[-1]}1={inside}", [0, 2]
+        level = base.levels[-1]
+    model = CollectiveModel(make_cluster(base, mesh))
+    return level.name, model.seconds(kind, tuple(axes), payload)  # type: ignore[arg-type]
 
 
 def _spread(ratios: Sequence[float]) -> float:
