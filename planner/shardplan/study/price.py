@@ -355,9 +355,11 @@ BATCH = "batch"
 def best_beside(
     priced: Priced, model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
 ) -> Plan | None:
-    """The best plan without a pipeline on as many devices, with an axis for each link and in as few microbatches as
-    fit; None where none fits."""
-    profile = replace(profile_from_resolved(as_trained(cluster).resolved), training=cluster.training)
+    """The best plan without a pipeline on as many devices for the same trainer, with an axis for each link and in as
+    few microbatches as fit, or the configuration itself where that is faster; None where none fits."""
+    sharded = priced.parallelism.shards_parameters
+    profile = replace(profile_from_resolved(as_trained(cluster, sharded=sharded).resolved), training=cluster.training)
+    given = priced.plan if priced.fits and priced.parallelism.pipeline == 1 else None
     simple = Parallelism(data=priced.parallelism.devices)
     whole = make_cluster(profile, mesh_text(axes_of(simple, profile), profile))
     halves = (options.microbatches >> place for place in range(options.microbatches.bit_length()))
@@ -365,7 +367,8 @@ def best_beside(
         asked = replace(options, microbatches=microbatches, shard_optimizer=True, effort="quick")
         try:
             found = finished(Planner(model, whole, asked, on_progress, reasons=False).plan())
-            return as_run(found, whole, recomputed=options.remat == "full")
         except InfeasibleError:
             continue
-    return None
+        free = as_run(found, whole, recomputed=options.remat == "full", sharded=sharded)
+        return min((each for each in (given, free) if each), key=lambda plan: plan.summary.step_ns)
+    return given
