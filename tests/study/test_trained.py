@@ -180,3 +180,15 @@ def test_a_configuration_has_to_leave_room_for_its_loss():
     assert priced(cluster_with(loss_memory=4096), memory_limit=held).fits
     assert not priced(cluster_with(loss_memory=4096), memory_limit=held - (1 << 20)).fits
     assert priced(cluster_with(), memory_limit=held - (1 << 20)).fits
+
+
+def test_fsdp_has_a_memory_rate_and_a_loss_of_its_own():
+    said = {"memory": 0.5, "loss_bytes": 500, "loss_memory": 8}
+    as_megatron, alike, apart = (
+        priced(cluster_with(**said, **more), zero=zero).spent.compute_ns
+        for more, zero in (({}, 1), ({}, 3), ({"fsdp_memory": 1, "fsdp_loss_bytes": 12}, 3))
+    )
+    assert alike == pytest.approx(as_megatron, rel=0.05)
+    assert apart < 0.7 * alike
+    own = cluster_with(**said, fsdp_memory=1, fsdp_loss_bytes=12)
+    assert priced(own, zero=1).spent.compute_ns == as_megatron

@@ -103,7 +103,8 @@ class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
     `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory traffic
     of the loss for every logit; `attention`: instead of that of `GemmEfficiency`, None for the same; `fsdp_kappa`,
-    `fsdp_attention`: where parameters are sharded, instead of `Overlap.kappa` and `attention`; `sustained`, `memory`:
+    `fsdp_attention`, `fsdp_memory`, `fsdp_loss_bytes`: where parameters are sharded, instead of `Overlap.kappa`,
+    `attention`, `memory` and `loss_bytes`; `sustained`, `memory`:
     times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the tensor-
     parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens take
     between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole
@@ -118,6 +119,8 @@ class Training:
     sustained: float = 1.0
     attention: float | None = None
     fsdp_attention: float | None = None
+    fsdp_memory: float | None = None
+    fsdp_loss_bytes: float | None = None
     memory: float = 1.0
     tp_forward: float = 0.0
     tp_backward: float = 0.0

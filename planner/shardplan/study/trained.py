@@ -54,7 +54,8 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
     attention = training.fsdp_attention if sharded and training.fsdp_attention is not None else training.attention
     given = {"attention": attention, "narrow": training.narrow, "grouped": training.grouped}
     gemm |= {name: value for name, value in given.items() if value is not None}
-    device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * training.memory)}
+    memory = training.fsdp_memory if sharded and training.fsdp_memory is not None else training.memory
+    device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * memory)}
     overlap = dict(resolved["overlap"]) | ({"kappa": training.fsdp_kappa} if sharded and training.fsdp_kappa else {})
     told = cluster_from_resolved({**resolved, "device": device, "overlap": overlap})
     return replace(told, training=training)
@@ -77,7 +78,10 @@ def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool
     alone_ns = round(scheduled.seconds * NS_PER_S)
     hidden_ns = round(_hidden(scheduled, training, recomputed=recomputed) * NS_PER_S)
     hidden_ns = max(0, min(hidden_ns, alone_ns - summary.compute_ns))
-    moved = training.loss_bytes * _logits(plan) if loss else 0.0
+    by_logit = training.loss_bytes
+    if sharded and training.fsdp_loss_bytes is not None:
+        by_logit = training.fsdp_loss_bytes
+    moved = by_logit * _logits(plan) if loss else 0.0
     loss_ns = round(moved / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency) * NS_PER_S)
     device_s = sum(phase.count * ran.seconds for phase, ran in scheduled.phases_ran() if phase.name != "update")
     device_ns = round(device_s * NS_PER_S) - hidden_ns + loss_ns
