@@ -164,8 +164,8 @@ def _of(precision: bool) -> Callable[[Columns], TrainingRun | None]:
 
 Reader = Callable[[Columns], TrainingRun | None]
 SOURCES: dict[str, tuple[str, Reader, int]] = {
-    "vtrain-one-node": ("vtrain_one_node_a100.csv", vtrain("vtrain-one-node", "none", "a100-dgx"), 24),
-    "vtrain-many-nodes": ("vtrain_many_nodes_a100.csv", vtrain("vtrain-many-nodes", "full", "a100-800"), 5),
+    "vtrain-one-node": ("vtrain_one_node_a100.csv", vtrain("vtrain-one-node", "none", "a100-dgx"), 16),
+    "vtrain-many-nodes": ("vtrain_many_nodes_a100.csv", vtrain("vtrain-many-nodes", "full", "a100-800"), 4),
     "fsdp": ("fsdp_runs.csv", fsdp, 4),
     "llm-foundry": ("llm_foundry.csv", lambda row: fsdp(row, "llm-foundry"), 6),
     "bridge-bf16": ("megatron_bridge.csv", _of(precision=False), 4),
