@@ -19,9 +19,9 @@ from shardplan.graph.options import Remat
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model
 from shardplan.pipeline.manual.stages import ManualStages
+from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.request import FIELDS, Request
-from shardplan.study.finished import finished
 from shardplan.study.instance import as_read, read
 from shardplan.study.solve import NoMeshError, solve
 from shardplan.text_files import read_text
