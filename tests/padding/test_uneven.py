@@ -9,6 +9,8 @@ from shardplan.errors import ShardplanError
 from shardplan.plan.encode import dumps
 from shardplan.plan.file import read_plan
 from shardplan.plan.padding import pads_of
+from shardplan.study.instance import load_model
+from shardplan.study.sweep import _tokens
 
 BATCH = "transformer:layers=4,hidden=1024,heads=16,vocab=8192,seq=512,batch=15"
 
@@ -51,3 +53,8 @@ def test_it_goes_with_one_mesh(others, message):
     with pytest.raises(ShardplanError) as caught:
         make_plan(BATCH, uneven=True, **others)
     assert message in str(caught.value)
+
+
+def test_padding_is_no_throughput():
+    model = load_model(BATCH, {"pad:input_ids[0]": 16})
+    assert _tokens(model) == 15 * 512

@@ -73,11 +73,12 @@ def advise(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, lef
     limit = options.time_limit
     late = limit is not None and left_s < limit / 2
     is_ours = options.cost_model.is_ours and plan.pipeline is None and bool(plan.summary.step_ns)
-    too_many = len(real_axes(cluster.mesh)) > MOST_WHOLE
-    if not is_ours or late or too_many or options.effort == "quick" or plan.summary.outcome == "interrupted":
+    if not is_ours or late or options.effort == "quick" or plan.summary.outcome == "interrupted":
         return []
     ends_s = time.monotonic() + left_s if limit is not None else math.inf
     asked = Asked(model, cluster, replace(options, effort="quick", strict=False), plan, ends_s)
+    if asked.has_many_axes:
+        return []
     found: list[Advice] = []
     with contextlib.suppress(KeyboardInterrupt):
         found += asked.size()
@@ -95,6 +96,11 @@ class Asked:
     plan: Plan
     ends_s: float
 
+    @property
+    def has_many_axes(self) -> bool:
+        """Whether all layouts together are too many to solve for."""
+        return len(real_axes(self.cluster.mesh)) > MOST_WHOLE
+
     def size(self) -> Iterator[Advice]:
         """The size that is worth most to round up, where one is worth it; a usual one rather than another."""
         best = self.best_size()
@@ -102,7 +108,8 @@ class Asked:
             yield from self._said(best[1], self.cluster, best[0])
 
     def best_size(self, *, is_held: bool = False) -> tuple[Rounding, Model] | None:
-        """The size that promises most and the model with it, or (`is_held`) the model that holds it so."""
+        """The size that promises most and the model with it, or (`is_held`) the model that holds it so. On many axes,
+        where nothing is solved roughly, the one around which most is repeated and waited for."""
         rules = model_rules(self.model)
         classes, found = roundings(self.model, rules, self.plan, LEAST)
         tried: list[tuple[bool, float, int, Rounding, Model]] = []
@@ -112,6 +119,8 @@ class Asked:
                 model = None if isinstance(held, str) else held
             else:
                 model = grown(self.model, rules, classes, one.root, one.new)
+            if model is not None and self.has_many_axes:
+                return one, model
             step_s = math.inf if model is None else self._promised_s(model, self.cluster)
             if model is not None and math.isfinite(step_s):
                 tried.append((not one.is_usual, step_s, number, one, model))
