@@ -72,7 +72,7 @@ def slow_devices():
 
 def planned(program, kind):
     asked = {name: each for name, each in program.settings.items() if name != "tolerance"}
-    asked["cluster"] = slow_devices()
+    asked["cluster"], asked["target"] = slow_devices(), "jax"
     if kind == "tight":
         free = shardplan.jax.plan(program.loss, program.params, *program.batch, **asked)
         for share in TIGHT:

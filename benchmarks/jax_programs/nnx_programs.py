@@ -145,7 +145,8 @@ def lora() -> Program:
     graph, added, frozen = nnx.split(Net(nnx.Rngs(0)), nnx.LoRAParam, ...)
 
     def loss(params: Any, x: Any, y: Any) -> Any:
-        return jnp.mean(jnp.square(nnx.merge(graph, params["lora"], params["frozen"])(x) - y))
+        frozen = jax.lax.stop_gradient(params["frozen"])
+        return jnp.mean(jnp.square(nnx.merge(graph, params["lora"], frozen)(x) - y))
 
     settings = {"trainable": lambda name: name.startswith("lora")}
     pins = ("frozen.up.kernel=[null, gpu]", "frozen.down.kernel=[gpu, null]")

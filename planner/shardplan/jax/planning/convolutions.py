@@ -25,7 +25,7 @@ def convolution(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
             "Conv", [value, kernel], strides=list(given["window_strides"]), dilations=list(given["rhs_dilation"]),
             pads=pads, group=given["feature_group_count"],
         )  # fmt: skip
-    return graph.permuted(made, np.argsort(out))
+    return graph.permuted(made, np.argsort(out).tolist())
 
 
 def _transposed(graph: Graph, equation: Any, value: str, kernel: str) -> str:
@@ -74,6 +74,6 @@ def window(kind: str) -> Row:
         if kind == "AveragePool":  # JAX adds up and divides by itself
             count = np.asarray(float(np.prod(sizes)), dtype=equation.invars[0].aval.dtype)
             made = graph.add("Mul", [made, graph.constant(count)])
-        return graph.permuted(made, np.argsort(perm))
+        return graph.permuted(made, np.argsort(perm).tolist())
 
     return row

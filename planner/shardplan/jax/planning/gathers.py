@@ -145,9 +145,10 @@ def _picked(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) ->
     ]
     numbers = graph.add("Concat", cut, axis=len(look.rows)) if len(cut) > 1 else cut[0]
     numbers = graph.add("Cast", [graph.permuted(numbers, [*shared, *others, len(look.rows)])], to=graph.INT64)
+    after = list(range(len(look.rows), len(look.rows) + len(look.rest)))
     made = graph.add("GatherND", [operand, numbers], batch_dims=len(shared))
-    made = graph.permuted(made, np.argsort([*shared, *others, *range(len(look.rows), len(look.rows) + len(look.rest))]))
-    return _placed(graph, made, look, list(range(len(look.rows), len(look.rows) + len(look.rest))), 0)
+    made = graph.permuted(made, np.argsort([*shared, *others, *after]).tolist())
+    return _placed(graph, made, look, after, 0)
 
 
 def _placed(graph: Graph, made: str, look: _Lookup, natural: Sequence[int], first: int) -> str:
@@ -173,9 +174,8 @@ def scattered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     rows = [place for place in range(len(updates)) if place not in window]
     numbers = graph.add("Cast", [inputs[1]], to=graph.INT64)
     given = [graph.permuted(inputs[0], perm), numbers, graph.permuted(inputs[2], [*rows, *window])]
-    how = SCATTERS[equation.primitive.name]
-    made = graph.add("ScatterND", given, **({} if how == "none" else {"reduction": how}))
-    return graph.permuted(made, np.argsort(perm))
+    made = graph.add("ScatterND", given, reduction=SCATTERS[equation.primitive.name])
+    return graph.permuted(made, np.argsort(perm).tolist())
 
 
 def updated(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:

@@ -59,7 +59,9 @@ def _of_booleans(kind: str) -> Row:
 def _extreme(kind: str) -> Row:
     def row(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
         (axis,) = equation.params["axes"]
-        made = graph.add(kind, inputs, axis=axis, keepdims=0)
+        is_bool = equation.invars[0].aval.dtype == np.bool_
+        given = [graph.add("Cast", inputs, to=onnx_type(np.int32))] if is_bool else inputs
+        made = graph.add(kind, given, axis=axis, keepdims=0)
         return str(graph.add("Cast", [made], to=onnx_type(equation.params["index_dtype"])))
 
     return row
