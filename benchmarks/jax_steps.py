@@ -71,7 +71,7 @@ def slow_devices():
 
 
 def planned(program, kind):
-    asked = {name: each for name, each in program.settings.items() if name != "tolerance"}
+    asked = {name: each for name, each in program.settings.items() if name not in ("tolerance", "widened")}
     asked["cluster"], asked["target"] = slow_devices(), "jax"
     if kind == "tight":
         free = shardplan.jax.plan(program.loss, program.params, *program.batch, **asked)
@@ -121,7 +121,8 @@ def outcome(program, kind):
     wanted = jax.jit(lambda *given: step(program.loss, *given))(params, OPTIMIZER.init(params), *batch)
     placed = jax.device_put(batch, of_batch)
     graded = jax.jit(jax.value_and_grad(loss), out_shardings=(None, of_params))
-    checked = shardplan.jax.check(graded, (jax.device_put(params, of_params), *placed), plan)
+    arguments = (jax.device_put(params, of_params), *placed)
+    checked = shardplan.jax.check(graded, arguments, plan, widened=program.settings.get("widened"))
     copy = jax.tree.map(jnp.array, params)
     given = jax.device_put(copy, of_params), jax.device_put(OPTIMIZER.init(params), of_state)
     got = train(*given, *placed)

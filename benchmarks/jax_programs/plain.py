@@ -104,7 +104,7 @@ def mixed_precision() -> Program:
         logits = jnp.dot(_rms(half["norm"], x), half["head"], preferred_element_type=jnp.float32)
         return entropy(logits, batch["targets"]) * 128.0
 
-    return Program(loss, _gqa_params(), _tokens(), GQA_PINS, {"tolerance": 0.05})
+    return Program(loss, _gqa_params(), _tokens(), GQA_PINS, {"tolerance": 0.05, "widened": True})
 
 
 def custom_vjp() -> Program:
