@@ -160,7 +160,7 @@ def main():
                     flush=True,
                 )
                 continue
-            tolerance = program.settings.get("tolerance", 2e-4)
+            tolerance = program.settings.get("tolerance", 1e-3)
             bad = errors[1] > tolerance or not np.isfinite(errors[1])
             wrong += bad
             print(
