@@ -91,9 +91,7 @@ def environment(python: str, kind: str, asked: argparse.Namespace, folder: Path)
         if code:
             return shown, f"{command[0]} fails: {said.strip().splitlines()[-1][:150]}", False
     digests = [hashlib.sha256((folder / name).read_bytes()).hexdigest()[:8] for name in ("x.plan.json", "y.plan.json")]
-    code, said = ran(
-        str(inside / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *asked.tests, folder=ROOT
-    )
+    code, said = ran(str(inside / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *asked.tests, folder=ROOT)
     failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
     said = "; ".join([said.strip().splitlines()[-1], *failed])
     return shown, f"plans {' '.join(digests)}; {said}", code == 0

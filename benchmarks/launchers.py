@@ -101,6 +101,7 @@ def slurm_started(folder: Path) -> dict[str, str]:
 def ended(folder: Path) -> None:
     for file in sorted(folder.glob("*.pid")):
         os.kill(int(file.read_text()), signal.SIGTERM)
+    time.sleep(3)
 
 
 def by_slurm(folder: Path) -> list[tuple[str, bool, str]]:
@@ -120,7 +121,11 @@ def by_slurm(folder: Path) -> list[tuple[str, bool, str]]:
             *program,
             folder=folder,
         )
-        _, said = ran("sbatch", "--wait", "-o", "job.out", "job.sh", folder=folder, **told)
+        _, said = ran("sbatch", "-o", "job.out", "job.sh", folder=folder, **told)
+        for _ in range(100):
+            time.sleep(2)
+            if not ran("squeue", "-h", folder=folder, **told)[1].strip():
+                break
         said += (folder / "job.out").read_text()
         found = [("sbatch job.sh", placed(said) == wanted(HOSTS), said)]
         code, said = ran(*SHARDPLAN, "launch", "eight.plan.json", "--for", "srun", "--no-gpus", *hosts[3:], *program,
@@ -147,7 +152,7 @@ def main() -> int:
             print(f"{name:9} not installed")
             continue
         version = re.search(r"\d+\.\d[\d.]*", ran(needed, "--version" if needed == "mpirun" else "-V", folder=ROOT)[1])
-        with tempfile.TemporaryDirectory() as made:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
             folder = Path(made)
             (folder / "mesh.py").write_text(PROGRAM)
             model = "transformer:llama3-8b,layers=1,batch=16"
