@@ -29,6 +29,7 @@ from shardplan.pipeline.plan import Asked, plan_of
 from shardplan.pipeline.result import assemble_result
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.submeshes import Submesh
+from shardplan.plan.finished import finished
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_WHOLE
@@ -47,7 +48,6 @@ from shardplan.planning.reduction import Restrict
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.rules import model_rules
-from shardplan.study.finished import finished
 from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.trained import as_run, as_trained
 

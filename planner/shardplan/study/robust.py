@@ -19,11 +19,11 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError, error
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
+from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
 from shardplan.study.compare import Contender, compare_recipes
-from shardplan.study.finished import finished
 
 SPREAD = 0.15
 WORTH_HAVING = 0.01
