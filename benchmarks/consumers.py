@@ -8,6 +8,7 @@ installed is a line, too. Nothing runs here on several ranks: the tests of each 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.metadata
 import io
@@ -74,6 +75,27 @@ def maxtext_keys(path: Path) -> str:
     return f"unknown keys: {unknown}" if unknown else f"{len(given)} keys known"
 
 
+def megatron_settings(path: Path) -> str:
+    """Every argument is a field of Megatron Core's configurations, which take these values. The parser of Megatron-LM
+    itself, which makes arguments of these fields, is not in a registry; it adds the three of `_OF_THE_PARSER`."""
+    core = importlib.import_module("megatron.core.model_parallel_config").ModelParallelConfig
+    kinds = [core, importlib.import_module("megatron.core.transformer.transformer_config").TransformerConfig]
+    kinds.append(importlib.import_module("megatron.core.distributed").DistributedDataParallelConfig)
+    kinds.append(importlib.import_module("megatron.core.optimizer").OptimizerConfig)
+    fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    given = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        name, _, value = line.removeprefix("--").partition(" ")
+        name, no = name.replace("-", "_"), name.startswith("no-")
+        given[name.removeprefix("no_") if no else name] = int(value) if value.isdigit() else value or not no
+    unknown = sorted(given.keys() - fields - _OF_THE_PARSER)
+    if unknown:
+        return f"unknown arguments: {unknown}"
+    own = {field.name for field in dataclasses.fields(core)}
+    made = core(**{name: value for name, value in given.items() if name in own})
+    return f"{len(given)} arguments known, tensor {made.tensor_model_parallel_size}"
+
+
 def onnxruntime_session(path: Path) -> str:
     """The first rank's model is loaded by a session."""
     runtime = importlib.import_module("onnxruntime")
@@ -89,12 +111,16 @@ CONSUMERS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
     ("fsdp2", "fsdp2", "torch", python_program),
     ("shardy", "shardy", "jaxlib", mlir_module),
     ("maxtext", "maxtext", "maxtext", maxtext_keys),
+    ("megatron", "megatron", "megatron-core", megatron_settings),
     ("", "onnx-spmd", "onnx", checked_ranks),
     ("", "onnx-spmd", "onnxruntime", onnxruntime_session),
 )
 """What is solved for, the format of the export, the consumer, and how it takes it."""
 
 SPLIT = ("--pin", "*.up_proj.weight=[gpu, null]")
+
+
+_OF_THE_PARSER = frozenset({"micro_batch_size", "global_batch_size", "ckpt_format"})
 
 
 def exported(target: str, form: str, folder: Path) -> Path:

@@ -66,3 +66,9 @@ def test_a_model_that_takes_no_time(shardplan, folder):
     run = shardplan("compare", "same.onnx", "--mesh", "2x2", "--mode", "inference")
     assert (run.code, run.err) == (0, "")
     assert run.out.splitlines()[5].split() == ["data", "parallel", *["0", "ns"] * 3, "64", "B", "as", "fast"]
+
+
+def test_a_recipe_that_a_format_cannot_say_is_told_so(shardplan, mlp):
+    run = shardplan(*COMPARE, "--for", "tp-plan")
+    row = next(line for line in run.out.splitlines() if line.startswith("ZeRO-3"))
+    assert row.endswith("not possible for this model on this mesh, or nothing that tp-plan can say")

@@ -221,3 +221,29 @@ class TestInstead:
     def test_needs_a_name(self, shardplan, layers):
         run = shardplan("explain", "layers.json", "--instead", "replicate")
         assert (run.code, run.err.splitlines()[-1]) == (2, "Error: --instead says how NAME is to be: which one?")
+
+
+PINS = {"R": "replicate", "S(0)@gpu": "[gpu, null]", "S(1)@gpu": "[null, gpu]"}
+
+
+@pytest.mark.parametrize("target", ["tp-plan", "torchtitan", "fsdp2", "megatron"])
+def test_alternatives_of_a_plan_for_a_format_are_what_it_can_say(shardplan, layers, target):
+    """What has a cost can be planned for the format and exported to it; what it cannot say has no plan."""
+    asked = ("layers.onnx", "--mesh", "1x4", "--for", target)
+    assert shardplan("solve", *asked, "-o", "said.json").code == 0
+    before = json.loads(Path("said.json").read_text())["summary"]["step_us"]
+    name = "layers.*.up.weight"
+    run = shardplan("explain", "said.json", name, "--model", "layers.onnx", "--json")
+    others = [one for one in json.loads(run.out)["result"]["alternatives"] if not one["chosen"]]
+    tried = [one for one in others if one["choice"] in PINS]
+    assert tried
+    for number, one in enumerate(tried):
+        pin = ("--pin", f"{name}={PINS[one['choice']]}")
+        planned = shardplan("solve", *asked, *pin, "-o", "pinned.json")
+        assert (planned.code == 0) == one["possible"], (one, planned.err)
+        if one["possible"]:
+            step = json.loads(Path("pinned.json").read_text())["summary"]["step_us"]
+            assert step <= before + one["cost_us_delta"] + 0.01, one
+            assert shardplan("export", "pinned.json", "layers.onnx", "--to", target, "-o", f"out{number}").code == 0
+        else:
+            assert target in one["why_not"]

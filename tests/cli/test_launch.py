@@ -34,6 +34,16 @@ def test_scripts_are_bash_and_say_which_ranks_are_where(target, shardplan, folde
     assert run.out == shardplan(*asked).out
 
 
+@pytest.mark.parametrize("target", ["torchrun", "srun", "mpirun"])
+def test_an_address_that_is_given_is_the_only_one(target, shardplan, folder):
+    """Names of machines in a scheduler may be none in their network."""
+    met = ("--env", "MASTER_ADDR=10.0.0.7", "--env", "MASTER_PORT=4711")
+    run = shardplan("launch-env", PLAN, "--for", target, *HOSTS, *met, "--port", "5000", "--", "train.py")
+    lines = [line for line in run.out.splitlines() if "MASTER" in line or "--master" in line]
+    assert "10.0.0.7" in "".join(lines)
+    assert not [line for line in lines if "node1" in line or "5000" in line]
+
+
 def test_a_job_set_is_yaml_and_a_ray_program_is_python(shardplan, folder):
     manifest = yaml.safe_load(shardplan("launch-env", PLAN, "--for", "jobset", "--image", "registry/a:1").out)
     assert manifest["kind"] == "JobSet"

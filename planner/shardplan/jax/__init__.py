@@ -14,6 +14,7 @@ from shardplan.jax.device_mesh import mesh
 from shardplan.jax.flax import flax_names
 from shardplan.jax.fused_weights import Part
 from shardplan.jax.named_shardings import sharding, shardings, state_shardings
+from shardplan.jax.planning.batches import batch_shardings
 from shardplan.jax.planning.parallelize import parallelize
 from shardplan.jax.planning.plan import plan
 from shardplan.jax.sharding_constraints import constrain, constrain_tree
@@ -21,6 +22,7 @@ from shardplan.jax.sharding_constraints import constrain, constrain_tree
 __all__ = [
     "Check",
     "Part",
+    "batch_shardings",
     "check",
     "constrain",
     "constrain_tree",

@@ -123,5 +123,7 @@ def leaf_spec(plan: Plan, leaf: Leaf, form: Form) -> PartitionSpec:
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Keys of a path joined by dots: `layers.0.kernel`."""
+    """Keys of a path joined by dots: `layers.0.kernel`, without the `value` of the boxes that flax keeps arrays in."""
+    if len(path) > 1 and path[-1] == jax.tree_util.GetAttrKey("value"):
+        path = path[:-1]
     return str(jax.tree_util.keystr(path, simple=True, separator="."))

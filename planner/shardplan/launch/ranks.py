@@ -39,6 +39,13 @@ class Launch:
         return self.ranks // self.per_machine
 
     @property
+    def meeting(self) -> tuple[str, str]:
+        """Address and port where rank 0 is met: of the first machine, or as `environment` says, where the name of a
+        machine in a scheduler is no name in its network."""
+        first = self.hosts[0] if self.hosts else ""
+        return self.environment.get("MASTER_ADDR", first), self.environment.get("MASTER_PORT", str(self.port))
+
+    @property
     def about(self) -> tuple[str, ...]:
         """Lines that say which ranks are where, for the head of a script; by the first shardplan knows its own file."""
         many = f"{self.per_machine} on each of {self.machines} machines" if self.machines > 1 else "on one machine"

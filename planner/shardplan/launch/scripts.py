@@ -28,9 +28,10 @@ def torchrun_words(launch: Launch, node_rank: int | None, command: Iterable[str]
         meeting = ["--standalone"]
     else:
         assert node_rank is not None
+        address, port = launch.meeting
         meeting = [
             f"--nnodes={launch.machines}", f"--node-rank={node_rank}",
-            f"--master-addr={launch.hosts[0]}", f"--master-port={launch.port}",
+            f"--master-addr={address}", f"--master-port={port}",
         ]  # fmt: skip
     return [*command, *meeting, f"--nproc-per-node={launch.per_machine}", *_torchrun_program(launch)]
 
@@ -42,6 +43,7 @@ def _torchrun_program(launch: Launch) -> list[str]:
 def torchrun_script(launch: Launch) -> str:
     """The same script for every machine; it finds the machine's number by its name."""
     lines = [*_head(launch), *_exports(launch)]
+    address, port = launch.meeting
     if launch.machines == 1:
         return _text([*lines, f"exec {shlex.join(torchrun_words(launch, None))}"])
     if launch.hosts:
@@ -54,14 +56,14 @@ def torchrun_script(launch: Launch) -> str:
             "    esac",
             "fi",
         ]
-        where, number = f"--master-addr={launch.hosts[0]}", '"$node_rank"'
+        where, number = f"--master-addr={shlex.quote(address)}", '"$node_rank"'
     else:
         lines += [
             ': "${MASTER_ADDR:?set it to the first machine}"',
             f': "${{NODE_RANK:?set it to the number of this machine, 0 to {launch.machines - 1}}}"',
         ]
         where, number = '--master-addr="$MASTER_ADDR"', '"$NODE_RANK"'
-    start = f"exec torchrun --nnodes={launch.machines} --node-rank={number} {where} --master-port={launch.port}"
+    start = f"exec torchrun --nnodes={launch.machines} --node-rank={number} {where} --master-port={port}"
     return _text([*lines, f"{start} --nproc-per-node={launch.per_machine} {shlex.join(_torchrun_program(launch))}"])
 
 
@@ -94,11 +96,11 @@ def srun_script(launch: Launch) -> str:
     start = f"srun --ntasks={launch.ranks} --ntasks-per-node={launch.per_machine} --distribution=block"
     shell, *about, strict = _head(launch)
     lines = [shell, *about, *(f"#SBATCH {option}" for option in options), strict, *_exports(launch)]
-    if launch.port != DEFAULT_PORT:
+    if launch.port != DEFAULT_PORT and "MASTER_PORT" not in launch.environment:
         lines.append(f"export MASTER_PORT={launch.port}")
     if len(launch.hosts) > 1:
+        lines += [] if "MASTER_ADDR" in launch.environment else [f"export MASTER_ADDR={launch.hosts[0]}"]
         lines += [
-            f"export MASTER_ADDR={launch.hosts[0]}",
             "SLURM_HOSTFILE=$(mktemp)",
             "export SLURM_HOSTFILE",
             "trap 'rm -f \"$SLURM_HOSTFILE\"' EXIT",
@@ -129,9 +131,10 @@ def mpirun_words(launch: Launch, hosts: str | None, python: str = _PYTHON) -> li
     words = ["mpirun", "-np", str(launch.ranks)]
     words += ["--hostfile", hosts] if hosts else ["--host", f"localhost:{launch.ranks}"]
     words += ["--map-by", "slot", "--rank-by", "slot", "--bind-to", "none"]
+    told = dict(launch.environment)
     if launch.machines > 1:
-        words += ["-x", f"MASTER_ADDR={launch.hosts[0]}", "-x", f"MASTER_PORT={launch.port}"]
-    words += [word for name, value in launch.environment.items() for word in ("-x", f"{name}={value}")]
+        told = {**dict(zip(("MASTER_ADDR", "MASTER_PORT"), launch.meeting, strict=True)), **told}
+    words += [word for name, value in told.items() for word in ("-x", f"{name}={value}")]
     return [*words, *program_words(launch, python)]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
+from shardplan.graph.build import CostGraph, Node
 from shardplan.layout.mesh import Mesh
 from shardplan.planning.candidates import Found, NoPlanError
 from shardplan.planning.reduction import Restrict, both
@@ -12,6 +14,8 @@ from shardplan.planning.runtimes.alike import Alike, Way, differing
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import MODULE_ROLES, Roles, Runtime
 
+T = TypeVar("T")
+Chosen = tuple[CostGraph, Mapping[Node, int]]
 Ask = Callable[[Restrict], Found]
 """The best plan under a restriction. Raises `NoPlanError`."""
 
@@ -42,15 +46,22 @@ def _rank(found: Found, limit_bytes: int) -> tuple[bool, float]:
 
 
 def _said(runtime: Runtime, roles: Roles, ask: Ask) -> Found:
-    """The best plan with these roles. Where layers differ, all do what most of them do; where that cannot be, such
-    modules stay whole. Raises `NoPlanError`."""
+    """The best plan with these roles. Raises `NoPlanError`."""
+    first, found = alike(runtime, roles, ask, lambda one: (one.candidate.layouts.built, one.candidate.priced.choice))
+    return replace(found, bound_s=min(first.bound_s, found.bound_s)) if found is not first else found
+
+
+def alike(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], T], chosen: Callable[[T], Chosen]) -> tuple[T, T]:
+    """What `ask` finds of all that is said with these roles, and of that in which layers are alike, where the runtime
+    has one rule for a module of all of them: where they differ, all do what most of them do; where that cannot be, such
+    modules stay whole. `chosen`: what an answer chose, of which graph. Raises what `ask` does, `NoPlanError`."""
     limits = Arrangement(runtime, roles)
     found = first = ask(limits)
     if runtime.modules is None:
-        return found
+        return first, found
     axes = tuple(axis for axis, role in enumerate(roles) if role in MODULE_ROLES)
     ways: dict[str, Way | None] = {}
-    while differ := differing(found.candidate.layouts.built, found.candidate.priced.choice, axes):
+    while differ := differing(*chosen(found), axes):
         for pattern, copies in differ.items():
             ways[pattern] = None if pattern in ways else copies.most_common(1)[0][0]
         try:
@@ -60,4 +71,4 @@ def _said(runtime: Runtime, roles: Roles, ask: Ask) -> Found:
                 raise
             ways = dict.fromkeys(ways)
             found = ask(both(limits, Alike(dict(ways), axes)) or limits)
-    return replace(found, bound_s=min(first.bound_s, found.bound_s))
+    return first, found

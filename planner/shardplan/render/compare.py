@@ -29,7 +29,7 @@ def comparison_document(contenders: Sequence[Contender], limit_bytes: int) -> di
 
 def _cells(contender: Contender, best: Plan | None, limit_bytes: int) -> tuple[str, ...]:
     if contender.plan is None:
-        return ("-", "-", "-", "-", "not possible for this model on this mesh")
+        return ("-", "-", "-", "-", contender.why_not)
     summary = contender.plan.summary
     times = (summary.step_ns, summary.compute_ns, summary.communication_ns)
     used = summary.memory.total

@@ -81,7 +81,7 @@ def comparison_report(title: str, contenders: Sequence[Contender], limit_bytes: 
         "limit": limit_bytes,
         "plans": [
             {"name": one_line(one.name), "fits": one.fits, "best": one.name == BEST,
-             "summary": summary_bar(one.plan) if one.plan else None}
+             "why": one.why_not, "summary": summary_bar(one.plan) if one.plan else None}
             for one in contenders
         ],
     }  # fmt: skip

@@ -2,6 +2,8 @@
 
 The difference is that of scheduled steps. An alternative is the better of two: what the plan's multipliers lead to with
 all else free, and with all other tensors kept as the plan has them. A search from the start may come to another cost.
+Of a plan for a format of `shardplan export` all else is free as far as that format can say it: with the roles that the
+plan gives to the axes, or, where these do not allow the alternative, with those that do.
 """
 
 from __future__ import annotations
@@ -20,15 +22,21 @@ from shardplan.plan.assemble import Priced, in_best_buckets
 from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.candidates import NoPlanError
 from shardplan.planning.chain import Answer
 from shardplan.planning.decided import Decided
 from shardplan.planning.judge import judged
-from shardplan.planning.reduction import Allowed
+from shardplan.planning.reduction import Allowed, Restrict, both
+from shardplan.planning.runtimes.arrangement import Arrangement
+from shardplan.planning.runtimes.table import RUNTIMES, Roles, Runtime
+from shardplan.planning.said import Chosen, alike
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.units import NS_PER_S, size
 
 _MOST = 16
 _NAMED = 3
+Limits = Sequence[tuple[Runtime, Roles]]
+"""How the axes may be used by the format that a plan is for; empty: as one likes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ def alternatives(
 
     What `plan` chose comes first, then by cost. Raises `ShardplanError` as `plan_model` where there is no plan at all.
     """
-    best = planner.solve_at(plan.summary.multipliers, Decided.of_plan(plan).fixed)
+    best, limits = _as_planned(planner, plan)
     if best.solution.outcome == "interrupted":
         raise KeyboardInterrupt
     if best.solution.choices is None:
@@ -66,15 +74,33 @@ def alternatives(
     turn, found = Turn(on_progress, len(tried)), []
     for text in tried:
         turn.next(text)
-        found.append(_try(planner, plan, {node: masks[text] for node, masks in choices.items()}, text, ours))
+        wanted = {node: masks[text] for node, masks in choices.items()}
+        found.append(_try(planner, plan, wanted, text, ours, limits))
     found += _impossible(best.layouts.built, nodes[0], named)
     found.sort(key=lambda one: (one.cost_ns is None, one.cost_ns or 0, one.choice))
     chosen = "; ".join(f"{text} ×{count}" for text, count in taken.most_common()) if others else usual
     return (Alternative(chosen, chosen=True, cost_ns=0, memory_bytes=0), *found)
 
 
+def _as_planned(planner: Planner, plan: Plan) -> tuple[Answer, Limits]:
+    """What `plan` decided, and how the axes are used by the format that it is for, those roles first that the plan has.
+    Of a plan that is for none, or that its format cannot say, nothing is limited."""
+    multipliers, decided = plan.summary.multipliers, Decided.of_plan(plan).fixed
+    best, target = planner.solve_at(multipliers, decided), planner.instance.options.target
+    if not target or best.solution.choices is None:
+        return best, ()
+    every = [(RUNTIMES[target], roles) for roles in RUNTIMES[target].arrangements(plan.mesh)]
+    said = [one for one in every if _is_said(Arrangement(*one)(best.layouts.built), decided(best.layouts.built))]
+    return best, (*said, *(one for one in every if one not in said)) if said else ()
+
+
+def _is_said(allowed: Allowed, wanted: Allowed) -> bool:
+    """Whether every node has a choice in both."""
+    return all((mask & allowed[node]).any() for node, mask in wanted.items() if node in allowed)
+
+
 def _try(
-    planner: Planner, plan: Plan, wanted: Mapping[Node, NDArray[np.bool_]], text: str, ours: Priced
+    planner: Planner, plan: Plan, wanted: Mapping[Node, NDArray[np.bool_]], text: str, ours: Priced, limits: Limits
 ) -> Alternative:
     def pin(_: CostGraph) -> Allowed:
         return dict(wanted)
@@ -83,19 +109,53 @@ def _try(
         kept = {node: mask for node, mask in Decided.of_plan(plan).fixed(built).items() if node[0] == "kept"}
         return kept | dict(wanted)
 
-    answers = [planner.solve_at(plan.summary.multipliers, restriction) for restriction in (pin, near)]
+    fitting = [one for one in limits if _is_said(Arrangement(*one)(ours.built), dict(wanted))]
+    if limits and not fitting:
+        why = f"not possible: {planner.instance.options.target} cannot say it"
+        return Alternative(text, False, None, None, why_not=why)
+    for roles in fitting or (None,):
+        answers = [_solved(planner, plan, restriction, roles) for restriction in (pin, near)]
+        if answers[0].solution.choices is not None or answers[0].solution.outcome == "interrupted":
+            break
     if any(one.solution.outcome == "interrupted" for one in answers):
         raise KeyboardInterrupt
     solution = answers[0].solution
     if solution.choices is None:
         short = solution.shortfall_bytes
-        why = f"does not fit: {size(short)} too much" if short else "contradicts the constraints"
+        why = f"does not fit: {size(short)} too much" if short else _contradicted(planner)
         return Alternative(text, False, None, None, why_not=why if solution.outcome == "infeasible" else "not decided")
-    theirs = _priced(answers, planner)
+    theirs = _priced([one for one in answers if one.solution.choices is not None], planner)
     cost_ns = round((theirs.step_s - ours.step_s) * NS_PER_S)
     memory_bytes = theirs.memory.total - ours.memory.total
     also = _changes(ours.built, [*wanted], ours.choice, theirs.choice)
     return Alternative(text, False, max(cost_ns, 0), memory_bytes, also)
+
+
+def _contradicted(planner: Planner) -> str:
+    target = planner.instance.options.target
+    return f"contradicts the constraints, or what {target} can say" if target else "contradicts the constraints"
+
+
+def _solved(planner: Planner, plan: Plan, restriction: Restrict, roles: tuple[Runtime, Roles] | None) -> Answer:
+    """The best assignment under a restriction, of those that a format says with these roles."""
+    multipliers = plan.summary.multipliers
+
+    def ask(limits: Restrict) -> Answer:
+        found = planner.solve_at(multipliers, both(limits, restriction))
+        if found.solution.choices is None:
+            raise NoPlanError(found)
+        return found
+
+    def chosen(one: Answer) -> Chosen:
+        assert one.solution.choices is not None
+        return one.layouts.built, one.layouts.chosen(one.solution.choices)
+
+    if roles is None:
+        return planner.solve_at(multipliers, restriction)
+    try:
+        return alike(*roles, ask, chosen)[1]
+    except NoPlanError as none:
+        return none.answer
 
 
 def _priced(solved: Sequence[Answer], planner: Planner) -> Priced:

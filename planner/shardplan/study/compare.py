@@ -22,11 +22,12 @@ _UNLIMITED = 1 << 60
 @dataclass(frozen=True, slots=True)
 class Contender:
     """`plan`: the fastest of its kind that fits, or where none fits the fastest without regard to memory; `None` where
-    this model on this mesh cannot be planned so."""
+    this model on this mesh cannot be planned so, which `why_not` says."""
 
     name: str
     plan: Plan | None
     fits: bool
+    why_not: str = ""
 
 
 def compare_recipes(
@@ -51,10 +52,16 @@ def _contend(name: str, recipe: Restrict | None, planner: Planner, roomy: Planne
     try:
         fastest = finished(roomy.plan(recipe))
     except InfeasibleError:
-        return Contender(name, None, fits=False)
+        return Contender(name, None, fits=False, why_not=_why_not(planner))
     if fastest.summary.memory.total <= planner.limit_bytes:
         return Contender(name, fastest, fits=True)
     try:
         return Contender(name, finished(planner.plan(recipe)), fits=True)
     except InfeasibleError:
         return Contender(name, fastest, fits=False)
+
+
+def _why_not(planner: Planner) -> str:
+    target = planner.instance.options.target
+    why = "not possible for this model on this mesh"
+    return f"{why}, or nothing that {target} can say" if target else why

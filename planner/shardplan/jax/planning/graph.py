@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 OPSET = 21
 _WEIGHTS = "weights"
@@ -44,6 +45,8 @@ class Step:
 class Graph:
     """Nodes and constants so far, and what each equation has become. `scope`, `line`: where in the
     program nodes come from."""
+
+    INT64: ClassVar[int] = int(onnx.TensorProto.INT64)
 
     scope: str = ""
     line: Mapping[str, Any] = field(default_factory=dict)
@@ -81,6 +84,46 @@ class Graph:
     def ints(self, *values: int) -> str:
         """A list of numbers, as shapes and axes are given."""
         return self.constant(np.asarray(values, dtype=np.int64))
+
+    def ints0(self, value: int) -> str:
+        """A number of no dim."""
+        return self.constant(np.asarray(value, dtype=np.int64))
+
+    def permuted(self, name: str, perm: Sequence[int]) -> str:
+        """A value with its dims in another order; itself where that is the order they have."""
+        dims = [int(dim) for dim in perm]
+        return name if dims == list(range(len(dims))) else str(self.add("Transpose", [name], perm=dims))
+
+    def parts(self, name: str) -> Sequence[str]:
+        """What a value is the concatenation of; itself where it is none."""
+        made = self._makers().get(name)
+        return list(made.input) if made is not None and made.op_type == "Concat" else [name]
+
+    def value(self, name: str) -> Any:
+        """The value of a name that is made of constants alone, else None."""
+        makers, constants = self._makers(), {one.name: one for one in self.constants}
+        needed, waiting, leaves = {}, [name], {}
+        while waiting:
+            each = waiting.pop()
+            if each in constants:
+                leaves[each] = constants[each]
+            elif each not in makers:
+                return None
+            elif each not in needed:
+                needed[each] = makers[each]
+                waiting.extend(makers[each].input)
+        nodes = [node for node in self.nodes if any(each in needed for each in node.output)]
+        result = helper.make_empty_tensor_value_info(name)
+        whole = helper.make_graph(nodes, "constants", [], [result], initializer=list(leaves.values()))
+        model = helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)])
+        return ReferenceEvaluator(model).run(None, {})[0]
+
+    def _makers(self) -> dict[str, onnx.NodeProto]:
+        return {made: node for node in self.nodes for made in node.output}
+
+
+Row = Callable[["Graph", Any, Sequence[str]], Any]
+"""Writes the nodes of an equation for inputs of these names; the name of the result, or names of several."""
 
 
 def weight(name: str, aval: Any) -> onnx.TensorProto:

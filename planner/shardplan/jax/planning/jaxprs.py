@@ -29,10 +29,6 @@ _REFUSED: Mapping[str, str] = {
     "pure_callback": "leave callbacks out of what is planned",
     "debug_callback": "leave jax.debug out of what is planned",
     "io_callback": "leave callbacks out of what is planned",
-    "scatter-add": "write it as a product with one_hot, or with jnp.where",
-    "scatter": "write it with jnp.where or concatenate",
-    "dynamic_update_slice": "write it with jnp.where or concatenate",
-    "sort": "jax.lax.top_k has a form",
     **dict.fromkeys(
         (
             "random_bits",

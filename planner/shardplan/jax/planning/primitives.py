@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from shardplan.jax.planning.graph import Graph, onnx_type
-
-Row = Callable[[Graph, Any, Sequence[str]], Any]
-"""Writes the nodes of an equation for inputs of these names; the name of the result, or names of several."""
+from shardplan.jax.planning.convolutions import convolution, window
+from shardplan.jax.planning.gathers import SCATTERS, gathered, scattered, updated
+from shardplan.jax.planning.graph import Graph, Row, onnx_type
 
 
 def _same(kind: str) -> Row:
@@ -60,7 +59,9 @@ def _of_booleans(kind: str) -> Row:
 def _extreme(kind: str) -> Row:
     def row(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
         (axis,) = equation.params["axes"]
-        made = graph.add(kind, inputs, axis=axis, keepdims=0)
+        is_bool = equation.invars[0].aval.dtype == np.bool_
+        given = [graph.add("Cast", inputs, to=onnx_type(np.int32))] if is_bool else inputs
+        made = graph.add(kind, given, axis=axis, keepdims=0)
         return str(graph.add("Cast", [made], to=onnx_type(equation.params["index_dtype"])))
 
     return row
@@ -143,10 +144,33 @@ def _split(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
 
 def _padded(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     config = equation.params["padding_config"]
-    if any(inner for *_, inner in config) or any(low < 0 or high < 0 for low, high, _ in config):
-        raise NotImplementedError("padding between elements, or by less than none")
-    widths = graph.ints(*(low for low, *_ in config), *(high for _, high, _ in config))
-    return str(graph.add("Pad", [inputs[0], widths, inputs[1]]))
+    made, shape = inputs[0], list(equation.invars[0].aval.shape)
+    for dim, (*_, inner) in enumerate(config):
+        if inner and shape[dim] > 1:
+            made = _spread(graph, made, shape, dim, inner, inputs[1])
+    config = [(low, high) for low, high, _ in config]
+    if any(low > 0 or high > 0 for low, high in config):
+        widths = graph.ints(*(max(low, 0) for low, _ in config), *(max(high, 0) for _, high in config))
+        made = graph.add("Pad", [made, widths, inputs[1]])
+    cut = [dim for dim, each in enumerate(config) if min(each) < 0]
+    if not cut:
+        return str(made)
+    out = equation.outvars[0].aval.shape
+    starts = [max(-config[dim][0], 0) for dim in cut]
+    ends = [start + out[dim] for start, dim in zip(starts, cut, strict=True)]
+    return str(graph.add("Slice", [made, graph.ints(*starts), graph.ints(*ends), graph.ints(*cut)]))
+
+
+def _spread(graph: Graph, value: str, shape: list[int], dim: int, inner: int, filling: str) -> str:
+    """A value with so many others between the elements of a dim; `shape` becomes its own."""
+    one = graph.add("Reshape", [value, graph.ints(*shape[: dim + 1], 1, *shape[dim + 1 :])])
+    widths = [0] * (2 * (len(shape) + 1))
+    widths[len(shape) + 1 + dim + 1] = inner
+    wide = graph.add("Pad", [one, graph.ints(*widths), filling])
+    shape[dim] *= inner + 1
+    flat = graph.add("Reshape", [wide, graph.ints(*shape)])
+    shape[dim] -= inner
+    return str(graph.add("Slice", [flat, graph.ints(0), graph.ints(shape[dim]), graph.ints(dim)]))
 
 
 def _iota(graph: Graph, equation: Any, _: Sequence[str]) -> str:
@@ -157,9 +181,27 @@ def _iota(graph: Graph, equation: Any, _: Sequence[str]) -> str:
 
 
 def _selected(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    if len(inputs) != 3 or equation.invars[0].aval.dtype != np.bool_:
-        raise NotImplementedError("a choice among more than two")
-    return str(graph.add("Where", [inputs[0], inputs[2], inputs[1]]))
+    """A choice among two by a boolean, or among more by a number."""
+    which, *cases = inputs
+    kind = equation.invars[0].aval.dtype
+    if kind == np.bool_:
+        return str(graph.add("Where", [which, cases[1], cases[0]]))
+    made = cases[-1]
+    for number, case in reversed(list(enumerate(cases[:-1]))):
+        chosen = graph.add("Equal", [which, graph.constant(np.asarray(number, dtype=kind))])
+        made = graph.add("Where", [chosen, case, made])
+    return str(made)
+
+
+def _sorted(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
+    """By the first operand, which all others follow."""
+    if equation.params["num_keys"] != 1:
+        raise NotImplementedError("by several keys")
+    dim, shape = equation.params["dimension"], equation.invars[0].aval.shape
+    values, places = graph.add(
+        "TopK", [inputs[0], graph.ints(shape[dim])], results=2, axis=dim, largest=0, sorted=1
+    )  # fmt: skip
+    return [values, *(graph.add("GatherElements", [each, places], axis=dim) for each in inputs[1:])]
 
 
 def _clamped(graph: Graph, _: Any, inputs: Sequence[str]) -> str:
@@ -196,42 +238,6 @@ def _product(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     return str(made if wanted == made_of else graph.add("Cast", [made], to=onnx_type(wanted)))
 
 
-def _gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """Rows by number (`table[ids]`, `take`), and elements by number (`take_along_axis`)."""
-    numbers, operand = equation.params["dimension_numbers"], equation.invars[0].aval.shape
-    indices, sizes = equation.invars[1].aval.shape, equation.params["slice_sizes"]
-    (axis,) = numbers.start_index_map if len(numbers.start_index_map) == 1 else (None,)
-    others = tuple(dim for dim in range(len(operand)) if dim != axis)
-    if axis is None or tuple(numbers.collapsed_slice_dims) != (axis,):
-        raise NotImplementedError("indices of several dims at once")
-    flat = graph.add("Reshape", [inputs[1], graph.ints(*indices[:-1])])
-    if tuple(numbers.operand_batching_dims) == others and all(size == 1 for size in sizes):
-        return _along(graph, equation, inputs[0], flat, axis)
-    if numbers.operand_batching_dims or any(sizes[dim] != operand[dim] for dim in others):
-        raise NotImplementedError("parts of rows by number")
-    made = graph.add("Gather", [inputs[0], flat], axis=axis)
-    rank, rows = len(operand) - 1 + len(indices) - 1, len(indices) - 1
-    natural = [*range(axis), *range(axis + rows, rank)]  # where the dims of rows are in ONNX's result
-    wanted = list(numbers.offset_dims)
-    rest = iter(range(axis, axis + rows))
-    perm = [natural[wanted.index(place)] if place in wanted else next(rest) for place in range(rank)]
-    return str(made if perm == list(range(rank)) else graph.add("Transpose", [made], perm=perm))
-
-
-def _along(graph: Graph, equation: Any, operand: str, flat: str, axis: int) -> str:
-    """`take_along_axis`: the dims of the numbers are those of the operand that they share, then one more or none."""
-    shape, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-    rank = len(shape)
-    others = [size for dim, size in enumerate(shape) if dim != axis]
-    if list(result) == others:  # one number for each row
-        wide = graph.add("Reshape", [flat, graph.ints(*(1 if dim == axis else shape[dim] for dim in range(rank)))])
-        made = graph.add("GatherElements", [operand, wide], axis=axis)
-        return str(graph.add("Reshape", [made, graph.ints(*result)]))
-    if len(result) != rank or [size for dim, size in enumerate(result) if dim != axis] != others:
-        raise NotImplementedError("elements by number in another order of dims")
-    return str(graph.add("GatherElements", [operand, flat], axis=axis))
-
-
 def _top(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
     axis = equation.params.get("axis", -1)
     values, places = graph.add("TopK", [inputs[0], graph.ints(equation.params["k"])], results=2, axis=axis)
@@ -241,51 +247,6 @@ def _top(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
 def _cumulative(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     axis = graph.constant(np.asarray(equation.params["axis"], dtype=np.int64))
     return str(graph.add("CumSum", [inputs[0], axis], reverse=int(equation.params["reverse"])))
-
-
-def _convolution(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    given = equation.params
-    if any(step != 1 for step in given["lhs_dilation"]) or given["batch_group_count"] != 1:
-        raise NotImplementedError("a transposed convolution")
-    left, right, out = given["dimension_numbers"]
-    value = _permuted(graph, inputs[0], left)
-    kernel = _permuted(graph, inputs[1], right)
-    pads = [low for low, _ in given["padding"]] + [high for _, high in given["padding"]]
-    made = graph.add(
-        "Conv", [value, kernel], strides=list(given["window_strides"]), dilations=list(given["rhs_dilation"]),
-        pads=pads, group=given["feature_group_count"],
-    )  # fmt: skip
-    return _permuted(graph, made, np.argsort(out).tolist())
-
-
-def _permuted(graph: Graph, name: str, perm: Sequence[int]) -> str:
-    return name if list(perm) == list(range(len(perm))) else str(graph.add("Transpose", [name], perm=list(perm)))
-
-
-def _window(kind: str) -> Row:
-    """Pools of all dims but the batch and the channels, which may come last."""
-
-    def row(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-        given, rank = equation.params, len(equation.invars[0].aval.shape)
-        sizes, steps, pads = given["window_dimensions"], given["window_strides"], given["padding"]
-        if any(each != 1 for each in (*given["base_dilation"], *given["window_dilation"])) or sizes[0] != 1:
-            raise NotImplementedError("windows with holes, or of the batch")
-        last = sizes[1] != 1 or sizes[-1] == 1
-        perm = [0, rank - 1, *range(1, rank - 1)] if last else list(range(rank))
-        space = perm[2:]
-        settings: dict[str, Any] = {
-            "kernel_shape": [sizes[dim] for dim in space],
-            "strides": [steps[dim] for dim in space],
-            "pads": [pads[dim][0] for dim in space] + [pads[dim][1] for dim in space],
-        }
-        if kind == "AveragePool":
-            settings["count_include_pad"] = 1
-        made = graph.add(kind, [_permuted(graph, inputs[0], perm)], **settings)
-        if kind == "AveragePool":  # JAX adds up and divides by itself
-            made = graph.add("Mul", [made, graph.constant(_like(equation, float(np.prod(sizes))))])
-        return _permuted(graph, made, np.argsort(perm).tolist())
-
-    return row
 
 
 ROWS: Mapping[str, Row] = {
@@ -315,11 +276,12 @@ ROWS: Mapping[str, Row] = {
     "slice": _slice, "dynamic_slice": _dynamic_slice, "rev": _reversed, "concatenate": _concatenated,
     "split": _split, "stack": _stacked, "pad": _padded,
     "tile": lambda g, e, i: g.add("Tile", [i[0], g.ints(*e.params["reps"])]),
-    "iota": _iota, "gather": _gathered, "top_k": _top, "cumsum": _cumulative,
+    "iota": _iota, "gather": gathered, "dynamic_update_slice": updated,
+    **dict.fromkeys(SCATTERS, scattered), "top_k": _top, "sort": _sorted, "cumsum": _cumulative,
     "reduce_sum": _reduce("ReduceSum"), "reduce_max": _reduce("ReduceMax"), "reduce_min": _reduce("ReduceMin"),
     "reduce_prod": _reduce("ReduceProd"), "reduce_or": _of_booleans("ReduceMax"),
     "reduce_and": _of_booleans("ReduceMin"), "argmax": _extreme("ArgMax"), "argmin": _extreme("ArgMin"),
-    "dot_general": _product, "conv_general_dilated": _convolution,
-    "reduce_window_max": _window("MaxPool"), "reduce_window_sum": _window("AveragePool"),
+    "dot_general": _product, "conv_general_dilated": convolution,
+    "reduce_window_max": window("MaxPool"), "reduce_window_sum": window("AveragePool"),
 }  # fmt: skip
 """Rows by the name of the primitive."""

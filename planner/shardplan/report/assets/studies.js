@@ -99,7 +99,7 @@ function sweepView(report) {
 function comparisonView(report) {
   const plans = report.plans.filter((one) => one.summary), longest = Math.max(...plans.map((one) => one.summary.step), 1);
   const row = (one) => {
-    if (!one.summary) return el("tr", {}, el("th", { scope: "row" }, one.name), el("td", { colspan: 4, class: "soft" }, "not possible for this model on this mesh"));
+    if (!one.summary) return el("tr", {}, el("th", { scope: "row" }, one.name), el("td", { colspan: 4, class: "soft" }, one.why));
     const { step, parts, held } = one.summary;
     return el("tr", {}, el("th", { scope: "row" }, one.name, one.fits ? "" : el("span", { class: "up" }, " does not fit")), el("td", { class: "number" }, duration(step)),
       el("td", { style: { width: "50%" } }, el("div", { class: "bar", style: { width: `${(100 * step) / longest}%` } }, parts.map(([name, value, axis]) => tipped(el("span", { style: { width: `${(100 * value) / (step || 1)}%`, background: partColor(name, axis) } }), `${name}: ${duration(value)}`)))),

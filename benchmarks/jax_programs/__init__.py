@@ -1,0 +1,1 @@
+"""Train steps in JAX as people write them, by library: plain functions, flax linen, flax nnx, equinox."""

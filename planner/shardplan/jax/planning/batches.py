@@ -1,0 +1,30 @@
+"""`shardplan.jax.batch_shardings`: where a planned function's batch is, for `jax.device_put` and `in_shardings`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from shardplan.jax.device_mesh import check_mesh
+from shardplan.jax.named_shardings import sharding
+from shardplan.jax.planning.plan import inputs_of
+from shardplan.plan.types import Plan
+
+
+def batch_shardings(plan: Plan, mesh: Mesh, fn: Callable[..., Any], *batch: Any) -> tuple[Any, ...]:
+    """Pytrees like `batch`, of `NamedSharding`s, for `fn(params, *batch)`, of which `plan` was made by
+    `shardplan.jax.plan`. An input that `fn` does not use is on every device.
+
+    >>> of_batch = shardplan.jax.batch_shardings(plan, mesh, loss, batch)
+    >>> jax.jit(step, in_shardings=(of_params, of_state, *of_batch))
+
+    Raises `ShardplanError` (`wrong-mesh`).
+    """
+    check_mesh(plan, mesh)
+    known = {tensor.name for tensor in plan.tensors if tensor.role == "input"}
+    whole = NamedSharding(mesh, PartitionSpec())
+    found = [sharding(plan, mesh, name) if name in known else whole for name in inputs_of(fn, batch)]
+    return tuple(jax.tree.unflatten(jax.tree.structure(batch), found))

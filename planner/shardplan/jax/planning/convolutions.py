@@ -1,0 +1,79 @@
+"""Convolutions and pools of JAX in ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardplan.jax.planning.graph import Graph, Row
+
+
+def convolution(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """`Conv`, or `ConvTranspose` where JAX spreads the input; dims in the order of ONNX, and back."""
+    given = equation.params
+    if given["batch_group_count"] != 1:
+        raise NotImplementedError("groups of the batch")
+    left, right, out = given["dimension_numbers"]
+    value, kernel = graph.permuted(inputs[0], left), graph.permuted(inputs[1], right)
+    if any(step != 1 for step in given["lhs_dilation"]):
+        made = _transposed(graph, equation, value, kernel)
+    else:
+        pads = [low for low, _ in given["padding"]] + [high for _, high in given["padding"]]
+        made = graph.add(
+            "Conv", [value, kernel], strides=list(given["window_strides"]), dilations=list(given["rhs_dilation"]),
+            pads=pads, group=given["feature_group_count"],
+        )  # fmt: skip
+    return graph.permuted(made, np.argsort(out).tolist())
+
+
+def _transposed(graph: Graph, equation: Any, value: str, kernel: str) -> str:
+    """A convolution over a spread input is a transposed one with the kernel reversed: padding of `low` is all but `low`
+    of what the kernel reaches over the edge."""
+    given = equation.params
+    if any(step != 1 for step in given["window_strides"]) or given["feature_group_count"] != 1:
+        raise NotImplementedError("a transposed convolution with strides or groups")
+    sizes = [equation.invars[1].aval.shape[dim] for dim in given["dimension_numbers"].rhs_spec[2:]]
+    reach = [(size - 1) * step for size, step in zip(sizes, given["rhs_dilation"], strict=True)]
+    lows = [most - low for most, (low, _) in zip(reach, given["padding"], strict=True)]
+    highs = [most - high for most, (_, high) in zip(reach, given["padding"], strict=True)]
+    if min(lows) < 0:
+        raise NotImplementedError("a transposed convolution padded by more than its kernel")
+    space = range(2, 2 + len(sizes))
+    backwards = [graph.ints(*(each for _ in sizes)) for each in (-1, -(1 << 31))]
+    turned = graph.add("Slice", [kernel, *backwards, graph.ints(*space), graph.ints(*(-1 for _ in sizes))])
+    return str(
+        graph.add(
+            "ConvTranspose", [value, graph.permuted(turned, [1, 0, *space])], strides=list(given["lhs_dilation"]),
+            dilations=list(given["rhs_dilation"]), pads=[*lows, *(max(high, 0) for high in highs)],
+            output_padding=[max(-high, 0) for high in highs],
+        )
+    )  # fmt: skip
+
+
+def window(kind: str) -> Row:
+    """Pools of all dims but the batch and the channels, which may come last."""
+
+    def row(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+        given, rank = equation.params, len(equation.invars[0].aval.shape)
+        sizes, steps, pads = given["window_dimensions"], given["window_strides"], given["padding"]
+        if any(each != 1 for each in (*given["base_dilation"], *given["window_dilation"])) or sizes[0] != 1 or rank < 3:
+            raise NotImplementedError("windows with holes, or of the batch")
+        last = sizes[1] != 1 or sizes[-1] == 1
+        perm = [0, rank - 1, *range(1, rank - 1)] if last else list(range(rank))
+        space = perm[2:]
+        settings: dict[str, Any] = {
+            "kernel_shape": [sizes[dim] for dim in space],
+            "strides": [steps[dim] for dim in space],
+            "pads": [pads[dim][0] for dim in space] + [pads[dim][1] for dim in space],
+        }
+        if kind == "AveragePool":
+            settings["count_include_pad"] = 1
+        made = graph.add(kind, [graph.permuted(inputs[0], perm)], **settings)
+        if kind == "AveragePool":  # JAX adds up and divides by itself
+            count = np.asarray(float(np.prod(sizes)), dtype=equation.invars[0].aval.dtype)
+            made = graph.add("Mul", [made, graph.constant(count)])
+        return graph.permuted(made, np.argsort(perm).tolist())
+
+    return row

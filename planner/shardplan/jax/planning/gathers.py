@@ -1,0 +1,198 @@
+"""Reads and writes by number (`table[ids]`, `take_along_axis`, `logits[rows, labels]`, `x.at[ids].add`) in ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardplan.jax.planning.graph import Graph
+
+SCATTERS: Mapping[str, str] = {
+    "scatter": "none",
+    "scatter-add": "add",
+    "scatter-mul": "mul",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
+"""Primitives that write, and how ONNX calls what they do with what was there."""
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """A gather, dims of its operand sorted. `paired`: dim -> the dim of the rows of numbers that it goes along with;
+    `indexed`: dim -> the column of its numbers; `kept`: dims that the result has, in order; `rows`: shape of the
+    numbers without their columns; `offsets`: where the kept dims are in the result."""
+
+    operand: tuple[int, ...]
+    rows: tuple[int, ...]
+    paired: Mapping[int, int]
+    indexed: Mapping[int, int]
+    kept: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def rest(self) -> list[int]:
+        """Dims that are taken whole."""
+        return [dim for dim in range(len(self.operand)) if dim not in {*self.paired, *self.indexed}]
+
+
+def gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """The nodes of a gather: `Gather` of one dim, `GatherElements` of one dim along with all others, else `GatherND`.
+
+    Raises `NotImplementedError` where parts of rows are taken by number.
+    """
+    look = _lookup(graph, equation, inputs[1])
+    columns = len(equation.params["dimension_numbers"].start_index_map)
+    single = [dim for dim in look.kept if dim in look.indexed]  # taken one by one, and kept with size 1
+    if single:
+        out = [place for place, dim in zip(look.offsets, look.kept, strict=True) if dim not in single]
+        gone = [place for place, dim in zip(look.offsets, look.kept, strict=True) if dim in single]
+        offsets = tuple(place - sum(each < place for each in gone) for place in out)
+        kept = tuple(dim for dim in look.kept if dim not in single)
+        look = _Lookup(look.operand, look.rows, look.paired, look.indexed, kept, offsets)
+    if list(look.kept) != look.rest:
+        raise NotImplementedError("parts of rows by number")
+    if len(look.indexed) == 1 and not look.rest and sorted(look.paired.values()) == list(look.paired.values()):
+        made = _along(graph, look, inputs, columns)
+    elif len(look.indexed) == 1 and not look.paired:
+        made = _taken(graph, look, inputs, columns)
+    else:
+        made = _picked(graph, look, inputs, columns)
+    return str(graph.add("Reshape", [made, graph.ints(*equation.outvars[0].aval.shape)]) if single else made)
+
+
+def _lookup(graph: Graph, equation: Any, numbers: str) -> _Lookup:
+    """What a gather does, numbers that only count the rows (`arange`) told from those that choose."""
+    dims, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    operand, rows = equation.invars[0].aval.shape, equation.invars[1].aval.shape[:-1]
+    paired = dict(zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True))
+    columns = {dim: column for column, dim in enumerate(dims.start_index_map) if sizes[dim] != operand[dim]}
+    columns = columns or {dim: column for column, dim in enumerate(dims.start_index_map) if operand[dim] == 1}
+    if not columns or any(sizes[dim] != 1 for dim in columns):
+        raise NotImplementedError("parts of rows by number")
+    for dim, column in list(columns.items()):
+        if len(columns) == 1 or dim not in dims.collapsed_slice_dims:
+            continue
+        place = _counts(_known(graph, numbers, column, len(dims.start_index_map)), operand[dim])
+        if place is not None and place not in paired.values():
+            paired[dim] = place
+            del columns[dim]
+    gone = {*dims.collapsed_slice_dims, *dims.operand_batching_dims}
+    kept = tuple(dim for dim in range(len(operand)) if dim not in gone)
+    return _Lookup(operand, rows, dict(sorted(paired.items())), columns, kept, tuple(dims.offset_dims))
+
+
+def _known(graph: Graph, numbers: str, column: int, columns: int) -> Any:
+    """The numbers of one dim, if they are constants."""
+    parts = graph.parts(numbers)
+    part, at = (parts[column], 0) if len(parts) == columns else (numbers, column)
+    known = graph.value(part)
+    return None if known is None else known[..., at]
+
+
+def _counts(numbers: Any, size: int) -> int | None:
+    """The dim along which numbers are known to be 0, 1, 2 ... up to `size`, if they are."""
+    if numbers is None:
+        return None
+    for place, extent in enumerate(numbers.shape):
+        line = np.arange(size).reshape([-1 if dim == place else 1 for dim in range(numbers.ndim)])
+        if extent == size and (numbers == line).all():
+            return place
+    return None
+
+
+def _column(graph: Graph, numbers: str, column: int, columns: int, rows: Sequence[int]) -> str:
+    """The numbers of one dim."""
+    one = [graph.ints(column), graph.ints(column + 1), graph.ints(len(rows))]
+    cut = graph.add("Slice", [numbers, *one]) if columns > 1 else numbers
+    return str(graph.add("Reshape", [cut, graph.ints(*rows)]))
+
+
+def _taken(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) -> str:
+    """Rows by number."""
+    ((axis, column),) = look.indexed.items()
+    made = graph.add("Gather", [inputs[0], _column(graph, inputs[1], column, columns, look.rows)], axis=axis)
+    rows = len(look.rows)
+    return _placed(graph, made, look, [*range(axis), *range(axis + rows, axis + rows + len(look.rest) - axis)], axis)
+
+
+def _along(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) -> str:
+    """Elements by number: the dims of the numbers are those of the operand that they share, then one more or none."""
+    ((axis, column),) = look.indexed.items()
+    flat = _column(graph, inputs[1], column, columns, look.rows)
+    rank = len(look.operand)
+    others = [size for dim, size in enumerate(look.operand) if dim != axis]
+    if list(look.rows) == others:  # one number for each row
+        one = [1 if dim == axis else size for dim, size in enumerate(look.operand)]
+        made = graph.add("GatherElements", [inputs[0], graph.add("Reshape", [flat, graph.ints(*one)])], axis=axis)
+        return str(graph.add("Reshape", [made, graph.ints(*look.rows)]))
+    if len(look.rows) != rank or [size for dim, size in enumerate(look.rows) if dim != axis] != others:
+        raise NotImplementedError("elements by number in another order of dims")
+    return str(graph.add("GatherElements", [inputs[0], flat], axis=axis))
+
+
+def _picked(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) -> str:
+    """Rows by the numbers of several dims, some dims of both going together."""
+    operand = graph.permuted(inputs[0], [*look.paired, *look.indexed, *look.rest])
+    shared = list(look.paired.values())
+    others = [place for place in range(len(look.rows)) if place not in shared]
+    cut = [
+        graph.add("Reshape", [_column(graph, inputs[1], column, columns, look.rows), graph.ints(*look.rows, 1)])
+        for column in look.indexed.values()
+    ]
+    numbers = graph.add("Concat", cut, axis=len(look.rows)) if len(cut) > 1 else cut[0]
+    numbers = graph.add("Cast", [graph.permuted(numbers, [*shared, *others, len(look.rows)])], to=graph.INT64)
+    after = list(range(len(look.rows), len(look.rows) + len(look.rest)))
+    made = graph.add("GatherND", [operand, numbers], batch_dims=len(shared))
+    made = graph.permuted(made, np.argsort([*shared, *others, *after]).tolist())
+    return _placed(graph, made, look, after, 0)
+
+
+def _placed(graph: Graph, made: str, look: _Lookup, natural: Sequence[int], first: int) -> str:
+    """The dims of a result where they belong: those taken whole are at `natural`, those of rows from `first` on."""
+    wanted = list(look.offsets)
+    rest = iter(range(first, first + len(look.rows)))
+    rank = len(look.rows) + len(look.rest)
+    return graph.permuted(made, [natural[wanted.index(at)] if at in wanted else next(rest) for at in range(rank)])
+
+
+def scattered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """The nodes of a scatter of whole rows by number: `ScatterND`. Raises `NotImplementedError` for parts of rows."""
+    dims = equation.params["dimension_numbers"]
+    operand, updates = equation.invars[0].aval.shape, equation.invars[2].aval.shape
+    indexed = list(dims.scatter_dims_to_operand_dims)
+    rest = [dim for dim in range(len(operand)) if dim not in indexed]
+    window = list(dims.update_window_dims)
+    if dims.operand_batching_dims or sorted(dims.inserted_window_dims) != sorted(indexed):
+        raise NotImplementedError("parts of rows by number, or batches of them")
+    if [updates[place] for place in window] != [operand[dim] for dim in rest]:
+        raise NotImplementedError("parts of rows by number")
+    perm = [*indexed, *rest]
+    rows = [place for place in range(len(updates)) if place not in window]
+    numbers = graph.add("Cast", [inputs[1]], to=graph.INT64)
+    given = [graph.permuted(inputs[0], perm), numbers, graph.permuted(inputs[2], [*rows, *window])]
+    made = graph.add("ScatterND", given, reduction=SCATTERS[equation.primitive.name])
+    return graph.permuted(made, np.argsort(perm).tolist())
+
+
+def updated(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """`dynamic_update_slice`: every dim of which a part is written, chosen by the numbers that it has."""
+    operand, part = (each.aval.shape for each in equation.invars[:2])
+    value, written = inputs[1], ""
+    for dim, (size, extent) in enumerate(zip(part, operand, strict=True)):
+        if size == extent:
+            continue
+        first = graph.add("Cast", [inputs[2 + dim]], to=graph.INT64)
+        first = graph.add("Min", [graph.add("Max", [first, graph.ints0(0)]), graph.ints0(extent - size)])
+        place = graph.add("Sub", [graph.constant(np.arange(extent)), first])
+        last = graph.ints0(size - 1)
+        near = graph.add("Min", [graph.add("Max", [place, graph.ints0(0)]), last])
+        value = graph.add("Gather", [value, near], axis=dim)
+        inside = graph.add("Equal", [place, near])
+        line = graph.ints(*(extent if each == dim else 1 for each in range(len(operand))))
+        inside = graph.add("Reshape", [inside, line])
+        written = graph.add("And", [written, inside]) if written else inside
+    return str(graph.add("Where", [written, value, inputs[0]]) if written else value)

@@ -1,0 +1,114 @@
+"""Reads and writes by number, padding, transposed convolutions and sorts: their graphs compute what JAX does."""
+
+import pytest
+
+pytest.importorskip("jax")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from shardplan.jax.planning.plan import onnx_program
+
+DRAW = np.random.default_rng(0)
+
+
+def f(*shape):
+    return jnp.asarray(DRAW.standard_normal(shape).astype(np.float32))
+
+
+def i(below, *shape):
+    return jnp.asarray(DRAW.integers(below, size=shape).astype(np.int32))
+
+
+FORMS = {
+    "rows and labels": (lambda x, t: x[jnp.arange(6), t], f(6, 5), i(5, 6)),
+    "rows, places and labels": (lambda x, t: x[jnp.arange(6)[:, None], jnp.arange(5), t], f(6, 5, 4), i(4, 6, 5)),
+    "the last of each": (lambda x, t: x[jnp.arange(6), t], f(6, 5, 4), i(5, 6)),
+    "rows of the second dim": (lambda x, t: x[:, jnp.arange(5), t], f(6, 5, 4), i(4, 5)),
+    "pairs": (lambda x, t: x[t[:, 0], t[:, 1]], f(6, 5, 4), i(5, 7, 2)),
+    "pairs apart": (lambda x, t: x[t[:, 0], :, t[:, 1]], f(6, 5, 4), i(4, 7, 2)),
+    "last two": (lambda x, t: x[:, t[0], t[1]], f(6, 5, 4), i(4, 2, 3)),
+    "column": (lambda x, t: x[:, t], f(6, 5, 4), i(5, 2, 3)),
+    "last dim": (lambda x, t: jnp.take(x, t, -1), f(6, 5, 4), i(4, 2, 3)),
+    "along": (lambda x, t: jnp.take_along_axis(x, t, 1), f(6, 5, 4), i(5, 6, 3, 4)),
+    "mapped scalar": (lambda x, t: jax.vmap(lambda k: x[k])(t), f(6, 5), i(6, 7)),
+    "mapped twice": (
+        lambda x, t: jax.vmap(jax.vmap(lambda k: jax.lax.dynamic_index_in_dim(x, k, 0, False)))(t),
+        f(6, 5),
+        i(6, 7, 3),
+    ),
+    "mapped rows": (jax.vmap(lambda a, k: a[k]), f(6, 5, 4), i(5, 6)),
+    "mapped many": (jax.vmap(lambda a, k: a[k]), f(6, 5, 4), i(5, 6, 3)),
+    "negative": (lambda x, t: x[t - 5], f(6, 5), i(5, 7)),
+    "static list": (lambda x, t: x[jnp.array([0, 2, 4])] * t.sum(), f(6, 5), i(6, 7)),
+    "set": (lambda x, t: x.at[t].set(1.0), f(6, 5), i(6, 3)),
+    "set rows": (lambda x, t: x.at[1].set(t[0].astype(jnp.float32)), f(6, 5), i(6, 3)),
+    "add rows": (lambda x, t: jnp.zeros((5, 5)).at[t].add(x), f(6, 5), i(5, 6)),
+    "segments": (lambda x, t: jax.ops.segment_sum(x, t, 5), f(6, 5), i(5, 6)),
+    "add to columns": (lambda x, t: x.at[:, t].add(2.0), f(6, 5), i(5, 3)),
+    "add to pairs": (lambda x, t: x.at[t[:, 0], t[:, 1]].add(1.0), f(6, 5, 4), i(5, 7, 2)),
+    "bincount": (lambda x, t: jnp.bincount(t, length=6) * x.sum(), f(6, 5), i(6, 7)),
+    "written part": (lambda x, t: jax.lax.dynamic_update_slice(x, x[:2, :3] * 2, (t[0], t[1])), f(6, 5), i(3, 2)),
+    "written too far": (lambda x, t: jax.lax.dynamic_update_slice(x, x[:2] * 2, (t[0] + 9, 0)), f(6, 5), i(3, 2)),
+    "cache": (lambda x, t: jax.lax.dynamic_update_slice_in_dim(x, x[:, :1] + 1, t[0], 1), f(6, 5, 4), i(5, 2)),
+    "spread": (lambda x, t: jax.lax.pad(x, 0.5, ((1, 2, 1), (-1, 3, 2))) * t.sum(), f(6, 5), i(5, 2)),
+    "cut by padding": (lambda x, t: jax.lax.pad(x, 0.0, ((-1, -2, 0), (0, -1, 1))) * t.sum(), f(6, 5), i(5, 2)),
+    "transposed": (
+        lambda x, w: jax.lax.conv_transpose(x, w, (2, 3), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
+        f(2, 5, 4, 3),
+        f(4, 3, 3, 6),
+    ),
+    "transposed valid": (
+        lambda x, w: jax.lax.conv_transpose(x, w, (2,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")),
+        f(2, 5, 3),
+        f(2, 3, 6),
+    ),
+    "transposed dilated": (
+        lambda x, w: jax.lax.conv_transpose(
+            x, w, (3,), "SAME", rhs_dilation=(2,), dimension_numbers=("NCW", "OIW", "NCW"), transpose_kernel=True
+        ),
+        f(2, 3, 5),
+        f(3, 6, 3),
+    ),
+    "transposed short": (
+        lambda x, w: jax.lax.conv_transpose(x, w, (4,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")),
+        f(2, 5, 3),
+        f(2, 3, 6),
+    ),
+    "scan by halves": (lambda x, t: jax.lax.associative_scan(jnp.add, x, axis=1) * t.sum(), f(6, 7), i(5, 2)),
+    "nested where": (lambda x, t: jnp.select([x > 1, x > 0], [x, 2 * x], -x) + t.sum(), f(5, 5), i(5, 2)),
+    "sorted": (lambda x, t: jnp.sort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
+    "argsorted": (lambda x, t: jnp.argsort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_graph_computes_what_the_function_does(name):
+    fn, *batch = FORMS[name]
+    proto = onnx_program(lambda _, *batch: fn(*batch), {}, *batch)
+    onnx.checker.check_model(proto, full_check=True)
+    feeds = dict(zip((value.name for value in proto.graph.input), map(np.asarray, batch), strict=True))
+    (ours,), theirs = ReferenceEvaluator(proto).run(None, feeds), np.asarray(fn(*batch))
+    assert ours.shape == theirs.shape
+    np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [
+        (lambda x, labels: x[jnp.arange(6), labels], "GatherElements"),
+        (lambda x, labels: x[jnp.arange(6), labels % 4, labels % 5], "GatherND"),
+    ],
+)
+def test_numbers_that_count_the_rows_do_not_choose(fn, kind):
+    """`logits[arange(n), labels]` splits by rows, as `take_along_axis` does: nothing is gathered for it."""
+    proto = onnx_program(
+        lambda _, x, labels: fn(x, labels), {}, f(6, *((5,) if kind != "GatherND" else (4, 5))), i(5, 6)
+    )
+    (node,) = [each for each in proto.graph.node if each.op_type.startswith("Gather")]
+    assert node.op_type == kind
+    if kind == "GatherND":
+        assert next(each.i for each in node.attribute if each.name == "batch_dims") == 1
