@@ -19,9 +19,6 @@ from shardplan.study.instance import read, recorded_request
 from shardplan.study.named import Named
 from shardplan.study.shares import Share, shares_of
 
-_SECONDS = 20.0
-"""Time limit of the search."""
-
 
 @dataclass(frozen=True, slots=True)
 class Instead:
@@ -44,7 +41,7 @@ def instead(
     """
     pins = tuple(_pin(found, name, spec) for name in _names(found))
     asked = recorded_request(plan, file, model)
-    instance = read(replace(asked, time_limit=_SECONDS, constraints=(*asked.constraints, *pins)))
+    instance = read(replace(asked, constraints=(*asked.constraints, *pins)))
     try:
         other = finished(Planner(model, instance.cluster, instance.options, on_progress).plan())
     except ShardplanError as problem:
