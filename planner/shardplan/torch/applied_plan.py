@@ -73,6 +73,7 @@ class AppliedPlan:
         """From here on autograd saves what the plan saves, and nothing is compiled, unless what stands between moves
         is. Passes that issue the same moves are of one kind."""
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
+        self.engine.takes_gradients = grads
         kind = (model.training, grads, accumulator.is_first, accumulator.is_last)
         self.execution.order.begin(kind, has_backward=grads)
         self.execution.begin(kind)

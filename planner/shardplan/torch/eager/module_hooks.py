@@ -115,6 +115,7 @@ class ModuleHooks:
         if fused is not None:
             parts = stored_tensors(module, attribute)
             fused.running.append(planned := self._planned(name, parts))
+            fused.stored = parts
             self._fused.append(fused)
             if fused.is_buffer:
                 self._fused_buffers.append(_FusedBuffer(fused, name, parts, planned, planned.value.local))

@@ -7,10 +7,12 @@ of torch that is called with one is run by the engine, so code written for one d
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 from shardplan.torch.eager.aliases import SELVES, View, note_views, written_through
@@ -65,7 +67,8 @@ class Planned(Tensor):  # type: ignore[misc]
     def value(self) -> Value:
         """What this process has of it."""
         if not isinstance(self._held, Value):
-            self._held = self._held()
+            with self.engine.lasting():
+                self._held = self._held()
         return self._held
 
     @value.setter
@@ -82,6 +85,9 @@ class Planned(Tensor):  # type: ignore[misc]
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
                 return func(*args, **kwargs)
         if func is torch.ops.aten.detach.default:  # as below, past a mode of torch's that looks on
+            return cls.__torch_dispatch__(func, types, args, kwargs)
+        if name == "detach" and sys._getframe(1).f_globals.get("__name__") == _CHECKPOINT:  # noqa: SLF001
+            # what the outer of two nested checkpoints keeps for the inner one; autograd gives it its gradient again
             return cls.__torch_dispatch__(func, types, args, kwargs)
         engine = next(_planned((args, kwargs))).engine
         if name == "backward":
@@ -116,6 +122,7 @@ _PLAIN = frozenset(
     ("size", "dim", "__len__", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "get_device",
      "__repr__", "__hash__", "is_contiguous", "stride", "element_size", "data_ptr", "__format__", "is_nonzero_shape")
 )  # fmt: skip
+_CHECKPOINT = torch.utils.checkpoint.__name__
 _VIEWS = {"T": torch.t, "mT": lambda tensor: tensor.transpose(-2, -1)}
 
 
