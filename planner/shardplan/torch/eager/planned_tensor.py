@@ -88,7 +88,7 @@ class Planned(Tensor):  # type: ignore[misc]
             return cls.__torch_dispatch__(func, types, args, kwargs)
         if name == "detach" and sys._getframe(1).f_globals.get("__name__") == _CHECKPOINT:  # noqa: SLF001
             # what the outer of two nested checkpoints keeps for the inner one; autograd gives it its gradient again
-            return cls.__torch_dispatch__(func, types, args, kwargs)
+            return Planned.of(args[0].value, args[0].engine, is_leaf=False)
         engine = next(_planned((args, kwargs))).engine
         if name == "backward":
             raise RuntimeError("call backward on what the model returns, not on a value inside it")
