@@ -147,6 +147,14 @@ class ModuleHooks:
             applied.planned[decision.name] = planned
         return planned
 
+    def weight_of(self, stored: Any) -> Planned | None:
+        """What stands for a parameter that is stored in one tensor, `stored`, while the model runs; else None."""
+        for owner, pairs in self.owners.items():
+            for attribute, name in pairs:
+                if owner._parameters.get(attribute) is stored:  # noqa: SLF001 - there is no public name
+                    return self._planned(name, [stored])
+        return None
+
     def _write_back(self, replaced: _Replaced, now: Tensor) -> None:
         """Let a buffer be what the program has made of it, `now`, in the layout in which it is stored."""
         engine = self.applied.engine

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from shardplan.errors import ShardplanError, error
 from shardplan.torch.eager.aliases import SELVES, View, note_views, written_through
 from shardplan.torch.eager.autograd_functions import with_gradient
 from shardplan.torch.eager.composites import body_of, is_composite
@@ -84,14 +86,13 @@ class Planned(Tensor):  # type: ignore[misc]
         if name in _PLAIN or (_transforms() and _is_transformed((args, kwargs))):
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
                 return func(*args, **kwargs)
-        if func is torch.ops.aten.detach.default:  # as below, past a mode of torch's that looks on
-            return cls.__torch_dispatch__(func, types, args, kwargs)
-        if name == "detach" and sys._getframe(1).f_globals.get("__name__") == _CHECKPOINT:  # noqa: SLF001
-            # what the outer of two nested checkpoints keeps for the inner one; autograd gives it its gradient again
-            return Planned.of(args[0].value, args[0].engine, is_leaf=False)
+        if func is torch.ops.aten.detach.default or (name == "detach" and _asks_a_checkpoint()):
+            return Planned.of(args[0].value, args[0].engine, is_leaf=False)  # as below, past a mode of torch's too
         engine = next(_planned((args, kwargs))).engine
+        if not engine.is_running:
+            args, kwargs = _with_weights(args, engine), _with_weights(kwargs, engine)
         if name == "backward":
-            raise RuntimeError("call backward on what the model returns, not on a value inside it")
+            raise ShardplanError(_INNER_BACKWARD)
         body = None if has_rule(func) else plain_form(func, args, kwargs) or body_of(func)
         if body is not None:
             return body(*args, **kwargs)
@@ -122,6 +123,11 @@ _PLAIN = frozenset(
     ("size", "dim", "__len__", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "get_device",
      "__repr__", "__hash__", "is_contiguous", "stride", "element_size", "data_ptr", "__format__", "is_nonzero_shape")
 )  # fmt: skip
+_INNER_BACKWARD = error(
+    "lost-gradient",
+    "a program calls backward on a value inside a model under a plan, as reversible layers do",
+    hint="call backward on what the model returns; torch.utils.checkpoint does what reversible layers are for",
+)
 _CHECKPOINT = torch.utils.checkpoint.__name__
 _VIEWS = {"T": torch.t, "mT": lambda tensor: tensor.transpose(-2, -1)}
 
@@ -214,6 +220,28 @@ def _planned(argument: Any) -> Iterator[Planned]:
             yield from _planned(item)
     elif isinstance(argument, dict):
         yield from _planned(list(argument.values()))
+
+
+def _with_weights(argument: Any, engine: Engine) -> Any:
+    """With planned tensors in place of weights: a checkpoint runs a function of the program again, which reads weights
+    of modules that do not run then."""
+    if isinstance(argument, DTensor):
+        weight = engine.weight_of(argument)
+        if weight is not None:
+            return weight
+        whole = argument.full_tensor()
+        return Planned.of(engine.constant(whole, whole.shape), engine)
+    if type(argument) in {tuple, list}:
+        return type(argument)(_with_weights(item, engine) for item in argument)
+    if type(argument) is dict:
+        return {key: _with_weights(item, engine) for key, item in argument.items()}
+    return argument
+
+
+def _asks_a_checkpoint() -> bool:
+    """Whether torch's checkpoints call: the outer of two keeps what the inner one needs, and autograd gives it its
+    gradient again."""
+    return bool(sys._getframe(2).f_globals.get("__name__") == _CHECKPOINT)  # noqa: SLF001 - it has no name of its own
 
 
 def _transforms() -> bool:

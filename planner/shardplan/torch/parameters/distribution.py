@@ -67,8 +67,8 @@ def distributed(tensor: Tensor, layout: Layout, groups: ProcessGroups) -> nn.Par
 
 class FusedWeight(nn.Module):  # type: ignore[misc]
     """A parametrization of torch that joins a fused weight from its parts. While the model runs, its result is the top
-    of `running`, a planned tensor, and `stored` are its parts; else it is the whole tensor, gathered. `is_buffer`: it is
-    no parameter."""
+    of `running`, a planned tensor, and `stored` are its parts; else it is the whole tensor, gathered. `is_buffer`: it
+    is no parameter."""
 
     def __init__(self, parts: Parts, groups: ProcessGroups, *, is_buffer: bool) -> None:
         super().__init__()

@@ -78,9 +78,12 @@ class Record:
 
 
 class Engine:
-    """Runs calls under a plan. `constants`: tensors of the plan that the program has whole on every process;
-    `takes_gradients`: whether the forward pass under way, or the last one, does. Of the operation under way:
-    `_operation`, the lineage of its results, and `_moves`, how many moves it has made."""
+    """Runs calls under a plan. `constants`: tensors of the plan that the program has whole on every process.
+
+    `is_running`: whether a forward pass is under way; `takes_gradients`: whether it, or the last one, does; `weight_of`
+    gives what stands for a weight while the model runs, for the tensor in which it is stored, or None. Of the operation
+    under way: `_operation`, the lineage of its results, and `_moves`, how many moves it has made.
+    """
 
     def __init__(
         self, plan: Plan, groups: ProcessGroups, backend: Backend, constants: Container[str] = frozenset()
@@ -92,7 +95,8 @@ class Engine:
         self._makers = {name: number for number, one in enumerate(plan.operators) for name in one.outputs}
         self.record = Record()
         self.is_beside_plan = False
-        self.takes_gradients = False
+        self.is_running = self.takes_gradients = False
+        self.weight_of: Callable[[Any], Any] = lambda _: None
         self._operation: Lineage | None = None
         self._moves = 0
 
@@ -106,7 +110,7 @@ class Engine:
         finally:
             self.graph, self.record, self.is_beside_plan = graph, record, False
 
-    def lasting(self) -> contextlib.AbstractContextManager[Any]:
+    def lasting(self) -> torch.set_grad_enabled:
         """While a form of a value is made that later readers share: its gradient comes back even if the first of them
         reads with gradients off (`torch.no_grad`, the `forward` of a function of the program)."""
         return torch.set_grad_enabled(self.takes_gradients or torch.is_grad_enabled())
