@@ -24,7 +24,7 @@ from shardplan.torch.plain_forms import plain_form
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply, has_rule
-from shardplan.torch.rules.function_names import in_place, name_of
+from shardplan.torch.rules.function_names import in_place, in_torch_names, name_of
 from shardplan.torch.rules.views import is_view
 
 _ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
@@ -79,7 +79,7 @@ class Planned(Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = in_torch_names(func, kwargs) if kwargs else {}
         name = getattr(func, "__name__", "")
         if name == "__get__" or (name == "__set__" and func.__self__ is Tensor.requires_grad):
             return _attribute(func, args)
