@@ -168,7 +168,7 @@ class ModuleHooks:
     def _write_parts(self, buffer: _FusedBuffer) -> None:
         """As `_write_back`, of a buffer that is kept in parts."""
         value = value_of(buffer.planned)
-        if value.local is buffer.given:
+        if value.local is buffer.given and not buffer.planned.changes:
             return
         with torch.no_grad():
             local = self.applied.engine.convert(value, self.applied.named[buffer.name].layout, inner=True).local
