@@ -1,16 +1,21 @@
 """Runs the commands of the README and of docs/ again and compares what they print with what the pages say.
 
-    python benchmarks/docs.py [PAGE ...] [--write]     # --write: bring the pages up to date
+    python benchmarks/docs.py [PAGE ...] [--write] [--tables]     # --write: bring the pages up to date
 
 A block ```console holds commands after `$ ` and what they print, both streams; a line `...` stands for any lines. They
-run in a copy of the checkout, page by page. Commands that read files which the checkout has not (a reader's own model)
-and those of other programs (but for sed) are listed and not run.
+run in a copy of the checkout, page by page, after the commands of comments `<!-- before: COMMAND -->` above them, which
+make what they read. Commands of other programs than shardplan, sed and the examples are told of and not run.
+
+`--tables`: a table, or block, below a comment `<!-- from: COMMAND -->` is what that benchmark prints; it runs again,
+which may take minutes, and rows are told of which it prints no longer. Columns that hold times of a processor or a
+clock differ from run to run and are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import os
 import re
 import subprocess
@@ -22,8 +27,15 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+PART = re.compile(
+    r"^<!-- before: (?P<before>.*) -->$"
+    r"|^<!-- from: (?P<source>.*) -->\n+(?P<table>(?:\|.*\n)+|```console\n(?s:.*?)^```$)"
+    r"|(?<=^```console\n)(?P<block>(?s:.*?))(?=^```$)",
+    re.MULTILINE,
+)
+TIMED = re.compile(r"CPU|processor|opens in|wall|RSS|(?:^| )s$")
 READS = re.compile(r"[\w./-]+\.(?:onnx|json|gz|yaml|safetensors)\b|\w+\.\w+:\w+")
+WRITES = re.compile(r"(?:-o|>|--solve) +(\S+)")
 ELIDED = "..."
 
 
@@ -53,20 +65,37 @@ def examples(block: str) -> list[Example]:
 
 def reason_not_to_run(example: Example, copy: Path) -> str:
     """Why a command is not run here, `""` where it is."""
-    if not example.text.startswith(("shardplan ", "sed ")):
+    if not example.text.startswith(("shardplan ", "sed ", "python docs/examples/", "torchrun ")):
         return "another program"
-    made = re.findall(r"(?:-o|>) +(\S+)", example.text)
+    for module in _imported(example, copy):
+        if importlib.util.find_spec(module) is None:
+            return f"needs {module}"
+    made = WRITES.findall(example.text)
     missing = [name for name in READS.findall(example.text) if name not in made and not (copy / name).exists()]
     return f"needs {missing[0]}" if missing else ""
 
 
+def _imported(example: Example, copy: Path) -> list[str]:
+    """The packages that a command's example of docs/ imports."""
+    script = re.search(r"docs/examples/\w+\.py", example.text)
+    text = (copy / script[0]).read_text(encoding="utf-8") if script else ""
+    named = re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
+    return [name for name in named if not (copy / "docs" / "examples" / f"{name}.py").exists()]
+
+
 def printed_by(example: Example, copy: Path) -> tuple[str, ...]:
     """Both streams of a command that runs in the copy, line by line."""
+    text = re.sub(r"^shardplan(?= )", "python -m shardplan", example.text)
+    return output_of(re.sub(r"^torchrun(?= )", "python -m torch.distributed.run", text), copy)
+
+
+def output_of(command: str, copy: Path) -> tuple[str, ...]:
     planner = {**os.environ, "PYTHONPATH": str(copy / "planner")}
-    command = f"set -o pipefail; exec 2>&1; {example.text.replace('shardplan ', f'{sys.executable} -m shardplan ', 1)}"
+    text = re.sub(r"^python(?= )", sys.executable, command)
     done = subprocess.run(
-        ["bash", "-c", command], cwd=copy, env=planner, capture_output=True, text=True, timeout=600, check=False
-    )
+        ["bash", "-c", f"set -o pipefail; exec 2>&1; {text}"], cwd=copy, env=planner, capture_output=True, text=True,
+        timeout=3600, check=False,
+    )  # fmt: skip
     return tuple(line.rstrip() for line in done.stdout.rstrip("\n").splitlines())
 
 
@@ -93,6 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="*")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--tables", action="store_true")
     asked = parser.parse_args()
     pages = [Path(page).resolve() for page in asked.pages] or [
         ROOT / "README.md",
@@ -105,25 +135,53 @@ def main() -> int:
             ["tar", "--create", "--null", "--files-from=-"], cwd=ROOT, input=files, capture_output=True, check=True
         )
         subprocess.run(["tar", "--extract"], cwd=copy, input=archive.stdout, check=True)
-        counts = [checked(page, copy, write=asked.write) for page in pages]
+        counts = [checked(page, copy, write=asked.write, tables=asked.tables) for page in pages]
     same, other, left = (sum(column) for column in zip(*counts, strict=True))
     print(f"{same} as the pages say, {other} otherwise, {left} not run")
     return int(other > 0 and not asked.write)
 
 
-def checked(page: Path, copy: Path, *, write: bool) -> tuple[int, int, int]:
+def checked(page: Path, copy: Path, *, write: bool, tables: bool) -> tuple[int, int, int]:
     """How many commands of a page print what it says, something else, and were not run."""
     counts, text = [0, 0, 0], page.read_text(encoding="utf-8")
 
-    def again(block: re.Match[str]) -> str:
-        if not block[0].startswith("$ "):
-            return block[0]
-        return "".join(f"{line}\n" for line in _run(page, examples(block[0]), copy, counts))
+    def again(part: re.Match[str]) -> str:
+        if part["before"]:
+            output_of(part["before"], copy)
+        elif part["source"] and tables:
+            _compare_table(page, part["source"], part["table"], copy, counts)
+        elif part["block"] and part["block"].startswith("$ "):
+            return "".join(f"{line}\n" for line in _run(page, examples(part["block"]), copy, counts))
+        return part[0]
 
-    updated = BLOCK.sub(again, text)
+    updated = PART.sub(again, text)
     if write and updated != text:
         page.write_text(updated, encoding="utf-8")
     return counts[0], counts[1], counts[2]
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """The cells of every row of a table, or words of every line of a block, that a benchmark has to print again."""
+    lines = table.splitlines()
+    if not table.startswith("|"):
+        return [line.split() for line in lines if not line.startswith("```")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    timed = {at for at, head in enumerate(cells[0]) if TIMED.search(head)}
+    return [[cell for at, cell in enumerate(row) if cell and at not in timed] for row in cells[2:]]
+
+
+def printed_in_order(row: Sequence[str], line: str) -> bool:
+    """Whether a line has the cells of a row, one after the other."""
+    return re.search(r"(?<!\S)" + r".*?(?<!\S)".join(rf"{re.escape(cell)}(?!\S)" for cell in row), line) is not None
+
+
+def _compare_table(page: Path, command: str, table: str, copy: Path, counts: list[int]) -> None:
+    printed = output_of(command, copy)
+    missing = [row for row in rows_of(table) if not any(printed_in_order(row, line) for line in printed)]
+    counts[int(bool(missing))] += 1
+    if missing:
+        print(f"{page.name}: {command}", *(f"no longer printed: {' | '.join(row)}" for row in missing), sep="\n  ")
+        print("  it printed", *printed, sep="\n    ", flush=True)
 
 
 def _run(page: Path, block: Sequence[Example], copy: Path, counts: list[int]) -> Iterator[str]:

@@ -113,7 +113,8 @@ def pictures(browser: Browser, target: Path, folder: Path) -> None:
     meshes = all_combinations(("h100-dgx", "a100-dgx"), ("1x4", "2x4"), (1,), ("none", "selective"), ("",))
     swept = sweep(request, meshes, engine_of("local"))
     unfold = (
-        "document.querySelectorAll('details.segment')[2].open = true; document.getElementById('model').scrollIntoView()"
+        "[...document.querySelectorAll('details.segment')].find((one) => / ×/.test(one.textContent)).open = true;"
+        "document.getElementById('model').scrollIntoView()"
     )
     diff = diff_report(
         plan, tight, ("plans/gpt2_small.4x4.plan.json", "plans/tight.plan.json"), diff_plans(plan, tight)

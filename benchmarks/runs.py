@@ -33,12 +33,13 @@ from shardplan.errors import ShardplanError  # noqa: E402
 
 Columns = Mapping[str, str]
 DATA = ROOT.parent / "shared" / "measured"
+_OWN = ROOT / "benchmarks" / "measured"
 CLUSTERS = {
     "a100-800": "extends: builtin:a100-dgx\nlevels:\n  net: {node_gbit: 800, nics: 4}\n",
     "a100-40": "extends: builtin:a100-dgx\ndevice: {kind: A100-SXM4-40GB, memory_bytes: 40 GB, hbm_gbps: 1555}\n",
 }
-"""Machines that are no shipped profile: vTrain's network (800 Gb/s, as it says), and llm-foundry's A100 of 40 GB, whose
-network it does not name: that of the clouds with eight cards of 200 Gb/s."""
+"""Machines that are no shipped profile: vTrain's network (800 Gb/s, as it says), and llm-foundry's A100 of 40 GB (1600
+Gb/s, as it says)."""
 _APART = 0.05
 """Measured steps that differ by less say nothing about an order."""
 
@@ -101,7 +102,7 @@ _FSDP_LOOK = {
 _FSDP_PROFILE = {"a100-80": "a100-dgx", "a100-40": "a100-40", "h100-80": "h100-dgx", "h100-96": "h100-dgx"}
 
 
-def fsdp(row: Columns) -> TrainingRun:
+def fsdp(row: Columns, source: str = "fsdp") -> TrainingRun:
     """MPT of llm-foundry (a GPT without dropout) and Llama of torchtitan, fully sharded."""
     sizes = ",".join(f"{name}={row[name]}" for name in ("layers", "hidden", "heads", "seq", "vocab"))
     gpus, micro, rounds = (int(row[name]) for name in ("gpus", "micro_batch", "accumulation"))
@@ -110,7 +111,7 @@ def fsdp(row: Columns) -> TrainingRun:
     asked = {"dp": gpus, "zero": 3, "micro_batch": micro, "global_batch": gpus * micro * rounds}
     look = _FSDP_LOOK.get(row["model"], "style=gpt")
     return TrainingRun(
-        "fsdp", case, case, f"transformer:{look},{sizes}", _FSDP_PROFILE[row["gpu"]],
+        source, case, case, f"transformer:{look},{sizes}", _FSDP_PROFILE[row["gpu"]],
         {**asked, "recompute": row["remat"]}, step,
     )  # fmt: skip
 
@@ -134,6 +135,8 @@ def bridge(row: Columns) -> TrainingRun | None:
     if row["model"] not in _BRIDGE or tuning:
         return None
     ways["dp"] = gpus // (ways["tp"] * ways["pp"] * ways["cp"])
+    if ways["tp"] > 1 and ways["ep"] > 1:  # Megatron-Bridge's recipes keep experts whole
+        ways["etp"] = 1
     case = " ".join(
         [row["model"], row["system"], f"x{gpus}", *(f"{name}{each}" for name, each in ways.items()), f"mb{micro}"]
     )
@@ -161,21 +164,24 @@ def _of(precision: bool) -> Callable[[Columns], TrainingRun | None]:
 
 Reader = Callable[[Columns], TrainingRun | None]
 SOURCES: dict[str, tuple[str, Reader, int]] = {
-    "vtrain-one-node": ("vtrain_one_node_a100.csv", vtrain("vtrain-one-node", "none", "a100-dgx"), 80),
-    "vtrain-many-nodes": ("vtrain_many_nodes_a100.csv", vtrain("vtrain-many-nodes", "full", "a100-800"), 12),
-    "fsdp": ("fsdp_runs.csv", fsdp, 8),
-    "bridge-bf16": ("megatron_bridge.csv", _of(precision=False), 0),
-    "bridge-fp8": ("megatron_bridge.csv", _of(precision=True), 0),
+    "vtrain-one-node": ("vtrain_one_node_a100.csv", vtrain("vtrain-one-node", "none", "a100-dgx"), 16),
+    "vtrain-many-nodes": ("vtrain_many_nodes_a100.csv", vtrain("vtrain-many-nodes", "full", "a100-800"), 4),
+    "fsdp": ("fsdp_runs.csv", fsdp, 4),
+    "llm-foundry": ("llm_foundry.csv", lambda row: fsdp(row, "llm-foundry"), 6),
+    "bridge-bf16": ("megatron_bridge.csv", _of(precision=False), 4),
+    "bridge-fp8": ("megatron_bridge.csv", _of(precision=True), 6),
 }
 """Source -> its file, how one of its rows is read, and how many are taken where nobody says (0: all)."""
 
 
 def runs_of(source: str, folder: Path, most: int = 0) -> list[TrainingRun]:
-    """The runs of a source in `folder`, none where its file is absent; at most so many, evenly spread."""
+    """The runs of a source in `folder` or among those of the project, none where its file is absent; at most so many,
+    evenly spread."""
     name, read, _ = SOURCES[source]
-    if not (folder / name).exists():
+    path = next((path for path in (folder / name, _OWN / name) if path.exists()), None)
+    if path is None:
         return []
-    with (folder / name).open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8") as file:
         found = [run for row in csv.DictReader(file) if (run := read(row)) is not None]
     return found if not most or len(found) <= most else [found[place * len(found) // most] for place in range(most)]
 

@@ -95,6 +95,7 @@ def price(
     global_batch: int | None = None,
     recompute: Remat = "none",
     precision: PrecisionName = "",
+    etp: int | None = None,
     **asked: Any,
 ) -> Priced:
     """What `model` takes under exactly this configuration, as `shardplan price` says it: `fits`, `peak` (memory of the
@@ -103,14 +104,15 @@ def price(
     >>> shardplan.price("transformer:llama3-8b", dp=8, zero=3, global_batch=16).fits
     True
 
-    `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `asked`: `cluster`, `dims`,
-    `optimizer` and `memory_limit`, as `make_plan` takes them. Raises `ShardplanError`
-    (`bad-parallelism`) for sizes that do not divide.
+    `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `etp`: tensor-parallel ways of
+    experts, 1 for whole ones, which `ep` then counts over `tp` and `dp`; None for those of `tp`. `asked`: `cluster`,
+    `dims`, `optimizer` and `memory_limit`, as `make_plan` takes them. Raises `ShardplanError` (`bad-parallelism`) for
+    sizes that do not divide.
     """
     from shardplan.planning.parallelism import Parallelism
     from shardplan.study.price import Batch, price_as_asked
 
-    ways = Parallelism(tp, pp, dp, cp, ep, vp, zero, sequence_parallel)
+    ways = Parallelism(tp, pp, dp, cp, ep, vp, zero, sequence_parallel, etp or 0)
     request = Request(model, **asked)
     return price_as_asked(request, ways, Batch(global_batch, micro_batch), recompute, precision, compare=False).priced
 

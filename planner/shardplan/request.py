@@ -81,11 +81,12 @@ class Request:
     `model`: an ONNX file, a description such as `transformer:llama3-8b,batch=16`, or what either was read to.
     `mesh`: sizes, outermost axis first (`4x4`), or names (`machine=4,gpu=4`), or `auto`: the best logical mesh over
     `devices`; the profile's own where it is None. `cluster`: a shipped profile, a YAML file, or a cluster as built.
-    `dims`: sizes of symbolic dims; `trips`: trip counts of loops. `memory_limit`: bytes per device, or text such as
-    `"40 GiB"`. `stages`: a pipeline of so many stages, `auto`, or cut as a plan (or its file) is; `schedule` goes with
-    it. `constraints`: YAML files, the same as mappings, or plans whose inputs and weights keep their layouts; `pins`:
-    single ones. `gap`: where memory binds, the relative gap at which a plan is good enough. `time_limit`: seconds.
-    `target`: the format of `shardplan export` that is to say the plan.
+    `dims`: sizes of symbolic dims; `trips`: trip counts of loops; `pads`: as how large dims such as `input_ids[0]` are
+    held. `memory_limit`: bytes per device, or text such as `"40 GiB"`. `stages`: a pipeline of so many stages, `auto`,
+    or cut as a plan (or its file) is; `schedule` goes with it. `constraints`: YAML files, the same as mappings, or
+    plans whose inputs and weights keep their layouts; `pins`: single ones. `gap`: where memory binds, the relative gap
+    at which a plan is good enough. `time_limit`: seconds. `target`: the format of `shardplan export` that is to say the
+    plan.
     `effort`: how much work a search may take: seconds, up to half a minute, or as much as there is to do.
     """
 
@@ -132,6 +133,23 @@ class Request:
             "--trip",
             metavar="NAME=N",
             say="Trip count of a loop of the model; may be repeated.",
+        ),
+    )
+    pads: Mapping[str, int] | Sequence[str] = field(
+        default=(),
+        metadata=_term(
+            Sizes("size", "'input_ids[0]=16'"),
+            "--pad",
+            metavar="'TENSOR[DIM]=N'",
+            say="Hold a dim, and all that are the same size, as if it were N, so that axes divide it; may be repeated.",
+        ),
+    )
+    uneven: bool = field(
+        default=False,
+        metadata=_term(
+            Flag(),
+            "--uneven/--even",
+            say="Sizes that axes do not divide may be cut into shards of unequal size, the last ones padded.",
         ),
     )
     optimizer: str = field(
@@ -323,6 +341,13 @@ def _combinations(values: Mapping[str, Any], called: Callable[[str], str]) -> li
     found = []
     if auto and values.get("stages") is not None:
         found.append(("stages", f"{mesh} auto and {stages}: stages choose their meshes among the parts of one {mesh}"))
+    if values.get("uneven"):
+        others = {"mesh": auto, "stages": values.get("stages") is not None, "target": values.get("target")}
+        found += [
+            ("uneven", f"{called('uneven')} goes with one mesh, and not with {called(name)} {values[name]}")
+            for name, is_given in others.items()
+            if is_given
+        ]
     if not auto and values.get("devices") is not None:
         found.append(("devices", f"{devices} goes with {mesh} auto; otherwise {mesh} says which devices there are"))
     if values.get("mode") == "inference":

@@ -96,3 +96,30 @@ def test_the_trace_is_written(shardplan, folder):
     document = json.loads(shardplan("timeline", "two.plan.json", "--json").out)
     assert document["result"]["trace"] is None
     assert document["result"]["scheduled_us"] > 0
+
+
+def test_a_profile_is_fitted_to_a_trace_of_a_run(shardplan, folder):
+    events = []
+    for number in range(4):
+        dims = {"External id": number, "Input Dims": [[8192, 8192]] * 2, "Input type": ["c10::BFloat16"] * 2}
+        events.append({"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 9, "args": dims})
+        kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 9, "dur": 2000, "args": {"External id": number}}
+        events.append(kernel)
+    Path("run.json").write_text(json.dumps({"traceEvents": events}))
+    run = shardplan("calibrate", "trace", "run.json", "-c", "h100-dgx", "-o", "mine.yaml")
+    assert (run.code, run.err) == (0, "")
+    first, last = run.out.splitlines()
+    assert first.startswith("product ")
+    assert first.endswith("times the predicted time, ±1 %, of 4 kernels")
+    assert last == "wrote mine.yaml"
+    assert shardplan("profiles", "check", "mine.yaml").code == 0
+    assert "spread:\n  compute: 0.01\n" in Path("mine.yaml").read_text()
+    found = json.loads(shardplan("calibrate", "trace", "run.json", "-o", "again.yaml", "--json").out)["result"][
+        "factors"
+    ]
+    assert [(each["kind"], each["level"], each["kernels"]) for each in found] == [("product", None, 4)]
+    Path("run.json").write_text("{")
+    run = shardplan("calibrate", "trace", "run.json", "-o", "other.yaml")
+    assert run.code == 2
+    assert run.err.splitlines()[1] == "hint: give what torch.profiler's export_chrome_trace wrote, as .json or .json.gz"
+    assert not Path("other.yaml").exists()

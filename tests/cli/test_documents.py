@@ -20,6 +20,16 @@ from shardplan.plan.file import write_plan
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
 VALIDATOR = Draft202012Validator(SCHEMA)
 PROFILE = "schema: 1\nextends: builtin:h100-dgx\nname: mine\n"
+TRACE = json.dumps(
+    [
+        {"ph": "X", "cat": category, "name": "aten::mm", "dur": 2000, "args": {"External id": number, **sizes}}
+        for number in range(3)
+        for category, sizes in (
+            ("cpu_op", {"Input Dims": [[4096, 4096]] * 2, "Input type": ["c10::BFloat16"] * 2}),
+            ("kernel", {}),
+        )
+    ]
+)
 LOG = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n" + "".join(
     f"{2**power} 1 float sum -1 {10 + 2**power / 2e5} 1 1 0 {10 + 2**power / 2e5} 1 1 0\n" for power in range(10, 28)
 )
@@ -86,6 +96,8 @@ CASES = [
     (("calibrate", "step", "two.json", "--measured-ms", "50"), 0),
     (("calibrate", "nccl", "all_reduce_perf.log", "--group", "1x2", "-o", "fitted.yaml"), 0),
     (("calibrate", "gemm", "mine.yaml", "-o", "fitted.yaml"), 2),
+    (("calibrate", "trace", "run.json", "-o", "traced.yaml"), 0),
+    (("calibrate", "trace", "mine.yaml", "-o", "traced.yaml"), 2),
     (("solve-problem", "problem.json"), 0),
     (("solve-problem", "mine.yaml"), 2),
     (("evaluate-problem", "problem.json", "choices.json"), 0),
@@ -102,6 +114,7 @@ def inputs(shardplan, mlp: Path) -> Path:
     write_plan(example_plan(), "two.json")
     Path("mine.yaml").write_text(PROFILE)
     Path("all_reduce_perf.log").write_text(LOG)
+    Path("run.json").write_text(TRACE)
     Path("gpus.csv").write_text("name, memory.total [MiB]\n" + 8 * "NVIDIA H100 80GB HBM3, 81559 MiB\n")
     shutil.copy(Path(__file__).parents[1] / "solve" / "example.json", "problem.json")
     shardplan("solve-problem", "problem.json", "-o", "choices.json")

@@ -79,7 +79,10 @@ def enumerated(choices: Choices) -> float:
 )
 def test_the_search_finds_what_enumeration_finds(seed, units, devices, layouts, stages):
     choices = random_choices(seed, units, (1, 2, 4)[: devices.bit_length()], devices, layouts, stages)
-    found, best = search(choices), enumerated(choices)
+    heard: list[float] = []
+    found, best = search(choices, on_bound=heard.append), enumerated(choices)
+    assert heard
+    assert max(heard) <= best * (1 + 1e-9)
     assert (found.cuts is None) == (best == math.inf)
     if found.cuts is not None:
         assert found.cost == pytest.approx(best, rel=1e-12)

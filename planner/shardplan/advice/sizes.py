@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardplan.advice.growth import sizes_of
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
+from shardplan.padding.growth import sizes_of
+from shardplan.padding.padded import called
 from shardplan.plan.types import OperatorDecision, Plan
-from shardplan.program.shrink.classes import Classes, Node, Place, relate
+from shardplan.program.shrink.classes import Classes, Node, Place, alike_in_copies, relate
 from shardplan.rules.equation import parse
 from shardplan.rules.types import Rule
 
@@ -26,8 +27,8 @@ _HEADS: Final = frozenset({"h", "g"})
 class Rounding:
     """The size `old` of class `root`, rounded up to `new`. `what`: what it is to people; `name`: of the symbolic dim,
     if it is one; `is_usual`: a batch, a vocabulary, heads or a symbolic dim, which people pad, and not the width of a
-    model; `share`: of the step, what several devices repeat
-    and what is waited for around it."""
+    model; `share`: of the step, what several devices repeat and what is waited for around it; `place`: a dim of it as
+    `--pad` calls it."""
 
     root: Node
     old: int
@@ -36,6 +37,7 @@ class Rounding:
     name: str
     is_usual: bool
     share: float
+    place: str
 
 
 def roundings(model: Model, rules: Sequence[Rule], plan: Plan, least: float) -> tuple[Classes, list[Rounding]]:
@@ -56,25 +58,10 @@ def roundings(model: Model, rules: Sequence[Rule], plan: Plan, least: float) -> 
         new = rounded_up(old, plan.mesh)
         if new is not None:
             what, name, is_usual = _named(model, rules, places[root], old)
-            found.append(Rounding(root, old, new, what, name, is_usual, share))
+            place = called(model, [node for node in places[root] if isinstance(node[0], str)])
+            found.append(Rounding(root, old, new, what, name, is_usual, share, place))
     found.sort(key=lambda one: (not one.is_usual, -one.share, one.what))
     return classes, found
-
-
-def alike_in_copies(model: Model, classes: Classes) -> Classes:
-    """The same where every copy of a repeated block has the sizes of the first: heads of all layers are one size."""
-    factors: dict[int, set[str]] = defaultdict(set)
-    for node in list(classes.parent):
-        if isinstance(node[0], int):
-            factors[node[0]].add(str(node[1]))
-    for block in model.blocks:
-        for copy in block.copies[1:]:
-            for index, first in zip(copy, block.copies[0], strict=True):
-                for factor in sorted(factors[index] & factors[first]):
-                    classes.join((index, factor), (first, factor))
-    classes.fixed = {classes.find(node) for node in classes.fixed}
-    classes.bound = {classes.find(node) for node in classes.bound}
-    return classes
 
 
 def rounded_up(size: int, mesh: Mesh) -> int | None:

@@ -39,6 +39,7 @@ class Profile:
     warnings: tuple[Diagnostic, ...] = ()
     coalesce: Coalesce = field(default_factory=Coalesce)
     training: Training = field(default_factory=Training)
+    spread: Mapping[str, float] = field(default_factory=dict)
 
 
 def profile_from_resolved(resolved: Mapping[str, Any], warnings: tuple[Diagnostic, ...] = ()) -> Profile:
@@ -58,6 +59,7 @@ def profile_from_resolved(resolved: Mapping[str, Any], warnings: tuple[Diagnosti
         warnings=warnings,
         coalesce=Coalesce(**built(COALESCE, resolved.get("coalesce", {}))),
         training=Training(**built(TRAINING, resolved.get("training", {}))),
+        spread=resolved.get("spread", {}),
     )
 
 

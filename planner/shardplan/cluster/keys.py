@@ -251,6 +251,10 @@ TRAINING: Final = Keys((
         "trainers reach", OMITTED, said="1"),
     Key("fsdp_attention", _TIMES, "instead of `training.attention` where parameters are sharded (FSDP)", OMITTED,
         said="`training.attention`"),
+    Key("fsdp_memory", Number(open=True, maximum=2.0), "instead of `training.memory` where parameters are sharded "
+        "(FSDP)", OMITTED, said="`training.memory`"),
+    Key("fsdp_loss_bytes", Number(), "instead of `training.loss_bytes` where parameters are sharded (FSDP)", OMITTED,
+        said="`training.loss_bytes`"),
     Key("tp_forward", _HIDDEN, "share of tensor-parallel traffic of forward that runs in pieces beside products",
         OMITTED, said="0"),
     Key("tp_backward", _HIDDEN, "the same of backward, or beside the products for gradients of weights", OMITTED,
@@ -261,6 +265,10 @@ TRAINING: Final = Keys((
     Key("grouped", _SHARE, "instead of `device.gemm.grouped`", OMITTED, said="`device.gemm.grouped`"),
     Key("reduces_beside", Flag(), "gradients of weights that every device holds whole are reduced beside backward, as "
         "in buckets of DDP; false: after it, as Megatron-LM did until 2023", OMITTED, said="true"),
+    Key("sends", _HIDDEN, "share of what pipeline stages hand on that each of them waits for, once for every "
+        "microbatch and direction", OMITTED, said="`1 - overlap.p2p` of every border"),
+    Key("loss_memory", Number(), "bytes that the loss holds for every logit, besides the logit and its gradient: those "
+        "in fp32", OMITTED, said="0"),
 ))  # fmt: skip
 """What the runs of trainers take other than the schedule of a plan: only `shardplan price` reads it, and no plan that
 is solved depends on it."""
@@ -303,6 +311,9 @@ PROFILE: Final = Keys((
     Key("overlap", OVERLAP),
     Key("coalesce", COALESCE, later=True),
     Key("training", TRAINING, later=True),
+    Key("spread", Table(Number(open=True, maximum=1.0)), "how far measured times of one kind lie apart, relative: of "
+        "`compute`, of `memory`, and by name of a level of its links; what `solve --robust` draws constants within",
+        {}, said="0.15 each", later=True),
     Key("curves", Sequence(CURVE.section), "measured times that replace the formula: `{collective, group: {nodes, "
         "per_node}, points: [[size, time], …]}`", [], said="none"),
 ))  # fmt: skip

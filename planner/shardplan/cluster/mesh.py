@@ -211,12 +211,13 @@ def _cluster(profile: Profile, placed: Placed) -> Cluster:
         resolved={
             key: {"axes": described} if key == "mesh" else value
             for key, value in profile.resolved.items()
-            if key != "training"
+            if key not in ("training", "spread")
         },
         curves=profile.curves,
         warnings=(*profile.warnings, *_uneven(profile, placed)),
         coalesce=profile.coalesce,
         training=profile.training,
+        spread=profile.spread,
     )
 
 

@@ -104,6 +104,7 @@ def resolve(profile: Record, name: str) -> Plain:
         "overlap": sections["overlap"],
         "coalesce": sections["coalesce"],
         **({"training": sections["training"]} if sections["training"] else {}),
+        **({"spread": data["spread"]} if data.get("spread") else {}),
         "curves": [filled(CURVE, curve) for curve in data.get("curves", [])],
     }
 

@@ -103,11 +103,14 @@ class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
     `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory traffic
     of the loss for every logit; `attention`: instead of that of `GemmEfficiency`, None for the same; `fsdp_kappa`,
-    `fsdp_attention`: where parameters are sharded, instead of `Overlap.kappa` and `attention`; `sustained`, `memory`:
+    `fsdp_attention`, `fsdp_memory`, `fsdp_loss_bytes`: where parameters are sharded, instead of `Overlap.kappa`,
+    `attention`, `memory` and `loss_bytes`; `sustained`, `memory`:
     times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the tensor-
     parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens take
     between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole
-    weights are reduced beside backward, else after it."""
+    weights are reduced beside backward, else after it; `sends`: share of what pipeline stages hand on that each of them
+    waits for, None for what `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every
+    logit besides it and its gradient."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
@@ -116,6 +119,8 @@ class Training:
     sustained: float = 1.0
     attention: float | None = None
     fsdp_attention: float | None = None
+    fsdp_memory: float | None = None
+    fsdp_loss_bytes: float | None = None
     memory: float = 1.0
     tp_forward: float = 0.0
     tp_backward: float = 0.0
@@ -123,6 +128,8 @@ class Training:
     narrow: float | None = None
     grouped: float | None = None
     reduces_beside: bool = True
+    sends: float | None = None
+    loss_memory: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,8 @@ class Cluster:
     `resolved`: the profile as plain data with every default written out, in fixed key order; it goes into the plan and
     its digest identifies the cluster. `curves`: measured tables that beat the formula. `warnings`: what looks wrong
     about the profile or the mesh, to be shown to the user. `training`: what runs of trainers take besides; it is not
-    `resolved`, as no plan depends on it.
+    `resolved`, as no plan depends on it. `spread`: how far measured times of a constant lie apart, by `compute`,
+    `memory` or name of a level; it is not `resolved` either.
     """
 
     name: str
@@ -158,3 +166,4 @@ class Cluster:
     warnings: tuple[Diagnostic, ...] = ()
     coalesce: Coalesce = field(default_factory=Coalesce)
     training: Training = field(default_factory=Training, compare=False)
+    spread: Mapping[str, float] = field(default_factory=dict, compare=False)

@@ -35,6 +35,8 @@ class Target:
     function: str
     needs_model: bool
     writes: Literal["text", "file", "folder"]
+    takes_padding: bool = False
+    """Whether it can say a plan that holds dims as larger ones; other formats are of the model as it is."""
 
     def load(self) -> Callable[..., Exported]:
         """The function behind the name."""
@@ -57,6 +59,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.onnx.folder:export_spmd",
         needs_model=True,
         writes="folder",
+        takes_padding=True,
     ),
     Target(
         "shard-info",

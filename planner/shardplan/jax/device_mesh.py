@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan
+from shardplan.runtime.padding import unpadded
 from shardplan.runtime.stages import one_mesh
 
 
@@ -22,7 +23,7 @@ def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
     Raises `ShardplanError`: `wrong-device-count` when there are more or fewer devices than the plan is for,
     `pipeline-plan` for a plan of stages, of which each has a mesh of its own.
     """
-    one_mesh(plan)
+    unpadded(one_mesh(plan))
     given = devices is not None
     chosen = list(devices) if devices is not None else sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
     wanted = plan.mesh.size
@@ -42,7 +43,7 @@ def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
 
 def check_mesh(plan: Plan, given: Mesh) -> None:
     """Raise `ShardplanError` unless `given` has the axes of the plan, in their order: `wrong-mesh`, `pipeline-plan`."""
-    one_mesh(plan)
+    unpadded(one_mesh(plan))
     wanted = tuple((axis.name, axis.size) for axis in plan.mesh.axes)
     found = tuple(zip(given.axis_names, given.devices.shape, strict=True))
     if wanted != found:

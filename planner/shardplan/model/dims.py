@@ -6,14 +6,12 @@ import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.model.draft import Dim, Draft, Node, Stored
 from shardplan.model.nested import inner_name, nested_graphs
+from shardplan.model.size_names import TRIP
 
-TRIP: Final = "trip:"
-"""Before the name of a loop, among the sizes of dims: its trip count."""
 _LONGEST_EXPRESSION = 400
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,

@@ -123,10 +123,20 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Padding:
+    """`of`: the model as it is; `real`: by tensor and dim, where that is padded, whether an entry of the model stands
+    at a position. Elsewhere parameters and inputs have zeros."""
+
+    of: Model
+    real: Mapping[tuple[str, int], np.ndarray]
+
+
+@dataclass(frozen=True)
 class Model:
     """A graph with static shapes. `operators` are in execution order; `constants` holds the small known values
     (shapes, axes, scalars) that rules need to read; large constant tensors have role `constant` and no value here.
-    `dims`: sizes that were given, of symbolic dims and, as `trip:NAME`, of loops; `trips`: the iterations of each loop.
+    `dims`: sizes that were given, of symbolic dims, as `trip:NAME` of loops, and as `pad:NAME` what dims are held as;
+    `trips`: the iterations of each loop.
     `warnings`: what a user should know about how the file was read."""
 
     name: str
@@ -145,6 +155,8 @@ class Model:
     fed: Mapping[str, int] = field(default_factory=dict)
     """Inputs that are results of another part of a larger model, with the dim that is their batch: they take a
     gradient."""
+    padding: Padding | None = None
+    """What it is the larger form of, where a size is held as a larger one."""
 
     def __repr__(self) -> str:
         """`<Model gpt2_small: 410 operators, 148 parameters, 2 inputs, 1 output>`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from shardplan.solve.problem import Costs
 
 Counts = NDArray[np.int64]
+OnBound = Callable[[float], None]
 _ROUNDINGS = 1e-9
 _ROUGHLY = 0.02
 _LARGEST = 1 << 20
@@ -110,32 +111,55 @@ class Choices:
         return min(self.units, self.devices // min(self.sizes))
 
 
-def search(choices: Choices, tolerance: float = 0.0, worth: float = math.inf, ends_s: float = math.inf) -> Found:
+def search(
+    choices: Choices,
+    tolerance: float = 0.0,
+    worth: float = math.inf,
+    ends_s: float = math.inf,
+    on_bound: OnBound | None = None,
+) -> Found:
     """The cheapest cut, within a relative `tolerance`; none where none costs less than `worth`. After `ends_s`
-    (`time.monotonic`) the best known, with a bound that is weaker."""
+    (`time.monotonic`) the best known, with a bound that is weaker. `on_bound` hears what no cut costs less than, as far
+    as that is known, while the search goes on."""
     tables = {id(table): table for table in (*choices.costs, *choices.costs_behind.values())}
     values = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in tables.values()]))
+    least = (1.0 - choices.share) * float(values[min(_first(choices, values), len(values) - 1)]) if len(values) else 0.0
+    if on_bound is not None:
+        on_bound(least)
     equal = _of_equal_stages(choices, ends_s)
     best = min(Found(None, worth, worth), equal, key=lambda found: found.cost)
     bound, work = math.inf, equal.work
-    for ending in choices.endings:
-        best = _ending_so(choices, ending, values, best, tolerance, ends_s)
+    for left, ending in zip(reversed(range(len(choices.endings))), choices.endings, strict=True):
+        others = least if left else bound  # endings that wait may cost as little as anything
+        best = _ending_so(choices, ending, values, best, tolerance, ends_s, on_bound, others)
         bound, work = min(bound, best.bound), work + best.work
     return replace(best, bound=min(bound, best.cost), work=work)
 
 
+def _first(choices: Choices, values: Costs) -> int:
+    """The place of the least value that the slowest stage may cost: all the work, shared by all devices."""
+    work = float(_work(choices, float(values[-1]))[-1])
+    return int(np.searchsorted(values, work / choices.devices * (1.0 - _ROUNDINGS)))
+
+
 def _ending_so(
-    choices: Choices, ending: frozenset[int], values: Costs, best: Found, tolerance: float, ends_s: float
+    choices: Choices,
+    ending: frozenset[int],
+    values: Costs,
+    best: Found,
+    tolerance: float,
+    ends_s: float,
+    on_bound: OnBound | None,
+    most: float,
 ) -> Found:
     """The better of `best` and the best cut whose last stage runs on one of `ending`; bound and work are of these
-    alone."""
+    alone. No more than `most` is said to be proven on the way."""
     best = replace(best, work=0.0)
     values = values[values <= best.cost]
     if not len(values):
         return replace(best, bound=math.inf)
     slow = 1.0 - choices.share
-    work = float(_work(choices, float(values[-1]))[-1])
-    first = int(np.searchsorted(values, work / choices.devices * (1.0 - _ROUNDINGS)))
+    first = _first(choices, values)
     bound, entries = best.cost, 0.0
     waiting = [(first, len(values) - 1, 0.0)]
     while waiting:
@@ -149,6 +173,8 @@ def _ending_so(
         if lower >= best.cost * (1.0 - tolerance) or (entries and time.monotonic() >= ends_s):
             bound = min(bound, lower)
             continue
+        if on_bound is not None:
+            on_bound(min(lower, bound, most))
         middle = high if not least else (low + high) // 2
         trial = _limited(choices, ending, float(values[middle]), best.cost - slow * float(values[low]))
         entries += trial.work

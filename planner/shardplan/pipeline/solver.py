@@ -133,11 +133,22 @@ class PipelineSolver:
     def _cut(self, *, strained: bool = False, proven: bool = False, worth_ns: float = math.inf) -> Found:
         """The best cut as far as is known, as `StageCosts.search`."""
         self.course.tell("searching cuts")
+        first = self.stage_costs.proven and not self.course.bound_ns
         found = self.stage_costs.search(
-            self.stages, strained=strained, proven=proven, worth_ns=worth_ns, ends_s=self.course.ends_s
+            self.stages,
+            strained=strained,
+            proven=proven,
+            worth_ns=worth_ns,
+            ends_s=self.course.ends_s,
+            on_bound=self._hear if first else None,
         )
         self.course.work += found.work
         return found
+
+    def _hear(self, bound_ps: float) -> None:
+        """What the first search over cuts has proven so far; later ones are told by what comes of them."""
+        self.course.bound_ns = max(self.course.bound_ns, bound_ps / PS_PER_NS)
+        self.course.tell("searching cuts")
 
     def _known(self, best: PipelineResult | None, other: PipelineResult) -> PipelineResult:
         """The better of two pipelines, of which the course is told."""

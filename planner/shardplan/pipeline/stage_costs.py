@@ -18,7 +18,7 @@ from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.pipeline.bounds.tied_layouts import StageSite, TiedLayouts
 from shardplan.pipeline.bounds.weighted import WeightedBounds
 from shardplan.pipeline.cut_points import Chain
-from shardplan.pipeline.cut_search import Choices, Counts, Cut, Found, search
+from shardplan.pipeline.cut_search import Choices, Counts, Cut, Found, OnBound, search
 from shardplan.pipeline.p2p import Transfers, exposed_ns
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.stage_inputs import limit_bytes, weight_bytes
@@ -99,9 +99,10 @@ class StageCosts:
         proven: bool = False,
         worth_ns: float = math.inf,
         ends_s: float = math.inf,
+        on_bound: OnBound | None = None,
     ) -> Found:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
-        `worth_ns`. `ends_s`: as in `shardplan.pipeline.cut_search.search`.
+        `worth_ns`. `ends_s`, `on_bound`: as in `shardplan.pipeline.cut_search.search`.
 
         `strained`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
         and had no more in flight. `proven`: stages that were planned cost what is proven of them, and not what they
@@ -119,7 +120,7 @@ class StageCosts:
             costs_behind={} if self.exact else self._costs_behind(costs, self._seen if strained else ()),
             apart=self._apart,
         )
-        found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PS_PER_NS, ends_s)
+        found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PS_PER_NS, ends_s, on_bound)
         if found.cuts is None:
             return found
         return replace(found, cuts=tuple(self._meant(cut, sites[cut.submesh]) for cut in found.cuts))

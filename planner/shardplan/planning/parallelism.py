@@ -34,7 +34,9 @@ _ON_RESIDUAL = frozenset({"Add", "Dropout", "LayerNormalization", "RMSNormalizat
 class Parallelism:
     """Ways of each kind. `expert`: of the data-parallel ranks, so many hold different experts; `virtual`: pieces of the
     model on each pipeline stage; `zero`: 0 (everything whole), 1 (optimizer state in shards), 3 (parameters too);
-    `sequence`: the hidden state between tensor-parallel regions is cut by sequence.
+    `sequence`: the hidden state between tensor-parallel regions is cut by sequence; `expert_tensor`: tensor-parallel
+    ways of an expert, 0 for those of the rest; with 1 experts are whole, and the tensor-parallel ranks of each
+    data-parallel one hold different ones.
 
     Raises `ShardplanError` (`bad-parallelism`) with everything about the numbers that cannot be.
     """
@@ -47,6 +49,7 @@ class Parallelism:
     virtual: int = 1
     zero: int = 0
     sequence: bool = False
+    expert_tensor: int = 0
 
     def __post_init__(self) -> None:
         if faults := list(self._faults()):
@@ -61,9 +64,17 @@ class Parallelism:
                 "0 keeps everything whole, 1 shards optimizer state (gradients are scattered to it), 3 parameters too"
             )
             yield bad(f"there is no zero {self.zero} here", hint)
-        if self.expert >= 1 and self.data % self.expert:
+        if self.expert_tensor not in (0, 1, self.tensor):
+            hint = "experts are cut as everything else is (leave out --etp), or are whole (--etp 1)"
+            yield bad(f"{self.expert_tensor} tensor-parallel ways of experts beside {self.tensor}", hint)
+        elif self.experts_are_whole and self.expert % self.tensor:
+            hint = "with --etp 1 the ranks of --tp hold different experts: --ep is a multiple of it"
+            yield bad(f"{self.expert} ways of experts are no multiple of {self.tensor} tensor-parallel ranks", hint)
+        elif self.expert >= 1 and self.data % self.ways(EXPERT):
             hint = "experts are spread over data-parallel ranks: their number is a divisor of --dp"
-            yield bad(f"{self.expert} ways of experts do not divide {self.data} data-parallel ranks", hint)
+            if self.tensor > 1 and not self.experts_are_whole:
+                hint += ", or with --etp 1 of --dp times --tp"
+            yield bad(f"{self.ways(EXPERT)} ways of experts do not divide {self.data} data-parallel ranks", hint)
         if self.virtual > 1 and self.pipeline == 1:
             yield bad(f"{self.virtual} virtual stages need a pipeline", "give --pp as well")
         if self.sequence and self.tensor == 1:
@@ -73,6 +84,11 @@ class Parallelism:
     def shards_parameters(self) -> bool:
         """Whether it is FSDP."""
         return self.zero == 3
+
+    @property
+    def experts_are_whole(self) -> bool:
+        """Whether tensor-parallel ranks hold different experts, and not shards of the same."""
+        return self.tensor > 1 and self.expert_tensor == 1
 
     @property
     def devices(self) -> int:
@@ -90,8 +106,12 @@ class Parallelism:
         return self.pipeline * self.virtual
 
     def ways(self, kind: str) -> int:
-        """Of the mesh axes of a kind, all together: experts and data share the data-parallel ranks."""
-        return self.data // self.expert if kind == DATA else int(getattr(self, kind))
+        """Of the mesh axes of a kind, all together: experts and data share the data-parallel ranks, and whole experts
+        are spread over the tensor-parallel ones first."""
+        over_data = self.expert // self.tensor if self.experts_are_whole else self.expert
+        if kind == EXPERT:
+            return over_data
+        return self.data // over_data if kind == DATA else int(getattr(self, kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,11 +328,11 @@ class _Fixed:
         sharded = space.codes < len(space.kind.shards)
         mask = np.ones(len(space), dtype=np.bool_)
         for axis, kind in enumerate(self.kinds):
-            if kind == TENSOR:
+            if is_expert and self._spreads_experts(kind):
+                mask = _if_any(mask, space.codes[:, axis] == space.code(S(0)))
+            elif kind == TENSOR:
                 if len(space.kind.shape) > 1:
                     mask = _if_any(mask, sharded[:, axis])
-            elif kind == EXPERT and is_expert:
-                mask = _if_any(mask, space.codes[:, axis] == space.code(S(0)))
             elif self.parallelism.zero < 3:
                 mask = _if_any(mask, ~sharded[:, axis])
         return mask & _most(space, mask) if self.parallelism.shards_parameters else mask
@@ -324,7 +344,9 @@ class _Fixed:
         mask = np.ones(len(space), dtype=np.bool_)
         sharded = space.codes < len(space.kind.shards)
         for axis, kind in enumerate(self.kinds):
-            if kind == TENSOR and len(space.kind.shape) > 1:
+            if kind == TENSOR and is_expert and self._spreads_experts(kind):
+                mask = _if_any(mask, space.codes[:, axis] == space.code(S(0)))
+            elif kind == TENSOR and len(space.kind.shape) > 1:
                 mask = _if_any(mask, sharded[:, axis])
         return mask & _most(space, mask)
 
@@ -334,11 +356,17 @@ class _Fixed:
         mask = np.ones(len(codes), dtype=np.bool_)
         for axis, kind in enumerate(self.kinds):
             is_cut = (kind == TENSOR and len(space.kind.shape) > 1) or (kind == EXPERT and is_expert)
-            if is_cut:
+            if is_expert and self._spreads_experts(kind):
+                mask = _if_any(mask, codes[:, axis] == space.code(S(0)))
+            elif is_cut:
                 mask = _if_any(mask, sharded[:, axis])
             elif kind != TENSOR:
                 mask = _if_any(mask, ~sharded[:, axis])
         return mask
+
+    def _spreads_experts(self, kind: str) -> bool:
+        """Whether ranks along an axis of this kind hold different experts."""
+        return kind == EXPERT or (kind == TENSOR and self.parallelism.experts_are_whole)
 
 
 def _cut_by(codes: Index, axes: Sequence[int], code: int | None) -> Mask:

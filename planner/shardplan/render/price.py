@@ -58,6 +58,7 @@ def words_of(parallelism: Parallelism) -> str:
     ways = [f"{name} {number}" for name, number in kinds.items() if number > 1] or ["one device"]
     more = [_ZERO[parallelism.zero], "sequence parallel" * parallelism.sequence]
     more += [f"ep {parallelism.expert}"] if parallelism.expert > 1 else []
+    more += ["etp 1"] if parallelism.experts_are_whole else []
     more += [f"{parallelism.virtual} pieces per stage"] if parallelism.virtual > 1 else []
     return ", ".join([" x ".join(ways), *filter(None, more)])
 
@@ -93,6 +94,7 @@ def price_document(told: Told) -> dict[str, object]:
             "tp": parallelism.tensor, "pp": parallelism.pipeline, "dp": parallelism.data, "cp": parallelism.context,
             "ep": parallelism.expert, "vp": parallelism.virtual, "zero": parallelism.zero,
             "sequence_parallel": parallelism.sequence,
+            **({"etp": 1} if parallelism.experts_are_whole else {}),
         },
         **({"precision": told.precision} if told.precision else {}),
         "devices": parallelism.devices,

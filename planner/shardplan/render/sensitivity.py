@@ -7,7 +7,7 @@ import math
 from rich.console import Console
 
 from shardplan.render.console import emit
-from shardplan.study.robust import FARTHEST, SPREAD, WORTH_HAVING, Robustness, Slack
+from shardplan.study.robust import FARTHEST, WORTH_HAVING, Robustness, Slack
 from shardplan.units import percent
 
 
@@ -20,7 +20,9 @@ def describe_sensitivity(console: Console, found: Robustness) -> None:
     if found.regrets:
         worst = found.regrets[-1]
         near = sum(regret <= WORTH_HAVING for regret in found.regrets)
-        drawn = f"{near} of {len(found.regrets)} perturbed profiles (±{percent(SPREAD)})"
+        low, high = found.spread
+        width = percent(low) if low == high else f"{percent(low)} to {percent(high)}"
+        drawn = f"{near} of {len(found.regrets)} perturbed profiles (±{width})"
         line("robust", f"plan still optimal in {drawn}")
         much = "does not fit" if worst == math.inf else f"is {percent(worst)} slower than the best plan there"
         line("", f"in the worst of them the plan {much}")

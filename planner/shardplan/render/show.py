@@ -17,7 +17,7 @@ from shardplan.render.groups import REGATHER, MoveGroup, ParameterGroup, move_gr
 from shardplan.render.pipeline import pipeline_record, runs_text, show_stages
 from shardplan.render.recipes import LEAST_SHARE, Recognizer, axis_shares, recipe_text
 from shardplan.render.rematerialisation import remat_groups, remat_record, show_rematerialisation
-from shardplan.render.solve import facts, memory_parts, plan_line, proof_line, time_line
+from shardplan.render.solve import facts, memory_parts, padded_line, plan_line, proof_line, time_line
 from shardplan.units import Measure, percent, size
 
 DEAREST = 12
@@ -94,6 +94,7 @@ def _head(plan: Plan) -> Table:
         *([("loops", _loops(loops))] if isinstance(loops := plan.model.get("loops"), Mapping) else []),
         *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
         ("step", time_line(plan.summary, measure).removeprefix("step ")),
+        *([("padded", padded)] if (padded := padded_line(plan)) else []),
         ("proof", proof_line(plan.summary, measure, staged=plan.pipeline is not None)),
     )
 

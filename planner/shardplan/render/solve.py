@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shardplan.plan.padding import pads_of
 from shardplan.plan.types import Memory, Plan, Summary
 from shardplan.render.console import emit
 from shardplan.render.pins import pin_lines
@@ -131,6 +132,7 @@ def describe_outcome(
     staged: bool = False,
     measure: Measure = TIME,
     replaced: str = "",
+    padded: str = "",
 ) -> None:
     """Time, proof, memory, the file, what was there before if that was for something else, and what to do next."""
     emit(
@@ -138,12 +140,18 @@ def describe_outcome(
         facts(
             ("plan", time_line(summary, measure)),
             ("", proof_line(summary, measure, staged=staged)),
+            *([("padded", padded)] if padded else []),
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
             ("wrote" if written else "same as", path),
             *([("", replaced)] if replaced else []),
             ("next", f"shardplan show {path}"),
         ),
     )
+
+
+def padded_line(plan: Plan) -> str:
+    """`input_ids[0] held as 16`; empty where no dim is held as a larger one."""
+    return ", ".join(f"{name} held as {size:,}" for name, size in pads_of(plan).items())
 
 
 def plan_line(plan: Plan) -> str:

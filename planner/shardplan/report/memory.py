@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardplan.plan.held import spans
 from shardplan.plan.timeline import step_schedule
-from shardplan.plan.types import Plan, TensorDecision
+from shardplan.plan.types import Plan
 from shardplan.report.names import Names
 from shardplan.units import NS_PER_S
 
 _MOST_HOLDERS = 12
-_WEIGHTS = frozenset({"parameter", "constant"})
 
 
 def memory_over_time(plan: Plan, names: Names) -> dict[str, object]:
@@ -24,8 +24,8 @@ def memory_over_time(plan: Plan, names: Names) -> dict[str, object]:
     gradients and optimizer state; `peak`: of these moments; `holders`: the largest values held at it."""
     count = len(plan.operators)
     held, passing = [0] * (2 * count + 1), [0] * (2 * count + 1)
-    spans = list(_spans(plan))
-    for start, end, tensor, gradient in spans:
+    held_for = list(spans(plan))
+    for start, end, tensor, gradient in held_for:
         row = passing if gradient else held
         row[start] += tensor.bytes_per_device
         row[end] -= tensor.bytes_per_device
@@ -39,7 +39,7 @@ def memory_over_time(plan: Plan, names: Names) -> dict[str, object]:
     holders = sorted(
         (
             (tensor.bytes_per_device, tensor.name, gradient)
-            for start, end, tensor, gradient in spans
+            for start, end, tensor, gradient in held_for
             if start <= peak < end
         ),
         key=lambda one: (-one[0], one[1]),
@@ -53,25 +53,6 @@ def memory_over_time(plan: Plan, names: Names) -> dict[str, object]:
         "limit": plan.summary.memory_limit_bytes,
         "holders": [[names(name), size, int(gradient)] for size, name, gradient in holders],
     }
-
-
-def _spans(plan: Plan) -> Iterator[tuple[int, int, TensorDecision, bool]]:
-    """(first moment, moment after the last, tensor, whether it is the gradient); 2 n - 1 - i is the backward of i."""
-    count = len(plan.operators)
-    training = plan.model.get("mode") == "training"
-    maker = {name: index for index, operator in enumerate(plan.operators) for name in operator.outputs}
-    reader = {name: index for index, operator in enumerate(plan.operators) for name in operator.inputs}
-    for tensor in plan.tensors:
-        if tensor.role in _WEIGHTS or not tensor.bytes_per_device:
-            continue
-        start = maker.get(tensor.name, 0)
-        last = count - 1 if tensor.role == "output" else reader.get(tensor.name, start)
-        if training and tensor.saved:
-            yield start, 2 * count - start, tensor, False
-        else:
-            yield start, last + 1, tensor, False
-        if training and tensor.name in maker and tensor.dtype.startswith(("float", "bfloat", "double")):
-            yield 2 * count - 1 - last, 2 * count - start, tensor, True
 
 
 def _moments(plan: Plan) -> Iterator[tuple[int, int]]:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
-
 from shardplan.escapes import one_line
-from shardplan.folding import folded
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import to_text
 from shardplan.plan.overlap import Exposure
+from shardplan.plan.segments import Segment, label, moves_by_edge, segments
 from shardplan.plan.types import Move, OperatorDecision, Plan
 from shardplan.render.groups import REGATHER, described
 from shardplan.report.names import Names
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """`copies`: (module path, indices of its operators), each decided as the first; no path outside of blocks."""
-
-    copies: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def model_record(plan: Plan, names: Names) -> dict[str, object]:
@@ -30,7 +20,7 @@ def model_record(plan: Plan, names: Names) -> dict[str, object]:
     [phase, collectives, bytes, ns, exposed ns, kind].
     """
     view = _View(plan, names)
-    return {"segments": [view.segment(segment) for segment in _segments(plan, view)]}
+    return {"segments": [view.segment(segment) for segment in segments(plan)]}
 
 
 class _View:
@@ -40,10 +30,7 @@ class _View:
         self.plan, self.names = plan, names
         self.tensors = {tensor.name: tensor for tensor in plan.tensors}
         self.exposure = Exposure(plan)
-        self.moves: dict[tuple[str, str], list[Move]] = {}
-        for move in plan.moves:
-            if move.time_ns:
-                self.moves.setdefault((move.tensor, move.reader), []).append(move)
+        self.moves = moves_by_edge(plan)
         self.layouts: dict[Layout, int] = {}
 
     def layout(self, layout: Layout | None) -> int:
@@ -54,28 +41,15 @@ class _View:
             self.layouts[layout] = self.names(to_text(layout, self.plan.mesh))
         return self.layouts[layout]
 
-    def decided(self, index: int) -> Hashable:
-        """What is decided for an operator, and what is moved for it, without names."""
-        operator = self.plan.operators[index]
-        reads = [self._operand(name, operator.name) for name in operator.inputs]
-        makes = [self._operand(name, "") for name in operator.outputs]
-        return (operator.op_type, operator.equation, operator.split, operator.reads, operator.makes, *reads, *makes)
-
-    def _operand(self, name: str, reader: str) -> Hashable:
-        tensor = self.tensors.get(name)
-        moved = tuple((move.phase, move.source, move.target, move.kind) for move in self.moves.get((name, reader), ()))
-        return (tensor.layout, tensor.served, tensor.saved, tensor.recomputed, moved) if tensor else moved
-
-    def segment(self, segment: _Segment) -> dict[str, object]:
+    def segment(self, segment: Segment) -> dict[str, object]:
         operators = self.plan.operators
         first = segment.copies[0][1]
         paths = [path for path, _ in segment.copies]
-        every = [path for copies, _ in self.plan.blocks for path in copies]
         members = [index for _, indices in segment.copies for index in indices]
         return {
-            "label": one_line(folded(paths, every) if paths[0] else _span(operators, first)),
+            "label": one_line(label(segment, self.plan)),
             "count": len(segment.copies),
-            "block": bool(paths[0]),
+            "block": segment.is_block,
             "compute": sum(operators[index].compute_ns for index in members),
             "exposed": round(sum(map(self._exposed, members))),
             "paths": [one_line(path) for path in paths],
@@ -115,43 +89,3 @@ class _View:
         phase = REGATHER if move.regather else move.phase
         exposed = round(self.exposure.exposed_ns(move))
         return [self.names(phase), self.names(sent), payload, move.time_ns, exposed, self.names(move.kind)]
-
-
-def _span(operators: Sequence[OperatorDecision], indices: Sequence[int]) -> str:
-    """What stands outside of blocks, by its first and last operator."""
-    ends = dict.fromkeys(operators[index].module or operators[index].op_type for index in (indices[0], indices[-1]))
-    return " … ".join(ends)
-
-
-def _segments(plan: Plan, view: _View) -> Iterator[_Segment]:
-    """Operators in order; neighbouring copies of a block that are decided alike are one segment."""
-    starts = {
-        indices[0]: (path, indices)
-        for paths, copies in plan.blocks
-        for path, indices in zip(paths, copies, strict=True)
-        if indices
-    }
-    inside = {index for _, indices in starts.values() for index in indices}
-    loose: list[int] = []
-    alike: list[tuple[str, tuple[int, ...]]] = []
-    decided: Hashable = None
-    for index in range(len(plan.operators)):
-        if index in starts:
-            path, indices = starts[index]
-            if loose:
-                yield _Segment((("", tuple(loose)),))
-                loose = []
-            now = tuple(view.decided(one) for one in indices)
-            if alike and now != decided:
-                yield _Segment(tuple(alike))
-                alike = []
-            alike.append((path, indices))
-            decided = now
-        elif index not in inside:
-            if alike:
-                yield _Segment(tuple(alike))
-                alike = []
-            loose.append(index)
-    for copies in (alike, [("", tuple(loose))] if loose else []):
-        if copies:
-            yield _Segment(tuple(copies))

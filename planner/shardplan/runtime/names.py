@@ -15,6 +15,7 @@ from shardplan.layout.layout import Layout
 from shardplan.patterns import matches
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout, graph_shape
 from shardplan.plan.types import Plan, TensorDecision
+from shardplan.runtime.padding import unpadded
 from shardplan.runtime.stages import one_mesh
 
 Rename = Callable[[str], "str | tuple[str, Sequence[int]] | None"]
@@ -40,8 +41,9 @@ class Named:
 
 
 def parameters_by_name(plan: Plan) -> dict[str, TensorDecision]:
-    """Checkpoint names and aliases -> the parameter, in the plan's order. Raises `ShardplanError` (`pipeline-plan`)."""
-    parameters = [tensor for tensor in one_mesh(plan).tensors if tensor.role == "parameter"]
+    """Checkpoint names and aliases -> the parameter, in the plan's order. Raises `ShardplanError` (`pipeline-plan`,
+    `padded-plan`)."""
+    parameters = [tensor for tensor in unpadded(one_mesh(plan)).tensors if tensor.role == "parameter"]
     found = {tensor.checkpoint: tensor for tensor in parameters}
     for tensor in parameters:
         for alias in tensor.aliases:

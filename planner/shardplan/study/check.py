@@ -19,13 +19,13 @@ from shardplan.plan.diff import diff_plans
 from shardplan.plan.document_diff import Difference, differences
 from shardplan.plan.encode import document, plain
 from shardplan.plan.file import read_signed, read_whole
+from shardplan.plan.finished import finished
 from shardplan.plan.legality import faults as illegal
 from shardplan.plan.signature import UnsignedError, signing_command
 from shardplan.plan.timeline import unscheduled
 from shardplan.plan.types import Plan
 from shardplan.planning.standing import OnProgress
 from shardplan.study.derive import NotDerivableError, derived
-from shardplan.study.finished import finished
 from shardplan.study.freshness import AS_RECORDED, Given, input_changes, model_now
 from shardplan.study.instance import read, recorded_request
 from shardplan.study.repair import NO_REPAIR, OTHER_SIZES, Repair, repair_of

@@ -8,12 +8,12 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
+from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.recipes import recipes_for
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.standing import OnProgress, Turn
-from shardplan.study.finished import finished
 
 BEST = "best"
 _UNLIMITED = 1 << 60

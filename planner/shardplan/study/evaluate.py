@@ -11,13 +11,13 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.agreement import require_agreement
+from shardplan.plan.finished import finished
 from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
 from shardplan.planning.reduction import Allowed
 from shardplan.planning.standing import OnProgress
-from shardplan.study.finished import finished
 
 _UNLIMITED = 1 << 60
 _SHOWN = 6

@@ -20,6 +20,7 @@ from shardplan.cost.named import parse_cost_model
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
+from shardplan.model.size_names import PAD, TRIP
 from shardplan.model.types import Model
 from shardplan.models import configured, described, factory_of, is_config, title_of_factory
 from shardplan.pipeline.manual.stages import ManualStages, read_stages, stages_asked_for, stages_in, stages_of
@@ -32,7 +33,6 @@ from shardplan.study.reuse import SECTIONS, Kept, constraints_of
 from shardplan.study.sources import sources_of
 
 DESCRIBED = "transformer:"
-TRIP = "trip:"
 _ADAPTER = "shardplan.torch.planning.factory"
 _HEAD = 4096
 
@@ -48,13 +48,14 @@ class Staging:
 @dataclass(frozen=True)
 class Instance:
     """What is planned: `cluster` has the mesh, or where that is to be chosen (`is_auto`) the devices. `staging`: None
-    for one mesh; `sources`: where all that was read from."""
+    for one mesh; `sources`: where all that was read from; `is_uneven`: sizes may be held as larger ones."""
 
     model: Model
     cluster: Cluster
     options: PlanOptions
     staging: Staging | None = None
     is_auto: bool = False
+    is_uneven: bool = False
     sources: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -73,7 +74,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
     attempt = Attempts()
     attempt.problems += (fault for faults in known.values() for fault in faults)
     cluster = attempt(lambda: _cluster(request)) if not {"mesh", "cluster", "devices"} & known.keys() else None
-    model = attempt(lambda: _model(request)) if not {"dims", "trips"} & known.keys() else None
+    model = attempt(lambda: _model(request)) if not {"dims", "trips", "pads"} & known.keys() else None
     constraints = attempt(lambda: read_all_constraints(request.constraints, request.pins))
     staging = attempt(lambda: _staging(request)) if "stages" not in known else None
     cost_model = attempt(lambda: parse_cost_model(request.cost_model))
@@ -100,7 +101,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
         effort=request.effort,
         target=request.target,
     )
-    return Instance(model, cluster, options, staging, request.is_auto, sources_of(request))
+    return Instance(model, cluster, options, staging, request.is_auto, request.uneven, sources_of(request))
 
 
 def as_read(request: Request) -> Request:
@@ -110,7 +111,7 @@ def as_read(request: Request) -> Request:
     stages = None if staging is None else "auto" if staging.stages is None else staging.stages
     constraints = instance.options.constraints
     return replace(
-        request, model=instance.model, dims={}, trips={}, constraints=constraints, pins=(), stages=stages
+        request, model=instance.model, dims={}, trips={}, pads={}, constraints=constraints, pins=(), stages=stages
     )  # fmt: skip
 
 
@@ -139,7 +140,23 @@ def recorded_request(plan: Plan, file: str, model: Model) -> Request:
 
 def load_model(given: str | Path, dims: Mapping[str, int]) -> Model:
     """The model of an ONNX file, of a `config.json`, of a description such as `transformer:llama3-70b`, or of a
-    factory such as `my_pkg.module:build`, called with `dims`. Raises `ShardplanError`."""
+    factory such as `my_pkg.module:build`, called with `dims`; with `pad:NAME` among these, with that dim held as so
+    large. Raises `ShardplanError`."""
+    pads = {name.removeprefix(PAD): size for name, size in dims.items() if name.startswith(PAD)}
+    found = _as_it_is(given, {name: size for name, size in dims.items() if not name.startswith(PAD)})
+    return _held_as(found, pads)
+
+
+def _held_as(model: Model, pads: Mapping[str, int]) -> Model:
+    """The model with these dims held as so large."""
+    if not pads:
+        return model
+    from shardplan.padding.padded import padded
+
+    return padded(model, pads)
+
+
+def _as_it_is(given: str | Path, dims: Mapping[str, int]) -> Model:
     text = str(given)
     if text.startswith(DESCRIBED):
         return described(text, dims)
@@ -180,13 +197,14 @@ def load_model_of(plan: Plan, file: str, path: str) -> Model:
 def _model(request: Request) -> Model:
     assert isinstance(request.dims, Mapping)
     assert isinstance(request.trips, Mapping)
+    assert isinstance(request.pads, Mapping)
     sizes = {**request.dims, **{TRIP + name: number for name, number in request.trips.items()}}
     if isinstance(request.model, str | Path):
-        return load_model(request.model, sizes)
+        return load_model(request.model, {**sizes, **{PAD + name: size for name, size in request.pads.items()}})
     if sizes:
         summary = f"the model is read already: '{next(iter(sizes))}' can no longer be bound"
         raise ShardplanError(error("bad-argument", summary, hint="give sizes to shardplan.model.read.read_model"))
-    return request.model
+    return _held_as(request.model, request.pads)
 
 
 def _cluster(request: Request) -> Cluster:

@@ -11,10 +11,10 @@ from shardplan.errors import Diagnostic, ShardplanError
 from shardplan.model.types import Model
 from shardplan.patterns import literal
 from shardplan.plan.diff import PlanDiff, diff_plans
+from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress
-from shardplan.study.finished import finished
 from shardplan.study.instance import read, recorded_request
 from shardplan.study.named import Named
 from shardplan.study.shares import Share, shares_of

@@ -29,6 +29,7 @@ from shardplan.pipeline.plan import Asked, plan_of
 from shardplan.pipeline.result import assemble_result
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.submeshes import Submesh
+from shardplan.plan.finished import finished
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_WHOLE
@@ -47,9 +48,8 @@ from shardplan.planning.reduction import Restrict
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.rules import model_rules
-from shardplan.study.finished import finished
 from shardplan.study.instance import DESCRIBED, load_model
-from shardplan.study.trained import as_run, as_trained
+from shardplan.study.trained import as_run, as_trained, loss_memory_bytes, with_sends
 
 _UNLIMITED = 1 << 60
 
@@ -156,8 +156,9 @@ def _fastest(
     plan = under(_UNLIMITED)
     if plan.summary.memory.total <= limit:
         return plan
+    room = limit - (loss_memory_bytes(plan, cluster.training) if loss else 0)
     try:
-        return under(limit)
+        return under(room)
     except InfeasibleError:
         return plan
 
@@ -188,7 +189,7 @@ def _pipeline(
         asked = replace(options, in_flight=held)
         room, loss, sharded = limit // parallelism.virtual, place == pieces - 1, parallelism.shards_parameters
         plans[place] = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss, sharded=sharded)
-    stands_for = [0, *[inner] * (pieces - 2), pieces - 1]
+    stands_for, transfers = [0, *[inner] * (pieces - 2), pieces - 1], Transfers(cluster)
     found = assemble_result(
         chain,
         [Cut(place, place + 1, 0, 0, 0) for place in range(pieces)],
@@ -196,10 +197,11 @@ def _pipeline(
         [plans[place] for place in stands_for],
         waiting,
         *_borders(chain, plans, stands_for, options),
-        Transfers(cluster),
+        transfers,
         options,
         schedule,
     )
+    found = with_sends(found, transfers, schedule, options.microbatches)
     plan = plan_of(Asked(model, cluster, options, schedule, stages), found)
     memory = tuple(_sum([plans[place].summary.memory for place in stands_for[at::stages]]) for at in range(stages))
     return Priced(parallelism, plan, memory, limit, options.microbatches)
@@ -353,9 +355,11 @@ BATCH = "batch"
 def best_beside(
     priced: Priced, model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
 ) -> Plan | None:
-    """The best plan without a pipeline on as many devices, with an axis for each link and in as few microbatches as
-    fit; None where none fits."""
-    profile = replace(profile_from_resolved(as_trained(cluster).resolved), training=cluster.training)
+    """The best plan without a pipeline on as many devices for the same trainer, with an axis for each link and in as
+    few microbatches as fit, or the configuration itself where that is faster; None where none fits."""
+    sharded = priced.parallelism.shards_parameters
+    profile = replace(profile_from_resolved(as_trained(cluster, sharded=sharded).resolved), training=cluster.training)
+    given = priced.plan if priced.fits and priced.parallelism.pipeline == 1 else None
     simple = Parallelism(data=priced.parallelism.devices)
     whole = make_cluster(profile, mesh_text(axes_of(simple, profile), profile))
     halves = (options.microbatches >> place for place in range(options.microbatches.bit_length()))
@@ -363,7 +367,8 @@ def best_beside(
         asked = replace(options, microbatches=microbatches, shard_optimizer=True, effort="quick")
         try:
             found = finished(Planner(model, whole, asked, on_progress, reasons=False).plan())
-            return as_run(found, whole, recomputed=options.remat == "full")
         except InfeasibleError:
             continue
-    return None
+        free = as_run(found, whole, recomputed=options.remat == "full", sharded=sharded)
+        return min((each for each in (given, free) if each), key=lambda plan: plan.summary.step_ns)
+    return given

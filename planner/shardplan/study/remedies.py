@@ -14,9 +14,9 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import ITEM, InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
+from shardplan.plan.finished import finished
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress, Standing
-from shardplan.study.finished import finished
 from shardplan.units import TIME, Measure, size
 
 _MICROBATCHES = (2, 4, 8, 16)

@@ -10,6 +10,7 @@ from typing import Final
 
 from shardplan.constraints.types import SECTIONS
 from shardplan.errors import ShardplanError
+from shardplan.model.size_names import PAD, TRIP
 from shardplan.models import title_of
 from shardplan.models.named import PREFIX
 from shardplan.plan.recorded import cluster_of
@@ -19,7 +20,7 @@ from shardplan.study.sources import found_path, source, sources
 
 _ASKED = ("mode", "optimizer", "shard_optimizer", "target", "remat", "microbatches", "schedule", "cost_model")
 """Fields of a request that are keys of a plan's model too."""
-_TRIP = "trip:"
+_FLAGS: Final = {TRIP: "--trip", PAD: "--pad"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,8 @@ def _asked(plan: Plan) -> Iterator[str]:
 def _sizes(plan: Plan) -> Iterator[str]:
     dims = plan.model.get("dims")
     for name, size in sorted(dims.items()) if isinstance(dims, Mapping) else ():
-        trip = str(name).startswith(_TRIP)
-        yield from ("--trip" if trip else "--dim", f"{str(name).removeprefix(_TRIP)}={size}")
+        prefix = next((prefix for prefix in _FLAGS if str(name).startswith(prefix)), "")
+        yield from (_FLAGS.get(prefix, "--dim"), f"{str(name).removeprefix(prefix)}={size}")
 
 
 def _memory(plan: Plan, file: str) -> Iterator[str]:

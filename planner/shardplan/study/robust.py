@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardplan.cluster.perturb import constants, perturbed
+from shardplan.cluster.perturb import COMPUTE, MEMORY, constants, perturbed
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError, error
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
+from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
 from shardplan.study.compare import Contender, compare_recipes
-from shardplan.study.finished import finished
 
 SPREAD = 0.15
 WORTH_HAVING = 0.01
@@ -47,16 +47,23 @@ class Slack:
 @dataclass(frozen=True, slots=True)
 class Robustness:
     """`regrets`: per draw, step of the plan over that of the best one there, less 1; ascending. `slacks`: one per
-    constant."""
+    constant. `spread`: the least and the most within which constants were drawn."""
 
     regrets: tuple[float, ...]
     slacks: tuple[Slack, ...]
+    spread: tuple[float, float] = (SPREAD, SPREAD)
 
 
-def drawn(cluster: Cluster, rng: np.random.Generator, spread: float = SPREAD) -> Cluster:
-    """`cluster` with every constant multiplied by its own factor, even on the logarithm, within the spread."""
-    wide = math.log1p(spread)
-    return perturbed(cluster, {name: math.exp(rng.uniform(-wide, wide)) for name in constants(cluster)})
+def drawn(cluster: Cluster, rng: np.random.Generator) -> Cluster:
+    """`cluster` with every constant multiplied by its own factor, even on the logarithm, within its spread."""
+    wide = {name: math.log1p(spread_of(cluster, name)) for name in constants(cluster)}
+    return perturbed(cluster, {name: math.exp(rng.uniform(-most, most)) for name, most in wide.items()})
+
+
+def spread_of(cluster: Cluster, constant: str) -> float:
+    """How far a constant (as in `constants`) may be off: as the profile was measured, else `SPREAD`."""
+    measured = cluster.spread.get({COMPUTE: COMPUTE, MEMORY: "memory"}.get(constant, constant.rpartition(" ")[0]))
+    return SPREAD if measured is None else float(measured)
 
 
 def robustness(
@@ -84,7 +91,8 @@ def robustness(
 
     regrets = sorted(regret_on(drawn(cluster, rng)) for _ in range(draws))
     slacks = tuple(_slack(name, lambda factors: regret_on(perturbed(cluster, factors))) for name in constants(cluster))
-    return Robustness(tuple(regrets), slacks)
+    spreads = [spread_of(cluster, name) for name in constants(cluster)]
+    return Robustness(tuple(regrets), slacks, (min(spreads), max(spreads)))
 
 
 def regret(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan) -> float:

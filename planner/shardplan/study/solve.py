@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from shardplan.advice.uneven import hold_unevenly
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError
+from shardplan.model.types import Model
 from shardplan.pipeline.plan import plan_stages
 from shardplan.plan.recorded import cluster_of
 from shardplan.plan.types import Plan
@@ -22,9 +26,11 @@ OnWarning = Callable[[Diagnostic], None]
 
 @dataclass(frozen=True)
 class Solved:
-    """`plan`, and the cluster that it is for; `trials`: what came of every logical mesh, where one was to be chosen."""
+    """`plan`, and the model and cluster that it is for (dims of the model may be held as larger ones). `trials`: what
+    came of every logical mesh, where one was to be chosen."""
 
     plan: Plan
+    model: Model
     cluster: Cluster
     trials: tuple[MeshTrial, ...] = ()
 
@@ -60,8 +66,20 @@ def solve(
 ) -> Solved:
     """`plan` for inputs that are read. `processes`: that search logical meshes side by side; `most_axes`: those with
     more are left out."""
+    started_s = time.monotonic()
     found = _solved(instance, on_progress, on_warning, processes, most_axes)
+    if instance.is_uneven:
+        model, plan = _held_unevenly(instance, found.plan, started_s, on_progress)
+        found = replace(found, model=model, plan=plan)
     return replace(found, plan=replace(found.plan, sources=instance.sources))
+
+
+def _held_unevenly(
+    instance: Instance, plan: Plan, started_s: float, on_progress: OnProgress | None
+) -> tuple[Model, Plan]:
+    options = instance.options
+    left_s = math.inf if options.time_limit is None else options.time_limit - (time.monotonic() - started_s)
+    return hold_unevenly(instance.model, instance.cluster, options, plan, left_s, on_progress)
 
 
 def _solved(
@@ -74,9 +92,9 @@ def _solved(
     model, cluster, options = instance.model, instance.cluster, instance.options
     if instance.staging is not None:
         schedule, stages = instance.staging.schedule, instance.staging.stages
-        return Solved(plan_stages(model, cluster, options, schedule, stages, on_warning, on_progress), cluster)
+        return Solved(plan_stages(model, cluster, options, schedule, stages, on_warning, on_progress), model, cluster)
     if not instance.is_auto:
-        return Solved(plan_model(model, cluster, options, on_progress, on_warning), cluster)
+        return Solved(plan_model(model, cluster, options, on_progress, on_warning), model, cluster)
     profile = profile_from_resolved(cluster.resolved)
     meshes = [text for text in logical_meshes(profile) if most_axes is None or len(text.split(",")) <= most_axes]
     deep = max(len(text.split(",")) for text in meshes) > 2  # small ones are solved before a process has begun
@@ -91,4 +109,4 @@ def _solved(
     if any(trial.reason == INTERRUPTED for trial in trials):
         best = replace(best, plan=replace(best.plan, summary=replace(best.plan.summary, outcome="interrupted")))
     assert best.plan is not None
-    return Solved(best.plan, cluster_of(best.plan, "the plan"), trials)
+    return Solved(best.plan, model, cluster_of(best.plan, "the plan"), trials)

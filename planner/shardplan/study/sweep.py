@@ -19,9 +19,9 @@ from shardplan.graph.options import Remat
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model
 from shardplan.pipeline.manual.stages import ManualStages
+from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.request import FIELDS, Request
-from shardplan.study.finished import finished
 from shardplan.study.instance import as_read, read
 from shardplan.study.solve import NoMeshError, solve
 from shardplan.text_files import read_text
@@ -174,7 +174,8 @@ def _point(model: Model, request: Combination, cluster: Cluster, plan: Plan) -> 
 
 
 def _tokens(model: Model) -> int:
-    """Elements of the first input of whole numbers; else rows of the first input."""
+    """Elements of the first input of whole numbers; else rows of the first input. Padding does not count."""
+    model = model if model.padding is None else model.padding.of
     inputs = [model.tensor(name) for name in model.inputs]
     whole = [tensor for tensor in inputs if tensor.dtype in ("int64", "int32") and tensor.shape]
     return whole[0].elements if whole else next((tensor.shape[0] for tensor in inputs if tensor.shape), 1)

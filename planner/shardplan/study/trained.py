@@ -11,7 +11,8 @@ clock. What a trainer does other than the schedule is stated by the profile, eac
     reduction   of gradients, where a trainer begins it after backward (`reduces_beside: false`)
 
 The host runs ahead of the device, within a microbatch and from one to the next, so the slower of the two counts; where
-both take about as long, each waits for the other now and then (`_TOGETHER`).
+both take about as long, each waits for the other now and then (`_TOGETHER`). Stages of a pipeline wait for what they
+hand on where a profile says so (`sends`): each of them once for every microbatch and direction.
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ from typing import Any
 
 from shardplan.cluster.mesh import cluster_from_resolved
 from shardplan.cluster.types import Cluster, Training
+from shardplan.pipeline.p2p import Transfers
+from shardplan.pipeline.result import PipelineResult
+from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.tied_weights import waited_ns
+from shardplan.plan.held import held_bytes_of
 from shardplan.plan.phases import Phase
 from shardplan.plan.step import StepSchedule
 from shardplan.plan.timeline import step_schedule
-from shardplan.plan.types import Move, Plan
+from shardplan.plan.types import Memory, Move, Plan
 from shardplan.units import NS_PER_S
 
 _TOGETHER = 3.0
@@ -48,7 +54,8 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
     attention = training.fsdp_attention if sharded and training.fsdp_attention is not None else training.attention
     given = {"attention": attention, "narrow": training.narrow, "grouped": training.grouped}
     gemm |= {name: value for name, value in given.items() if value is not None}
-    device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * training.memory)}
+    memory = training.fsdp_memory if sharded and training.fsdp_memory is not None else training.memory
+    device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * memory)}
     overlap = dict(resolved["overlap"]) | ({"kappa": training.fsdp_kappa} if sharded and training.fsdp_kappa else {})
     told = cluster_from_resolved({**resolved, "device": device, "overlap": overlap})
     return replace(told, training=training)
@@ -71,7 +78,10 @@ def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool
     alone_ns = round(scheduled.seconds * NS_PER_S)
     hidden_ns = round(_hidden(scheduled, training, recomputed=recomputed) * NS_PER_S)
     hidden_ns = max(0, min(hidden_ns, alone_ns - summary.compute_ns))
-    moved = training.loss_bytes * _logits(plan) if loss else 0.0
+    by_logit = training.loss_bytes
+    if sharded and training.fsdp_loss_bytes is not None:
+        by_logit = training.fsdp_loss_bytes
+    moved = by_logit * _logits(plan) if loss else 0.0
     loss_ns = round(moved / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency) * NS_PER_S)
     device_s = sum(phase.count * ran.seconds for phase, ran in scheduled.phases_ran() if phase.name != "update")
     device_ns = round(device_s * NS_PER_S) - hidden_ns + loss_ns
@@ -80,6 +90,7 @@ def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool
     step_ns = alone_ns - hidden_ns + loss_ns + late_ns + waited_ns
     changed = replace(
         summary,
+        memory=_with_loss(plan, training) if loss else summary.memory,
         step_ns=step_ns,
         objective_ns=step_ns,
         compute_ns=summary.compute_ns + loss_ns,
@@ -87,6 +98,31 @@ def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool
         step_bound_ns=min(summary.step_bound_ns, step_ns),
     )
     return replace(plan, summary=changed)
+
+
+def with_sends(found: PipelineResult, transfers: Transfers, schedule: Schedule, microbatches: int) -> PipelineResult:
+    """`found` with the step of a trainer whose stages wait for the share `sends` of what they hand on and are handed.
+
+    A stage sends one way while it is sent the other, so it waits for the slower of its two borders, and stages wait at
+    the same moments: a step of M microbatches on S stages has M + S - 1 such waits in each direction, not M for every
+    border.
+    """
+    share = transfers.cluster.training.sends
+    if share is None or not found.borders:
+        return found
+    handed = []
+    ends = zip(itertools.pairwise(found.parts), found.borders, found.sizes, strict=True)
+    for (mine, theirs), (source, target), (value, gradient) in ends:
+        there, back = transfers.send_receive(mine, theirs, target, value), 0
+        if gradient:
+            back = transfers.send_receive(theirs, mine, source, gradient).time_ns
+        handed.append(there.time_ns + back)
+    slower = [max(pair) for pair in itertools.pairwise([0, *handed, 0])]
+    costs = [plan.summary.step_ns + share * microbatches * wait for plan, wait in zip(found.plans, slower, strict=True)]
+    stages = len(costs) // schedule.pieces
+    step_ns = schedule.step([math.fsum(costs[place::stages]) for place in range(stages)], microbatches)
+    step_ns += waited_ns(found.tied)
+    return replace(found, step_ns=step_ns, bound_ns=min(found.bound_ns, step_ns))
 
 
 def _is_reduction(move: Move) -> bool:
@@ -99,6 +135,21 @@ def _logits(plan: Plan) -> float:
     outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
     cut = [[axis for axis, each in enumerate(tensor.layout.placements) if each.is_shard] for tensor in outputs]
     return sum(math.prod(tensor.shape) / plan.mesh.ways(axes) for tensor, axes in zip(outputs, cut, strict=True))
+
+
+def loss_memory_bytes(plan: Plan, training: Training) -> int:
+    """What the loss of one microbatch holds beside the logits and their gradient."""
+    microbatches = plan.model.get("microbatches", 1)
+    return round(training.loss_memory * _logits(plan) / float(str(microbatches)))
+
+
+def _with_loss(plan: Plan, training: Training) -> Memory:
+    """The memory of a plan whose logits go into a loss: more of it at the turn from forward to backward."""
+    memory, held, turn = plan.summary.memory, held_bytes_of(plan), len(plan.operators)
+    if not training.loss_memory or not turn:
+        return memory
+    at_the_turn = max(held[turn - 1 : turn + 1]) + loss_memory_bytes(plan, training)
+    return replace(memory, temporaries=memory.temporaries + max(0, at_the_turn - max(held)))
 
 
 def _started(phase: Phase, training: Training) -> float:

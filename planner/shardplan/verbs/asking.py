@@ -24,8 +24,10 @@ else:
     _Type = click.ParamType  # takes no argument before click 8.4
 
 MESH = ("mesh", "cluster")
+SIZES = ("dims", "trips", "pads")
+"""What a model is read with."""
 ASKED = (
-    "mode", "target", "dims", "trips", "optimizer", "shard_optimizer", "microbatches", "remat", "kv_cache_tokens",
+    "mode", "target", *SIZES, "optimizer", "shard_optimizer", "microbatches", "remat", "kv_cache_tokens",
 )  # fmt: skip
 WORKLOAD = (*MESH, *ASKED, "memory_limit")
 """What every verb that plans on one mesh asks for."""

@@ -32,7 +32,7 @@ _output_option = click.option(
 
 @click.group(short_help="Fit a cluster profile to measurements.")
 def calibrate() -> None:
-    """Fit a cluster profile to measurements on your machine: collectives, matrix products, a whole step."""
+    """Fit a cluster profile to measurements on your machine: collectives, matrix products, traces of a run, a step."""
 
 
 @calibrate.command()
@@ -99,6 +99,51 @@ def gemm(session: Session, /, table: str, cluster: str, output: str) -> int:
         emit(console, f"{len(products)} products, off by {100 * left:.1f} % on average")
 
     return _finish(session, {"profile": output, "products": len(products), "error": round(left, 4)}, output, show)
+
+
+@calibrate.command()
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path(path_type=str))
+@_base_option
+@_output_option
+@verb
+def trace(session: Session, /, traces: tuple[str, ...], cluster: str, output: str) -> int:
+    """Fit a profile to traces of torch.profiler, .json or .json.gz, of one rank or several.
+
+    Profile a few steps with ProfilerActivity.CPU and CUDA, record_shapes=True, and call export_chrome_trace. Matrix
+    products, operators bound by memory and every collective get a factor, measured over predicted, and their spread,
+    which `solve --robust` then draws constants within.
+    """
+    from shardplan.cluster.profile import load_profile
+    from shardplan.extras.calibration.kineto import read_traces
+    from shardplan.extras.calibration.traced import calibrate as fit
+
+    _refuse_two_documents(session, output)
+    base = load_profile(cluster)
+    text, factors = fit(read_traces(traces), base, _name_of(output, base.name))
+    _deliver(session, text, output)
+    rows = [
+        {
+            "kind": each.kind,
+            "level": each.level or None,
+            "kernels": each.count,
+            "factor": round(each.factor, 4),
+            "spread": round(each.spread, 4),
+        }
+        for each in factors
+    ]
+
+    def show(console: Console) -> None:
+        from shardplan.render.console import emit
+
+        for each in factors:
+            what = f"{each.kind} ({each.level})" if each.level else each.kind
+            emit(
+                console,
+                f"{what:<24}{each.factor:6.2f} times the predicted time, ±{100 * each.spread:.0f} %, "
+                f"of {each.count} kernels",
+            )
+
+    return _finish(session, {"profile": output, "factors": rows}, output, show)
 
 
 @calibrate.command()

@@ -10,8 +10,8 @@ import click
 
 from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.export.targets import TARGETS, Target, find_target
-from shardplan.verbs.asking import budget_option, request_options
-from shardplan.verbs.inputs import load_model, parse_dims
+from shardplan.verbs.asking import SIZES, budget_option, request_options
+from shardplan.verbs.inputs import load_model, parse_sizes
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, completing, verb
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _formats() -> str:
 )
 @click.option("-o", "--output", metavar="PATH", help="The file or folder to write; text goes to standard output else.")
 @click.option("--stage", type=int, metavar="N", help="Of a plan with stages: the stage to export (text formats only).")
-@request_options("dims", "trips")
+@request_options(*SIZES)
 @budget_option
 @verb
 def export(
@@ -54,6 +54,7 @@ def export(
     stage: int | None,
     dims: tuple[str, ...],
     trips: tuple[str, ...],
+    pads: tuple[str, ...],
 ) -> int:
     """Write the plan file PLAN in the format of another program. MODEL is what the plan was made for, where the format
     needs it.
@@ -62,6 +63,7 @@ def export(
     """
     from shardplan.export.notes import left_to_programs
     from shardplan.plan.file import read_plan
+    from shardplan.runtime.padding import unpadded
     from shardplan.runtime.stages import stage_plan
 
     if session.as_json and output == STANDARD_OUTPUT:
@@ -72,10 +74,12 @@ def export(
         attempt(lambda: _check_arguments(target, plan, model, output, stage))
     whole = attempt(lambda: read_plan(plan))
     planned = attempt(lambda: stage_plan(whole, stage)) if whole is not None else None
-    source = attempt(lambda: _source(model, parse_dims(dims, trips), planned)) if model is not None else None
+    source = attempt(lambda: _source(model, parse_sizes(dims, trips, pads), planned)) if model is not None else None
     attempt.finish()
     assert target is not None
     assert planned is not None
+    if not target.takes_padding:
+        unpadded(planned)
     exported = _run(target, planned, source, output)
     session.say_all((*exported.refused, *left_to_programs(planned, target.name)))
     if any(diagnostic.severity == "error" for diagnostic in exported.refused):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardplan.errors import ShardplanError, error
+from shardplan.model.size_names import PAD, TRIP
 
 if TYPE_CHECKING:
     from shardplan.model.types import Model
@@ -21,15 +22,17 @@ def load_model(given: str, dims: Mapping[str, int]) -> Model:
     return load(given, dims)
 
 
-def parse_dims(dims: Sequence[str], trips: Sequence[str] = ()) -> dict[str, int]:
-    """Sizes of `--dim` and `--trip` texts, loops as `trip:NAME`. Raises `ShardplanError` with all that are none."""
+def parse_sizes(dims: Sequence[str], trips: Sequence[str] = (), pads: Sequence[str] = ()) -> dict[str, int]:
+    """Sizes of `--dim`, `--trip` and `--pad` texts, loops as `trip:NAME`, what dims are held as as `pad:NAME`. Raises
+    `ShardplanError` with all that are none."""
     from shardplan.errors import ShardplanError
     from shardplan.request import checked, option_of
 
-    values, faults = checked({"dims": dims, "trips": trips}, option_of)
+    values, faults = checked({"dims": dims, "trips": trips, "pads": pads}, option_of)
     if faults:
         raise ShardplanError(*(fault for found in faults.values() for fault in found))
-    return {**values["dims"], **{f"trip:{name}": number for name, number in values["trips"].items()}}
+    prefixes = {"dims": "", "trips": TRIP, "pads": PAD}
+    return {prefixes[field] + name: number for field, named in values.items() for name, number in named.items()}
 
 
 def name_of_model(given: str) -> str:

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from shardplan.verbs.asking import MESH, budget_option, model_argument, request_options
-from shardplan.verbs.inputs import load_model, parse_dims
+from shardplan.verbs.asking import MESH, SIZES, budget_option, model_argument, request_options
+from shardplan.verbs.inputs import load_model, parse_sizes
 from shardplan.verbs.session import EXIT_DONE, Session, verb
 
 
 @click.command(short_help="List a model's operators and what no rule covers.")
 @model_argument
-@request_options("dims", "trips")
+@request_options(*SIZES)
 @click.option(
     "--format",
     "form",
@@ -33,6 +33,7 @@ def inspect(
     model: str,
     dims: tuple[str, ...],
     trips: tuple[str, ...],
+    pads: tuple[str, ...],
     form: str,
     output: str | None,
     **given: Any,
@@ -42,7 +43,7 @@ def inspect(
     With --format graphml, write its cost graph: operators and tensors, what their choices cost, and moves between; on
     --mesh of --cluster, for --mode.
     """
-    sizes = parse_dims(dims, trips)
+    sizes = parse_sizes(dims, trips, pads)
     if form == "graphml":
         return _write_cost_graph(session, model, sizes, output, given)
     if output:

@@ -25,6 +25,14 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
 @click.option("--dp", "data", type=int, metavar="N", help="Data-parallel ways.  [default: 1, or what --gpus leaves]")
 @_ways("cp", "context", "Context-parallel ways: the sequence is cut.")
 @_ways("ep", "expert", "Of the data-parallel ranks, so many hold different experts.")
+@click.option(
+    "--etp",
+    "expert_tensor",
+    type=int,
+    metavar="N",
+    help="Tensor-parallel ways of experts: those of --tp, or "
+    "1 for whole ones, which --ep then counts over --tp and --dp.  [default: --tp]",
+)
 @_ways("vp", "virtual", "Pieces of the model on each stage (interleaved schedule).")
 @click.option("--gpus", type=int, metavar="N", help="All devices: --dp is what the others leave of them.")
 @click.option("--zero", type=int, default=0, metavar="0|1|3", help="What data-parallel ranks shard: nothing, optimizer "
@@ -88,6 +96,9 @@ def _parallelism(given: dict[str, Any]) -> Any:
     from shardplan.planning.parallelism import Parallelism, bad
 
     ways = {key: given[key] for key in ("tensor", "pipeline", "context", "expert", "virtual", "zero", "sequence")}
+    if given["expert_tensor"] is not None and given["expert_tensor"] < 1:
+        raise ShardplanError(bad(f"--etp {given['expert_tensor']}", "a number of ways is at least 1"))
+    ways["expert_tensor"] = given["expert_tensor"] or 0
     data, gpus = given["data"], given["gpus"]
     others = max(1, ways["tensor"]) * max(1, ways["pipeline"]) * max(1, ways["context"])
     if gpus is not None and gpus != (data or gpus // others) * others:

@@ -22,7 +22,12 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
     help="A summary; a report for a browser; Slapo's table of specs and its schedule; or the graph, for Graphviz or as "
     "GraphML.",
 )
-@click.option("--all", "show_all", is_flag=True, help="Every parameter group and every move, not only the largest.")
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="Every parameter group and every move, not only the largest; with --format dot every copy of a block.",
+)
 @html_option
 @click.option(
     "--why",
@@ -59,7 +64,7 @@ def show(session: Session, /, plan: str, form: str, show_all: bool, **about_repo
     if form == "dot":
         from shardplan.render.dot import dot_text
 
-        session.write_text(dot_text(loaded))
+        session.write_text(dot_text(loaded, unfolded=show_all))
         return EXIT_DONE
     if form == "graphml":
         from shardplan.render.graphml import plan_graphml

@@ -45,7 +45,7 @@ _SOME_SECONDS = 0.01
 
 @click.command(short_help="Find the fastest plan that fits, and write it.")
 @model_argument
-@request_options(*WORKLOAD, *PIPELINE)
+@request_options(*WORKLOAD, *PIPELINE, "uneven")
 @option(
     "-o",
     "--output",
@@ -196,7 +196,7 @@ def _write(session: Session, order: _Order, answer: Solved) -> None:
     from shardplan.plan.encode import dumps
     from shardplan.plan.file import write_text
     from shardplan.render.meshes import show_meshes
-    from shardplan.render.solve import describe_outcome
+    from shardplan.render.solve import describe_outcome, padded_line
     from shardplan.units import Measure
 
     plan, text = answer.plan, dumps(answer.plan)
@@ -216,6 +216,7 @@ def _write(session: Session, order: _Order, answer: Solved) -> None:
                 staged=plan.pipeline is not None,
                 measure=measure,
                 replaced=replaced if written else "",
+                padded=padded_line(plan),
             )
         )
 
@@ -290,7 +291,7 @@ def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]
     instance = order.instance
     on_progress, done = session.begin("trying other constants"), itertools.count(1)
     found = robustness(
-        instance.model, answer.cluster, instance.options, answer.plan, order.draws,
+        answer.model, answer.cluster, instance.options, answer.plan, order.draws,
         lambda: on_progress(Standing(math.inf, -math.inf, doing=f"{next(done)} tried")),
     )  # fmt: skip
     if not order.is_piped:
@@ -308,7 +309,7 @@ def _advice(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any
     instance = _by_now(order.instance, session)
     left_s = math.inf if instance.options.time_limit is None else instance.options.time_limit
     session.begin("trying other sizes")
-    found = advise(instance.model, answer.cluster, order.instance.options, answer.plan, left_s)
+    found = advise(answer.model, answer.cluster, order.instance.options, answer.plan, left_s)
     if found:
         session.tell(lambda console: describe_advice(console, found))
     return {"advice": advice_record(found)}

@@ -13,7 +13,16 @@ import click
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.request import AUTO, option_of, term
 from shardplan.units import PS_PER_NS
-from shardplan.verbs.asking import FIXED, SEARCH, ask, budget_option, model_argument, profile_names, request_options
+from shardplan.verbs.asking import (
+    FIXED,
+    SEARCH,
+    SIZES,
+    ask,
+    budget_option,
+    model_argument,
+    profile_names,
+    request_options,
+)
 from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import (
     EXIT_DONE,
@@ -65,7 +74,7 @@ def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str,
 @_list_option("--remat", "remats", metavar="WORD,…", default=("none",), help="none, selective, full, auto.")
 @_list_option("--stages", metavar="auto|N,…", default=(), help="Pipelines too, of so many stages; 1 is none.")
 @request_options(
-    "schedule", "mode", "target", "dims", "trips", "optimizer", "shard_optimizer", "kv_cache_tokens", "memory_limit"
+    "schedule", "mode", "target", *SIZES, "optimizer", "shard_optimizer", "kv_cache_tokens", "memory_limit"
 )
 @request_options(*FIXED, *SEARCH, "strict")
 @option(

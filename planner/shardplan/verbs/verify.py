@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import Attempts, ShardplanError, error
-from shardplan.verbs.asking import budget_option, model_argument, request_options, seed_option
-from shardplan.verbs.inputs import load_model, parse_dims
+from shardplan.verbs.asking import SIZES, budget_option, model_argument, request_options, seed_option
+from shardplan.verbs.inputs import load_model, parse_sizes
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     help="Largest relative difference that is rounding.  [default: 1e-5; 1e-4 with operators of com.microsoft]",
 )
 @seed_option("Of the inputs, and of weights that the model lacks.")
-@request_options("dims", "trips")
+@request_options(*SIZES)
 @budget_option
 @verb
 def verify(
@@ -42,6 +42,7 @@ def verify(
     seed: int,
     dims: tuple[str, ...],
     trips: tuple[str, ...],
+    pads: tuple[str, ...],
     *,
     shrink: bool,
 ) -> int:
@@ -53,7 +54,7 @@ def verify(
     """
     from shardplan.render.verify import show_verification, verification_document
 
-    loaded, planned = _read(model, plan, dims, trips)
+    loaded, planned = _read(model, plan, dims, trips, pads)
     if (report := _declared(loaded, planned, rtol)) is None:
         session.begin("running")
         report, loaded = _run(model, loaded, planned, rtol, seed, shrink=shrink)
@@ -95,12 +96,14 @@ def _run(
     return verify_plan(loaded, planned, values, rtol=rtol, seed=seed), loaded
 
 
-def _read(model: str, plan: str, dims: tuple[str, ...], trips: tuple[str, ...]) -> tuple[Model, Plan]:
+def _read(
+    model: str, plan: str, dims: tuple[str, ...], trips: tuple[str, ...], pads: tuple[str, ...]
+) -> tuple[Model, Plan]:
     """Both files; the dims of the plan bind those of the model unless the command line says otherwise."""
     from shardplan.plan.file import read_plan
 
     attempt = Attempts()
-    given = attempt(lambda: parse_dims(dims, trips))
+    given = attempt(lambda: parse_sizes(dims, trips, pads))
     planned = attempt(lambda: read_plan(plan))
     loaded = None
     if given is not None:

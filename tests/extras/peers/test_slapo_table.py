@@ -124,9 +124,9 @@ def test_the_graph():
         '  "operator fc1" [label="fc1\\nMatMul m@gpu", style="rounded,filled", fillcolor=lightblue];\n'
         '  "operator gelu" [label="gelu\\nGelu x0@gpu"];\n'
         '  "operator fc2" [label="fc2\\nMatMul m@gpu", style="rounded,filled", fillcolor=lightblue];\n'
-        '  "tensor x" -> "operator fc1" [label="R → S(0)@gpu", color=red];\n'
+        '  "tensor x" -> "operator fc1" [label="R → S(0)@gpu"];\n'
         '  "operator fc1" -> "operator gelu" [label="S(0)@gpu"];\n'
         '  "operator gelu" -> "operator fc2" [label="S(0)@gpu"];\n'
-        '  "operator fc2" -> "tensor y" [label="S(0)@gpu → R", color=red];\n'
+        '  "operator fc2" -> "tensor y" [label="S(0)@gpu → R\\nforward: all-gather@gpu, 4 MiB", color=red];\n'
         "}\n"
     )

@@ -25,6 +25,7 @@ from shardplan.model.types import DTYPE_BITS, Model, Operator
 from shardplan.plan.types import Plan
 from shardplan.program import collectives
 from shardplan.program.lower import lower_program
+from shardplan.program.machine.compare import difference, scale_of
 from shardplan.program.machine.interpreter import run_operator
 from shardplan.program.machine.loops import LoopState, is_border
 from shardplan.program.reference.evaluate import reference, widen
@@ -251,7 +252,7 @@ class Machine:
 
     def _check(self, instruction: Transfer | Compute, value: Value, locals_: list[Array]) -> None:
         expected = self.whole[value.tensor]
-        scale = _scale(expected)
+        scale = scale_of(expected)
         try:
             found = collectives.unshard(locals_, value.layout, self.mesh, rtol=self.rtol, atol=self.rtol * scale)
         except ValueError as problem:
@@ -261,7 +262,7 @@ class Machine:
         if found.shape != expected.shape:
             self._differs(instruction, f"its shape is {found.shape}, not {expected.shape}", math.nan, value)
             return
-        worst = _difference(found, expected, scale)
+        worst = difference(found, expected, scale)
         self.report.worst = max(self.report.worst, worst)
         if not worst <= self.rtol:
             self._differs(instruction, "its elements differ", worst, value)
@@ -317,25 +318,3 @@ def _changes_segments(source: Layout, target: Layout) -> bool:
     before, after = source.dims(), target.dims()
     shared = {dim for dim, _ in before} & {dim for dim, _ in after}
     return any(dim in shared for dim, _ in before.keys() ^ after.keys())
-
-
-def _scale(array: Array) -> float:
-    """What the differences of small elements are measured by: the median size of the finite elements that are not 0."""
-    if array.dtype.kind not in "fc":
-        return 0.0
-    sizes = np.abs(array)
-    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-    return float(np.median(sizes)) if sizes.size else 0.0
-
-
-def _difference(found: Array, expected: Array, scale: float) -> float:
-    """Largest difference, relative to element plus scale of the tensor; infinite where only one is a number."""
-    if expected.dtype.kind == "V":  # numbers of few bits, which numpy does not have
-        found, expected = found.astype(np.float64), expected.astype(np.float64)
-    if expected.dtype.kind not in "fc":
-        return 0.0 if np.array_equal(found, expected) else math.inf
-    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
-    with np.errstate(all="ignore"):
-        relative = np.abs(found - expected) / (np.abs(expected) + scale)
-    relative = np.where(same, 0.0, relative)
-    return float(np.nan_to_num(relative.max(initial=0.0), nan=math.inf, posinf=math.inf))

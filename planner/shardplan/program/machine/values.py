@@ -1,4 +1,5 @@
-"""Values for everything a program loads: the model's own where its file has them, else seeded random ones.
+"""Values for everything a program loads: the model's own where its file has them, else seeded random ones; zeros where
+dims are padded.
 
 Random values are drawn so that nothing degenerates: weights of products are scaled by what they sum over, so that depth
 does not blow up; vectors (scales, biases, variances) lie around 1; indices lie within what they index; masks are mostly
@@ -19,6 +20,7 @@ from onnx import external_data_helper, numpy_helper
 from shardplan.errors import ShardplanError, error
 from shardplan.model.attributes import has_data, integer
 from shardplan.model.types import Model, Operator, Tensor
+from shardplan.program.padding import padded_values
 from shardplan.program.reference.evaluate import Array
 from shardplan.rules import model_rules
 from shardplan.rules.types import Rule
@@ -43,6 +45,8 @@ def random_values(
     Known constants keep their values. Every tensor is drawn from its own name and `seed`, so what else a model holds
     does not matter.
     """
+    if model.padding is not None:
+        return _padded(model, seed, given or {})
     rules = model_rules(model) if rules is None else rules
     given = given or {}
     made = {name for operator in model.operators for name in operator.outputs}
@@ -64,6 +68,18 @@ def random_values(
     return values
 
 
+def _padded(model: Model, seed: int, given: Mapping[str, Array]) -> dict[str, Array]:
+    """What the model as it is would get, with zeros where there is padding."""
+    padding = model.padding
+    assert padding is not None
+    drawn = random_values(padding.of, seed)
+    values = {name: array for name, array in drawn.items() if name in model.tensors}
+    values = {
+        name: padded_values(np.asarray(v), name, model.tensors[name].shape, padding) for name, v in values.items()
+    }
+    return values | {name: np.asarray(array) for name, array in model.constants.items()} | dict(given)
+
+
 def stored_values(path: str | Path, model: Model) -> dict[str, Array]:
     """Values of parameters and large constants of `model` that the file at `path`, or a file beside it, holds."""
     return dict(iterate_stored(path, model))
@@ -71,7 +87,7 @@ def stored_values(path: str | Path, model: Model) -> dict[str, Array]:
 
 def iterate_stored(path: str | Path, model: Model) -> Iterator[tuple[str, Array]]:
     """`stored_values` one after the other, by name, so that external data is in memory once at most."""
-    path = Path(path)
+    path, padding = Path(path), model.padding
     graph = onnx.load(path, load_external_data=False).graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     constants = (node for node in graph.node if node.op_type == "Constant")
@@ -84,7 +100,8 @@ def iterate_stored(path: str | Path, model: Model) -> Iterator[tuple[str, Array]
     for name, (initializer, perm) in sorted(wanted.items()):
         array = _stored(stored.get(initializer), path.parent)
         if array is not None:
-            yield name, array.transpose(perm) if perm else array
+            whole = array.transpose(perm) if perm else array
+            yield name, whole if padding is None else padded_values(whole, name, model.tensors[name].shape, padding)
 
 
 def _stored(tensor: onnx.TensorProto | None, folder: Path) -> Array | None:

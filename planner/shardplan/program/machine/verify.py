@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.program.machine.pipeline import verify_pipeline
-from shardplan.program.machine.run import Machine, Report, runnable_program, usual_rtol
+from shardplan.program.machine.run import Machine, Mismatch, Report, runnable_program, usual_rtol
 from shardplan.program.machine.values import random_values
+from shardplan.program.machine.whole import padded_differs
 from shardplan.program.types import Array
 from shardplan.rules import model_rules
 
@@ -29,4 +30,19 @@ def verify_plan(
     microbatches = plan.model.get("microbatches", 1)
     assert isinstance(microbatches, int)
     values = random_values(model, seed, rules, given)
-    return Machine(program, values, rtol or usual_rtol(model), microbatches).run()
+    report = Machine(program, values, rtol or usual_rtol(model), microbatches).run()
+    if model.padding is not None and not model.trips and report.mismatch is None:
+        _compare_with_unpadded(model, seed, report)
+    return report
+
+
+def _compare_with_unpadded(model: Model, seed: int, report: Report) -> None:
+    """Note in `report` where the padded model makes another result than the model as it is."""
+    assert model.padding is not None
+    name, error = padded_differs(model, random_values(model.padding.of, seed))
+    report.values += len(model.outputs)
+    report.worst = max(report.worst, error)
+    if error > report.rtol:
+        report.mismatch = Mismatch(
+            name, "", "padding", "made", (), "the model without padding makes another value", error
+        )

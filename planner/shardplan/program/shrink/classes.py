@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -57,6 +58,22 @@ def relate(model: Model, rules: Sequence[Rule]) -> Classes:
     return classes
 
 
+def alike_in_copies(model: Model, classes: Classes) -> Classes:
+    """The same where every copy of a repeated block has the sizes of the first: heads of all layers are one size."""
+    factors: dict[int, set[str]] = defaultdict(set)
+    for node in list(classes.parent):
+        if isinstance(node[0], int):
+            factors[node[0]].add(str(node[1]))
+    for block in model.blocks:
+        for copy in block.copies[1:]:
+            for index, first in zip(copy, block.copies[0], strict=True):
+                for factor in sorted(factors[index] & factors[first]):
+                    classes.join((index, factor), (first, factor))
+    classes.fixed = {classes.find(node) for node in classes.fixed}
+    classes.bound = {classes.find(node) for node in classes.bound}
+    return classes
+
+
 def _relate_dim(
     classes: Classes, model: Model, rule: Rule, number: int, operator: Operator, place: Place, dim: Dim
 ) -> None:
@@ -98,7 +115,7 @@ def _dims(model: Model, operator: Operator, rule: Rule) -> Iterator[tuple[Place,
     """Every dim larger than 1 around an operator: its part of the equation (None without a rule), and whether it is
     the dim of a scan, which is as long before as after."""
     names = (*operator.inputs, *operator.outputs)
-    equation = _spread(model, operator, rule)
+    equation = spread_equation(model, operator, rule)
     patterns = [None] * len(names) if equation is None else [*equation.operands, *equation.results]
     for position, (name, pattern) in enumerate(zip(names, patterns, strict=True)):
         for place, size in enumerate(model.tensors[name].shape if name else ()):
@@ -108,7 +125,8 @@ def _dims(model: Model, operator: Operator, rule: Rule) -> Iterator[tuple[Place,
                 yield (name, place), dim, scans
 
 
-def _spread(model: Model, operator: Operator, rule: Rule) -> Equation | None:
+def spread_equation(model: Model, operator: Operator, rule: Rule) -> Equation | None:
+    """The equation of an operator with its stars written out for the ranks around it; None where it has none."""
     if not rule.equation:
         return None
     ranks = [

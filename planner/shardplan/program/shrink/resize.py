@@ -57,7 +57,7 @@ def resized(model: Model, rules: Sequence[Rule], sizes: Sizes) -> Model:
             tensors[name] = Tensor(name, array.shape, array.dtype.name, "constant")
             constants[name] = array
         operators.append(replace(operator, inputs=tuple(inputs), attributes=local.attributes))
-    scaled = replace(model, operators=tuple(operators), tensors=tensors, constants=constants)
+    scaled = replace(model, operators=tuple(operators), tensors=tensors, constants=constants, padding=None)
     return replace(scaled, constants=_within_limits(model, scaled))
 
 

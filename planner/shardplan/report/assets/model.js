@@ -21,6 +21,7 @@ function modelView(report) {
     el("div", { class: "tools" }, input, note, el("span", { class: "grow" }),
       mesh.axes.map((axis, number) => el("span", {}, el("i", { class: "dot", style: { background: axisColor(number) } }), axis.name)),
       el("button", { type: "button", on: { click: all(true) } }, "unfold all"), el("button", { type: "button", on: { click: all(false) } }, "fold all")),
+    el("div", { class: "columns soft", "aria-hidden": "true" }, el("span", {}, "copies"), el("span", {}, "block"), el("span", {}, "split over"), el("span", {}), el("span", {}, "compute + exposed")),
     boxes.map((box) => box.node));
 }
 function segmentBox(report, segment, longest) {

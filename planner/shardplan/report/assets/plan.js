@@ -4,12 +4,13 @@ function costs(report) {
   return report.unit ? (value) => `${value.toLocaleString("en")} ${report.unit}` : duration;
 }
 const partColor = (name, axis) => (axis >= 0 ? axisColor(axis) : name === "compute" ? "var(--compute)" : name === "bubble" ? "var(--bubble)" : "var(--other)");
-function stepCard(report) {
+// `whole`: what the full width of the bar stands for, where two plans are compared
+function stepCard(report, whole = 0) {
   const { step, bound, gap, parts, overlapped } = report.summary, format = costs(report);
-  const whole = Math.max(step, parts.reduce((sum, [, value]) => sum + value, 0)) || 1;
+  const width = Math.max(whole, step, parts.reduce((sum, [, value]) => sum + value, 0)) || 1;
   return el("div", { class: "card" }, el("h3", {}, "Step"),
     el("div", { class: "big" }, format(step)), el("div", { class: "soft" }, gap >= 0.0005 ? `optimality gap ${percent(gap)} (lower bound ${format(bound)})` : "optimal"),
-    bar(parts.map(([name, value, axis]) => [name, value, partColor(name, axis)]), whole, format, "step"),
+    bar(parts.map(([name, value, axis]) => [name, value, partColor(name, axis)]), width, format, "step"),
     overlapped ? el("p", { class: "soft" }, `overlapped communication ${format(overlapped)}`) : null);
 }
 function memoryCard(summary) {

@@ -1,5 +1,5 @@
 "use strict";
-const LANE = 34, RULER = 22, LABELS = 150;
+const LANE = 34, RULER = 22, LABELS = innerWidth < 700 ? 84 : 150;
 const [T_NAME, T_STREAM, T_START, T_LENGTH, T_PHASE, T_BYTES, T_EXPOSED, T_AFTER, T_BEFORE, T_CRITICAL] = [...Array(10).keys()];
 // One window of time that the charts below each other share
 function timeWindow(length) {
@@ -61,10 +61,14 @@ function ruler(pen, view, { width, x }) {
   const step = 10 ** Math.floor(Math.log10((view.to - view.from) / 4));
   const tick = [1, 2, 5, 10].map((by) => by * step).find((by) => (view.to - view.from) / by <= 8);
   pen.fillStyle = css("--soft"); pen.strokeStyle = css("--line"); pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "middle";
+  let written = 0;
   for (let at = Math.ceil(view.from / tick) * tick; at <= view.to; at += tick) {
     pen.beginPath(); pen.moveTo(x(at), RULER - 6); pen.lineTo(x(at), 4000); pen.stroke();
     const text = duration(Math.round(at)), room = pen.measureText(text).width;
-    pen.fillText(text, Math.min(x(at) + 3, width - room - 2), 9);
+    const left = Math.min(x(at) + 3, width - room - 2);
+    if (left < written) continue;
+    pen.fillText(text, left, 9);
+    written = left + room + 6;
   }
 }
 function lanes(view, schedule, names, axesOf) {
@@ -83,7 +87,7 @@ function lanes(view, schedule, names, axesOf) {
     const colors = new Map(), filled = (name) => { if (!colors.has(name)) colors.set(name, name.startsWith("--") ? css(name) : name); return colors.get(name); };
     const critical = css("--bad"), text = css("--text");
     streams.forEach((tasks, lane) => {
-      const y = RULER + lane * LANE;
+      const y = RULER + lane * LANE, labels = [];
       let drawn = -1;
       for (let at = first(lane, view.from - longest[lane]); at < tasks.length && tasks[at][T_START] <= view.to; at += 1) {
         const task = tasks[at], from = Math.max(LABELS, frame.x(task[T_START])), to = frame.x(task[T_START] + task[T_LENGTH]);
@@ -92,10 +96,13 @@ function lanes(view, schedule, names, axesOf) {
         pen.fillStyle = filled(color(task));
         pen.fillRect(from, y + 4, Math.max(0.5, to - from - (to - from > 3 ? 0.6 : 0)), LANE - 12);
         if (task[T_CRITICAL]) { pen.fillStyle = critical; pen.fillRect(from, y + LANE - 7, Math.max(0.5, to - from), 2.5); }
-        if (to - from > 60) {
-          pen.save(); pen.beginPath(); pen.rect(from, y, to - from - 4, LANE); pen.clip();
-          pen.fillStyle = filled("--card"); pen.font = "11px system-ui, sans-serif"; pen.fillText(names[task[T_NAME]], from + 4, y + 4 + (LANE - 12) / 2); pen.restore();
-        }
+        if (to - from > 60) labels.push([names[task[T_NAME]], from, to]);
+      }
+      // on top of what was drawn later: small transfers are sent in the middle of a large one
+      pen.fillStyle = filled("--card"); pen.font = "11px system-ui, sans-serif";
+      for (const [label, from, to] of labels) {
+        pen.save(); pen.beginPath(); pen.rect(from, y, to - from - 4, LANE); pen.clip();
+        pen.fillText(label, from + 4, y + 4 + (LANE - 12) / 2); pen.restore();
       }
       pen.fillStyle = css("--card"); pen.fillRect(0, y, LABELS - 4, LANE);
       pen.fillStyle = text; pen.font = "12px system-ui, sans-serif"; pen.fillText(schedule.streams[lane].replace("communication: ", ""), 0, y + LANE / 2 - 2, LABELS - 10);
@@ -148,9 +155,9 @@ function memoryChart(view, memory, names) {
   return chart(view, height, `memory over the step, at most ${bytes(memory.peak + memory.rest)}`, paint, about);
 }
 function scheduleTools(view) {
-  const middle = () => (view.from + view.to) / 2, button = (label, act) => el("button", { type: "button", on: { click: act } }, label);
+  const middle = () => (view.from + view.to) / 2, button = (label, act, name) => el("button", { type: "button", "aria-label": name, on: { click: act } }, label);
   return el("div", { class: "tools" }, button("zoom in", () => view.zoom(0.5, middle())), button("zoom out", () => view.zoom(2, middle())),
-    button("◀", () => view.shift((view.from - view.to) / 3)), button("▶", () => view.shift((view.to - view.from) / 3)), button("whole step", () => view.zoom(1e9, 0)),
+    button("◀", () => view.shift((view.from - view.to) / 3), "earlier"), button("▶", () => view.shift((view.to - view.from) / 3), "later"), button("whole step", () => view.zoom(1e9, 0)),
     el("span", { class: "soft" }, "Drag to move, double click or Shift + wheel to zoom, arrows and + − on the keyboard. Red: the critical path."));
 }
 function taskTable(schedule, names) {

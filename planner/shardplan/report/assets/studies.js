@@ -1,7 +1,8 @@
 "use strict";
 const signed = (value, format) => el("span", { class: value > 0 ? "up" : value < 0 ? "down" : "soft" }, value === 0 ? "same" : `${value > 0 ? "+" : ""}${format(value)}`);
 function diffView(report) {
-  const sides = report.sides.map((side, number) => el("div", {}, el("h3", {}, number ? "New" : "Old", ": ", el("code", {}, side.file)), el("p", { class: "soft" }, side.line), stepCard({ ...side, unit: "" }), el("div", { style: { height: "10px" } }), memoryCard(side.summary)));
+  const longest = Math.max(...report.sides.map((side) => side.summary.step));
+  const sides = report.sides.map((side, number) => el("div", {}, el("h3", {}, number ? "New" : "Old", ": ", el("code", {}, side.file)), el("p", { class: "soft" }, side.line), stepCard({ ...side, unit: "" }, longest), el("div", { style: { height: "10px" } }), memoryCard(side.summary)));
   const effects = [...report.effects.map((row) => [...row, row[0] === "memory" ? bytes : duration]), ...report.held.map((row) => [...row, bytes])];
   return [
     section("summary", "Side by side", el("div", { class: "grid" }, sides), report.causes.length ? el("div", { class: "card", style: { marginTop: "14px" } }, el("h3", {}, "Asked for differently"), el("ul", {}, report.causes.map((text) => el("li", {}, text)))) : null),
@@ -21,35 +22,69 @@ function diffView(report) {
 }
 const sizes = (mesh) => mesh.split(/,| x /).map((part) => part.split("=").pop()).join("x");
 const asked = (point) => [sizes(point.mesh), point.microbatches > 1 ? `${point.microbatches} microbatches` : "", point.remat !== "none" ? point.remat : "", point.stages ? `stages ${point.stages}` : ""].filter(Boolean).join(", ");
-// Memory over time, both logarithmic; the front is joined and labelled
+// A few round numbers between two, for a logarithmic axis; of sizes as multiples of a power of 1024
+function ticks(low, high, base) {
+  const unit = base ? base ** Math.floor(Math.log(high) / Math.log(base)) : 1, found = [];
+  if (high < 8 * low) {
+    const rough = (high - low) / unit / 4 || 1, power = 10 ** Math.floor(Math.log10(rough));
+    const step = unit * power * [1, 2, 2.5, 5, 10].find((by) => by * power >= rough);
+    for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(at);
+    return found;
+  }
+  for (let power = 10 ** Math.floor(Math.log10(low / unit)); power * unit <= high; power *= 10)
+    for (const by of high < 100 * low ? [1, 2, 5] : [1]) if (by * power * unit >= low && by * power * unit <= high) found.push(by * power * unit);
+  return found;
+}
+// Points at one place, which have a mark together
+function together(points) {
+  const places = new Map();
+  for (const one of points) {
+    const key = `${one.cluster} ${one.step} ${one.memory} ${one.mesh}`;
+    places.set(key, [...(places.get(key) || []), one]);
+  }
+  return [...places.values()];
+}
+// Memory over step, both logarithmic; what is best is filled and labelled
 function pareto(points) {
-  const width = 900, height = 420, pad = { left: 84, right: 40, top: 20, bottom: 40 };
+  const width = 900, height = 420, pad = { left: 84, right: 40, top: 24, bottom: 44 };
   const scale = (values, from, to) => {
     const low = Math.log(Math.min(...values) || 1) - 0.06, high = Math.log(Math.max(...values) || 1) + 0.06;
     return (value) => from + ((Math.log(value || 1) - low) / (high - low)) * (to - from);
   };
   const x = scale(points.map((one) => one.step), pad.left, width - pad.right), y = scale(points.map((one) => one.memory || 1), height - pad.bottom, pad.top);
-  const clusters = [...new Set(points.map((one) => one.cluster))].sort(), front = points.filter((one) => one.best).sort((a, b) => a.step - b.step);
-  const marks = points.map((one) => {
-    const group = svg("g", { tabindex: one.best ? 0 : -1 }, svg("title", {}, `${one.cluster} ${asked(one)}: ${duration(one.step)}, ${bytes(one.memory)}, ${one.devices} devices`),
-      svg("circle", { cx: x(one.step), cy: y(one.memory), r: one.best ? 6 : 4, fill: one.best ? axisColor(clusters.indexOf(one.cluster)) : "none", stroke: axisColor(clusters.indexOf(one.cluster)), "stroke-width": 1.6 }));
-    return tipped(group, `${one.cluster}, ${asked(one)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${one.devices} devices${one.tokens ? `\n${Math.round(one.tokens).toLocaleString("en")} tokens/s` : ""}`);
+  const clusters = [...new Set(points.map((one) => one.cluster))].sort();
+  const words = (many) => [...new Set(many.map(asked))].join(" or ");
+  const marks = together(points).map((many) => {
+    const one = many.find((each) => each.best) || many[0], color = axisColor(clusters.indexOf(one.cluster));
+    const group = svg("g", { tabindex: one.best ? 0 : -1, role: "img", "aria-label": `${one.cluster} ${words(many)}: ${duration(one.step)}, ${bytes(one.memory)}, ${one.devices} devices` },
+      svg("circle", { cx: x(one.step), cy: y(one.memory), r: one.best ? 6 : 4, fill: one.best ? color : "none", stroke: color, "stroke-width": 1.6 }));
+    return tipped(group, `${one.cluster}, ${words(many)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${one.devices} devices${one.tokens ? `\n${Math.round(one.tokens).toLocaleString("en")} tokens/s` : ""}`);
   });
-  let last = -Infinity;
-  const labels = front.filter((one) => { const at = y(one.memory); const free = Math.abs(at - last) > 13; if (free) last = at; return free; })
-    .map((one) => svg("text", x(one.step) > 0.7 * width ? { x: x(one.step) - 9, y: y(one.memory) + 4, class: "strong", "text-anchor": "end" } : { x: x(one.step) + 9, y: y(one.memory) + 4, class: "strong" }, `${clusters.length > 1 ? `${one.cluster} ` : ""}${asked(one)}`));
-  const ends = (values, format) => [Math.min(...values), Math.max(...values)].map(format);
-  const [quick, slow] = ends(points.map((one) => one.step), duration), [little, much] = ends(points.map((one) => one.memory), bytes);
-  const lines = svg("g", { stroke: "var(--line)" }, svg("line", { x1: pad.left - 6, x2: width - pad.right, y1: height - pad.bottom, y2: height - pad.bottom }), svg("line", { x1: pad.left - 6, x2: pad.left - 6, y1: pad.top, y2: height - pad.bottom }));
-  return el("div", {}, svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "memory per device over step; the table below has the same points", width: "100%" }, lines, marks, labels,
-    svg("text", { x: pad.left, y: height - 14 }, quick), svg("text", { x: width - pad.right - 40, y: height - 14 }, slow), svg("text", { x: (width - pad.right) / 2, y: height - 14, class: "strong" }, "step"),
-    svg("text", { x: 4, y: height - pad.bottom }, little), svg("text", { x: 4, y: pad.top + 8 }, much), svg("text", { x: 4, y: (height - pad.bottom) / 2, class: "strong" }, "memory")),
+  const taken = [];
+  const labels = together(points).filter((many) => many.some((one) => one.best)).map((many) => {
+    const [one] = many, at = [x(one.step), y(one.memory)], left = at[0] > 0.7 * width;
+    const text = `${clusters.length > 1 ? `${one.cluster} ` : ""}${words(many)}`, room = 6.2 * text.length;
+    const box = [left ? at[0] - 9 - room : at[0] + 9, left ? at[0] - 9 : at[0] + 9 + room];
+    if (taken.some(([from, to, high]) => Math.abs(high - at[1]) < 13 && from < box[1] && box[0] < to)) return null;
+    taken.push([...box, at[1]]);
+    return svg("text", { x: at[0] + (left ? -9 : 9), y: at[1] + 4, class: "strong", "text-anchor": left ? "end" : "start" }, text);
+  });
+  const ends = (values) => [Math.min(...values) || 1, Math.max(...values) || 1];
+  const steps = ticks(...ends(points.map((one) => one.step))), sizes = ticks(...ends(points.map((one) => one.memory)), 1024);
+  const lines = svg("g", { stroke: "var(--line)" },
+    steps.map((ns) => svg("line", { x1: x(ns), x2: x(ns), y1: pad.top, y2: height - pad.bottom, "stroke-dasharray": "2 4" })),
+    sizes.map((size) => svg("line", { x1: pad.left - 6, x2: width - pad.right, y1: y(size), y2: y(size), "stroke-dasharray": "2 4" })),
+    svg("line", { x1: pad.left - 6, x2: width - pad.right, y1: height - pad.bottom, y2: height - pad.bottom }), svg("line", { x1: pad.left - 6, x2: pad.left - 6, y1: pad.top, y2: height - pad.bottom }));
+  return el("div", {}, svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "memory per device over step; the table below has the same points", width: "100%", class: "wide" }, lines, marks, labels,
+    steps.map((ns) => svg("text", { x: x(ns), y: height - pad.bottom + 16, "text-anchor": "middle" }, duration(Math.round(ns)))),
+    sizes.map((size) => svg("text", { x: pad.left - 12, y: y(size) + 4, "text-anchor": "end" }, bytes(size))),
+    svg("text", { x: (width - pad.right) / 2, y: height - 6, class: "strong" }, "step"), svg("text", { x: 4, y: 12, class: "strong" }, "memory of a device")),
   el("ul", { class: "legend" }, clusters.map((name, number) => el("li", {}, el("i", { style: { background: axisColor(number) } }), name)), el("li", { class: "soft" }, "filled: no other plan is as good in step, memory and devices")));
 }
 function sweepView(report) {
   const points = [...report.points].sort((a, b) => b.best - a.best || a.step - b.step), priced = points.some((one) => one.cost !== null && one.cost !== undefined);
   return [
-    points.length ? section("chart", "Memory over time", el("div", { class: "card" }, pareto(points))) : null,
+    points.length ? section("chart", "Memory over step", el("div", { class: "card scroll" }, pareto(points))) : null,
     section("points", "Plans", el("div", { class: "card" }, sortable(points, [
       { label: "cluster", value: (one) => one.cluster }, { label: "mesh", value: (one) => one.mesh }, { label: "microbatches", value: (one) => one.microbatches, number: true },
       { label: "rematerialisation", value: (one) => one.remat }, { label: "stages", value: (one) => one.stages }, { label: "devices", value: (one) => one.devices, number: true },

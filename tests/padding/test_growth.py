@@ -2,10 +2,10 @@
 
 import pytest
 
-from shardplan.advice.growth import grown
-from shardplan.advice.sizes import alike_in_copies, rounded_up
+from shardplan.advice.sizes import rounded_up
 from shardplan.layout.mesh import Axis, Mesh
-from shardplan.program.shrink.classes import relate
+from shardplan.padding.growth import grown
+from shardplan.program.shrink.classes import alike_in_copies, relate
 from shardplan.rules import model_rules
 from shardplan.study.instance import load_model
 

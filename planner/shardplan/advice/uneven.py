@@ -1,0 +1,57 @@
+"""Sizes that axes do not divide, held as larger ones where that makes the step shorter: shards of unequal size."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import Final
+
+from shardplan.advice.advise import Asked
+from shardplan.cluster.types import Cluster
+from shardplan.errors import ShardplanError
+from shardplan.graph.options import PlanOptions
+from shardplan.model.size_names import PAD
+from shardplan.model.types import Model
+from shardplan.plan.types import Plan
+from shardplan.planning import plan_model
+from shardplan.planning.standing import OnProgress
+
+MOST_SIZES: Final = 3
+"""That are held as larger ones in one plan: each is planned for."""
+
+
+def hold_unevenly(
+    model: Model,
+    cluster: Cluster,
+    options: PlanOptions,
+    plan: Plan,
+    left_s: float = math.inf,
+    on_progress: OnProgress | None = None,
+) -> tuple[Model, Plan]:
+    """`model` and `plan`, or a faster plan and what it is for: the model with sizes held as larger ones (see
+    `shardplan.padding`).
+
+    One size after another is chosen: that which promises the shortest step. `left_s`: seconds that are left of a time
+    limit. Ends early where the user says so.
+    """
+    ends_s = time.monotonic() + left_s
+    for _ in range(MOST_SIZES):
+        is_over = plan.summary.outcome == "interrupted" or time.monotonic() >= ends_s
+        if is_over or not options.cost_model.is_ours or not plan.summary.step_ns:
+            break
+        quick = replace(options, effort="quick", strict=False)
+        best = Asked(model, cluster, quick, plan, ends_s).best_size(is_held=True)
+        if best is None:
+            break
+        size, held = best
+        held = replace(held, dims={**held.dims, PAD + size.place: size.new})
+        limit = max(0.01, ends_s - time.monotonic()) if math.isfinite(ends_s) else None
+        try:
+            found = plan_model(held, cluster, replace(options, time_limit=limit), on_progress)
+        except ShardplanError:
+            break
+        if found.summary.step_ns >= plan.summary.step_ns:
+            break
+        model, plan = held, found
+    return model, plan

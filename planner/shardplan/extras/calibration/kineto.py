@@ -1,0 +1,170 @@
+"""Traces of `torch.profiler` (Chrome trace events, as Kineto writes them): what ran on the device, and for how long.
+
+Kernels name the operator that started them (`External id`), and operators, where the profiler was told to record
+shapes, their sizes. Kernels of NCCL say themselves what they move: the collective, its elements, and the ranks of its
+group. What has neither, and copies between host and device, is left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardplan.errors import ShardplanError, error
+from shardplan.units import US_PER_S
+
+_DTYPES: Mapping[str, tuple[str, int]] = {
+    "c10::BFloat16": ("bfloat16", 2), "c10::Half": ("float16", 2), "float": ("float", 4), "double": ("double", 8),
+    "BFloat16": ("bfloat16", 2), "Half": ("float16", 2), "Float": ("float", 4), "Double": ("double", 8),
+    "bfloat16": ("bfloat16", 2), "float16": ("float16", 2), "float32": ("float", 4),
+    "c10::Float8_e4m3fn": ("float8e4m3fn", 1), "long int": ("int64", 8), "int": ("int32", 4), "bool": ("bool", 1),
+    "unsigned char": ("uint8", 1), "Byte": ("uint8", 1), "Char": ("int8", 1), "Int": ("int32", 4), "Long": ("int64", 8),
+}  # fmt: skip
+"""Type of an operand as operators have it, and of a collective as its kernels have it -> ONNX name, bytes."""
+_COLLECTIVES = {
+    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "_allgather_base": "all_gather",
+    "allgather": "all_gather", "allgather_into_tensor_coalesced": "all_gather", "all_gather": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter", "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter", "all_to_all": "all_to_all", "all_to_allv": "all_to_all",
+    "alltoall_base": "all_to_all", "send": "permute", "recv": "permute",
+}  # fmt: skip
+_PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_scaled_mm", "aten::linear"})
+_PASSES = {
+    "aten::add": 1, "aten::add_": 1, "aten::mul": 1, "aten::mul_": 1, "aten::div": 1, "aten::sub": 1, "aten::gelu": 1,
+    "aten::silu": 1, "aten::relu": 1, "aten::sigmoid": 1, "aten::tanh": 1, "aten::copy_": 0, "aten::_softmax": 1,
+    "aten::native_layer_norm": 1, "aten::gelu_backward": 1, "aten::silu_backward": 1, "aten::neg": 1, "aten::pow": 1,
+    "aten::rsqrt": 1, "aten::exp": 1, "aten::_fused_rms_norm": 1, "aten::native_dropout": 1,
+}  # fmt: skip
+"""Operators that are bound by memory -> results of the size of their largest operand that they write; a copy reads one
+of its two operands and writes the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One thing that ran, `seconds` long. `kind`: `product`, `memory`, or a collective. Of a product `sizes` are rows,
+    columns and summed, of `count` at once; `moved_bytes`: what it reads and writes, or the payload of a collective as
+    in `layout.Collective.share`; `ranks`: of the collective's group."""
+
+    kind: str
+    seconds: float
+    dtype: str
+    moved_bytes: float
+    sizes: tuple[int, int, int] = (0, 0, 0)
+    count: int = 1
+    ranks: tuple[int, ...] = ()
+
+
+def read_traces(files: Iterable[str]) -> list[Ran]:
+    """What ran, of all traces. Raises `ShardplanError` (`bad-trace`) for what is no trace or has no kernels."""
+    return [each for file in files for each in ran_in(_document(file), file)]
+
+
+def _document(file: str) -> Any:
+    try:
+        content = Path(file).read_bytes()
+        return json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+    except (OSError, ValueError, EOFError) as problem:
+        hint = "give what torch.profiler's export_chrome_trace wrote, as .json or .json.gz"
+        raise ShardplanError(error("bad-trace", f"no trace can be read: {problem}", file=file, hint=hint)) from None
+
+
+def ran_in(document: Any, file: str) -> list[Ran]:
+    """What ran, of one trace that is read. Raises as `read_traces`."""
+    listed = document.get("traceEvents") if isinstance(document, dict) else document
+    events = listed if isinstance(listed, list) else []
+    whole = [_Event(each) for each in events if isinstance(each, dict) and each.get("ph") == "X"]
+    kernels = [event for event in whole if event.category == "kernel" and event.seconds > 0]
+    if not kernels:
+        hint = "profile a few steps with ProfilerActivity.CUDA and record_shapes=True"
+        raise ShardplanError(error("bad-trace", "no kernel of a device is in this trace", file=file, hint=hint))
+    operators = {event.external: event for event in whole if event.category == "cpu_op" and event.external is not None}
+    busy: dict[int, float] = {}
+    found = []
+    for event in kernels:
+        if (moved := _collective(event)) is not None:
+            found.append(moved)
+        elif event.external in operators:
+            busy[event.external] = busy.get(event.external, 0.0) + event.seconds
+    computed = (_operator(operators[number], seconds) for number, seconds in sorted(busy.items()))
+    return [*found, *(each for each in computed if each is not None)]
+
+
+class _Event:
+    """A complete event; what is missing or odd in it is as if absent."""
+
+    def __init__(self, event: Mapping[str, Any]) -> None:
+        args = event.get("args")
+        self.args: Mapping[str, Any] = args if isinstance(args, dict) else {}
+        self.name, self.category = str(event.get("name", "")), str(event.get("cat", "")).lower()
+        length = event.get("dur", 0)
+        self.seconds = float(length) / US_PER_S if isinstance(length, (int, float)) and math.isfinite(length) else 0.0
+        number = self.args.get("External id")
+        self.external = number if isinstance(number, int) else None
+
+    def shapes(self) -> list[tuple[tuple[int, ...], str, int]]:
+        """Shape, type and bytes of an element of every operand that is a tensor."""
+        dims, types = self.args.get("Input Dims"), self.args.get("Input type")
+        if not isinstance(dims, list) or not isinstance(types, list):
+            return []
+        return [
+            (tuple(shape), *_DTYPES[kind])
+            for shape, kind in zip(dims, types, strict=False)
+            if kind in _DTYPES and isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+        ]
+
+
+def _collective(event: _Event) -> Ran | None:
+    kind = _COLLECTIVES.get(str(event.args.get("Collective name", "")))
+    dtype, width = _DTYPES.get(str(event.args.get("dtype", "")), ("", 0))
+    sizes = [event.args.get(name) for name in ("In msg nelems", "Out msg nelems")]
+    ranks = _ranks(event.args)
+    if kind is None or not width or len(ranks) < 2 or not all(isinstance(size, int) for size in sizes):
+        return None
+    elements = sizes[1] if kind == "all_gather" else sizes[0]
+    return Ran(kind, event.seconds, dtype, float(int(elements or 0) * width), ranks=ranks) if elements else None
+
+
+def _ranks(args: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of the group: as listed, or as many as there are where the list is cut short."""
+    listed, size = str(args.get("Process Group Ranks", "")), args.get("Group size")
+    found = tuple(int(word) for word in listed.strip("[]").split(",") if word.strip().isdecimal())
+    if isinstance(size, int) and len(found) != size:
+        return tuple(range(size)) if not found or "..." not in listed or len(found) < 2 else _continued(found, size)
+    return found
+
+
+def _continued(begun: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """A list of ranks that was cut short, carried on by its stride."""
+    stride = max(1, begun[1] - begun[0])
+    return tuple(begun[0] + stride * place for place in range(size))
+
+
+def _operator(event: _Event, seconds: float) -> Ran | None:
+    tensors = event.shapes()
+    if event.name in _PRODUCTS:
+        return _product(event.name, tensors, seconds)
+    if event.name in _PASSES and tensors:
+        sizes = [math.prod(shape) * width for shape, _, width in tensors]
+        return Ran("memory", seconds, tensors[0][1], float(sum(sizes) + _PASSES[event.name] * max(sizes)))
+    return None
+
+
+def _product(name: str, tensors: list[tuple[tuple[int, ...], str, int]], seconds: float) -> Ran | None:
+    factors = [each for each in tensors if len(each[0]) >= 2]
+    if name in ("aten::addmm", "aten::baddbmm") and len(factors) > 2:
+        factors = factors[1:]  # what is added
+    if len(factors) < 2:
+        return None
+    (left, dtype, width), (right, _, other) = factors[:2]
+    columns = right[0] if name == "aten::linear" else right[-1]
+    count = left[0] if len(left) == 3 and name.endswith("bmm") else 1
+    rows, summed = math.prod(left[:-1]) // count, left[-1]
+    if min(rows, columns, summed) < 1:
+        return None
+    moved = math.prod(left) * width + math.prod(right) * other + count * rows * columns * width
+    return Ran("product", seconds, dtype, float(moved), (rows, columns, summed), count)

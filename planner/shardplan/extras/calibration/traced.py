@@ -1,0 +1,165 @@
+"""A profile fitted to what ran in a trace: how far measured times are from its prices, kind by kind, and their spread.
+
+Every kind (matrix products, work bound by memory, each collective on each level of links) gets one factor: the median
+of measured over predicted seconds, of kernels long enough that their start does not matter. A kernel of NCCL runs until
+the last rank has come; of equal collectives only the fastest quarter counts. The spread of a kind is half of what lies
+between its quartiles, over the median, at least `_LEAST_SPREAD`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardplan.cluster.build import Profile
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import profile_from_text
+from shardplan.cluster.types import Level
+from shardplan.cost.collectives import CollectiveModel
+from shardplan.cost.compute import ComputeModel
+from shardplan.errors import ShardplanError, error
+from shardplan.extras.calibration.kineto import Ran
+from shardplan.extras.calibration.text import Plain, profile_text
+
+_LONG_S = 20e-6
+_LEAST_SPREAD, _MOST_SPREAD = 0.01, 1.0
+_FEWEST = 3
+_QUARTER = 4
+_ETA_MOST = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """`factor`: measured over predicted seconds, of `count` kernels; `spread`: relative, around it; `level`: of the
+    links, empty for work of a device."""
+
+    kind: str
+    level: str
+    count: int
+    factor: float
+    spread: float
+
+
+def calibrate(ran: Sequence[Ran], base: Profile, name: str) -> tuple[str, list[Factor]]:
+    """The text of a profile that extends `base` by what ran, and the factors that it applies.
+
+    Raises `ShardplanError` (`too-few-measurements`) where no kind has three long kernels.
+    """
+    ratios: dict[tuple[str, str], list[float]] = {}
+    compute = ComputeModel(make_cluster(base))
+    for each in ran:
+        if each.seconds >= _LONG_S and each.kind in ("product", "memory"):
+            ratios.setdefault((each.kind, ""), []).append(each.seconds / _computed(compute, each))
+    ratios |= _collectives(ran, base)
+    factors = [
+        Factor(kind, level, len(found), statistics.median(found), _spread(found))
+        for (kind, level), found in sorted(ratios.items())
+        if len(found) >= _FEWEST
+    ]
+    if not factors:
+        summary = f"no kind of operator or collective has {_FEWEST} kernels of {_LONG_S * 1e6:.0f} us or more"
+        hint = "profile whole steps with record_shapes=True, which operators need for their sizes"
+        raise ShardplanError(error("too-few-measurements", summary, hint=hint))
+    text = profile_text(name, base.name, _keys(factors, base), [])
+    profile_from_text(text, name)  # a profile that cannot be read is a defect, found here
+    return text, factors
+
+
+def _computed(model: ComputeModel, each: Ran) -> float:
+    flops, moved, *sizes = np.array(
+        [[2.0 * each.count * math.prod(each.sizes)], [each.moved_bytes], *([size] for size in each.sizes)]
+    )
+    if each.kind == "memory":
+        return float(model.seconds("elementwise", each.dtype, flops, moved)[0])
+    return float(model.seconds("gemm", each.dtype, flops, moved, *sizes)[0])
+
+
+def _collectives(ran: Sequence[Ran], base: Profile) -> Mapping[tuple[str, str], list[float]]:
+    """By collective and level: measured over predicted seconds, of the fastest quarter of equal ones."""
+    equal: dict[tuple[str, tuple[int, ...], float], list[float]] = {}
+    for each in ran:
+        if each.ranks and each.seconds >= _LONG_S:
+            equal.setdefault((each.kind, each.ranks, each.moved_bytes), []).append(each.seconds)
+    found: dict[tuple[str, str], list[float]] = {}
+    for (kind, ranks, payload), seconds in sorted(equal.items()):
+        level, predicted = _moved(base, kind, ranks, payload)
+        fastest = sorted(seconds)[: max(1, len(seconds) // _QUARTER)]
+        found.setdefault((kind, level), []).extend(each / predicted for each in fastest)
+    return found
+
+
+def _moved(base: Profile, kind: str, ranks: Sequence[int], payload: float) -> tuple[str, float]:
+    """The outermost level that a group of ranks crosses, and the seconds that the profile has for it."""
+    joined = base.levels[0].devices or len(ranks)
+    machines = len({rank // joined for rank in ranks})
+    inside = max(1, len(ranks) // machines)
+    names = [axis.name for axis in base.axes]
+    if machines == 1 or len(base.levels) == 1:
+        mesh, axes, level = f"{names[-1]}={len(ranks)}", [0], base.levels[0]
+    else:
+        siblings = max(1, joined // inside)
+        mesh, axes = f"{names[0]}={machines},{names[-1]}0={siblings},{names[-1]}1={inside}", [0, 2]
+        level = base.levels[-1]
+    model = CollectiveModel(make_cluster(base, mesh))
+    return level.name, model.seconds(kind, tuple(axes), payload)  # type: ignore[arg-type]
+
+
+def _spread(ratios: Sequence[float]) -> float:
+    """Half of what lies between the quartiles, over the median."""
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return min(_MOST_SPREAD, max(_LEAST_SPREAD, (high - low) / 2 / middle))
+
+
+def _keys(factors: Sequence[Factor], base: Profile) -> Plain:
+    """Efficiencies over their factors; the widest spread of every constant that `--robust` moves."""
+    by_kind = {(each.kind, each.level): each for each in factors}
+    device: Plain = {}
+    if product := by_kind.get(("product", "")):
+        gemm = base.device.gemm
+        reached = gemm.e * gemm.sustained / product.factor
+        device["gemm"] = {"e": round(min(1.0, reached), 4), "sustained": 1.0}
+    if memory := by_kind.get(("memory", "")):
+        device["mem_efficiency"] = round(min(1.0, base.device.memory_efficiency / memory.factor), 4)
+    levels = {
+        level.name: found
+        for level, plain in zip(base.levels, base.resolved["levels"], strict=True)  # type: ignore[call-overload]
+        if (found := _rates(level, plain, [each for each in factors if each.level == level.name]))
+    }
+    spread: dict[str, float] = {}
+    for each in factors:
+        constant = each.level or {"product": "compute"}.get(each.kind, each.kind)
+        spread[constant] = max(spread.get(constant, 0.0), round(each.spread, 4))
+    sections = {"device": device, "levels": levels, "spread": spread}
+    return {key: value for key, value in sections.items() if value}
+
+
+def _rates(level: Level, plain: Mapping[str, Any], factors: Sequence[Factor]) -> Plain:
+    """Efficiency and bus bandwidth of every collective: of those that were not measured, off as far as the median of
+    those that were, since a collective may be put together from others."""
+    if not factors:
+        return {}
+    others = statistics.median(each.factor for each in factors)
+    known = {each.kind: each.factor for each in factors}
+    known.setdefault("nvls", known.get("all_reduce", others))
+    eta = {kind: plain["eta"].get(kind, plain["eta"].get("default", 1.0)) for kind in known if kind != "nvls"}
+    keys: Plain = {
+        "eta": {
+            kind: _over(value, known.get(kind, others), _ETA_MOST) for kind, value in ({**plain["eta"], **eta}).items()
+        }
+    }
+    if level.busbw:
+        rates = plain["busbw_gbps"].items()
+        keys["busbw_gbps"] = {kind: _over(value, known.get(kind, others)) for kind, value in rates}
+    return keys
+
+
+def _over(value: Any, factor: float, most: float = float("inf")) -> Any:
+    """A number, or all in a table by ranks, over a factor."""
+    if isinstance(value, Mapping):
+        return {int(ranks): _over(entry, factor, most) for ranks, entry in value.items()}
+    return round(min(most, float(value) / factor), 4)

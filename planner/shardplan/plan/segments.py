@@ -1,0 +1,97 @@
+"""A plan's operators in order, with neighbouring copies of a block that are decided alike folded into one segment."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+from shardplan.folding import folded
+from shardplan.plan.types import Move, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`copies`: (module path, indices of its operators), each decided as the first; outside of blocks one, with no
+    path."""
+
+    copies: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def is_block(self) -> bool:
+        return bool(self.copies[0][0])
+
+
+def label(segment: Segment, plan: Plan) -> str:
+    """`transformer.h.{0-10}`: the module paths of a block's copies; `embed … Cast`: the ends of what stands between."""
+    paths = [path for path, _ in segment.copies]
+    if segment.is_block:
+        return folded(paths, [path for copies, _ in plan.blocks for path in copies])
+    (_, indices), operators = segment.copies[0], plan.operators
+    ends = dict.fromkeys(operators[index].module or operators[index].op_type for index in (indices[0], indices[-1]))
+    return " … ".join(ends)
+
+
+def moves_by_edge(plan: Plan) -> dict[tuple[str, str], list[Move]]:
+    """The moves that take time, by tensor and reader."""
+    found: dict[tuple[str, str], list[Move]] = {}
+    for move in plan.moves:
+        if move.time_ns:
+            found.setdefault((move.tensor, move.reader), []).append(move)
+    return found
+
+
+def segments(plan: Plan) -> list[Segment]:
+    """Every operator is in one copy of one segment, in program order."""
+    decisions = _Decisions(plan)
+    found: list[Segment] = []
+    last: Hashable = None
+    for path, indices in _pieces(plan):
+        now = tuple(decisions.of(index) for index in indices) if path else None
+        if path and found and found[-1].is_block and now == last:
+            found[-1] = Segment((*found[-1].copies, (path, indices)))
+        else:
+            found.append(Segment(((path, indices),)))
+        last = now
+    return found
+
+
+def _pieces(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Copies of blocks, and the operators between two of them."""
+    copies = {
+        indices[0]: (path, indices)
+        for paths, many in plan.blocks
+        for path, indices in zip(paths, many, strict=True)
+        if indices
+    }
+    inside = {index for _, indices in copies.values() for index in indices}
+    loose: list[int] = []
+    for index in range(len(plan.operators)):
+        if index in copies:
+            if loose:
+                yield "", tuple(loose)
+                loose = []
+            yield copies[index]
+        elif index not in inside:
+            loose.append(index)
+    if loose:
+        yield "", tuple(loose)
+
+
+class _Decisions:
+    """What is decided for an operator, and what is moved for it, without names."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._tensors = {tensor.name: tensor for tensor in plan.tensors}
+        self._moves = moves_by_edge(plan)
+
+    def of(self, index: int) -> Hashable:
+        operator = self._plan.operators[index]
+        reads = [self._operand(name, operator.name) for name in operator.inputs]
+        makes = [self._operand(name, "") for name in operator.outputs]
+        return (operator.op_type, operator.equation, operator.split, operator.reads, operator.makes, *reads, *makes)
+
+    def _operand(self, name: str, reader: str) -> Hashable:
+        tensor = self._tensors.get(name)
+        moved = tuple((move.phase, move.source, move.target, move.kind) for move in self._moves.get((name, reader), ()))
+        return (tensor.layout, tensor.served, tensor.saved, tensor.recomputed, moved) if tensor else moved

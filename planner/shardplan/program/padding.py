@@ -1,0 +1,29 @@
+"""Values of a model in which dims are held as larger ones, from those of the model as it is, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardplan.model.types import Padding
+from shardplan.program.types import Array
+
+
+def padded_values(array: Array, name: str, shape: Sequence[int], padding: Padding) -> Array:
+    """`array`, a value of the model, as the larger model has it in `shape`: zeros where there is padding."""
+    made = np.zeros(shape, array.dtype)
+    made[_indices(name, shape, padding)] = array
+    return made
+
+
+def real_values(array: Array, name: str, padding: Padding) -> Array:
+    """Of a value of the larger model, what the model has."""
+    made: Array = array[_indices(name, array.shape, padding)]
+    return made
+
+
+def _indices(name: str, shape: Sequence[int], padding: Padding) -> tuple[Array, ...]:
+    along = (padding.real.get((name, dim)) for dim in range(len(shape)))
+    chosen = [np.arange(size) if one is None else np.flatnonzero(one) for one, size in zip(along, shape, strict=True)]
+    return np.ix_(*chosen)

@@ -1,0 +1,157 @@
+"""Profiles from traces of `torch.profiler`: `shardplan.extras.calibration.kineto` and `traced`."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile, profile_from_text
+from shardplan.cost.collectives import CollectiveModel
+from shardplan.cost.compute import ComputeModel
+from shardplan.errors import ShardplanError
+from shardplan.extras.calibration.kineto import ran_in, read_traces
+from shardplan.extras.calibration.traced import calibrate
+from shardplan.study.robust import SPREAD, drawn, spread_of
+
+BASE = load_profile("h100-dgx")
+BF16 = "c10::BFloat16"
+
+
+def kernel(seconds, external=None, **args):
+    args |= {} if external is None else {"External id": external}
+    return {"ph": "X", "cat": "kernel", "name": "some_kernel", "ts": 1, "dur": seconds * 1e6, "args": args}
+
+
+def operator(name, external, dims, types=(BF16, BF16)):
+    args = {"External id": external, "Input Dims": dims, "Input type": list(types)}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": 0, "dur": 5, "args": args}
+
+
+def collective(name, seconds, elements, ranks, gathered=1):
+    return kernel(
+        seconds,
+        **{
+            "Collective name": name, "In msg nelems": elements, "Out msg nelems": elements * gathered,
+            "dtype": "BFloat16", "Group size": len(ranks), "Process Group Ranks": str(list(ranks)),
+        },
+    )  # fmt: skip
+
+
+def made(*, products=1.0, memory=1.0, sent=1.0, noise=0.0, seed=0):
+    """A trace of a machine on which everything takes so many times what the profile says."""
+    rng, cluster, events = np.random.default_rng(seed), make_cluster(BASE), []
+    compute, links = ComputeModel(cluster), CollectiveModel(make_cluster(BASE, "8"))
+
+    def off():
+        return float(np.exp(rng.normal(0, noise)))
+
+    for number, size in enumerate((2048, 4096, 6144, 8192) * 8):
+        moved = 2.0 * 3 * size * size
+        seconds = float(compute.seconds("gemm", "bfloat16", 2.0 * size**3, moved, size, size, size))
+        events += [operator("aten::mm", number, [[size, size], [size, size]])]
+        half = seconds * products * off() / 2
+        events += [kernel(half, number), kernel(half, number)]
+    for number, size in enumerate((1 << 26, 1 << 27) * 8, start=1000):
+        seconds = float(compute.seconds("elementwise", "bfloat16", 0.0, 2.0 * 3 * size))
+        events += [operator("aten::add", number, [[size], [size]]), kernel(seconds * memory * off(), number)]
+    for elements in (1 << 24, 1 << 25, 1 << 26):
+        seconds = links.seconds("all_reduce", (0,), 2.0 * elements)
+        late = (1.0, 1.0, 1.4, 2.0)  # ranks that come late make the others wait
+        events += [collective("allreduce", seconds * sent * wait, elements, range(8)) for wait in late]
+    return {"traceEvents": events}
+
+
+def factors_of(document):
+    text, factors = calibrate(ran_in(document, "trace.json"), BASE, "mine")
+    return profile_from_text(text, "mine"), {(each.kind, each.level): each for each in factors}
+
+
+@pytest.mark.parametrize(("products", "memory", "sent"), [(1.0, 1.0, 1.0), (1.25, 1.1, 1.5), (1.1, 1.6, 1.05)])
+def test_the_factors_of_a_machine_are_found(products, memory, sent):
+    profile, found = factors_of(made(products=products, memory=memory, sent=sent))
+    assert found["product", ""].factor == pytest.approx(products, rel=1e-3)
+    assert found["product", ""].count == 32
+    assert found["memory", ""].factor == pytest.approx(memory, rel=1e-3)
+    assert found["all_reduce", "up"].factor == pytest.approx(sent, rel=1e-3)
+    cluster = make_cluster(profile)
+    whole = ComputeModel(cluster).seconds("gemm", "bfloat16", 2.0 * 8192**3, 0.0, 8192.0, 8192.0, 8192.0)
+    before = ComputeModel(make_cluster(BASE)).seconds("gemm", "bfloat16", 2.0 * 8192**3, 0.0, 8192.0, 8192.0, 8192.0)
+    assert float(whole) == pytest.approx(products * float(before), rel=0.01)
+    assert cluster.device.memory_efficiency == pytest.approx(BASE.device.memory_efficiency / memory, rel=1e-3)
+
+
+def test_prices_of_the_fitted_profile_are_what_was_measured():
+    """What was not measured is off as far as what was."""
+    profile, _ = factors_of(made(sent=1.5))
+    for kind, times in (("all_reduce", 1.5), ("all_to_all", 1.5)):
+        before, after = (
+            CollectiveModel(make_cluster(each, "8")).seconds(kind, (0,), float(1 << 30)) for each in (BASE, profile)
+        )
+        assert after / before == pytest.approx(times, rel=0.05)
+
+
+def test_spread_is_written_and_robustness_draws_within_it():
+    profile, found = factors_of(made(noise=0.2))
+    cluster = make_cluster(profile, "2x8")
+    assert 0.08 < found["product", ""].spread < 0.25
+    assert cluster.spread["compute"] == round(found["product", ""].spread, 4)
+    assert spread_of(cluster, "compute") == cluster.spread["compute"]
+    assert spread_of(cluster, "up latency") == cluster.spread["up"] == 0.01
+    assert spread_of(cluster, "net bandwidth") == SPREAD
+    assert "spread" not in cluster.resolved
+    few = [drawn(cluster, np.random.default_rng(seed)) for seed in range(40)]
+    links = [each.levels[0].link_bytes_per_s / cluster.levels[0].link_bytes_per_s for each in few]
+    assert max(links) <= 1.01 + 1e-9
+    assert min(links) >= 1 / 1.01 - 1e-9
+    assert max(links) > 1.005
+
+
+def test_groups_between_machines_are_of_the_outer_level():
+    def sent(ranks):
+        _, factors = calibrate(
+            ran_in([collective("_allgather_base", 0.01, 1 << 22, ranks, 16)] * 12, "t"), BASE, "mine"
+        )
+        return [(each.kind, each.level) for each in factors]
+
+    assert sent(range(16)) == [("all_gather", "net")]
+    assert sent(range(8)) == [("all_gather", "up")]
+    assert sent((0, 8, 16, 24)) == [("all_gather", "net")]
+
+
+def test_the_payload_is_that_of_the_whole():
+    gathered, scattered = ran_in(
+        [
+            collective("_allgather_base", 0.01, 1000, range(8), gathered=8),
+            collective("_reduce_scatter_base", 0.01, 8000, range(8)),
+        ],
+        "t",
+    )
+    assert gathered.moved_bytes == scattered.moved_bytes == 16000
+
+
+def test_what_cannot_be_placed_is_left_out():
+    odd = [
+        kernel(1e-3), kernel(1e-3, 7), operator("aten::nonzero", 7, [[4]]), operator("aten::mm", 8, [[4, 4], []]),
+        kernel(1e-3, 8), {"ph": "X", "cat": "kernel", "dur": "long"}, {"ph": "M"}, 7, kernel(float("nan"), 9),
+        kernel(1e-3, **{"Collective name": "broadcast", "dtype": "Float", "Group size": 2}),
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "args": {"External id": 9, "Input Dims": "?"}},
+    ]  # fmt: skip
+    assert ran_in(odd, "t") == []
+    with pytest.raises(ShardplanError, match="no kind of operator or collective has 3 kernels"):
+        calibrate([], BASE, "mine")
+
+
+def test_files_may_be_packed_and_what_is_no_trace_is_refused(tmp_path):
+    plain, packed, other = tmp_path / "a.json", tmp_path / "b.json.gz", tmp_path / "c.json"
+    text = json.dumps(made())
+    plain.write_text(text)
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert read_traces([str(plain)]) == read_traces([str(packed)])
+    for content, told in (("{", "no trace can be read"), ('{"traceEvents": []}', "no kernel of a device"), ("3", "no")):
+        other.write_text(content)
+        with pytest.raises(ShardplanError, match=told):
+            read_traces([str(other)])
+    with pytest.raises(ShardplanError, match="no trace can be read"):
+        read_traces([str(tmp_path / "absent.json")])

@@ -1,0 +1,175 @@
+"""A model in which a dim is held as a larger one computes what the model computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from node_cases import NodeCase, collect
+from node_reference import evaluate
+
+import shardplan
+from shardplan.errors import ShardplanError
+from shardplan.padding import neutral
+from shardplan.padding.padded import pad_class, padded
+from shardplan.plan.file import read_plan
+from shardplan.program.machine.values import random_values
+from shardplan.program.machine.verify import verify_plan
+from shardplan.program.machine.whole import padded_differs
+from shardplan.program.padding import padded_values, real_values
+from shardplan.program.shrink.classes import relate
+from shardplan.rules import model_rules
+from shardplan.study.instance import load_model
+
+SMALL = "transformer:layers=2,hidden=60,heads=5,head_size=12,batch=3,seq=8,vocab=61"
+SAMPLE = (
+    "matmul", "gemm", "einsum", "softmax", "layernormalization", "reducemean", "reducemax", "reduceprod", "reducel2",
+    "argmax", "transpose", "reshape", "slice", "split", "concat", "gather", "cumsum", "convtranspose", "lstm",
+    "softmax_cross_entropy_loss", "attention", "averagepool", "batch_normalization",
+)  # fmt: skip
+NEGATIVE = frozenset({"test_gather_elements_negative_indices", "test_gather_negative_indices"})
+"""Indices that count from the end of a dim, which is elsewhere when it is padded."""
+
+
+def growths(case: NodeCase):
+    """Every way to hold a dim of a test case as one or two larger: the model, or why there is none."""
+    model = case.model
+    rules = model_rules(model)
+    classes = relate(model, rules)
+    dims = ((name, dim, size) for name, tensor in model.tensors.items() for dim, size in enumerate(tensor.shape))
+    roots = {classes.find((name, dim)): size for name, dim, size in dims if size > 1 and name not in model.constants}
+    for root, size in roots.items():
+        if root not in classes.fixed:
+            yield pad_class(model, rules, classes, root, size + 1)
+
+
+def outputs(model, values):
+    held = dict(values)
+    for operator in model.operators:
+        operands = [held[name] if name else None for name in operator.inputs]
+        made = evaluate(operator.kind, operator.version, operator.attributes, operands, len(operator.outputs))
+        held |= dict(zip(operator.outputs, made, strict=True))
+    return held
+
+
+@pytest.mark.parametrize("module", SAMPLE)
+def test_padding_changes_nothing_or_is_refused(module):
+    """On every test case of the onnx package for an operator."""
+    held = refused = 0
+    for name, _, case in collect(module):
+        if not isinstance(case, NodeCase) or name in NEGATIVE:
+            continue
+        for larger in growths(case):
+            if isinstance(larger, str):
+                refused += 1
+                continue
+            values = dict(larger.constants)
+            for given, array in zip(case.operator.inputs, case.operands, strict=True):
+                if array is not None and given in larger.tensors and given not in values:
+                    values[given] = padded_values(array, given, larger.tensors[given].shape, larger.padding)
+            found = outputs(larger, values)
+            for made, expected in zip(case.outputs, case.results, strict=True):
+                if made:
+                    np.testing.assert_allclose(
+                        real_values(found[made], made, larger.padding), expected, rtol=1e-5, atol=1e-7, err_msg=name
+                    )
+            held += 1
+    assert held or refused
+
+
+@pytest.mark.parametrize("style", ["gpt", "llama"])
+@pytest.mark.parametrize(
+    ("pads", "masks"),
+    [
+        ({"input_ids[0]": 4}, 0),
+        ({"lm_head.weight[0]": 64}, 0),
+        ({"{block}.Reshape[2]": 6}, 2),
+        ({"input_ids[0]": 4, "{block}.Reshape[2]": 6}, 2),
+    ],
+)
+def test_a_transformer_with_padded_batch_vocabulary_or_heads(style, pads, masks):
+    block = "transformer.h.0.attn" if style == "gpt" else "model.layers.0.self_attn"
+    model = load_model(f"{SMALL},style={style}", {})
+    if style == "gpt" and "lm_head.weight[0]" in pads:
+        pads = {"transformer.wte.weight[0]": 64}  # tied: the vocabulary is looked up, and multiplied with
+    larger = padded(model, {name.format(block=block): size for name, size in pads.items()})
+    assert len(larger.operators) == len(model.operators) + masks
+    assert [len(block.copies) for block in larger.blocks] == [2], "layers are still alike"
+    _, error = padded_differs(larger, random_values(model, 3))
+    assert error < 1e-12
+
+
+def test_heads_of_all_layers_are_padded_and_so_are_their_weights():
+    larger = padded(load_model(SMALL, {}), {"model.layers.0.self_attn.Reshape[2]": 6})
+    shapes = {parameter.name: larger.tensors[parameter.tensor].shape for parameter in larger.parameters}
+    assert shapes["model.layers.1.self_attn.q_proj.weight"] == (60, 72)
+    assert larger.dims["pad:model.layers.0.self_attn.Reshape[2]"] == 6
+
+
+def plan_of(tmp_path, **asked):
+    path = tmp_path / "a.plan.json"
+    shardplan.save(shardplan.make_plan(SMALL, "2x2", **asked), path)
+    return path
+
+
+PADS = {"input_ids[0]": 4, "lm_head.weight[0]": 64, "model.layers.0.self_attn.Reshape[2]": 8}
+PINS = ["lm_head.weight=[[machine,gpu], null]", "model.layers.*.self_attn.?_proj.weight=[gpu, null]"]
+
+
+def test_a_plan_of_padded_shards_is_verified_and_its_own(tmp_path):
+    path = plan_of(tmp_path, pads=PADS, pins=PINS)
+    plan = read_plan(path)
+    model = load_model(SMALL, plan.model["dims"])
+    report = verify_plan(model, plan)
+    assert report.verified
+    assert report.worst < 1e-10
+    verdict = shardplan.check(path)
+    assert verdict.status == "fresh", verdict.findings
+    stale = shardplan.check(path, cluster="a100-dgx")
+    assert "--pad 'input_ids[0]=4'" in stale.repair.text
+
+
+def test_verifying_sees_padding_that_counts(tmp_path, monkeypatch):
+    plan = read_plan(plan_of(tmp_path, pads={"model.layers.0.self_attn.Reshape[2]": 6}))
+    monkeypatch.setitem(neutral.NEUTRAL, "MatMul", 1.0)
+    model = load_model(SMALL, plan.model["dims"])
+    values = random_values(model.padding.of, 0)
+    name, error = padded_differs(model, values)
+    assert (name, error > 0.01) == ("lm_head.MatMul", True)
+
+
+UNKNOWN = """\
+error[unknown-pad]: --pad 'input_id[0]': a dim is called by its tensor and number, such as 'input_ids[0]'
+hint: did you mean 'input_ids'?"""
+NORMALISED = """\
+error[cannot-pad]: --pad 'model.norm.weight[0]=64': the dim cannot be padded
+  'model.layers.0.input_layernorm.RMSNormalization' (RMSNormalization) combines the entries of the dim \
+(x0 x1 ~k, ~k -> x0 x1 ~k)"""
+RANGE = "error[bad-pad]: --pad 'input_ids[0]=9': the dim has a size of 3; it can be held as 4 to 5"
+RANK = "error[unknown-pad]: --pad 'input_ids[2]': 'input_ids' has 2 dims, counted from 0"
+
+
+@pytest.mark.parametrize(
+    ("pads", "message"),
+    [
+        ({"input_id[0]": 4}, UNKNOWN),
+        ({"input_ids[2]": 4}, RANK),
+        ({"input_ids[0]": 9}, RANGE),
+        ({"model.norm.weight[0]": 64}, NORMALISED),
+    ],
+)
+def test_what_cannot_be_padded_is_refused(pads, message):
+    with pytest.raises(ShardplanError) as caught:
+        padded(load_model(SMALL, {}), pads)
+    assert str(caught.value) == message
+
+
+def test_what_runs_a_model_as_it_is_refuses_a_padded_plan(tmp_path):
+    from shardplan.runtime.names import parameters_by_name
+
+    with pytest.raises(ShardplanError) as caught:
+        parameters_by_name(read_plan(plan_of(tmp_path, pads={"input_ids[0]": 4})))
+    assert str(caught.value) == (
+        "error[padded-plan]: the plan holds input_ids[0] as 4, and what is to apply it takes the model as it is\n"
+        "hint: solve without --pad and --uneven, or give the model that size; export --to onnx-spmd writes padded"
+        " programs"
+    )

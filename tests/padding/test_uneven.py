@@ -1,0 +1,60 @@
+"""`--uneven`: sizes that axes do not divide are held as larger ones where that makes the step shorter."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardplan import make_plan
+from shardplan.errors import ShardplanError
+from shardplan.plan.encode import dumps
+from shardplan.plan.file import read_plan
+from shardplan.plan.padding import pads_of
+from shardplan.study.instance import load_model
+from shardplan.study.sweep import _tokens
+
+BATCH = "transformer:layers=4,hidden=1024,heads=16,vocab=8192,seq=512,batch=15"
+
+
+def test_a_batch_that_no_axis_divides_is_held_as_the_next_that_all_do():
+    even = make_plan(BATCH, "4x4")
+    uneven = make_plan(BATCH, "4x4", uneven=True)
+    asked = make_plan(BATCH, "4x4", pads={"input_ids[0]": 16})
+    assert pads_of(uneven) == {"input_ids[0]": 16}
+    assert uneven.summary.step_ns < 0.9 * even.summary.step_ns
+    assert dumps(uneven) == dumps(asked), "the same plan as of the model that is asked for so"
+
+
+def test_sizes_that_divide_stay_as_they_are():
+    model = BATCH.replace("batch=15", "batch=16")
+    assert dumps(make_plan(model, "2x2", uneven=True)) == dumps(make_plan(model, "2x2"))
+
+
+def test_the_command_says_what_is_held(tmp_path, shardplan):
+    path = tmp_path / "a.plan.json"
+    ran = shardplan("solve", BATCH, "--mesh", "4x4", "--uneven", "--no-advice", "-o", str(path))
+    assert ran.code == 0
+    assert "padded    input_ids[0] held as 16\n" in ran.out
+    assert "padded    input_ids[0] held as 16\n" in shardplan("show", str(path)).out
+    assert shardplan("check", str(path)).code == 0
+    assert pads_of(read_plan(path)) == {"input_ids[0]": 16}
+    refused = shardplan("export", str(path), "--to", "jax")
+    assert (refused.code, "error[padded-plan]" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"mesh": "auto"}, "uneven goes with one mesh, and not with mesh auto"),
+        ({"mesh": "4x4", "stages": 2}, "uneven goes with one mesh, and not with stages 2"),
+        ({"mesh": "4x4", "target": "tp-plan"}, "uneven goes with one mesh, and not with target tp-plan"),
+    ],
+)
+def test_it_goes_with_one_mesh(others, message):
+    with pytest.raises(ShardplanError) as caught:
+        make_plan(BATCH, uneven=True, **others)
+    assert message in str(caught.value)
+
+
+def test_padding_is_no_throughput():
+    model = load_model(BATCH, {"pad:input_ids[0]": 16})
+    assert _tokens(model) == 15 * 512
