@@ -114,11 +114,11 @@ def _together(named: Iterable[tuple[str, Tensor]], known: Container[str] = ()) -
     parts: dict[str, list[Tensor]] = {}
     for name, tensor in named:
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        parts.setdefault(name if name in known else _PART.sub(r".\1", name), []).append(whole.detach().double())
+        parts.setdefault(name if name in known else _PART.sub(r"\1\2", name), []).append(whole.detach().double())
     return parts
 
 
-_PART = re.compile(r"\.parametrizations\.(\w+)\.original\d+$")
+_PART = re.compile(r"(^|\.)parametrizations\.(\w+)\.original\d+$")
 
 
 def _joined(parts: list[Tensor], shape: torch.Size) -> Tensor:

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import onnx
 from forced_plans import forced_plan
 from small_models import proto_of
-from torch_buffers import MODELS
+from torch_buffers import MODELS, Assigning, Joined
 
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import S
@@ -38,13 +38,13 @@ def test_buffers_are_written_back(four, plan_of, name, options, mode):
         assert max(error for step in steps for error in step) < 1e-5
 
 
-@pytest.mark.parametrize("mode", ["eager", "exported"])
-def test_so_are_buffers_that_are_kept_in_parts(four, plan_of, mode):
+@pytest.mark.parametrize(("mode", "kind"), [("eager", Joined), ("exported", Joined), ("eager", Assigning)])
+def test_so_are_buffers_that_are_kept_in_parts(four, plan_of, mode, kind):
     plan = plan_of("joined", recipe="ZeRO-3")
     both = Layout.of(S(0, (8, 8)), S(0, (8, 8)))
     tensors = [replace(t, layout=both, served=both) if t.name == "norm_running_mean" else t for t in plan.tensors]
     plan = replace(plan, tensors=tuple(tensors))
-    for error, in_parts, parameters in four.run("torch_buffers", "train_in_parts", plan, mode):
+    for error, in_parts, parameters in four.run("torch_buffers", "train_in_parts", plan, mode, kind):
         assert error < 1e-5
         assert in_parts
         assert not parameters

@@ -73,6 +73,7 @@ class AppliedPlan:
         """From here on autograd saves what the plan saves, and nothing is compiled, unless what stands between moves
         is. Passes that issue the same moves are of one kind."""
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
+        self.engine.is_running, self.engine.takes_gradients = True, grads
         kind = (model.training, grads, accumulator.is_first, accumulator.is_last)
         self.execution.order.begin(kind, has_backward=grads)
         self.execution.begin(kind)
@@ -85,7 +86,7 @@ class AppliedPlan:
         """The forward pass has ended."""
         if self._hooks is not None:
             self._hooks.close()
-        self._hooks = None
+        self._hooks, self.engine.is_running = None, False
         self.execution.end()
 
 

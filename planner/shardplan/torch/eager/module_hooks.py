@@ -115,6 +115,7 @@ class ModuleHooks:
         if fused is not None:
             parts = stored_tensors(module, attribute)
             fused.running.append(planned := self._planned(name, parts))
+            fused.stored = parts
             self._fused.append(fused)
             if fused.is_buffer:
                 self._fused_buffers.append(_FusedBuffer(fused, name, parts, planned, planned.value.local))
@@ -146,6 +147,14 @@ class ModuleHooks:
             applied.planned[decision.name] = planned
         return planned
 
+    def weight_of(self, stored: Any) -> Planned | None:
+        """What stands for a parameter that is stored in one tensor, `stored`, while the model runs; else None."""
+        for owner, pairs in self.owners.items():
+            for attribute, name in pairs:
+                if owner._parameters.get(attribute) is stored:  # noqa: SLF001 - there is no public name
+                    return self._planned(name, [stored])
+        return None
+
     def _write_back(self, replaced: _Replaced, now: Tensor) -> None:
         """Let a buffer be what the program has made of it, `now`, in the layout in which it is stored."""
         engine = self.applied.engine
@@ -159,7 +168,7 @@ class ModuleHooks:
     def _write_parts(self, buffer: _FusedBuffer) -> None:
         """As `_write_back`, of a buffer that is kept in parts."""
         value = value_of(buffer.planned)
-        if value.local is buffer.given:
+        if value.local is buffer.given and not buffer.planned.changes:
             return
         with torch.no_grad():
             local = self.applied.engine.convert(value, self.applied.named[buffer.name].layout, inner=True).local

@@ -54,7 +54,9 @@ def _hook(model: nn.Module, applied: AppliedPlan) -> None:
     for name in applied.named:
         owner, attribute = owner_of(model, name)
         owners.setdefault(owner, []).append((attribute, name))
-    ModuleHooks(applied, owners).register(model)
+    hooks = ModuleHooks(applied, owners)
+    hooks.register(model)
+    applied.engine.weight_of = hooks.weight_of
     run_eagerly(model, _enter(applied), _leave(applied))
 
 

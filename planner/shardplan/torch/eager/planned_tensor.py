@@ -7,12 +7,16 @@ of torch that is called with one is run by the engine, so code written for one d
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from shardplan.errors import ShardplanError, error
 from shardplan.torch.eager.aliases import SELVES, View, note_views, written_through
 from shardplan.torch.eager.autograd_functions import with_gradient
 from shardplan.torch.eager.composites import body_of, is_composite
@@ -20,7 +24,7 @@ from shardplan.torch.plain_forms import plain_form
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply, has_rule
-from shardplan.torch.rules.function_names import in_place, name_of
+from shardplan.torch.rules.function_names import in_place, in_torch_names, name_of
 from shardplan.torch.rules.views import is_view
 
 _ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
@@ -65,7 +69,8 @@ class Planned(Tensor):  # type: ignore[misc]
     def value(self) -> Value:
         """What this process has of it."""
         if not isinstance(self._held, Value):
-            self._held = self._held()
+            with self.engine.lasting():
+                self._held = self._held()
         return self._held
 
     @value.setter
@@ -74,18 +79,20 @@ class Planned(Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = in_torch_names(func, kwargs) if kwargs else {}
         name = getattr(func, "__name__", "")
         if name == "__get__" or (name == "__set__" and func.__self__ is Tensor.requires_grad):
             return _attribute(func, args)
         if name in _PLAIN or (_transforms() and _is_transformed((args, kwargs))):
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
                 return func(*args, **kwargs)
-        if func is torch.ops.aten.detach.default:  # as below, past a mode of torch's that looks on
-            return cls.__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten.detach.default or (name == "detach" and _asks_a_checkpoint()):
+            return Planned.of(args[0].value, args[0].engine, is_leaf=False)  # as below, past a mode of torch's too
         engine = next(_planned((args, kwargs))).engine
+        if not engine.is_running:
+            args, kwargs = _with_weights(args, engine), _with_weights(kwargs, engine)
         if name == "backward":
-            raise RuntimeError("call backward on what the model returns, not on a value inside it")
+            raise ShardplanError(_INNER_BACKWARD)
         body = None if has_rule(func) else plain_form(func, args, kwargs) or body_of(func)
         if body is not None:
             return body(*args, **kwargs)
@@ -116,6 +123,12 @@ _PLAIN = frozenset(
     ("size", "dim", "__len__", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "get_device",
      "__repr__", "__hash__", "is_contiguous", "stride", "element_size", "data_ptr", "__format__", "is_nonzero_shape")
 )  # fmt: skip
+_INNER_BACKWARD = error(
+    "lost-gradient",
+    "a program calls backward on a value inside a model under a plan, as reversible layers do",
+    hint="call backward on what the model returns; torch.utils.checkpoint does what reversible layers are for",
+)
+_CHECKPOINT = torch.utils.checkpoint.__name__
 _VIEWS = {"T": torch.t, "mT": lambda tensor: tensor.transpose(-2, -1)}
 
 
@@ -207,6 +220,28 @@ def _planned(argument: Any) -> Iterator[Planned]:
             yield from _planned(item)
     elif isinstance(argument, dict):
         yield from _planned(list(argument.values()))
+
+
+def _with_weights(argument: Any, engine: Engine) -> Any:
+    """With planned tensors in place of weights: a checkpoint runs a function of the program again, which reads weights
+    of modules that do not run then."""
+    if isinstance(argument, DTensor):
+        weight = engine.weight_of(argument)
+        if weight is not None:
+            return weight
+        whole = argument.full_tensor()
+        return Planned.of(engine.constant(whole, whole.shape), engine)
+    if type(argument) in {tuple, list}:
+        return type(argument)(_with_weights(item, engine) for item in argument)
+    if type(argument) is dict:
+        return {key: _with_weights(item, engine) for key, item in argument.items()}
+    return argument
+
+
+def _asks_a_checkpoint() -> bool:
+    """Whether torch's checkpoints call: the outer of two keeps what the inner one needs, and autograd gives it its
+    gradient again."""
+    return bool(sys._getframe(2).f_globals.get("__name__") == _CHECKPOINT)  # noqa: SLF001 - it has no name of its own
 
 
 def _transforms() -> bool:

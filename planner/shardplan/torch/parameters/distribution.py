@@ -67,15 +67,21 @@ def distributed(tensor: Tensor, layout: Layout, groups: ProcessGroups) -> nn.Par
 
 class FusedWeight(nn.Module):  # type: ignore[misc]
     """A parametrization of torch that joins a fused weight from its parts. While the model runs, its result is the top
-    of `running`, a planned tensor; else it is the whole tensor, gathered. `is_buffer`: it is no parameter."""
+    of `running`, a planned tensor, and `stored` are its parts; else it is the whole tensor, gathered. `is_buffer`: it
+    is no parameter."""
 
     def __init__(self, parts: Parts, groups: ProcessGroups, *, is_buffer: bool) -> None:
         super().__init__()
         self.parts, self.groups, self.is_buffer = parts, groups, is_buffer
-        self.running: list[Tensor] = []
+        self.running: list[Any] = []  # planned tensors
+        self.stored: Sequence[DTensor] = ()
 
     def right_inverse(self, whole: Tensor) -> tuple[Tensor, ...]:
-        """The parts, as DTensors."""
+        """The parts, as DTensors. What the program assigns while the model runs, `running` keeps until it has run."""
+        if self.running:
+            with self.running[-1].engine.lasting():  # torch has turned gradients off
+                self.running[-1].copy_(whole)
+            return tuple(part.detach() for part in self.stored)
         made = [distributed(part, self.parts.layout, self.groups) for part in self.parts.split(whole)]
         return tuple(part.data if self.is_buffer else part for part in made)
 

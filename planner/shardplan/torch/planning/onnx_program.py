@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
@@ -52,6 +53,7 @@ def onnx_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         with (
             _quiet(),
             _evaluating(inner),
+            sdpa_kernel(SDPBackend.MATH),  # which torch writes into the graph; others lay out results in another way
             _returning_tensors(inner, model),
             with_fake_parameters(inner, args, dict(kwargs)) as (given, named),
         ):

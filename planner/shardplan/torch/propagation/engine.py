@@ -78,8 +78,12 @@ class Record:
 
 
 class Engine:
-    """Runs calls under a plan. `constants`: tensors of the plan that the program has whole on every process. Of the
-    operation under way: `_operation`, the lineage of its results, and `_moves`, how many moves it has made."""
+    """Runs calls under a plan. `constants`: tensors of the plan that the program has whole on every process.
+
+    `is_running`: whether a forward pass is under way; `takes_gradients`: whether it, or the last one, does; `weight_of`
+    gives what stands for a weight while the model runs, for the tensor in which it is stored, or None. Of the operation
+    under way: `_operation`, the lineage of its results, and `_moves`, how many moves it has made.
+    """
 
     def __init__(
         self, plan: Plan, groups: ProcessGroups, backend: Backend, constants: Container[str] = frozenset()
@@ -91,6 +95,8 @@ class Engine:
         self._makers = {name: number for number, one in enumerate(plan.operators) for name in one.outputs}
         self.record = Record()
         self.is_beside_plan = False
+        self.is_running = self.takes_gradients = False
+        self.weight_of: Callable[[Any], Any] = lambda _: None
         self._operation: Lineage | None = None
         self._moves = 0
 
@@ -103,6 +109,11 @@ class Engine:
             yield
         finally:
             self.graph, self.record, self.is_beside_plan = graph, record, False
+
+    def lasting(self) -> torch.set_grad_enabled:
+        """While a form of a value is made that later readers share: its gradient comes back even if the first of them
+        reads with gradients off (`torch.no_grad`, the `forward` of a function of the program)."""
+        return torch.set_grad_enabled(self.takes_gradients or torch.is_grad_enabled())
 
     def with_backend(self, backend: Backend) -> Engine:
         """The same plan for another backend."""
@@ -192,7 +203,8 @@ class Engine:
         if end is None or value.key == end:
             return value
         if "kept" not in value.forms:
-            value.forms["kept"] = self._to_end(value, end)
+            with self.lasting():
+                value.forms["kept"] = self._to_end(value, end)
         return value.forms["kept"]
 
     def _to_end(self, value: Value, end: Key) -> Value:
@@ -210,7 +222,8 @@ class Engine:
         if planned is None:
             return value
         if "served" not in value.forms:
-            value.forms["served"] = self._move(value, planned.served, planned.name, "")
+            with self.lasting():
+                value.forms["served"] = self._move(value, planned.served, planned.name, "")
             value.reads = 0
         value.reads += 1
         last = value.reads >= self.graph.readers[value.key]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,6 +22,17 @@ def name_of(func: Any) -> str:
     name = str(schema.split("::")[-1] or getattr(func, "__name__", func))
     name = name.removeprefix("__").removesuffix("__") if name.startswith("__") else name
     return name if name == "_" else name.rstrip("_") or name
+
+
+_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
+"""NumPy's names of arguments, which torch takes in place of its own."""
+
+
+def in_torch_names(func: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by the names that torch has for them; functions written in Python have names of their own."""
+    if isinstance(func, FunctionType):
+        return dict(kwargs)
+    return {_NUMPY.get(key, key): value for key, value in kwargs.items()}
 
 
 def out_of_place(func: Any) -> Any:
