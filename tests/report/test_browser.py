@@ -4,6 +4,7 @@ The browser is the system's Chromium (or the one that `SHARDPLAN_BROWSER` names)
 """
 
 import os
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -121,6 +122,11 @@ def test_why_names_the_command_that_prices_alternatives(view, gpt2):
     tab = view(gpt2)
     tab.locator("#parameters").get_by_role("button", name="why").nth(1).first.click()
     assert "shardplan explain 'plans/gpt2_small.4x4.plan.json'" in tab.locator(".why").inner_text()
+    tab.locator("#moves").get_by_role("button", name="why").nth(1).click()
+    said = tab.locator("#moves .why").inner_text()
+    assert re.match(r"(Forward|Backward), from .* to .* by .* a step, .* each", said)
+    assert "on the wire" in said
+    assert "shardplan explain" in said
 
 
 def test_the_schedule_zooms_by_keyboard_and_says_what_is_under_the_mouse(view, plan, gpt2):

@@ -163,6 +163,8 @@ def test_why_needs_a_model_and_then_says_what_else_there_was(shardplan: Callable
     told = {row[0]: row[7] for row in document["parameters"]}
     assert [bool(alternatives) for alternatives in told.values()].count(True) == 1
     assert all(cost is None or isinstance(cost, int) for row in told.values() for _, cost, *_ in row)
+    costliest = max(document["moves"], key=lambda row: (row[10], row[0]))
+    assert [bool(row[11]) for row in document["moves"] if row[0] == costliest[0]][0]
 
 
 def test_a_link_that_devices_share_says_what_each_gets():

@@ -58,7 +58,7 @@ def _about(plan: Plan, file: str, alternatives: Alternatives) -> dict[str, objec
     drawn: dict[str, object] = {
         "model": model_record(plan, names),
         "parameters": parameter_rows(plan, alternatives),
-        "moves": move_rows(plan),
+        "moves": move_rows(plan, alternatives),
     }
     if not measure.unit:
         drawn |= {"schedule": schedule_record(plan, names), "memory": memory_over_time(plan, names)}

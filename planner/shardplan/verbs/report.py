@@ -34,17 +34,18 @@ def check_report(path: str | None, *others: str | None) -> None:
 
 
 def plan_document(plan: Plan, file: str, model: str | None = None, why: int = 0) -> Mapping[str, Any]:
-    """The report of the plan in `file`, with alternatives of the `why` largest groups of parameters of `model`."""
+    """The report of the plan in `file`, with alternatives of the `why` largest groups of parameters of `model`, and
+    of as many tensors whose moves are exposed for longest."""
     from shardplan.report.plan import plan_report
 
     if not why or model is None:
         return plan_report(plan, file)
-    from shardplan.report.tables import largest_parameters
+    from shardplan.report.tables import costliest_tensors, largest_parameters
     from shardplan.study.explain import explain
     from shardplan.study.instance import load_model_of
 
     whole = load_model_of(plan, file, model)
-    names = largest_parameters(plan, why)
+    names = dict.fromkeys((*largest_parameters(plan, why), *costliest_tensors(plan, why)))
     return plan_report(plan, file, {name: explain(plan, file, whole, name).alternatives for name in names})
 
 

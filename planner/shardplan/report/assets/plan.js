@@ -109,5 +109,13 @@ function moveTable(report) {
     { label: "tensor", value: (row) => row[1] + row[0], text: (row) => (row[1] ? `${row[1]}: ${row[0]}` : row[0]), node: (row) => named(row[1] ? `${row[1]}: ${row[0]}` : row[0]), name: true },
     { label: "from → to", value: (row) => row[4], text: (row) => `${row[4]} ${row[5]}`, node: (row) => [layoutChips(row[4], report.mesh.axes), "→ ", layoutChips(row[5], report.mesh.axes)] },
   ];
-  return section("moves", "Moves", el("div", { class: "card" }, sortable(report.moves, columns, { name: "kinds of moves", by: 1 })));
+  columns.push({ label: "why", value: () => 0, text: () => "", plain: true });
+  const details = (row, line) => unfolding("why", line, columns.length, () => {
+    return why(report, row[0], [
+      `${row[6][0].toUpperCase()}${row[6].slice(1)}, from ${row[4]} to ${row[5]} by ${row[3]}, ${row[2] === 1 ? "once" : `${row[2]} times`} a step, ${bytes(row[8])} each: it is wanted otherwise than it is at hand.`,
+      `Of ${format(row[9])} on the wire ${format(row[10])} are exposed; the rest runs beside compute.`,
+      alternatives(report, row[11]),
+    ]);
+  });
+  return section("moves", "Moves", el("div", { class: "card" }, sortable(report.moves, columns, { name: "kinds of moves", by: 1, details })));
 }
