@@ -24,7 +24,7 @@ SMALL = "transformer:layers=2,hidden=60,heads=5,head_size=12,batch=3,seq=8,vocab
 SAMPLE = (
     "matmul", "gemm", "einsum", "softmax", "layernormalization", "reducemean", "reducemax", "reduceprod", "reducel2",
     "argmax", "transpose", "reshape", "slice", "split", "concat", "gather", "cumsum", "convtranspose", "lstm",
-    "softmax_cross_entropy_loss", "attention", "averagepool", "batch_normalization",
+    "softmax_cross_entropy_loss", "attention", "batch_normalization",
 )  # fmt: skip
 NEGATIVE = frozenset({"test_gather_elements_negative_indices", "test_gather_negative_indices"})
 """Indices that count from the end of a dim, which is elsewhere when it is padded."""

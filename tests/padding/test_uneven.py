@@ -12,7 +12,7 @@ from shardplan.plan.padding import pads_of
 from shardplan.study.instance import load_model
 from shardplan.study.sweep import _tokens
 
-BATCH = "transformer:layers=4,hidden=1024,heads=16,vocab=8192,seq=512,batch=15"
+BATCH = "transformer:layers=2,hidden=1024,heads=16,vocab=8192,seq=512,batch=15"
 
 
 def test_a_batch_that_no_axis_divides_is_held_as_the_next_that_all_do():

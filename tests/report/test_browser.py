@@ -218,7 +218,7 @@ def views(plan):
     other = make_plan(SMALL, "2x2", shard_optimizer=True)
     contenders = (
         Contender("data parallel", small, True),
-        Contender("ZeRO-3", None, False),
+        Contender("ZeRO-3", None, False, "not possible for this model on this mesh"),
         Contender("best", small, True),
     )
     return {

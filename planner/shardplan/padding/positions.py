@@ -17,6 +17,10 @@ Real = NDArray[np.bool_]
 """By position along a padded dim: whether an entry of the model stands there."""
 
 
+LONGEST = 1 << 24
+"""Entries of a padded dim: what is real is told one by one."""
+
+
 class UnclearError(ValueError):
     """What of a dim is padding does not follow from the equations; the dim is its argument."""
 
@@ -41,6 +45,9 @@ def real_positions(
     for number, (rule, other) in enumerate(zip(before, after, strict=True)):
         found = ((factor, (size, other.sizes[factor])) for factor, size in rule.sizes.items())
         grown |= {(number, factor): sizes for factor, sizes in found if sizes[0] != sizes[1]}
+    for node, (_, new) in grown.items():
+        if new > LONGEST:
+            raise UnclearError(node)
     known = {node: np.arange(new) < old for node, (old, new) in grown.items() if classes.find(node) == root}
     dims = [entry for entry in _dims(model, before, after) if entry[0] in grown]
     told = _Told({node: new for node, (_, new) in grown.items()}, known)
