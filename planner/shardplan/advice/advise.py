@@ -25,13 +25,12 @@ from shardplan.graph.problem import objective_of
 from shardplan.model.dims import flag
 from shardplan.model.types import Model
 from shardplan.padding.growth import grown
-from shardplan.padding.padded import pad_class
+from shardplan.padding.padded import padded
 from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_WHOLE, real_axes
 from shardplan.planning.judge import judged
-from shardplan.program.shrink.classes import alike_in_copies, relate
 from shardplan.rules import model_rules
 from shardplan.units import NS_PER_S
 
@@ -114,11 +113,7 @@ class Asked:
         classes, found = roundings(self.model, rules, self.plan, LEAST)
         tried: list[tuple[bool, float, int, Rounding, Model]] = []
         for number, one in enumerate(found[:MOST_TRIED]):
-            if is_held:
-                held = pad_class(self.model, rules, classes, one.root, one.new)
-                model = None if isinstance(held, str) else held
-            else:
-                model = grown(self.model, rules, classes, one.root, one.new)
+            model = self._held(one) if is_held else grown(self.model, rules, classes, one.root, one.new)
             if model is not None and self.has_many_axes:
                 return one, model
             step_s = math.inf if model is None else self._promised_s(model, self.cluster)
@@ -127,12 +122,12 @@ class Asked:
         best = min(tried, default=None, key=lambda one: one[:3])
         return None if best is None else best[3:]
 
-    def _held_option(self, size: Rounding) -> str:
-        """What holds the size so without a change of the model, where that is possible."""
-        rules = model_rules(self.model)
-        classes = alike_in_copies(self.model, relate(self.model, rules))
-        is_possible = size.place and not isinstance(pad_class(self.model, rules, classes, size.root, size.new), str)
-        return f"--pad '{size.place}={size.new}'" if is_possible else ""
+    def _held(self, size: Rounding) -> Model | None:
+        """The model that holds the size so, where that is possible."""
+        try:
+            return padded(self.model, {size.place: size.new})
+        except ShardplanError:
+            return None
 
     def devices(self) -> Iterator[Advice]:
         """Fewer devices along one axis, where the plan on these is faster."""
@@ -211,7 +206,9 @@ class Asked:
         if saves <= LEAST:
             return
         if size is not None:
-            option = flag(size.name, size.new) if size.name else self._held_option(size)
+            option = flag(size.name, size.new) if size.name else ""
+            if not option and self._held(size) is not None:
+                option = f"--pad '{size.place}={size.new}'"
             yield Advice(size.what, size.old, size.new, step_ns, saves, option)
         else:
             before, after = self.cluster.mesh.size, cluster.mesh.size

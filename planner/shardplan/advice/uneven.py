@@ -11,7 +11,6 @@ from shardplan.advice.advise import Asked
 from shardplan.cluster.types import Cluster
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
-from shardplan.model.size_names import PAD
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import plan_model
@@ -44,8 +43,7 @@ def hold_unevenly(
         best = Asked(model, cluster, quick, plan, ends_s).best_size(is_held=True)
         if best is None:
             break
-        size, held = best
-        held = replace(held, dims={**held.dims, PAD + size.place: size.new})
+        _, held = best
         limit = max(0.01, ends_s - time.monotonic()) if math.isfinite(ends_s) else None
         try:
             found = plan_model(held, cluster, replace(options, time_limit=limit), on_progress)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shardplan.model.types import Padding
+from shardplan.model.types import Model, Padding
 from shardplan.program.types import Array
 
 
@@ -15,6 +15,15 @@ def padded_values(array: Array, name: str, shape: Sequence[int], padding: Paddin
     made = np.zeros(shape, array.dtype)
     made[_indices(name, shape, padding)] = array
     return made
+
+
+def padded_inputs(model: Model, values: Mapping[str, Array]) -> dict[str, Array]:
+    """What a padded model starts from: its own constants, and `values` of the model as it is with their padding."""
+    padding = model.padding
+    assert padding is not None
+    shapes = {name: model.tensors[name].shape for name in values if name in model.tensors}
+    given = {name: padded_values(np.asarray(values[name]), name, shape, padding) for name, shape in shapes.items()}
+    return given | {name: np.asarray(array) for name, array in model.constants.items()}
 
 
 def real_values(array: Array, name: str, padding: Padding) -> Array:

@@ -20,7 +20,7 @@ from onnx import external_data_helper, numpy_helper
 from shardplan.errors import ShardplanError, error
 from shardplan.model.attributes import has_data, integer
 from shardplan.model.types import Model, Operator, Tensor
-from shardplan.program.padding import padded_values
+from shardplan.program.padding import padded_inputs, padded_values
 from shardplan.program.reference.evaluate import Array
 from shardplan.rules import model_rules
 from shardplan.rules.types import Rule
@@ -46,7 +46,7 @@ def random_values(
     does not matter.
     """
     if model.padding is not None:
-        return _padded(model, seed, given or {})
+        return padded_inputs(model, random_values(model.padding.of, seed)) | dict(given or {})
     rules = model_rules(model) if rules is None else rules
     given = given or {}
     made = {name for operator in model.operators for name in operator.outputs}
@@ -66,18 +66,6 @@ def random_values(
             generator = np.random.default_rng(int.from_bytes(key[:8], "little"))
             values[name] = _draw(tensor, generator, spread.get(name), limits.get(name))
     return values
-
-
-def _padded(model: Model, seed: int, given: Mapping[str, Array]) -> dict[str, Array]:
-    """What the model as it is would get, with zeros where there is padding."""
-    padding = model.padding
-    assert padding is not None
-    drawn = random_values(padding.of, seed)
-    values = {name: array for name, array in drawn.items() if name in model.tensors}
-    values = {
-        name: padded_values(np.asarray(v), name, model.tensors[name].shape, padding) for name, v in values.items()
-    }
-    return values | {name: np.asarray(array) for name, array in model.constants.items()} | dict(given)
 
 
 def stored_values(path: str | Path, model: Model) -> dict[str, Array]:

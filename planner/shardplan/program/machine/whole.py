@@ -9,7 +9,7 @@ import numpy as np
 
 from shardplan.model.types import Model
 from shardplan.program.machine.compare import difference, scale_of
-from shardplan.program.padding import padded_values, real_values
+from shardplan.program.padding import padded_inputs, real_values
 from shardplan.program.reference.evaluate import reference, widen
 from shardplan.program.types import Array
 
@@ -37,11 +37,7 @@ def padded_differs(model: Model, values: Mapping[str, Array]) -> tuple[str, floa
     """
     padding = model.padding
     assert padding is not None
-    given = {name: np.asarray(array) for name, array in model.constants.items()}
-    for name, array in values.items():
-        if name in model.tensors and name not in given:
-            given[name] = padded_values(array, name, model.tensors[name].shape, padding)
-    as_it_is, larger = run_whole(padding.of, values), run_whole(model, given)
+    as_it_is, larger = run_whole(padding.of, values), run_whole(model, padded_inputs(model, values))
     worst = (model.outputs[0] if model.outputs else "", 0.0)
     for name, expected in as_it_is.items():
         found = real_values(larger[name], name, padding)
