@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,23 +21,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from control_models import DECODE
+
 from shardplan.plan.file import read_plan
 from shardplan.plan.orientation import checkpoint_shape
 
-LOOP = """<ir_version: 10, opset_import: ["" : 21]>
-decode (float[batch,64] x, float[64,256] up, float[256,64] down, int64 steps)
-    => (float[batch,64] y, float[n,batch,64] all) {
-  go = Constant <value = bool {1}> ()
-  y, all = Loop (steps, go, x) <body = turn (int64 i, bool c, float[batch,64] h)
-      => (bool c2, float[batch,64] h2, float[batch,64] t) {
-    c2 = Identity (c)
-    u = MatMul (h, up)
-    s = Relu (u)
-    d = MatMul (s, down)
-    h2 = Add (d, h)
-    t = Tanh (h2)
-  }>
-}"""
 MLP = """<ir_version: 10, opset_import: ["" : 21]>
 mlp (float[1024,1024] x, float[1024,4096] w1, float[4096,1024] w2) => (float[1024,1024] y) {
   a = MatMul (x, w1)
@@ -101,7 +92,7 @@ def main() -> None:
     given.add_argument("plan", nargs="?")
     asked = given.parse_args()
     if asked.kind == "loop":
-        save(LOOP, ("", "decode"), asked.file)
+        save(DECODE, ("", "decode"), asked.file)
     elif asked.kind == "mlp":
         save(MLP, ("fc1", "gelu", "fc2"), asked.file)
     elif asked.kind == "checkpoint":

@@ -7,29 +7,16 @@ from pathlib import Path
 
 import onnx
 import pytest
+from control_models import DECODE
 from onnx import parser
 
-TEXT = """<ir_version: 10, opset_import: ["" : 21]>
-decode (float[batch,64] x, float[64,256] up, float[256,64] down, int64 steps)
-    => (float[batch,64] y, float[n,batch,64] all) {
-  go = Constant <value = bool {1}> ()
-  y, all = Loop (steps, go, x) <body = turn (int64 i, bool c, float[batch,64] h)
-      => (bool c2, float[batch,64] h2, float[batch,64] t) {
-    c2 = Identity (c)
-    u = MatMul (h, up)
-    s = Relu (u)
-    d = MatMul (s, down)
-    h2 = Add (d, h)
-    t = Tanh (h2)
-  }>
-}"""
 SIZES = ("--dim", "batch=32", "--trip", "decode=12")
 SOLVE = ("--mesh", "2x2", "--mode", "inference")
 
 
 @pytest.fixture
 def decode(folder):
-    model = parser.parse_model(TEXT)
+    model = parser.parse_model(DECODE)
     model.graph.node[1].name = "decode"
     onnx.save(model, folder / "decode.onnx")
     return "decode.onnx"

@@ -112,3 +112,19 @@ CONTROL_MODELS: dict[str, str] = {
     "stacked": STACKED,
 }
 TRIPS = {"until": {"trip:Loop_0": 4}}
+
+DECODE = """<ir_version: 10, opset_import: ["" : 21]>
+decode (float[batch,64] x, float[64,256] up, float[256,64] down, int64 steps)
+    => (float[batch,64] y, float[n,batch,64] all) {
+  go = Constant <value = bool {1}> ()
+  y, all = Loop (steps, go, x) <body = turn (int64 i, bool c, float[batch,64] h)
+      => (bool c2, float[batch,64] h2, float[batch,64] t) {
+    c2 = Identity (c)
+    u = MatMul (h, up)
+    s = Relu (u)
+    d = MatMul (s, down)
+    h2 = Add (d, h)
+    t = Tanh (h2)
+  }>
+}"""
+"""A loop whose trip count is an input; its batch is symbolic."""
