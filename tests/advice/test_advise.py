@@ -67,7 +67,8 @@ def test_sizes_that_all_axes_divide_are_no_advice():
 
 
 def test_fewer_devices_are_named_where_they_are_faster():
-    (found,), plan = advised(FEWER, "1x8")
+    every, plan = advised(FEWER, "1x8")
+    found = max(every, key=lambda one: one.saves)
     assert (found.what, found.size) == ("devices", 8)
     _, other = planned(FEWER, found.option.removeprefix("--mesh "))
     assert other.summary.step_ns <= found.step_ns * 1.001

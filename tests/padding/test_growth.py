@@ -1,5 +1,6 @@
 """A model with one size rounded up is the model that is built with that size."""
 
+import numpy as np
 import pytest
 
 from shardplan.advice.sizes import rounded_up
@@ -59,13 +60,20 @@ def test_the_heads_of_all_layers_are_one_size(style, attention):
     assert attributes(made) == attributes(wanted)
 
 
-def test_values_that_depend_on_a_size_keep_it():
+def test_constants_of_a_size_grow_with_it_by_their_last_entries():
     model = load_model(f"{GPT},attention=decomposed", {})
     rules = model_rules(model)
     classes = relate(model, rules)
     known = [(name, dim) for name, array in model.constants.items() for dim, size in enumerate(array.shape) if size > 1]
     assert known
-    assert all(grown(model, rules, classes, classes.find(node), 32) is None for node in known)
+    for name, dim in known:
+        made = grown(model, rules, classes, classes.find((name, dim)), 32)
+        if made is not None:
+            array, longer = model.constants[name], made.constants[name]
+            size = array.shape[dim]
+            assert longer.shape[dim] == 32
+            assert np.array_equal(longer[tuple(map(slice, array.shape))], array)
+            assert np.array_equal(longer.take(range(size, 32), dim), longer.take([size - 1] * (32 - size), dim))
 
 
 @pytest.mark.parametrize(

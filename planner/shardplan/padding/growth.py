@@ -27,16 +27,15 @@ def sizes_of(model: Model, rules: Sequence[Rule]) -> dict[Node, int]:
 
 
 def grown(model: Model, rules: Sequence[Rule], classes: Classes, root: Node, new: int) -> Model | None:
-    """The model in which the size of class `root` is `new`; None where sizes do not say what follows from that, where
-    values of the model depend on it, or where its operators would not fit together."""
+    """The model in which the size of class `root` is `new`; None where sizes do not say what follows from that, or
+    where its operators would not fit together. Constants of that size repeat their last entries."""
     sizes = sizes_of(model, rules)
     old = next(size for node, size in sizes.items() if classes.find(node) == root)
     ratios = _ratios(classes, sizes, root, Fraction(new, old))
     if ratios is None:
         return None
     found = {node: size * ratios.get(classes.find(node), Fraction(1)) for node, size in sizes.items()}
-    changed = {node[0] for node, size in found.items() if size != sizes[node]}
-    if any(size.denominator != 1 for size in found.values()) or not changed.isdisjoint(model.constants):
+    if any(size.denominator != 1 for size in found.values()):
         return None
     places = {node: int(size) for node, size in found.items() if isinstance(node[0], str)}
     factors = {

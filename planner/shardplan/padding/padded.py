@@ -1,8 +1,9 @@
 """A model in which one size is held as a larger one that axes of the mesh divide: the last shards are padded.
 
-Entries beyond the size are padding. Parameters and inputs have zeros there; where an operator would combine padding
-with what is real, an operator `Where` in front of it puts in what changes nothing (see `neutral`). So the larger model
-computes what the model computes, and everything that plans, prices, verifies or writes models takes it as it is.
+Entries beyond the size are padding: zeros in parameters and inputs, the last entry again in constants. Where an operator
+would combine padding with what is real, an operator `Where` in front of it puts in what changes nothing (see `neutral`).
+So the larger model computes what the model computes, and everything that plans, prices, verifies or writes models takes
+it as it is.
 """
 
 from __future__ import annotations
@@ -65,14 +66,28 @@ def pad_class(model: Model, rules: Sequence[Rule], classes: Classes, root: Node,
     """The model in which class `root` is held as `size`; or why there is none."""
     larger = grown(model, rules, classes, root, size)
     if larger is None:
-        return "other sizes or constants of the model do not follow from it"
+        return "other sizes of the model do not follow from it"
     after = model_rules(larger)
     try:
         real = real_positions(model, rules, larger, after, classes, root)
-        made = _Masking(larger, after, real).model()
+        made = _Masking(_with_constants(larger, model.constants, real), after, real).model()
     except (UnclearError, UnpaddableError) as problem:
         return str(problem)
     return replace(made, padding=_padding(model, {node: one for node, one in real.items() if isinstance(node[0], str)}))
+
+
+def _with_constants(larger: Model, constants: Mapping[str, np.ndarray], real: Mapping[Node, Real]) -> Model:
+    """The larger model with the entries of constants where they are real; its padding repeats the entry before it, so
+    that whatever reads it, and what its gradient passes through, reads what the model may read."""
+    placed = dict(larger.constants)
+    for name, array in constants.items():
+        made = array
+        for dim in range(array.ndim):
+            if (name, dim) in real:
+                made = made.take(np.maximum(np.cumsum(real[name, dim]) - 1, 0), axis=dim)
+        if made.shape == placed[name].shape:
+            placed[name] = made
+    return replace(larger, constants=placed)
 
 
 def _padding(model: Model, real: Mapping[Place, Real]) -> Padding:

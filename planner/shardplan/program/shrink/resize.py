@@ -40,11 +40,11 @@ class _Scaling(Site):
 
 def resized(model: Model, rules: Sequence[Rule], sizes: Sizes) -> Model:
     """The model with these sizes: shapes, attributes and constants that carry sizes, and the beginnings of other
-    constants.
+    constants, or these with their last entries repeated.
     """
     shapes = {name: sizes.shape(name, len(tensor.shape)) for name, tensor in model.tensors.items()}
     tensors = {name: replace(tensor, shape=shapes[name]) for name, tensor in model.tensors.items()}
-    constants = {name: _beginning(array, shapes[name]) for name, array in model.constants.items()}
+    constants = {name: _fitted(array, shapes[name]) for name, array in model.constants.items()}
     operators = []
     ratios: dict[int, dict[str, int | Fraction]] = defaultdict(dict)
     for (number, factor), ratio in sizes.ratios.items():
@@ -83,8 +83,11 @@ def _scaled(
     return local
 
 
-def _beginning(array: Array, shape: tuple[int, ...]) -> Array:
-    return array[tuple(slice(size) for size in shape)]
+def _fitted(array: Array, shape: tuple[int, ...]) -> Array:
+    """The beginning of a constant, and where that is shorter its last entries once more: any of them is a valid one."""
+    beginning = array[tuple(slice(size) for size in shape)]
+    missing = [(0, size - known) for size, known in zip(shape, beginning.shape, strict=True)]
+    return np.pad(beginning, missing, mode="edge") if any(after for _, after in missing) else beginning
 
 
 def _within_limits(model: Model, scaled: Model) -> dict[str, Array]:
