@@ -198,14 +198,18 @@ class PipelineSolver:
 
     def _explored(self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]]) -> PipelineResult:
         """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
-        for _ in range(_EXPLORED):
-            if self.course.is_over:
+        left = _EXPLORED
+        for _ in range(_MOST_ROUNDS):
+            if self.course.is_over or not left:
                 break
             found = self._cut(strained=True)
             if found.cuts is None or _places(found.cuts) in tried:
                 break
             if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
                 break
+            if self._raised(found.cuts):  # much cheaper than to plan what memory does not allow
+                continue
+            left -= 1
             tried.add(_places(found.cuts))
             if (staged := self._planned(found.cuts, best.step_ns)) is not None:
                 best = self._known(best, staged)
