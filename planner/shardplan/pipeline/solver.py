@@ -41,6 +41,8 @@ _TOLERANCE = 1e-3
 """Relative, of the search over cuts of larger models."""
 _HOPELESS = 32.0
 """What takes so many times as long as without regard to memory does not fit (`shardplan.pipeline.bounds.cost`)."""
+_PACE = 8
+"""So many searches over cuts of a small model without a better pipeline tell how fast their costs rise."""
 _EXPLORED = 8
 """Further cuts that are tried of larger models."""
 
@@ -110,7 +112,8 @@ class PipelineSolver:
         """The best cut of a small model, layouts at borders included, and a bound on all in nanoseconds: searched,
         planned, and searched again with what planning told, until there is nothing more to learn."""
         best: PipelineResult | None = None
-        for _ in range(_MOST_ROUNDS):
+        costs_ns: list[float] = []
+        for rounds in reversed(range(_MOST_ROUNDS)):
             found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
             if best is None:  # later searches end at what is worth it
                 self.course.know(math.inf, self._bound(found, 0.0))
@@ -119,7 +122,13 @@ class PipelineSolver:
             plans = self.planner.plans(found.cuts)
             if plans is None:
                 continue
-            best = self._known(best, self._staged(found.cuts, plans))
+            staged = self._staged(found.cuts, plans)
+            if best is None or staged.step_ns < best.step_ns:
+                costs_ns.clear()
+            best = self._known(best, staged)
+            costs_ns.append(found.cost / PS_PER_NS)
+            if not _arrives(costs_ns, best.step_ns, rounds):
+                break
             try:
                 learnt = self._learn(found.cuts, plans)
             except (LimitError, KeyboardInterrupt):
@@ -321,6 +330,15 @@ class PipelineSolver:
 
 def _better(one: PipelineResult | None, other: PipelineResult) -> PipelineResult:
     return other if one is None or other.step_ns < one.step_ns else one
+
+
+def _arrives(costs_ns: Sequence[float], best_ns: float, rounds: int) -> bool:
+    """Whether cuts whose costs have risen like this since the best pipeline was found come to cost as much as that in
+    so many more rounds. Where borders make stages much longer than their bounds, there are too many to learn of."""
+    if len(costs_ns) <= _PACE:
+        return True
+    pace_ns = (costs_ns[-1] - costs_ns[-1 - _PACE]) / _PACE
+    return costs_ns[-1] + rounds * pace_ns >= best_ns * (1.0 - CLOSE)
 
 
 def _places(cuts: Sequence[Cut]) -> tuple[tuple[int, int, int], ...]:
