@@ -65,6 +65,8 @@ class PipelineSolver:
     stage_costs: StageCosts = field(init=False)
     planner: StagePlanner = field(init=False)
     _finer: FinerStages | None = field(init=False, default=None)
+    _open: set[tuple[tuple[int, int, int], ...]] = field(init=False, default_factory=set)
+    """Cuts that were looked at with each stage's own layout of tied weights."""
 
     def __post_init__(self) -> None:
         resolve(self.options.constraints, self.model, self.cluster.mesh)
@@ -123,13 +125,12 @@ class PipelineSolver:
             if plans is None:
                 continue
             staged = self._staged(found.cuts, plans)
-            if best is None or staged.step_ns < best.step_ns:
-                costs_ns.clear()
+            costs_ns = [*(costs_ns if best and best.step_ns <= staged.step_ns else ()), found.cost / PS_PER_NS]
             best = self._known(best, staged)
-            costs_ns.append(found.cost / PS_PER_NS)
-            if not _arrives(costs_ns, best.step_ns, rounds):
-                break
             try:
+                best = self._opened(best, found.cuts)
+                if not _arrives(costs_ns, best.step_ns, rounds):
+                    break
                 learnt = self._learn(found.cuts, plans)
             except (LimitError, KeyboardInterrupt):
                 learnt = False
@@ -138,6 +139,19 @@ class PipelineSolver:
             if not learnt:
                 break
         return best, self._bound(self._cut(proven=True), 0.0)
+
+    def _opened(self, best: PipelineResult, cuts: Sequence[Cut]) -> PipelineResult:
+        """The better of `best` and a cut, met first, whose stages each keep as suits them the weight that the first
+        and the last hold: the search says one layout for both, whose cost to a stage its bound may not know."""
+        if _places(cuts) in self._open or all(cut.tied < 0 for cut in cuts):
+            return best
+        self._open.add(_places(cuts))
+        free = [replace(cut, tied=-1) for cut in cuts]
+        plans = [
+            self.planner.plan(cut, self.planner.in_flight(place, len(free)), place) for place, cut in enumerate(free)
+        ]
+        fitting = [plan for plan in plans if plan is not None]
+        return best if len(fitting) < len(plans) else self._known(best, self._staged(free, fitting))
 
     def _cut(self, *, strained: bool = False, proven: bool = False, worth_ns: float = math.inf) -> Found:
         """The best cut as far as is known, as `StageCosts.search`."""
