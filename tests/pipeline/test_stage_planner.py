@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from shardplan.cluster.mesh import make_cluster
@@ -11,7 +12,8 @@ from shardplan.graph.options import PlanOptions
 from shardplan.models.named import described
 from shardplan.pipeline.cut_search import Cut
 from shardplan.pipeline.schedule import parse_schedule
-from shardplan.pipeline.solver import PipelineSolver
+from shardplan.pipeline.solver import PipelineSolver, _arrives
+from shardplan.pipeline.stage_costs import _Seen, _strained
 from shardplan.pipeline.stage_planner import StagePlanner
 
 MODEL, LARGER = (
@@ -88,6 +90,21 @@ def test_guesses_from_what_was_seen_raise_no_bound():
     guessed, after = found.stage_costs.search(None, strained=True), found.stage_costs.search(None)
     assert guessed.cost > before.cost
     assert (after.cost, after.bound) == (before.cost, before.bound)
+
+
+def test_fewer_layers_are_guessed_to_be_strained_less():
+    seen = _Seen(submesh=0, least_ps=100.0, waiting=1, strain=2.0)
+    assert _strained(np.array([120.0, 100.0, 95.0, 90.0, 50.0]), [seen]).tolist() == pytest.approx(
+        [240.0, 200.0, 142.5, 90.0, 50.0]
+    )
+    assert np.isinf(_strained(np.array([np.inf]), [seen])).all()
+
+
+def test_a_search_whose_costs_rise_too_slowly_is_not_gone_on_with():
+    slow, fast = [10.0 + 0.1 * n for n in range(9)], [10.0 + n for n in range(9)]
+    assert not _arrives(slow, 20.0, rounds=30)
+    assert _arrives(fast, 20.0, rounds=30)
+    assert _arrives(slow[:8], 20.0, rounds=30)  # too few to tell
 
 
 def test_what_can_never_fit_is_refused_at_once(monkeypatch):

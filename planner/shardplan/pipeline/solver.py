@@ -41,6 +41,8 @@ _TOLERANCE = 1e-3
 """Relative, of the search over cuts of larger models."""
 _HOPELESS = 32.0
 """What takes so many times as long as without regard to memory does not fit (`shardplan.pipeline.bounds.cost`)."""
+_PACE = 8
+"""So many searches over cuts of a small model without a better pipeline tell how fast their costs rise."""
 _EXPLORED = 8
 """Further cuts that are tried of larger models."""
 
@@ -63,6 +65,8 @@ class PipelineSolver:
     stage_costs: StageCosts = field(init=False)
     planner: StagePlanner = field(init=False)
     _finer: FinerStages | None = field(init=False, default=None)
+    _open: set[tuple[tuple[int, int, int], ...]] = field(init=False, default_factory=set)
+    """Cuts that were looked at with each stage's own layout of tied weights."""
 
     def __post_init__(self) -> None:
         resolve(self.options.constraints, self.model, self.cluster.mesh)
@@ -110,7 +114,8 @@ class PipelineSolver:
         """The best cut of a small model, layouts at borders included, and a bound on all in nanoseconds: searched,
         planned, and searched again with what planning told, until there is nothing more to learn."""
         best: PipelineResult | None = None
-        for _ in range(_MOST_ROUNDS):
+        costs_ns: list[float] = []
+        for rounds in reversed(range(_MOST_ROUNDS)):
             found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
             if best is None:  # later searches end at what is worth it
                 self.course.know(math.inf, self._bound(found, 0.0))
@@ -119,8 +124,13 @@ class PipelineSolver:
             plans = self.planner.plans(found.cuts)
             if plans is None:
                 continue
-            best = self._known(best, self._staged(found.cuts, plans))
+            staged = self._staged(found.cuts, plans)
+            costs_ns = [*(costs_ns if best and best.step_ns <= staged.step_ns else ()), found.cost / PS_PER_NS]
+            best = self._known(best, staged)
             try:
+                best = self._opened(best, found.cuts)
+                if not _arrives(costs_ns, best.step_ns, rounds):
+                    break
                 learnt = self._learn(found.cuts, plans)
             except (LimitError, KeyboardInterrupt):
                 learnt = False
@@ -129,6 +139,19 @@ class PipelineSolver:
             if not learnt:
                 break
         return best, self._bound(self._cut(proven=True), 0.0)
+
+    def _opened(self, best: PipelineResult, cuts: Sequence[Cut]) -> PipelineResult:
+        """The better of `best` and a cut, met first, whose stages each keep as suits them the weight that the first
+        and the last hold: the search says one layout for both, whose cost to a stage its bound may not know."""
+        if _places(cuts) in self._open or all(cut.tied < 0 for cut in cuts):
+            return best
+        self._open.add(_places(cuts))
+        free = [replace(cut, tied=-1) for cut in cuts]
+        plans = [
+            self.planner.plan(cut, self.planner.in_flight(place, len(free)), place) for place, cut in enumerate(free)
+        ]
+        fitting = [plan for plan in plans if plan is not None]
+        return best if len(fitting) < len(plans) else self._known(best, self._staged(free, fitting))
 
     def _cut(self, *, strained: bool = False, proven: bool = False, worth_ns: float = math.inf) -> Found:
         """The best cut as far as is known, as `StageCosts.search`."""
@@ -198,14 +221,18 @@ class PipelineSolver:
 
     def _explored(self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]]) -> PipelineResult:
         """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
-        for _ in range(_EXPLORED):
-            if self.course.is_over:
+        left = _EXPLORED
+        for _ in range(_MOST_ROUNDS):
+            if self.course.is_over or not left:
                 break
             found = self._cut(strained=True)
             if found.cuts is None or _places(found.cuts) in tried:
                 break
             if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
                 break
+            if self._raised(found.cuts):  # much cheaper than to plan what memory does not allow
+                continue
+            left -= 1
             tried.add(_places(found.cuts))
             if (staged := self._planned(found.cuts, best.step_ns)) is not None:
                 best = self._known(best, staged)
@@ -317,6 +344,15 @@ class PipelineSolver:
 
 def _better(one: PipelineResult | None, other: PipelineResult) -> PipelineResult:
     return other if one is None or other.step_ns < one.step_ns else one
+
+
+def _arrives(costs_ns: Sequence[float], best_ns: float, rounds: int) -> bool:
+    """Whether cuts whose costs have risen like this since the best pipeline was found come to cost as much as that in
+    so many more rounds. Where borders make stages much longer than their bounds, there are too many to learn of."""
+    if len(costs_ns) <= _PACE:
+        return True
+    pace_ns = (costs_ns[-1] - costs_ns[-1 - _PACE]) / _PACE
+    return costs_ns[-1] + rounds * pace_ns >= best_ns * (1.0 - CLOSE)
 
 
 def _places(cuts: Sequence[Cut]) -> tuple[tuple[int, int, int], ...]:

@@ -35,6 +35,10 @@ _TOLERANCE = 1e-3
 _STRAINED = 2e-3
 """A stage that costs more than this share above its bound is worth a closer look."""
 
+_EASED = 0.1
+"""A run that costs this share less than one that memory strains is guessed not to be strained: less, and cuts are tried
+that are as strained; more, and good ones are passed over."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
@@ -378,8 +382,12 @@ class StageCosts:
 
 
 def _strained(cost: Costs, seen: Sequence[_Seen]) -> Costs:
-    """Costs of all runs if each is strained as the worst that was seen of those that cost no more at least."""
+    """Costs of all runs if each is strained as the worst that was seen of those that cost no more at least; a run that
+    costs less than one that was seen is strained by so much less, and not at all once it costs `_EASED` less: memory
+    that is too short for some layers has room for a few fewer."""
     strain = np.ones_like(cost)
     for one in seen:
-        np.maximum(strain, np.where(cost >= one.least_ps * (1.0 - 1e-9), one.strain, 1.0), out=strain)
+        least = np.where(np.isfinite(cost), cost, one.least_ps)
+        eased = np.clip((1.0 - least / one.least_ps) / _EASED, 0.0, 1.0)
+        np.maximum(strain, one.strain - (one.strain - 1.0) * eased, out=strain)
     return cost * strain

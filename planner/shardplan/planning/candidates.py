@@ -44,6 +44,8 @@ HOPE = 2 / 3
 schedule of what attains a bound is longer than that by about as much as the best plan's is."""
 TIGHTER = 0.8
 """Share of the limit on memory under which another plan is sought where the limit stands in the way."""
+LESS_TIGHT = 0.9
+"""The same where no plan that holds so little is better."""
 WORK: Final[Mapping[Effort, float]] = {"quick": 1e4, "thorough": 2e4, "exhaustive": math.inf}
 """Work, in the units of `shardplan.solve.constants` (a thousand are about a second), after which no further question is
 asked and the best plan is the answer: more finds better plans and bounds of models whose proofs take long."""
@@ -325,8 +327,14 @@ def _restricted(search: Search, found: Found, restriction: Restrict, hope: float
 
 def under_less_memory(search: Search, found: Found) -> Questions[Found]:
     """The best plan at the best multipliers under a tighter limit: it keeps the limit too, and leads elsewhere."""
-    tighter = int(TIGHTER * search.instance.limit_bytes)
-    return _among(search, found, [replace(_question(found, found.linear), limit_bytes=tighter)])
+    question = _question(found, found.linear)
+    for share in (TIGHTER, LESS_TIGHT):
+        tighter = int(share * search.instance.limit_bytes)
+        before_s = found.candidate.step_s
+        found, _ = yield from _with(search, found, replace(question, limit_bytes=tighter))
+        if found.candidate.step_s < before_s:
+            break
+    return found
 
 
 def _question(found: Found, linear: Linear, *, restriction: Restrict | None = None) -> Question:
