@@ -13,7 +13,7 @@ from shardplan.models.named import described
 from shardplan.pipeline.cut_search import Cut
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.solver import PipelineSolver, _arrives
-from shardplan.pipeline.stage_costs import _Seen, _strained
+from shardplan.pipeline.stage_costs import EASINGS, _Seen, _strained
 from shardplan.pipeline.stage_planner import StagePlanner
 
 MODEL, LARGER = (
@@ -87,17 +87,17 @@ def test_guesses_from_what_was_seen_raise_no_bound():
     before = found.stage_costs.search(None)
     for cut in before.cuts:
         found.stage_costs.see(cut, 1, 3.0 * found.stage_costs.least_ns(cut))
-    guessed, after = found.stage_costs.search(None, strained=True), found.stage_costs.search(None)
+    guessed, after = found.stage_costs.search(None, easing=EASINGS[0]), found.stage_costs.search(None)
     assert guessed.cost > before.cost
     assert (after.cost, after.bound) == (before.cost, before.bound)
 
 
 def test_fewer_layers_are_guessed_to_be_strained_less():
     seen = _Seen(submesh=0, least_ps=100.0, waiting=1, strain=2.0)
-    assert _strained(np.array([120.0, 100.0, 95.0, 90.0, 50.0]), [seen]).tolist() == pytest.approx(
+    assert _strained(np.array([120.0, 100.0, 95.0, 90.0, 50.0]), [seen], 0.1).tolist() == pytest.approx(
         [240.0, 200.0, 142.5, 90.0, 50.0]
     )
-    assert np.isinf(_strained(np.array([np.inf]), [seen])).all()
+    assert np.isinf(_strained(np.array([np.inf]), [seen], 0.1)).all()
 
 
 def test_a_search_whose_costs_rise_too_slowly_is_not_gone_on_with():

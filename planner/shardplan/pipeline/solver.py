@@ -26,7 +26,7 @@ from shardplan.pipeline.cut_search import Cut, Found, balanced
 from shardplan.pipeline.finer import FinerStages, searched_on
 from shardplan.pipeline.result import CLOSE, PipelineResult, assemble_result
 from shardplan.pipeline.schedule import Schedule
-from shardplan.pipeline.stage_costs import StageCosts
+from shardplan.pipeline.stage_costs import EASINGS, StageCosts
 from shardplan.pipeline.stage_planner import StagePlanner
 from shardplan.pipeline.submeshes import Submesh, submeshes
 from shardplan.plan.types import Plan
@@ -43,8 +43,8 @@ _HOPELESS = 32.0
 """What takes so many times as long as without regard to memory does not fit (`shardplan.pipeline.bounds.cost`)."""
 _PACE = 8
 """So many searches over cuts of a small model without a better pipeline tell how fast their costs rise."""
-_EXPLORED = 8
-"""Further cuts that are tried of larger models."""
+_EXPLORED = 4
+"""Further cuts of larger models that are planned for each of the `EASINGS`."""
 
 
 @dataclass
@@ -153,13 +153,13 @@ class PipelineSolver:
         fitting = [plan for plan in plans if plan is not None]
         return best if len(fitting) < len(plans) else self._known(best, self._staged(free, fitting))
 
-    def _cut(self, *, strained: bool = False, proven: bool = False, worth_ns: float = math.inf) -> Found:
+    def _cut(self, *, easing: float | None = None, proven: bool = False, worth_ns: float = math.inf) -> Found:
         """The best cut as far as is known, as `StageCosts.search`."""
         self.course.tell("searching cuts")
         first = self.stage_costs.proven and not self.course.bound_ns
         found = self.stage_costs.search(
             self.stages,
-            strained=strained,
+            easing=easing,
             proven=proven,
             worth_ns=worth_ns,
             ends_s=self.course.ends_s,
@@ -221,21 +221,22 @@ class PipelineSolver:
 
     def _explored(self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]]) -> PipelineResult:
         """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
-        left = _EXPLORED
-        for _ in range(_MOST_ROUNDS):
-            if self.course.is_over or not left:
-                break
-            found = self._cut(strained=True)
-            if found.cuts is None or _places(found.cuts) in tried:
-                break
-            if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
-                break
-            if self._raised(found.cuts):  # much cheaper than to plan what memory does not allow
-                continue
-            left -= 1
-            tried.add(_places(found.cuts))
-            if (staged := self._planned(found.cuts, best.step_ns)) is not None:
-                best = self._known(best, staged)
+        for easing in EASINGS:
+            left = _EXPLORED
+            for _ in range(_MOST_ROUNDS):
+                if self.course.is_over or not left:
+                    break
+                found = self._cut(easing=easing)
+                if found.cuts is None or _places(found.cuts) in tried:
+                    break
+                if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
+                    break
+                if self._raised(found.cuts):  # much cheaper than to plan what memory does not allow
+                    continue
+                left -= 1
+                tried.add(_places(found.cuts))
+                if (staged := self._planned(found.cuts, best.step_ns)) is not None:
+                    best = self._known(best, staged)
         return best
 
     def _interleaved(self) -> PipelineResult:

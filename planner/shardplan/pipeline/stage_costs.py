@@ -35,9 +35,9 @@ _TOLERANCE = 1e-3
 _STRAINED = 2e-3
 """A stage that costs more than this share above its bound is worth a closer look."""
 
-_EASED = 0.1
-"""A run that costs this share less than one that memory strains is guessed not to be strained: less, and cuts are tried
-that are as strained; more, and good ones are passed over."""
+EASINGS = (1e-9, 0.1)
+"""Guesses of how memory strains runs that were not seen: one that costs this share less than one that it strains is
+taken not to be strained. Each finds cuts that the other passes over; more of them plan more stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class StageCosts:
         self,
         stages: int | None,
         *,
-        strained: bool = False,
+        easing: float | None = None,
         proven: bool = False,
         worth_ns: float = math.inf,
         ends_s: float = math.inf,
@@ -108,8 +108,8 @@ class StageCosts:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
         `worth_ns`. `ends_s`, `on_bound`: as in `shardplan.pipeline.cut_search.search`.
 
-        `strained`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
-        and had no more in flight. `proven`: stages that were planned cost what is proven of them, and not what they
+        `easing`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
+        and had no more in flight; and one that costs this share less than that as much as it is known to. `proven`: stages that were planned cost what is proven of them, and not what they
         were found to take.
         """
         costs, sites = self._now(self._proven if proven else self._known), self._sites
@@ -121,7 +121,7 @@ class StageCosts:
             devices=self.cluster.mesh.size,
             share=self.share,
             stages=stages,
-            costs_behind={} if self.exact else self._costs_behind(costs, self._seen if strained else ()),
+            costs_behind={} if self.exact else self._costs_behind(costs, easing),
             apart=self._apart,
         )
         found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PS_PER_NS, ends_s, on_bound)
@@ -313,13 +313,13 @@ class StageCosts:
         fits = (sums[None, :] - sums[:, None]) / part.size <= limit_bytes(self.options, self.cluster)
         return np.where(fits, count, -1).astype(np.int64)
 
-    def _costs_behind(self, costs: Sequence[Costs], seen: Sequence[_Seen]) -> dict[tuple[int, int], Costs]:
-        """By how many stages come behind and submesh: costs that know of memory, and of what was seen. Equal ones are
-        the same array."""
+    def _costs_behind(self, costs: Sequence[Costs], easing: float | None) -> dict[tuple[int, int], Costs]:
+        """By how many stages come behind and submesh: costs that know of memory, and where there is an `easing`, of what
+        was seen. Equal ones are the same array."""
         raised: dict[tuple[int, int, int], Costs] = {}
         found = {}
         for submesh, cost in enumerate(costs):
-            here = [one for one in seen if one.submesh == submesh]
+            here = [] if easing is None else [one for one in self._seen if one.submesh == submesh]
             bounds = self._memory_bounds.get(submesh)
             for behind in range(min(len(self.chain), self.cluster.mesh.size)):
                 waiting = self.in_flight(behind, behind + 1)
@@ -328,7 +328,9 @@ class StageCosts:
                 key = (submesh, id(table), len(known))
                 if key not in raised:
                     costlier = cost if table is None else np.maximum(cost, table[:, :, None, None])
-                    raised[key] = np.maximum(costlier, _strained(cost, known)) if known else costlier
+                    if easing is not None and known:
+                        costlier = np.maximum(costlier, _strained(cost, known, easing))
+                    raised[key] = costlier
                 if raised[key] is not cost:
                     found[behind, submesh] = raised[key]
         return found
@@ -381,13 +383,13 @@ class StageCosts:
         return table
 
 
-def _strained(cost: Costs, seen: Sequence[_Seen]) -> Costs:
+def _strained(cost: Costs, seen: Sequence[_Seen], easing: float) -> Costs:
     """Costs of all runs if each is strained as the worst that was seen of those that cost no more at least; a run that
-    costs less than one that was seen is strained by so much less, and not at all once it costs `_EASED` less: memory
-    that is too short for some layers has room for a few fewer."""
+    costs less than one that was seen is strained by so much less, and not at all once it costs the share `easing` less:
+    memory that is too short for some layers has room for a few fewer."""
     strain = np.ones_like(cost)
     for one in seen:
         least = np.where(np.isfinite(cost), cost, one.least_ps)
-        eased = np.clip((1.0 - least / one.least_ps) / _EASED, 0.0, 1.0)
+        eased = np.clip((1.0 - least / one.least_ps) / easing, 0.0, 1.0)
         np.maximum(strain, one.strain - (one.strain - 1.0) * eased, out=strain)
     return cost * strain
