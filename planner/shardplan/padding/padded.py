@@ -1,9 +1,9 @@
 """A model in which one size is held as a larger one that axes of the mesh divide: the last shards are padded.
 
-Entries beyond the size are padding: zeros in parameters and inputs, the last entry again in constants. Where an operator
-would combine padding with what is real, an operator `Where` in front of it puts in what changes nothing (see `neutral`).
-So the larger model computes what the model computes, and everything that plans, prices, verifies or writes models takes
-it as it is.
+Entries beyond the size are padding: zeros in parameters and inputs, the last entry again in constants. Where an
+operator would combine padding with what is real, an operator `Where` in front of it puts in what changes nothing (see
+`neutral`). So the larger model computes what the model computes, and everything that plans, prices, verifies or writes
+models takes it as it is.
 """
 
 from __future__ import annotations

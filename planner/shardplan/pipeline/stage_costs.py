@@ -109,8 +109,8 @@ class StageCosts:
         `worth_ns`. `ends_s`, `on_bound`: as in `shardplan.pipeline.cut_search.search`.
 
         `easing`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
-        and had no more in flight; and one that costs this share less than that as much as it is known to. `proven`: stages that were planned cost what is proven of them, and not what they
-        were found to take.
+        and had no more in flight; where it costs less than that by this share, no more than is known. `proven`: stages
+        that were planned cost what is proven of them, and not what they were found to take.
         """
         costs, sites = self._now(self._proven if proven else self._known), self._sites
         choices = Choices(
@@ -314,8 +314,8 @@ class StageCosts:
         return np.where(fits, count, -1).astype(np.int64)
 
     def _costs_behind(self, costs: Sequence[Costs], easing: float | None) -> dict[tuple[int, int], Costs]:
-        """By how many stages come behind and submesh: costs that know of memory, and where there is an `easing`, of what
-        was seen. Equal ones are the same array."""
+        """By how many stages come behind and submesh: costs that know of memory, and where there is an `easing`, of
+        what was seen. Equal ones are the same array."""
         raised: dict[tuple[int, int, int], Costs] = {}
         found = {}
         for submesh, cost in enumerate(costs):
