@@ -67,7 +67,7 @@ class SetupFn(torch.autograd.Function):
         return x @ w.t()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Any, inputs: Any, _output: Any) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
@@ -124,18 +124,21 @@ class Tied(nn.Module):
         return f.cross_entropy(self.head(x).transpose(1, 2), labels, label_smoothing=0.1)
 
 
+class Symmetric(nn.Module):
+    """The upper half of a weight, mirrored."""
+
+    def forward(self, w: Tensor) -> Tensor:
+        return w.triu() + w.triu(1).transpose(-1, -2)
+
+
 class Norms(nn.Module):
     """Weight norm, spectral norm, an own parametrization, RMS norm, local response norm, instance norm."""
-
-    class Sym(nn.Module):
-        def forward(self, w: Tensor) -> Tensor:
-            return w.triu() + w.triu(1).transpose(-1, -2)
 
     def __init__(self) -> None:
         super().__init__()
         self.a = weight_norm(nn.Linear(16, 16), dim=None)
         self.b = nn.Linear(16, 16)
-        parametrize.register_parametrization(self.b, "weight", self.Sym())
+        parametrize.register_parametrization(self.b, "weight", Symmetric())
         self.c = weight_norm(nn.Conv1d(16, 16, 3, padding=1))
         self.rms, self.inst = nn.RMSNorm(16), nn.InstanceNorm1d(16, affine=True)
 

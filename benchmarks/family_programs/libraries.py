@@ -90,9 +90,9 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "diffllama", "apertus", "jetmoe",
         "phimoe", "bitnet", "dbrx", "doge", "dots1", "ernie4_5_moe", "exaone", "falcon_h1", "flex_olmo", "glm4",
         "gpt_neox_japanese", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe", "lfm2_moe",
-        "llama4_text", "longcat_flash", "minimax", "minimax_m2", "modernbert-decoder", "moshi", "nanochat", "nemotron_h",
-        "olmo3", "openai-gpt", "qwen3_5_text", "qwen3_next", "reformer", "rembert", "roc_bert", "trocr", "xlm", "xlnet",
-        "xlstm", "xmod", "zamba", "zamba2", "vaultgemma", "bert-generation",
+        "llama4_text", "longcat_flash", "minimax", "minimax_m2", "modernbert-decoder", "moshi", "nanochat",
+        "nemotron_h", "olmo3", "openai-gpt", "qwen3_5_text", "qwen3_next", "reformer", "rembert", "roc_bert", "trocr",
+        "xlm", "xlnet", "xlstm", "xmod", "zamba", "zamba2", "vaultgemma", "bert-generation",
     ),
     "MaskedLM": (
         "bert", "roberta", "albert", "distilbert", "electra", "deberta", "deberta-v2", "modernbert", "mobilebert",
