@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import traceback
@@ -31,9 +32,9 @@ def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def train(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype = torch.float64) -> tuple[str, Any]:
-    """Two steps under `plan` and beside it by one process: `("ran", errors)` of loss, gradients, parameters and
-    buffers, relative to the largest entry, and how far one process is from itself (`own`) when its parameters are
-    changed in the last digit; `("refused", why)`; `("crashed", why)`."""
+    """Two steps under `plan` and beside it by one process, then one pass as in evaluation: `("ran", errors)` of loss,
+    gradients, parameters and buffers, relative to the largest entry, and how far one process is from itself (`own`)
+    when its parameters are changed in the last digit; `("refused", why)`; `("crashed", why)`."""
     warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     try:
@@ -66,29 +67,50 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
         shardplan.torch.parallelize(model, plan, mesh, **given)
     known = {name for name, _ in [*reference.named_parameters(), *reference.named_buffers()]}
     optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in (model, reference, another)]
-    with SinglePrecision() as single:
-        another(*batch)
-    found = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0, "buffers": 0.0, "own": 0.0}
-    for _ in range(2):
-        losses = [each(*batch) for each in (model, reference, another)]
+    all_three, single = (model, reference, another), SinglePrecision()
+    found = dict.fromkeys(("loss", "gradients", "parameters", "buffers", "evaluation", "own"), 0.0)
+    for step in range(2):
+        losses = [_called(each, batch, step, single if each is another else None) for each in all_three]
         for optimizer, loss in zip(optimizers, losses, strict=True):
             optimizer.zero_grad()
             loss.backward()
-        seen = {
-            "loss": _apart(_together([("", losses[0])]), _together([("", losses[1])])),
-            "gradients": _apart(*(_of(each, known, gradients=True) for each in (model, reference))),
-            "own": max(
-                _apart(*(_of(each, known, gradients=True) for each in (another, reference))),
-                _apart(_together([("", losses[2])]), _together([("", losses[1])])),
-            ),
-        }
+        seen = {"loss": _loss_apart(losses[0], losses[1]), "own": _loss_apart(losses[2], losses[1])}
+        seen["gradients"] = _apart(*(_of(each, known, gradients=True) for each in (model, reference)))
+        seen["own"] = max(seen["own"], _apart(*(_of(each, known, gradients=True) for each in (another, reference))))
         for optimizer in optimizers:
             optimizer.step()
         seen["parameters"] = _apart(*(_of(each, known) for each in (model, reference)))
-        buffers = [_together(each.named_buffers(), known) for each in (model, reference)]
-        seen["buffers"] = _apart(*buffers, missing=mode == "exported")
-        found = {key: max(value, seen[key]) for key, value in found.items()}
+        seen["buffers"] = _buffers_apart(model, reference, known, missing=mode == "exported")
+        found = {key: max(value, seen.get(key, 0.0)) for key, value in found.items()}
+    if mode != "exported":  # a graph is of one mode
+        seen = _evaluated(all_three, batch, known)
+        found = {key: max(value, seen.get(key, 0.0)) for key, value in found.items()}
     return {**found, "single": float(single.seen)}
+
+
+def _called(model: nn.Module, batch: tuple[Tensor, ...], seed: int, under: Any = None) -> Any:
+    """What a program gives; whatever it draws, all copies of it draw alike."""
+    torch.manual_seed(seed)
+    with under or contextlib.nullcontext():
+        return model(*batch)
+
+
+def _evaluated(models: tuple[nn.Module, ...], batch: tuple[Tensor, ...], known: Container[str]) -> dict[str, float]:
+    """What the trained programs are apart without gradients, as in evaluation, which changes no buffer but counts."""
+    for each in models:
+        each.eval()
+    with torch.no_grad():
+        model, reference, another = (_called(each, batch, 0) for each in models)
+    buffers = _buffers_apart(models[0], models[1], known)
+    return {"evaluation": _loss_apart(model, reference), "own": _loss_apart(another, reference), "buffers": buffers}
+
+
+def _loss_apart(one: Tensor, other: Tensor) -> float:
+    return _apart(_together([("", one)]), _together([("", other)]))
+
+
+def _buffers_apart(one: nn.Module, other: nn.Module, known: Container[str], *, missing: bool = False) -> float:
+    return _apart(*(_together(each.named_buffers(), known) for each in (one, other)), missing=missing)
 
 
 class SinglePrecision(TorchFunctionMode):

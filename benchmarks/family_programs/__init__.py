@@ -1,15 +1,17 @@
 """Small plain programs of model families, each with its loss inside: name -> a function that gives model and batch."""
 
 from family_programs.audio import AUDIO
+from family_programs.constructs import CONSTRUCTS
 from family_programs.libraries import LIBRARIES as MODELS
 from family_programs.odd import ODD
+from family_programs.rarities import RARITIES
 from family_programs.sequences import SEQUENCES
 from family_programs.tables import TABLES
 from family_programs.text import TEXT
 from family_programs.vision import VISION
 from family_programs.vision_libraries import VISION_LIBRARIES
 
-OWN = {**VISION, **TEXT, **SEQUENCES, **AUDIO, **TABLES, **ODD}
+OWN = {**VISION, **TEXT, **SEQUENCES, **AUDIO, **TABLES, **ODD, **CONSTRUCTS, **RARITIES}
 LIBRARIES = {**VISION_LIBRARIES, **MODELS}
 PROGRAMS = {**OWN, **LIBRARIES}
 

@@ -55,7 +55,26 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "swinv2": _SWIN,
     "convnext": {"patch_size": 2},
     "convnextv2": {"patch_size": 2},
-}
+    "perceiver": {"max_position_embeddings": 16, "num_latents": 8, "d_latents": 32, "num_self_attends_per_block": 2,
+                  "num_blocks": 2, "num_self_attention_heads": 4, "num_cross_attention_heads": 4, "d_model": 32},
+    "longcat_flash": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4, "num_layers": 1,
+                      "num_hidden_layers": 2, "expert_ffn_hidden_size": 32, "zero_expert_num": 2, "moe_topk": 2},
+    "dots1": {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "ernie4_5_moe": {"moe_k": 2, "moe_layer_start_index": 0},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 4, "mamba_dt_rank": 4, "layers_block_type": ["mamba", "hybrid"] * 2,
+              "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_d_state": 8},
+    "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_headdim": 16,
+               "n_mamba_heads": 4, "mamba_ngroups": 1, "attention_head_dim": 16, "num_mem_blocks": 1,
+               "use_shared_attention_adapter": False, "attention_hidden_size": 64, "head_dim": 16},
+    "mobilevitv2": {"image_size": 64},
+    "longformer": {"attention_window": [4, 4]},
+    "big_bird": {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1},
+    "bigbird_pegasus": {"attention_type": "original_full"},
+    "reformer": {"attn_layers": ["local", "local"], "axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 16],
+                 "local_attn_chunk_length": 4, "is_decoder": True, "attention_head_size": 8, "feed_forward_size": 64},
+}  # fmt: skip
 _RANDOM_IN_TRAINING = frozenset(("phimoe",))
 """Types that draw experts at random while they train: they run as in evaluation, with gradients."""
 _TEXT, _SPEECH, _VISION = "CausalLM", "CTC", "ImageClassification"
@@ -69,20 +88,28 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "recurrent_gemma", "biogpt", "ctrl", "smollm3", "exaone4", "helium", "ernie4_5",
         "seed_oss", "gpt_oss", "arcee", "jamba", "bamba", "granitemoe", "glm4_moe", "lfm2", "xglm",
         "diffllama", "apertus", "jetmoe",
-        "phimoe",
+        "phimoe", "bitnet", "dbrx", "doge", "dots1", "ernie4_5_moe", "exaone", "falcon_h1", "flex_olmo", "glm4",
+        "gpt_neox_japanese", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe", "lfm2_moe",
+        "llama4_text", "longcat_flash", "minimax", "minimax_m2", "modernbert-decoder", "moshi", "nanochat",
+        "nemotron_h", "olmo3", "openai-gpt", "qwen3_5_text", "qwen3_next", "reformer", "rembert", "roc_bert", "trocr",
+        "xlm", "xlnet", "xlstm", "xmod", "zamba", "zamba2", "vaultgemma", "bert-generation",
     ),
     "MaskedLM": (
         "bert", "roberta", "albert", "distilbert", "electra", "deberta", "deberta-v2", "modernbert", "mobilebert",
         "squeezebert", "convbert", "mpnet", "fnet", "roformer", "camembert", "layoutlm", "nystromformer",
-        "xlm-roberta", "megatron-bert", "esm", "ibert",
+        "xlm-roberta", "megatron-bert", "esm", "ibert", "big_bird", "data2vec-text", "ernie", "eurobert", "flaubert",
+        "funnel", "longformer", "luke", "mra", "nomic_bert", "perceiver", "roberta-prelayernorm", "tapas", "yoso",
     ),
     "Seq2SeqLM": (
         "t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "plbart", "switch_transformers",
-        "longt5", "umt5", "prophetnet",
+        "longt5", "umt5", "prophetnet", "bigbird_pegasus", "blenderbot-small", "fsmt", "led", "mvp", "nllb-moe",
+        "pegasus_x", "t5gemma",
     ),
     "ImageClassification": (
         "vit", "beit", "dinov2", "swin", "swinv2", "convnext", "convnextv2", "resnet", "mobilenet_v2",
-        "mobilevit", "segformer", "poolformer", "regnet", "pvt", "cvt", "focalnet",
+        "mobilevit", "segformer", "poolformer", "regnet", "pvt", "cvt", "focalnet", "bit", "data2vec-vision", "deit",
+        "dinov2_with_registers", "donut-swin", "efficientnet", "hiera", "ijepa", "imagegpt", "levit", "mobilenet_v1",
+        "mobilevitv2", "pvt_v2", "swiftformer", "textnet", "vit_msn",
     ),
     "CTC": ("wav2vec2", "hubert", "wavlm", "unispeech", "data2vec-audio"),
 }  # fmt: skip
@@ -172,6 +199,9 @@ class Contrasted(nn.Module):
 _IDS = (BATCH, SEQ)
 _MEL = (BATCH, 16, 32)
 _SAM = {"output_channels": 16, "global_attn_indexes": [1], "window_size": 2, "mlp_dim": 64, "num_pos_feats": 8}
+_SERIES = {"prediction_length": 8, "context_length": 16, "lags_sequence": [1, 2, 7], "num_time_features": 1}
+_PAST = {"past_values": (BATCH, 23), "past_time_features": (BATCH, 23, 1), "past_observed_mask": (BATCH, 23),
+         "future_values": (BATCH, 8), "future_time_features": (BATCH, 8, 1)}  # fmt: skip
 _WHOLE: Mapping[str, tuple[str, type[nn.Module], Mapping[str, Any], Mapping[str, Any]]] = {
     "whisper": ("WhisperForConditionalGeneration", Labelled, {"max_source_positions": 16, "max_target_positions": 32},
                 {"input_features": _MEL, "labels": _IDS}),
@@ -190,6 +220,24 @@ _WHOLE: Mapping[str, tuple[str, type[nn.Module], Mapping[str, Any], Mapping[str,
     "patchtst": ("PatchTSTForPrediction", Labelled, {"num_input_channels": 2, "context_length": 32,
                  "prediction_length": 8, "patch_length": 8, "patch_stride": 8},
                  {"past_values": (BATCH, 32, 2), "future_values": (BATCH, 8, 2)}),
+    "blip": ("BlipModel", Contrasted, {}, {"input_ids": _IDS, "pixel_values": (BATCH, 3, IMAGE, IMAGE)}),
+    "git": ("GitForCausalLM", Labelled, {},
+            {"input_ids": _IDS, "pixel_values": (BATCH, 3, IMAGE, IMAGE), "labels": _IDS}),
+    "clipseg": ("CLIPSegModel", Contrasted, {}, {"input_ids": _IDS, "pixel_values": (BATCH, 3, IMAGE, IMAGE)}),
+    "groupvit": ("GroupViTModel", Contrasted, {}, {"input_ids": _IDS, "pixel_values": (BATCH, 3, IMAGE, IMAGE)}),
+    "ast": ("ASTModel", Squared, {"max_length": 32, "patch_size": 8, "frequency_stride": 8, "time_stride": 8},
+            {"input_values": (BATCH, 32, 16)}),
+    "speech_to_text": ("Speech2TextForConditionalGeneration", Labelled,
+                       {"input_feat_per_channel": 16, "conv_channels": 32},
+                       {"input_features": (BATCH, 32, 16), "labels": _IDS}),
+    "time_series_transformer": ("TimeSeriesTransformerModel", Squared, _SERIES, _PAST),
+    "informer": ("InformerModel", Squared, {**_SERIES, "attention_type": "full"}, _PAST),
+    "autoformer": ("AutoformerModel", Squared, {**_SERIES, "moving_average": 5}, _PAST),
+    "patchtsmixer": ("PatchTSMixerForPrediction", Labelled, {"num_input_channels": 2, "context_length": 32,
+                     "prediction_length": 8, "patch_length": 8, "patch_stride": 8},
+                     {"past_values": (BATCH, 32, 2), "future_values": (BATCH, 8, 2)}),
+    "vivit": ("VivitModel", Squared, {"num_frames": 2, "tubelet_size": [2, 8, 8]},
+              {"pixel_values": (BATCH, 2, 3, IMAGE, IMAGE)}),
 }  # fmt: skip
 """Models that are made as a whole: their class, what gives the loss, sizes of their own, shapes of arguments."""
 
@@ -202,7 +250,11 @@ def _whole(model_type: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     model_class = getattr(transformers, kind)
     config = _shrunk(model_class.config_class(), sizes)
     batch = [
-        torch.randint(2, VOCAB, shape) if name in {"input_ids", "labels"} else torch.randn(shape)
+        torch.ones(shape)
+        if name.endswith("_mask")
+        else torch.randint(2, VOCAB, shape)
+        if name in {"input_ids", "labels"}
+        else torch.randn(shape)
         for name, shape in arguments.items()
     ]
     return under(model_class(config), tuple(arguments)), tuple(batch)

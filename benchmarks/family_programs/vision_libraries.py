@@ -73,8 +73,19 @@ TIMM = {
     "timm eva": _timm("eva02_tiny_patch14_224", 28, img_size=28, embed_dim=32, depth=2, num_heads=4),
     "timm ghostnet": _timm("ghostnet_050", 64),
     "timm mobilenetv4": _timm("mobilenetv4_conv_small_050", 64),
+    "timm convnext": _timm("convnext_atto", 32, depths=(1, 1, 1, 1), dims=(8, 16, 32, 32)),
+    "timm beit": _timm("beit_base_patch16_224", **_FLAT, patch_size=8, num_heads=4),
+    "timm deit3": _timm("deit3_small_patch16_224", **_FLAT, patch_size=8, num_heads=4),
+    "timm maxvit": _timm("maxvit_rmlp_pico_rw_256", 64, img_size=64, embed_dim=(32, 32, 64, 64), depths=(1, 1, 1, 1)),
+    "timm fastvit": _timm("fastvit_t8", 64, layers=(1, 1, 1, 1), embed_dims=(8, 16, 32, 32)),
+    "timm mixer": _timm("mixer_s32_224", img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
+    "timm gmlp": _timm("gmlp_ti16_224", img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
+    "timm twins": _timm("twins_svt_small", img_size=32, depths=(1, 1, 1, 1), embed_dims=(16, 16, 32, 32),
+                        num_heads=(2, 2, 2, 2), mlp_ratios=(2, 2, 2, 2), sr_ratios=(2, 2, 1, 1), wss=(2, 2, 1, 1)),
+    "timm levit": _timm("levit_128s", 64, img_size=64, embed_dim=(32, 32, 64), depth=(1, 1, 1), num_heads=(2, 2, 4)),
+    "timm nfnet": _timm("nfnet_l0", 32),
     "timm edgenext": _timm("edgenext_xx_small", 64, depths=(1, 1, 1, 1), dims=(8, 16, 32, 32)),
-}
+}  # fmt: skip
 
 
 def _torchvision(name: str, size: int = 32, **given: Any) -> Callable[[], Program]:
@@ -95,6 +106,9 @@ TORCHVISION = {
                            mlp_dim=64),
     "tv swin": _torchvision("SwinTransformer", patch_size=[4, 4], embed_dim=16, depths=[2, 2], num_heads=[2, 4],
                             window_size=[4, 4]),
+    "tv densenet": _torchvision("DenseNet", growth_rate=8, block_config=(2, 2), num_init_features=16),
+    "tv maxvit": _torchvision("MaxVit", 64, input_size=(64, 64), stem_channels=8, partition_size=2,
+                              block_channels=[8, 16], block_layers=[1, 1], head_dim=4, stochastic_depth_prob=0.0),
     "tv resnet": _torchvision("resnet18", width_per_group=64),
 }  # fmt: skip
 
@@ -143,6 +157,25 @@ DIFFUSERS = {
         ("encoder_hidden_states", "timestep"), num_attention_heads=4, attention_head_dim=8, in_channels=4,
         out_channels=8, num_layers=2, cross_attention_dim=32, sample_size=8, caption_channels=16,
         use_additional_conditions=False,
+    ),
+    "diffusers vae": _diffusers(
+        "AutoencoderKL", lambda: (torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16)), (), latent_channels=4,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, sample_size=16,
+        **_BLOCKS,
+    ),
+    "diffusers flux": _diffusers(
+        "FluxTransformer2DModel", lambda: (torch.randn(4, 16, 4), torch.randn(4, 16, 4), torch.randn(4, 6, 16),
+        torch.randn(4, 12), torch.rand(4), torch.zeros(16, 3), torch.zeros(6, 3)),
+        ("encoder_hidden_states", "pooled_projections", "timestep", "img_ids", "txt_ids"), patch_size=1, in_channels=4,
+        num_layers=1, num_single_layers=1, attention_head_dim=8, num_attention_heads=4, joint_attention_dim=16,
+        pooled_projection_dim=12, guidance_embeds=False, axes_dims_rope=(2, 2, 4),
+    ),
+    "diffusers unet3d": _diffusers(
+        "UNet3DConditionModel",
+        lambda: (torch.randn(4, 4, 2, 8, 8), torch.randn(4, 4, 2, 8, 8), _TIMES, torch.randn(4, 6, 16)),
+        ("timestep", "encoder_hidden_states"), sample_size=8, in_channels=4, out_channels=4, cross_attention_dim=16,
+        down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"), up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
+        attention_head_dim=4, **_BLOCKS,
     ),
 }  # fmt: skip
 
