@@ -115,7 +115,12 @@ def test_unknown_operator_with_a_stored_shape_is_read(read):
 def test_data_dependent_shape(refuse):
     assert refuse("g (float[4] x) => (int64[1, found] y) { y = NonZero(x) }") == (
         "m.onnx: error[unresolved-shape]: the shape of 'y' of node 'NonZero_0' (NonZero) is [1, ?]\n"
+        "  the size depends on the values of 'x'\n"
         "hint: give --dim found=N"
+    )
+    assert refuse("g (float[4] x, bool[4] c) => (y) { y = Compress(x, c) }").endswith(
+        "  the size depends on the values of 'x'\n"
+        "hint: write it with sizes that do not: torch.where or masks in place of indices (x[mask], nonzero, unique)"
     )
 
 

@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+import onnx
 import torch
 from forced_plans import forced_plan
+from onnx.reference import ReferenceEvaluator
 from torch import nn
 from torch.nn import functional
 
@@ -20,6 +22,7 @@ from shardplan.errors import ShardplanError
 from shardplan.model.read import read_model, read_model_bytes
 from shardplan.plan.encode import dumps
 from shardplan.torch.planning.factory import read_factory
+from shardplan.torch.planning.onnx_program import onnx_bytes
 from shardplan.torch.planning.plan import read_module
 from shardplan.torch.planning.refusals import refusal
 from shardplan.torch.with_loss import argument_names, with_loss
@@ -126,7 +129,26 @@ def test_causes_of_refusals():
     assert said.detail == "torch has no ONNX form of aten._grouped_mm"
     assert "batched_mm" in said.hint
     assert "eager" in refusal(RuntimeError("flex_attention is not supported")).hint
+    unknown = "No ONNX function found for <OpOverload(op='aten.mul', overload='Tensor')>. complex64"
+    assert "complex numbers" in refusal(RuntimeError(unknown)).summary
     assert refusal(KeyError("strange")).detail == "'strange'"
+
+
+class Running(nn.Module):
+    def forward(self, x):
+        best, least = torch.cummax(x, 1), torch.cummin(x.round(), -1)
+        middle = [*torch.median(x, 1), *torch.median(x, -1, keepdim=True)]
+        return *best, *least, *middle, torch.cumprod(x, 1), torch.logcumsumexp(x, 0)
+
+
+def test_running_values_and_medians_have_onnx_forms():
+    """Which the exporter has not."""
+    pytest.importorskip("onnxscript")
+    x = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0))
+    model = onnx.load_from_string(onnx_bytes(Running(), (x,), {}))
+    found = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: x.numpy()})
+    for mine, theirs in zip(found, Running()(x), strict=True):
+        torch.testing.assert_close(torch.from_numpy(mine), theirs)
 
 
 FACTORIES = """

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from shardplan.errors import ShardplanError, error
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
 from shardplan.torch.plain_forms import in_plain_forms
+from shardplan.torch.planning.onnx_forms import onnx_forms
 from shardplan.torch.planning.refusals import refusal
 from shardplan.torch.with_loss import WithLoss, argument_names
 
@@ -58,8 +59,9 @@ def onnx_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             with_fake_parameters(inner, args, dict(kwargs)) as (given, named),
         ):
             program = torch.onnx.export(
-                inner, given, kwargs=named, dynamo=True, optimize=False, verbose=False, input_names=names
-            )
+                inner, given, kwargs=named, dynamo=True, optimize=False, verbose=False, input_names=names,
+                custom_translation_table=onnx_forms(),
+            )  # fmt: skip
             _strip(program, inner)
             data: bytes = program.model_proto.SerializeToString()
     except ShardplanError:

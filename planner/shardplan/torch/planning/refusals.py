@@ -19,6 +19,16 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "a shape or a branch of it depends on the values of tensors",
         _STATIC,
     ),
+    (
+        r"complex-valued|complex64|complex128",
+        "it computes with complex numbers, which ONNX has not",
+        "rotate by cosines and sines of real numbers, as torch.view_as_real(...) gives them",
+    ),
+    (
+        r"entirely functional graph, but found",
+        "it changes a view in place in a way that torch cannot write as a function",
+        "give the changed tensor a name of its own: torch.diagonal_scatter, slice_scatter, torch.where",
+    ),
     (r"grouped_mm", "it uses a kernel of grouped experts", f"let experts be batched products {_DENSE}"),
     (
         r"flex_attention|flash_attn|_flash_attention",
@@ -40,7 +50,7 @@ def refusal(problem: BaseException) -> Diagnostic:
     last = _first_line(said[-1]) if said else type(problem).__name__
     detail = f"torch has no ONNX form of {operator[1]}" if operator else last
     for pattern, why, hint in _CAUSES:
-        if re.search(pattern, operator[0] if operator else last):
+        if re.search(pattern, f"{operator[0]} {last}" if operator else last):
             return error("cannot-export", f"torch cannot export this module: {why}", detail=detail, hint=hint)
     return error("cannot-export", "torch cannot export this module", detail=detail, hint=_ELSE)
 

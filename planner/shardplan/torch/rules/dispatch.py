@@ -55,7 +55,9 @@ RULES: Mapping[str, Rule] = {
          "logsumexp", "nansum"),
         reductions.reduction,
     ),
-    **dict.fromkeys(("cumsum", "cumprod", "topk", "sort", "argsort"), reductions.along_dim),
+    **dict.fromkeys(
+        ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "topk", "sort", "argsort"), reductions.along_dim
+    ),
     **dict.fromkeys(("norm", "linalg_vector_norm"), reductions.norm),
     **dict.fromkeys(("tril", "triu"), reductions.triangle),
     **dict.fromkeys(("im2col", "col2im"), windows.per_sample),

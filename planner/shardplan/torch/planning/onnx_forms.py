@@ -1,0 +1,95 @@
+"""ONNX forms of operators of torch that its exporter has none for: running values along a dim, and medians."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """What `torch.onnx.export` takes as its `custom_translation_table`.
+
+    Functions along a dim of all entries up to each place take log2(n) rounds; in each a place is combined with the one
+    that is twice as far before it as in the last round (Hillis and Steele, Data parallel algorithms, 1986)."""
+    from onnxscript import opset18 as op  # noqa: PLC0415 - of the extra, and only for planning
+
+    aten = torch.ops.aten
+    return {
+        aten.cummax.default: _running_best(op, op.Max, op.GreaterOrEqual),
+        aten.cummin.default: _running_best(op, op.Min, op.LessOrEqual),
+        aten.cumprod.default: _running(op, op.Mul),
+        aten.median.dim: lambda self, dim, keepdim=False: _median(op, self, dim, keepdim),
+        aten.logcumsumexp.default: _running(op, lambda one, other: _log_of_sum(op, one, other)),
+    }
+
+
+def _running(op: Any, combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def running(self: Any, dim: int, dtype: int | None = None) -> Any:
+        made = self if dtype is None else op.Cast(self, to=dtype)
+        axis, size = _axis(self, dim)
+        for distance in _distances(size):
+            first, before, own = _shifted(op, made, axis, size, distance)
+            made = op.Concat(first, combine(before, own), axis=axis)
+        return op.Identity(made)
+
+    return running
+
+
+def _running_best(
+    op: Any, better: Callable[[Any, Any], Any], is_later: Callable[[Any, Any], Any]
+) -> Callable[..., Any]:
+    """The best entry so far and where it stands: of equal ones the last, as in torch."""
+
+    def running(self: Any, dim: int) -> tuple[Any, Any]:
+        axis, size = _axis(self, dim)
+        shape = [int(each) for each in self.shape]
+        ends = op.Constant(value_ints=[size if each == axis else 1 for each in range(len(shape))])
+        numbers = op.Reshape(op.Constant(value_ints=list(range(size))), ends)
+        values, places = self, op.Expand(numbers, op.Constant(value_ints=shape))
+        for distance in _distances(size):
+            first, before, own = _shifted(op, values, axis, size, distance)
+            first_place, before_place, own_place = _shifted(op, places, axis, size, distance)
+            places = op.Concat(first_place, op.Where(is_later(own, before), own_place, before_place), axis=axis)
+            values = op.Concat(first, better(before, own), axis=axis)
+        return op.Identity(values), op.Identity(places)
+
+    return running
+
+
+def _median(op: Any, value: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    """The lower one of the two in the middle, and where it stands."""
+    axis, size = _axis(value, dim)
+    middle = (size + 1) // 2
+    values, places = op.TopK(value, op.Constant(value_ints=[middle]), axis=axis, largest=0, sorted=1)
+    last, axes = op.Constant(value_int=middle - 1), op.Constant(value_ints=[axis])
+    found, place = (op.Gather(each, last, axis=axis) for each in (values, places))
+    return (op.Unsqueeze(found, axes), op.Unsqueeze(place, axes)) if keepdim else (found, place)
+
+
+def _axis(value: Any, dim: int) -> tuple[int, int]:
+    """A dim counted from the front, and its size."""
+    rank = len(value.shape)
+    return (dim % rank, int(value.shape[dim])) if rank else (0, 1)
+
+
+def _distances(size: int) -> Iterator[int]:
+    distance = 1
+    while distance < size:
+        yield distance
+        distance *= 2
+
+
+def _shifted(op: Any, value: Any, axis: int, size: int, distance: int) -> tuple[Any, Any, Any]:
+    """The entries that have none so far before them; those that are so far before others; and these."""
+    spans = (0, distance), (0, size - distance), (distance, size)
+    first, before, own = (
+        op.Slice(value, *(op.Constant(value_ints=[each]) for each in (start, end, axis))) for start, end in spans
+    )
+    return first, before, own
+
+
+def _log_of_sum(op: Any, one: Any, other: Any) -> Any:
+    """log(exp(one) + exp(other)), without overflow."""
+    return op.Add(op.Max(one, other), op.Softplus(op.Neg(op.Abs(op.Sub(one, other)))))
