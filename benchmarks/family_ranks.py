@@ -31,6 +31,10 @@ def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return model.to(dtype), tuple(each.to(dtype) if each.is_floating_point() else each for each in batch)
 
 
+def ready() -> None:
+    """Answers when a process has started."""
+
+
 def train(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype = torch.float64) -> tuple[str, Any]:
     """Two steps under `plan` and beside it by one process, then one pass as in evaluation: `("ran", errors)` of loss,
     gradients, parameters and buffers, relative to the largest entry, and how far one process is from itself (`own`)

@@ -65,6 +65,20 @@ def _timm(name: str, size: int = 32, **given: Any) -> Callable[[], Program]:
     return make
 
 
+def _timm_mixer(block: str, inner: str, ratio: Any) -> Callable[[], Program]:
+    """A mixer made of its class: names of timm's table take no sizes."""
+
+    def make() -> Program:
+        declare()
+        from timm.models import mlp_mixer
+
+        layers = {"block_layer": getattr(mlp_mixer, block), "mlp_layer": getattr(mlp_mixer, inner)}
+        sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_blocks": 2, "mlp_ratio": ratio}
+        return Classified(_still(mlp_mixer.MlpMixer(num_classes=CLASSES, **sizes, **layers))), _images(32)
+
+    return make
+
+
 _FLAT: Mapping[str, Any] = {"img_size": 32, "embed_dim": 32, "depth": 2}
 TIMM = {
     "timm efficientnet": _timm("efficientnet_b0", 64),
@@ -78,8 +92,8 @@ TIMM = {
     "timm deit3": _timm("deit3_small_patch16_224", **_FLAT, patch_size=8, num_heads=4),
     "timm maxvit": _timm("maxvit_rmlp_pico_rw_256", 64, img_size=64, embed_dim=(32, 32, 64, 64), depths=(1, 1, 1, 1)),
     "timm fastvit": _timm("fastvit_t8", 64, layers=(1, 1, 1, 1), embed_dims=(8, 16, 32, 32)),
-    "timm mixer": _timm("mixer_s32_224", img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
-    "timm gmlp": _timm("gmlp_ti16_224", img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
+    "timm mixer": _timm_mixer("MixerBlock", "Mlp", (0.5, 4.0)),
+    "timm gmlp": _timm_mixer("SpatialGatingBlock", "GatedMlp", 4),
     "timm twins": _timm("twins_svt_small", img_size=32, depths=(1, 1, 1, 1), embed_dims=(16, 16, 32, 32),
                         num_heads=(2, 2, 2, 2), mlp_ratios=(2, 2, 2, 2), sr_ratios=(2, 2, 1, 1), wss=(2, 2, 1, 1)),
     "timm levit": _timm("levit_128s", 64, img_size=64, embed_dim=(32, 32, 64), depth=(1, 1, 1), num_heads=(2, 2, 4)),
