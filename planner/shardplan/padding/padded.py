@@ -85,8 +85,7 @@ def _with_constants(larger: Model, constants: Mapping[str, np.ndarray], real: Ma
         for dim in range(array.ndim):
             if (name, dim) in real:
                 made = made.take(np.maximum(np.cumsum(real[name, dim]) - 1, 0), axis=dim)
-        if made.shape == placed[name].shape:
-            placed[name] = made
+        placed[name] = made
     return replace(larger, constants=placed)
 
 

@@ -222,21 +222,28 @@ class PipelineSolver:
     def _explored(self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]]) -> PipelineResult:
         """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
         for easing in EASINGS:
-            left = _EXPLORED
-            for _ in range(_MOST_ROUNDS):
-                if self.course.is_over or not left:
-                    break
-                found = self._cut(easing=easing)
-                if found.cuts is None or _places(found.cuts) in tried:
-                    break
-                if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
-                    break
-                if self._raised(found.cuts):  # much cheaper than to plan what memory does not allow
-                    continue
-                left -= 1
-                tried.add(_places(found.cuts))
-                if (staged := self._planned(found.cuts, best.step_ns)) is not None:
-                    best = self._known(best, staged)
+            best = self._guessed(best, tried, easing)
+        return best
+
+    def _guessed(
+        self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]], easing: float
+    ) -> PipelineResult:
+        """The best of the cuts that one way to guess leads to."""
+        left = _EXPLORED
+        for _ in range(_MOST_ROUNDS):
+            if self.course.is_over or not left:
+                break
+            found = self._cut(easing=easing)
+            if found.cuts is None or _places(found.cuts) in tried:
+                break
+            if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
+                break
+            if self._raised(found.cuts):  # much cheaper than to plan what memory does not allow
+                continue
+            left -= 1
+            tried.add(_places(found.cuts))
+            if (staged := self._planned(found.cuts, best.step_ns)) is not None:
+                best = self._known(best, staged)
         return best
 
     def _interleaved(self) -> PipelineResult:
