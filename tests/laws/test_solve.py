@@ -33,6 +33,7 @@ from shardplan.solve.budget import Budget
 from shardplan.solve.highs.program import quiet_highs
 from shardplan.solve.prove import pareto, parts
 from shardplan.solve.prove.pareto import View
+from shardplan.solve.reduce import tables as reduce_tables
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.eliminate import eliminate
 from shardplan.solve.reduce.fixing import prune
@@ -539,7 +540,18 @@ def test_min_plus_is_its_definition(rows: int, inner: int, columns: int, seed: i
     left, right = random.integers(-50, 50, (rows, inner)) * 1.0, random.integers(-50, 50, (inner, columns)) * 1.0
     left[random.random(left.shape) < 0.1] = math.inf
     expected = (left[:, :, None] + right[None]).min(axis=1)
+    before = np.getbufsize()
     np.testing.assert_array_equal(min_plus(left, right), expected)
+    assert np.getbufsize() == before
+
+
+def test_tables_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reduce_tables, "hash", lambda _: 0, raising=False)
+    store = Tables()
+    first, second = np.arange(6.0).reshape(2, 3), np.ones((2, 3))
+    numbers = [store.add(table.copy()) for table in (first, second, first, second)]
+    assert numbers == [0, 2, 0, 2]
+    np.testing.assert_array_equal(store.arrays[2], second)
 
 
 @laws

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from random_problems import optimum, problem_of_maxima
 
-from shardplan.solve import LinearSum, Maximum, Problem, evaluate, solve
+from shardplan.solve import LinearSum, Maximum, Plane, Problem, evaluate, solve
 from shardplan.solve.search.mixing import crossing_costs, mixed
 
 
@@ -55,3 +55,17 @@ def test_equal_layers_are_mixed_where_averages_change_them_all_at_once() -> None
     assert solution.choices is not None
     assert sorted(solution.choices) == [0] * 20 + [1] * 30
     assert solution.bound <= 60.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_planes_of_a_problem_that_allows_less_say_where_to_begin(seed: int) -> None:
+    """One average where they meet proves what many did; whatever planes are given, a bound stays one."""
+    problem = problem_of_maxima(seed, memory=False)
+    many = solve(problem, averages=10)
+    assert len(many.planes) == len(many.candidates)
+    once = solve(problem, averages=1, planes=many.planes)
+    assert once.bound == pytest.approx(many.bound, rel=0.02)
+    best = optimum(problem)
+    sums = sum(len(maximum.sums) for maximum in problem.maxima)
+    wrong = [Plane(-1e3, (7.0,) * sums), Plane(1.0, (-1e3,) * sums), Plane(5.0, (1.0,) * (sums + 1))]
+    assert all(solve(problem, averages=1, planes=[plane]).bound <= best for plane in wrong)

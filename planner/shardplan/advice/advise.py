@@ -17,7 +17,7 @@ from typing import Final
 
 from shardplan.advice.sizes import Rounding, computing, roundings
 from shardplan.cluster.build import profile_from_resolved
-from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.mesh import make_cluster, merged
 from shardplan.cluster.types import Cluster
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
@@ -177,11 +177,13 @@ class Asked:
 
     def _roughly_s(self, model: Model, cluster: Cluster, *, usual: bool = False) -> float:
         """The step of a plan at the multipliers of the best one, or those that searches begin with (`usual`): the
-        former may be right for its mesh alone. Infinite where there is none, or no time."""
+        former may be right for its mesh alone. Axes over one link are one, which takes far less. Infinite where there
+        is none, or no time."""
         if time.monotonic() >= self.ends_s:
             return math.inf
         try:
-            planner = Planner(model, cluster, self.options, reasons=False)
+            rough = cluster if self.options.constraints else merged(cluster)[0]  # constraints may name its axes
+            planner = Planner(model, rough, self.options, reasons=False)
             multipliers = self.plan.summary.multipliers
             if usual:
                 multipliers = objective_of(planner.built_at()[0]).usual_multipliers

@@ -26,6 +26,7 @@ from shardplan.planning.recipes import RECIPES, without_axis
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import flags
 from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers, plain_sum
+from shardplan.solve import Plane
 from shardplan.units import PS_PER_S
 
 T = TypeVar("T")
@@ -71,7 +72,8 @@ class NoPlanError(Exception):
 class Found:
     """The plan with the shortest schedule found, the greatest proven lower bound on any (seconds), and the multipliers
     at which that was found. `limit_bytes`: under which that was proven; further questions are asked under it too: one
-    that stands in no way only costs time. `outcome`: of the last answer; `reproducible`: no clock decided anything."""
+    that stands in no way only costs time. `outcome`: of the last answer; `reproducible`: no clock decided anything;
+    `planes`: of the assignments met."""
 
     candidate: Candidate
     bound_s: float
@@ -80,6 +82,7 @@ class Found:
     limit_bytes: int | None
     outcome: str = "feasible"
     reproducible: bool = True
+    planes: tuple[Plane, ...] = ()
 
     @property
     def linear(self) -> Linear:
@@ -256,13 +259,20 @@ def of_phases(
     parts: float = 1,
     chooses_remat: bool = False,
     start: Weights = (),
-    effort: Effort | None = None,
+    planes: Sequence[Plane] = (),
+    averages: int | None = None,
 ) -> Questions[Found]:
-    """The best plan that the phases' sums lead to, from the multipliers `start`. Raises `NoPlanError` where there is
-    none."""
+    """The best plan that the phases' sums lead to, from the multipliers `start` or `planes`. Raises `NoPlanError` where
+    there is none."""
     unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
     question = Question(
-        limit_bytes, remat=remat, chooses_remat=chooses_remat, unproven=unproven, start=start, effort=effort
+        limit_bytes,
+        remat=remat,
+        chooses_remat=chooses_remat,
+        unproven=unproven,
+        start=start,
+        planes=planes,
+        averages=averages,
     )
     answer = yield from asked(search, replace(question, ends_s=search.share(parts)), FIRST_WORK * search.work_left)
     solution = answer.solution
@@ -271,7 +281,8 @@ def of_phases(
     best = search.judged(answer)[0]
     multipliers = _by_phase(answer.objective, solution.multipliers)
     bound_s = solution.bound / PS_PER_S
-    return Found(best, bound_s, answer.objective, multipliers, limit_bytes, solution.outcome, solution.reproducible)
+    found = Found(best, bound_s, answer.objective, multipliers, limit_bytes, solution.outcome, solution.reproducible)
+    return replace(found, planes=solution.planes)
 
 
 def asked(search: Search, question: Question, work: float) -> Questions[Answer]:

@@ -22,7 +22,7 @@ from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction, 
 from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
-from shardplan.solve import Problem, Progress, Solution, solve
+from shardplan.solve import Plane, Problem, Progress, Solution, solve
 
 AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive": 10}
 """Plain problems that are solved at most for the objective's maxima: more raise the bound a little."""
@@ -35,9 +35,10 @@ class Question:
     """A problem to be solved. `limit_bytes`: of memory, if any. `objective`: by default that of the step; `linear`: one
     linear function of the terms in its place. `remat`: what is recomputed, by default what the options say;
     `chooses_remat`: that is chosen too. `near`: the only layouts that are offered. `restriction`: what is allowed;
-    `without`: constraints that are dropped. `start`: multipliers to start from; `effort`: unless that of the instance.
-    `ends_s`: when the search ends (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes
-    long; `work`: that it may take, in the units of `shardplan.solve.constants`."""
+    `without`: constraints that are dropped. `start`: multipliers to start from; `planes`: of questions that allow less,
+    which say where to start; `effort`: unless that of the instance; `averages`: plain problems that are solved at most,
+    unless as many as that says. `ends_s`: when the search ends (`time.monotonic`); `unproven`: the relative gap that is
+    left where a proof takes long; `work`: that it may take, in the units of `shardplan.solve.constants`."""
 
     limit_bytes: int | None
     objective: Objective | None = None
@@ -48,7 +49,9 @@ class Question:
     restriction: Restrict | None = None
     without: Sequence[Constraint] = ()
     start: Weights = ()
+    planes: Sequence[Plane] = ()
     effort: Effort | None = None
+    averages: int | None = None
     ends_s: float = math.inf
     unproven: float = 0.0
     work: float = math.inf
@@ -159,6 +162,7 @@ def _solved(
         on_progress=on_progress,
         unproven=question.unproven,
         start=start,
-        averages=AVERAGES[question.effort or options.effort] if options.gap > 0.0 else 0,
+        averages=(question.averages or AVERAGES[question.effort or options.effort]) if options.gap > 0.0 else 0,
+        planes=question.planes,
         effort=question.work,
     )

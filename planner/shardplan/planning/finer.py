@@ -25,9 +25,12 @@ from shardplan.planning.chain import Question
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.schedule.objective import Weights
+from shardplan.solve import Plane
 
 PAIR_WORK = 1.2e3
 """Work, in the units of `shardplan.solve.constants`, of the search of one pair of axes: more finds better plans."""
+WHOLE_AVERAGES = 2
+"""Plain problems of all axes together, each of which takes seconds: where to solve them the pairs have found out."""
 MOST_JUDGED = 4
 """Candidates of a pair of axes that are laid out."""
 
@@ -36,7 +39,8 @@ MOST_JUDGED = 4
 class Coarser:
     """The plan of a coarser mesh: what it decides there and what it recomputes, and the multipliers at which its bound
     was found. `limit_bytes`: under which it was sought; `reproducible`: no clock decided anything. `groups[i]`: the
-    axes of the finer mesh in its axis i, once there is one."""
+    axes of the finer mesh in its axis i, once there is one. `planes`: of the assignments met there, which are
+    assignments of the finer mesh too."""
 
     decided: Decided
     recompute: Recompute
@@ -45,13 +49,15 @@ class Coarser:
     groups: tuple[tuple[int, ...], ...] = ()
     outcome: str = "feasible"
     reproducible: bool = True
+    planes: tuple[Plane, ...] = ()
 
     @classmethod
     def of(cls, found: Found) -> Coarser:
         """What is found, for any finer mesh."""
         candidate = found.candidate
         decided, recompute = Decided.of_priced(candidate.priced), candidate.layouts.built.recompute
-        return cls(decided, recompute, found.multipliers, found.limit_bytes, (), found.outcome, found.reproducible)
+        made = cls(decided, recompute, found.multipliers, found.limit_bytes, (), found.outcome, found.reproducible)
+        return replace(made, planes=found.planes)
 
     def on(self, mesh: Mesh) -> Decided:
         """What it decides, on the finer mesh."""
@@ -62,12 +68,12 @@ def finer(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
     """The best plan of a finer mesh. `least_s`: a lower bound on the step of any. Raises `NoPlanError` where the plan
     of the coarser mesh is none of this one."""
     found = yield from lifted(search, coarser, least_s)
-    found = yield from by_pairs(search, found, coarser)
+    found = yield from by_pairs(search, found)
     if len(real_axes(search.instance.cluster.mesh)) > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
         return found
     with contextlib.suppress(NoPlanError):
         whole = yield from of_phases(
-            search, found.limit_bytes, coarser.recompute, start=coarser.multipliers, effort="quick"
+            search, found.limit_bytes, coarser.recompute, planes=found.planes, averages=WHOLE_AVERAGES
         )
         best = found.better([whole.candidate], search.instance.limit_bytes)
         found = replace(whole, candidate=best.candidate, reproducible=whole.reproducible and found.reproducible)
@@ -85,24 +91,28 @@ def lifted(search: Search, coarser: Coarser, least_s: float, decided: Decided | 
     best = search.judged(answer)[0]
     none = tuple(() for _ in answer.objective.sizes)
     bound_s = min(least_s, best.step_s)
-    return Found(best, bound_s, answer.objective, none, limit_bytes, coarser.outcome, coarser.reproducible)
+    planes = (*coarser.planes, *answer.solution.planes)
+    return Found(best, bound_s, answer.objective, none, limit_bytes, coarser.outcome, coarser.reproducible, planes)
 
 
-def by_pairs(search: Search, found: Found, coarser: Coarser) -> Questions[Found]:
+def by_pairs(search: Search, found: Found) -> Questions[Found]:
     """The best plan of those that two axes at a time lead to."""
     instance = search.instance
     remat: Recompute = found.candidate.layouts.built.recompute
-    question = Question(found.limit_bytes, remat=remat, start=coarser.multipliers, effort="quick", unproven=ROUGH)
+    question = Question(found.limit_bytes, remat=remat, effort="quick", unproven=ROUGH)
     for pair in itertools.combinations(real_axes(instance.cluster.mesh), 2):
         if search.is_over or found.outcome == "interrupted":
             break
         near = Near(Decided.of_priced(found.candidate.priced).met(), frozenset(pair))
         answer = yield from asked(
-            search, replace(question, near=near, ends_s=search.share(2)), min(PAIR_WORK, search.work_left)
+            search,
+            replace(question, near=near, planes=found.planes, ends_s=search.share(2)),
+            min(PAIR_WORK, search.work_left),
         )
         solution = answer.solution
         outcome = "interrupted" if solution.outcome == "interrupted" else found.outcome
-        found = replace(found, outcome=outcome, reproducible=found.reproducible and solution.reproducible)
+        reproducible, planes = found.reproducible and solution.reproducible, (*found.planes, *solution.planes)
+        found = replace(found, outcome=outcome, reproducible=reproducible, planes=planes)
         if answer.solution.choices is not None:
             here = replace(search, known={})  # a graph of its own, which is not to outlive the pair
             most = replace(answer, candidates=answer.candidates[:MOST_JUDGED])

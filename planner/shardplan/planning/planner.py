@@ -136,7 +136,7 @@ class Planner:
                 asked = self.instance
                 raise LimitError(no_coarser_plan(asked.model, asked.cluster, merged(asked.cluster)[0])) from None
             if like is None:
-                found = self._answered(by_pairs(search, found, coarser), search, restriction)
+                found = self._answered(by_pairs(search, found), search, restriction)
             elif not search.is_over:
                 decided = like(coarser.on(self.instance.cluster.mesh))
                 with contextlib.suppress(NoPlanError):

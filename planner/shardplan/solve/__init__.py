@@ -2,7 +2,7 @@
 
 from shardplan.solve.budget import Progress
 from shardplan.solve.evaluate import Evaluation, evaluate
-from shardplan.solve.problem import Edge, LinearSum, Maximum, Problem, Solution, Usage
+from shardplan.solve.problem import Edge, LinearSum, Maximum, Plane, Problem, Solution, Usage
 from shardplan.solve.solver import solve
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Evaluation",
     "LinearSum",
     "Maximum",
+    "Plane",
     "Problem",
     "Progress",
     "Solution",

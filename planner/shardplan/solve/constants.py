@@ -58,6 +58,9 @@ MINPLUS_SMALL = 1 << 15
 """Entries up to which a (min, +) product is one operation."""
 MINPLUS_BLOCK = 1 << 15
 """Entries of a block that stay in cache."""
+MINPLUS_BUFFER = 16
+"""Entries of numpy's buffer meanwhile, the least there may be: rows that are shorter than the buffer are copied into it
+where a column is added to them, which takes longer than the sum."""
 WAVEFRONT_NODES = 1000
 """Up to so many nodes sweeps follow the graph's order; beyond, colour classes, for fewer and larger steps."""
 

@@ -76,6 +76,15 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Plane:
+    """What an assignment costs without maxima, and the sums of all maxima at it: at multipliers w no assignment of a
+    problem that has it costs more than `cost + w . sums`."""
+
+    cost: float
+    sums: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     """`choices[v]` for every node, or `None` where no assignment was found.
 
@@ -84,7 +93,8 @@ class Solution:
     least excess over the limit that any assignment has. `reproducible`: no wall-clock limit decided anything.
     `multipliers[g][k]`: those of the sums of `Problem.maxima` at which the best Lagrangian bound was found; at least 0,
     at most 1 in all for each maximum. `candidates`: where there are maxima, different feasible assignments that were
-    met at various multipliers, the cheapest first, `choices` among them. `work`: that was spent, in the units of a work
+    met at various multipliers, the cheapest first, `choices` among them; `planes`: theirs, where maxima were only
+    averaged. `work`: that was spent, in the units of a work
     limit. `failure`: what went wrong in a step that was given up, if any did: what was known before stands.
     """
 
@@ -99,6 +109,7 @@ class Solution:
     failure: str = ""
     multipliers: Multipliers = ()
     candidates: tuple[tuple[int, ...], ...] = ()
+    planes: tuple[Plane, ...] = ()
 
     @property
     def gap(self) -> float:

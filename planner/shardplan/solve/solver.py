@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from shardplan.solve.constants import (
 )
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.incumbent import Incumbent, Pool
-from shardplan.solve.problem import Multipliers, Outcome, Problem, Solution
+from shardplan.solve.problem import Multipliers, Outcome, Plane, Problem, Solution
 from shardplan.solve.prove.exact import close, prove
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.graph import Contradiction, Graph, build
@@ -49,6 +49,7 @@ def solve(
     unproven: float = 0.0,
     start: Multipliers = (),
     averages: int = 0,
+    planes: Sequence[Plane] = (),
     effort: float = math.inf,
 ) -> Solution:
     """The cheapest assignment that fits in memory, with a proven lower bound.
@@ -58,14 +59,15 @@ def solve(
     `presolve=False` hands the whole integer program to HiGHS. `roomy`: the solution without the limit, where it is
     known already; `unproven`: a relative gap that is left when better prices of memory close it no further, and beyond
     which no proof is sought; `start`: multipliers of the sums of `Problem.maxima` to begin with; `averages`: maxima are
-    only averaged, by at most so many plain problems, which is quick and does not close what is left between; `effort`:
-    work after which it ends with what it has, which changes nothing for a problem that needs less.
+    only averaged, by at most so many plain problems, which is quick and does not close what is left between; `planes`:
+    of assignments of problems that allow less, which say where to average; `effort`: work after which it ends with what
+    it has, which changes nothing for a problem that needs less.
     Ctrl-C ends the search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     return search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
-        unproven=unproven, start=start, averages=averages, effort=effort,
+        unproven=unproven, start=start, averages=averages, planes=planes, effort=effort,
     )  # fmt: skip
 
 
@@ -82,12 +84,13 @@ def search(
     unproven: float = 0.0,
     start: Multipliers = (),
     averages: int = 0,
+    planes: Sequence[Plane] = (),
     effort: float = math.inf,
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
     if presolve and problem.maxima and (averages or breadth(problem) > SUMS_BROADEST):
         most = averages or AVERAGES_SOLVES
-        return _averaged(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, effort)
+        return _averaged(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, planes, effort)
     with Budget(time_limit, work_limit, effort) as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
         phase: list[Phase] = ["reduce"]
@@ -129,6 +132,7 @@ def _averaged(
     unproven: float,
     start: Multipliers,
     most: int,
+    planes: Sequence[Plane],
     effort: float,
 ) -> Solution:
     """Plain problems at a few multipliers: the only way where sums are too broad to become sums over nodes."""
@@ -148,7 +152,7 @@ def _averaged(
             report(Progress(budget.seconds, np.inf, -np.inf, "bound"))
             return found
 
-        found = by_averages(problem, plain, start, budget.expired, most)
+        found = by_averages(problem, plain, start, budget.expired, most, planes)
         return replace(found, work=budget.work, failure=max(failures))
 
 

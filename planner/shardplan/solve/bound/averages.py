@@ -3,14 +3,15 @@
     L(w) = min over x that fits of  cost(x) + sum_gk w_gk s_gk(x)    <=  optimum,    w_gk >= 0,  sum_k w_gk <= 1
 
 L is concave, every assignment met is a plane above it, and the next multipliers are the best point under all planes,
-halfway from the best ones known until that point comes to rest. This is the way of problems whose pairs are too many to
+halfway from the best ones known until that point comes to rest. Planes of problems that allow less are planes of this
+one too: where such are known, they say where to begin. This is the way of problems whose pairs are too many to
 become nodes (`sums.py`); what is between the best bound and the best assignment is not closed any further.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import highspy
 import numpy as np
@@ -25,19 +26,10 @@ from shardplan.solve.constants import (
 )
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.highs.program import quiet_highs
-from shardplan.solve.problem import Costs, LinearSum, Multipliers, Problem, Solution
+from shardplan.solve.problem import Costs, LinearSum, Multipliers, Plane, Problem, Solution
 from shardplan.solve.search.mixing import mixed
 
 Solve = Callable[[Problem], Solution]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plane:
-    """An assignment: its cost without maxima, and its sums."""
-
-    choices: tuple[int, ...]
-    cost: float
-    sums: tuple[float, ...]
 
 
 def by_averages(
@@ -46,13 +38,14 @@ def by_averages(
     start: Multipliers = (),
     stop: Callable[[], bool] = bool,
     most: int = AVERAGES_SOLVES,
+    known: Sequence[Plane] = (),
 ) -> Solution:
     """The best assignment met and the best bound. `solve` solves a problem without maxima, `stop` says when to end,
-    and it ends after `most` of them.
+    and it ends after `most` of them. `known`: planes above L.
 
     The time that it takes and what is missing where nothing fits are those of the plain problems.
     """
-    search = _Search(problem, start)
+    search = _Search(problem, start, known)
     weights = search.first()
     seconds, reproducible = 0.0, True
     for _ in range(most):
@@ -98,9 +91,11 @@ def averaged(problem: Problem, weights: Sequence[int], digits: int) -> Problem:
 class _Search:
     """Planes and bounds so far. Multipliers are integers here, in units of 2 ** -DIGITS."""
 
-    def __init__(self, problem: Problem, start: Multipliers) -> None:
+    def __init__(self, problem: Problem, start: Multipliers, known: Sequence[Plane]) -> None:
         self.problem, self.start = problem, start
-        self.planes: dict[tuple[int, ...], _Plane] = {}
+        sums = sum(len(maximum.sums) for maximum in problem.maxima)
+        self.known = [plane for plane in known if len(plane.sums) == sums]
+        self.planes: dict[tuple[int, ...], Plane] = {}
         self.bound = -np.inf
         self.best: tuple[int, ...] = ()
         self.ceiling = np.inf
@@ -108,6 +103,8 @@ class _Search:
 
     def first(self) -> tuple[int, ...]:
         """Multipliers to begin with."""
+        if self.known:
+            return self.goal()
         sizes = [len(maximum.sums) for maximum in self.problem.maxima]
         equal = [[1.0 / (2 * size)] * size for size in sizes]
         given = [list(group) for group in self.start] if self.start else equal
@@ -126,11 +123,11 @@ class _Search:
         if plain.choices is not None and plain.choices not in self.planes:
             self.planes[plain.choices] = self._plane(plain.choices)
 
-    def _plane(self, choices: tuple[int, ...]) -> _Plane:
+    def _plane(self, choices: tuple[int, ...]) -> Plane:
         free = replace(self.problem, limit=None, maxima=())
         sums = [one for maximum in self.problem.maxima for one in maximum.sums]
         values = tuple(_value(self.problem, one, choices) for one in sums)
-        return _Plane(choices, float(evaluate(free, choices).cost), values)
+        return Plane(float(evaluate(free, choices).cost), values)
 
     def mix(self) -> None:
         """Add what lies between the assignments met, as far as it fits in memory."""
@@ -138,7 +135,7 @@ class _Search:
             if evaluate(self.problem, choices).feasible:
                 self.planes[choices] = self._plane(choices)
 
-    def cost(self, plane: _Plane) -> float:
+    def cost(self, plane: Plane) -> float:
         """What an assignment costs, maxima and all."""
         left = iter(plane.sums)
         return plane.cost + sum(max([0.0, *(next(left) for _ in maximum.sums)]) for maximum in self.problem.maxima)
@@ -173,7 +170,7 @@ class _Search:
 
     def _master(self) -> tuple[float, ...]:
         """Max z subject to z <= cost_k + sum_i w_i s_ki over the simplices of w; z becomes the ceiling on L."""
-        planes = list(self.planes.values())
+        planes = [*self.known, *self.planes.values()]
         unit = max(1.0, *(abs(plane.cost) for plane in planes), *(abs(s) for plane in planes for s in plane.sums))
         highs, none = quiet_highs(), (np.zeros(0, np.int32), np.zeros(0))
         highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
@@ -194,18 +191,19 @@ class _Search:
 
     def answer(self, interrupted: bool, seconds: float, reproducible: bool) -> Solution:
         """The cheapest assignment met, the best bound, and all others."""
-        ranked = sorted(self.planes.values(), key=self.cost)
-        cost = self.cost(ranked[0])
+        ranked = sorted(self.planes, key=lambda choices: self.cost(self.planes[choices]))
+        cost = self.cost(self.planes[ranked[0]])
         bound = min(float(np.ceil(self.bound)), cost) if np.isfinite(self.bound) else self.bound
         return Solution(
             outcome="interrupted" if interrupted else "optimal" if bound >= cost else "feasible",
-            choices=ranked[0].choices,
+            choices=ranked[0],
             cost=cost,
             bound=bound,
             reproducible=reproducible,
             seconds=seconds,
             multipliers=self.grouped(self.best or self.first()),
-            candidates=tuple(plane.choices for plane in ranked),
+            candidates=tuple(ranked),
+            planes=tuple(self.planes[choices] for choices in ranked),
         )
 
 

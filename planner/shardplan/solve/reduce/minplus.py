@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardplan.solve.constants import MINPLUS_BLOCK, MINPLUS_SMALL
+from shardplan.solve.constants import MINPLUS_BLOCK, MINPLUS_BUFFER, MINPLUS_SMALL
 from shardplan.solve.problem import Costs
 
 
@@ -16,6 +16,17 @@ def min_plus(left: Costs, right: Costs) -> Costs:
         return np.asarray((left[:, :, None] + right[None, :, :]).min(axis=1))
     if columns < rows:  # long rows make long vector operations
         return np.ascontiguousarray(min_plus(right.T, left.T).T)
+    before = np.setbufsize(MINPLUS_BUFFER)
+    try:
+        return _by_blocks(left, right)
+    finally:
+        np.setbufsize(before)
+
+
+def _by_blocks(left: Costs, right: Costs) -> Costs:
+    """The product of large tables, a block of rows at a time."""
+    rows, inner = left.shape
+    columns = right.shape[1]
     out = np.empty((rows, columns))
     step = max(1, MINPLUS_BLOCK // columns)
     scratch = np.empty((min(step, rows), columns))

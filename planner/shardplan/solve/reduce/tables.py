@@ -12,7 +12,6 @@ as a number, so that separable tables vanish and equal parts of different tables
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -42,7 +41,7 @@ class Tables:
     def __init__(self) -> None:
         self.arrays: list[Costs] = []
         self._by_object: dict[int, tuple[Any, int]] = {}
-        self._by_content: dict[tuple[tuple[int, ...], bytes], int] = {}
+        self._by_content: dict[tuple[tuple[int, ...], int], list[int]] = {}
         self._memo: dict[Any, Any] = {}
 
     def intern(self, array: Costs) -> int:
@@ -56,13 +55,13 @@ class Tables:
 
     def add(self, array: Costs) -> int:
         """The number of an array made here: found by content, or new."""
-        key = (array.shape, blake2b(array.tobytes(), digest_size=16).digest())
-        number = self._by_content.get(key)
-        if number is None:
-            number = len(self.arrays)
-            self.arrays += [array, array.T]
-            self._by_content[key] = number
-        return number
+        alike = self._by_content.setdefault((array.shape, hash(array.tobytes())), [])
+        for number in alike:
+            if np.array_equal(self.arrays[number], array):
+                return number
+        alike.append(len(self.arrays))
+        self.arrays += [array, array.T]
+        return alike[-1]
 
     def known(self, key: Any) -> Any:
         """What `memo` holds, or `None`."""
