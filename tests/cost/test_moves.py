@@ -101,7 +101,8 @@ def test_axes_of_one_device_add_no_states():
     assert orders == [[(1, 3)[axis] for axis in layout.order] for layout in plain.states]
     legal = plain.legal((8, 16), (S(0), S(1)))
     assert np.array_equal(idle.legal((8, 16), (S(0), S(1))), legal)
-    assert np.array_equal(
-        idle.prices(legal, 1 << 20, lambda one, size: len(one.axes) * seconds(one, size)),
-        plain.prices(legal, 1 << 20, lambda one, size: len(one.axes) * seconds(one, size)),
-    )
+
+    def price(collective, size_bytes):
+        return 0.0 if collective.is_free else 3e-6 * len(collective.axes) + float(collective.share) * size_bytes / 1e11
+
+    assert np.array_equal(idle.prices(legal, 1 << 20, price), plain.prices(legal, 1 << 20, price))

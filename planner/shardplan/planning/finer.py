@@ -34,9 +34,9 @@ MOST_JUDGED = 4
 
 @dataclass(frozen=True)
 class Coarser:
-    """The plan of a coarser mesh: what it decides there and what it recomputes, and the multipliers at which its bound
-    was found. `limit_bytes`: under which it was sought; `reproducible`: no clock decided anything. `groups[i]`: the
-    axes of the finer mesh in its axis i, once there is one."""
+    """The plan of a coarser mesh: what it decides there and what it recomputes, its proven lower bound (seconds) and
+    the multipliers at which that was found. `limit_bytes`: under which it was sought; `reproducible`: no clock decided
+    anything. `groups[i]`: the axes of the finer mesh in its axis i, once there is one."""
 
     decided: Decided
     recompute: Recompute
@@ -45,13 +45,15 @@ class Coarser:
     groups: tuple[tuple[int, ...], ...] = ()
     outcome: str = "feasible"
     reproducible: bool = True
+    bound_s: float = 0.0
 
     @classmethod
     def of(cls, found: Found) -> Coarser:
         """What is found, for any finer mesh."""
         candidate = found.candidate
         decided, recompute = Decided.of_priced(candidate.priced), candidate.layouts.built.recompute
-        return cls(decided, recompute, found.multipliers, found.limit_bytes, (), found.outcome, found.reproducible)
+        proof = found.outcome, found.reproducible, found.bound_s
+        return cls(decided, recompute, found.multipliers, found.limit_bytes, (), *proof)
 
     def on(self, mesh: Mesh) -> Decided:
         """What it decides, on the finer mesh."""
