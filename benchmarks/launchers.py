@@ -35,7 +35,7 @@ dist.destroy_process_group()
 CONFIGURATION = """
 ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort=16817
+SlurmctldPort={ports[0]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -54,7 +54,7 @@ SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
-NodeName=node[01-04] NodeHostname={host} NodeAddr=127.0.0.1 Port=[17001-17004] CPUs=4
+{nodes}
 PartitionName=all Nodes=node[01-04] Default=YES State=UP OverSubscribe=FORCE:8
 """
 
@@ -76,6 +76,15 @@ def wanted(hosts: tuple[str, ...]) -> list[str]:
     return sorted(f"rank {rank} on {hosts[rank // 2]} is {(rank // 2, rank % 2)}" for rank in range(8))
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing on this machine listens on."""
+    held = [socket.create_server(("", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
 def slurm_started(folder: Path) -> dict[str, str]:
     """The daemons of four nodes; what a client is told."""
     (folder / "state").mkdir()
@@ -83,7 +92,12 @@ def slurm_started(folder: Path) -> dict[str, str]:
     (folder / "key").chmod(0o400)
     folder.chmod(0o755)
     configuration = folder / "slurm.conf"
-    configuration.write_text(CONFIGURATION.format(host=socket.gethostname(), folder=folder))
+    host, ports = socket.gethostname(), free_ports(1 + len(HOSTS))
+    nodes = "\n".join(
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4"
+        for node, port in zip(sorted(HOSTS), ports[1:], strict=True)
+    )
+    configuration.write_text(CONFIGURATION.format(host=host, folder=folder, ports=ports, nodes=nodes))
     told = {"SLURM_CONF": str(configuration)}
     files = ("key-file=key", "socket=munge.socket", "pid-file=munged.pid", "log-file=munged.log", "seed-file=seed")
     given = [f"--{name}={folder / file}" for name, _, file in (each.partition("=") for each in files)]

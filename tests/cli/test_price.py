@@ -79,6 +79,7 @@ def test_dp_is_what_the_others_leave(shardplan, folder):
             ["--tp", "3"],
             "tensor: 3 ways divide no dim of 'model.embed_tokens.weight' [1024, 256], and 17 other weights",
         ),
+        (["--tp", "16"], "4 attention heads do not divide over 16 ranks"),
         (["--pp", "3", "--global-batch", "4"], None),
         (["--pp", "5", "--global-batch", "5"], "4 layers are too few for 5 stages"),
         (["--dp", "3", "--global-batch", "8"], "a batch of 8 is not a multiple of 3 ranks x 1 rows"),

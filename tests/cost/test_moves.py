@@ -88,3 +88,21 @@ def test_what_costs_infinitely_much_is_not_used():
     assert np.isfinite(prices[shard, whole]), "by way of a masked sum"
     prices = space.prices(legal, 1024, lambda _c, _size: np.inf)
     assert np.isinf(prices[shard, whole])
+
+
+def test_axes_of_one_device_add_no_states():
+    """They replicate everything: with them there are the moves that there are without."""
+    plain, idle = move_space(Mesh.of(a=2, b=4), 2), move_space(Mesh.of(one=1, a=2, two=1, b=4), 2)
+    assert len(idle.states) == len(plain.states)
+    assert (idle.codes[:, [0, 2]] == idle.count).all()
+    assert np.array_equal(idle.codes[:, [1, 3]], plain.codes)
+    assert np.array_equal(idle.tiles, plain.tiles)
+    orders = [[axis for axis in layout.order if axis in (1, 3)] for layout in idle.states]
+    assert orders == [[(1, 3)[axis] for axis in layout.order] for layout in plain.states]
+    legal = plain.legal((8, 16), (S(0), S(1)))
+    assert np.array_equal(idle.legal((8, 16), (S(0), S(1))), legal)
+
+    def price(collective, size_bytes):
+        return 0.0 if collective.is_free else 3e-6 * len(collective.axes) + float(collective.share) * size_bytes / 1e11
+
+    assert np.array_equal(idle.prices(legal, 1 << 20, price), plain.prices(legal, 1 << 20, price))

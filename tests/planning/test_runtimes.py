@@ -149,6 +149,20 @@ def test_a_format_that_says_more_is_no_slower(models):
     assert steps["tp-plan-portable"] <= 1.02 * steps["deepspeed"]
 
 
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "jax"])
+def test_a_finer_mesh_over_the_same_links_is_no_slower(models, target):
+    """Neighbouring axes with one role say what the axis says of which they are parts."""
+    coarse, fine = (planned(models["llama"], mesh, target, "training") for mesh in ("1x4", "1x2x2"))
+    assert fine.summary.step_ns <= coarse.summary.step_ns
+    assert refusals(fine, target, models["llama"]) == []
+
+
+def test_where_everything_is_said_no_other_format_is_faster(models):
+    found = {each: make_plan(models["llama"], "1x8", target=each).summary for each in ("", "jax", "tp-plan")}
+    assert found["jax"].step_ns <= found["tp-plan"].step_ns
+    assert found["jax"].step_ns == found[""].step_ns
+
+
 def test_memory_that_no_such_plan_keeps(models):
     with pytest.raises(InfeasibleError) as raised:
         planned(models["gpt"], "2x2", "deepspeed", "training", memory_limit="1 MiB")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Sequence
 
 from shardplan.cluster.build import Profile, profile_from_resolved
 from shardplan.cluster.damage import check_resolved
@@ -60,12 +61,14 @@ def cluster_from_resolved(resolved: dict[str, object]) -> Cluster:
     return _cluster(profile, [(axis.level, axis.size) for axis in profile.axes])
 
 
-def merged(cluster: Cluster) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
+def merged(cluster: Cluster, kinds: Sequence[str] = ()) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
     """The same devices with one axis for all neighbouring axes over one kind of link, and the axes of `cluster` in each
-    of its axes. Every layout of the coarser mesh is one of the finer."""
+    of its axes; `kinds`: one for every axis, where only those of one kind are to become one. Every layout of the
+    coarser mesh is one of the finer."""
     groups: list[list[int]] = []
-    for axis, level in enumerate(cluster.axis_levels):
-        if groups and cluster.axis_levels[groups[-1][0]] == level:
+    of = list(zip(cluster.axis_levels, kinds or [""] * len(cluster.mesh), strict=True))
+    for axis in range(len(of)):
+        if groups and of[groups[-1][0]] == of[axis]:
             groups[-1].append(axis)
         else:
             groups.append([axis])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import P, Placement, R, S
-from shardplan.layout.table import transition_table, transitions_among
+from shardplan.layout.table import TransitionTable, transition_table, transitions_among
 from shardplan.layout.transitions import State
 
 Seconds = NDArray[np.float64]
@@ -41,13 +42,12 @@ class MoveSpace:
 
     Placement codes, one per mesh axis: 0 .. count-1 shard that pseudo-dim, `count` is R, `count + 1` is P. Pseudo-dims
     are numbered, not named: `shards[j]` of a tensor is pseudo-dim j here, so all tensors with as many share one space.
-    `chosen`: these states alone and the replicated one; a move between two of them may then be priced above the
-    cheapest there is, whose way leads over others.
+    Axes of one device are R in every state. `chosen`: these states alone and the replicated one; a move between two of
+    them may then be priced above the cheapest there is, whose way leads over others.
     """
 
     def __init__(self, mesh: Mesh, count: int, chosen: tuple[State, ...] | None = None) -> None:
-        alphabet = (*(S(dim) for dim in range(count)), P())
-        table = transition_table(mesh, alphabet) if chosen is None else transitions_among(mesh, alphabet, chosen)
+        table = _table(mesh, (*(S(dim) for dim in range(count)), P()), chosen)
         self.mesh = mesh
         self.count = count
         self.states: tuple[Layout, ...] = table.states
@@ -184,6 +184,36 @@ def _relax(best: Seconds, step: Seconds, target: Numbers, starts: Index, rows: N
 def move_space(mesh: Mesh, count: int, chosen: tuple[State, ...] | None = None) -> MoveSpace:
     """The move space of `mesh` for tensors with `count` shardable pseudo-dims; built once."""
     return MoveSpace(mesh, count, chosen)
+
+
+def _table(mesh: Mesh, alphabet: Sequence[Placement], chosen: tuple[State, ...] | None) -> TransitionTable:
+    """The transitions on the axes of several devices: nothing is ever split or moved on the others, and with them there
+    would be many times as many states."""
+    real = tuple(axis for axis, size in enumerate(mesh.shape) if size > 1)
+    if chosen is not None:
+        place = {axis: number for number, axis in enumerate(real)}
+
+        def within(axes: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(place[axis] for axis in axes)
+
+        chosen = tuple(State(tuple(map(within, state.lists)), within(state.partial)) for state in chosen)
+    inner = Mesh(tuple(mesh.axes[axis] for axis in real))
+    table = transition_table(inner, alphabet) if chosen is None else transitions_among(inner, alphabet, chosen)
+    if len(real) == len(mesh):
+        return table
+
+    idle = tuple(axis for axis in range(len(mesh)) if axis not in real)
+
+    def widened(layout: Layout) -> Layout:
+        placements = dict(zip(real, layout.placements, strict=True))
+        order = (*(real[axis] for axis in layout.order), *idle)
+        return Layout.of(*(placements.get(axis, R) for axis in range(len(mesh))), order=order)
+
+    states = tuple(map(widened, table.states))
+    collectives = tuple(replace(one, axes=tuple(real[axis] for axis in one.axes)) for one in table.collectives)
+    return replace(
+        table, states=states, collectives=collectives, index={state: number for number, state in enumerate(states)}
+    )
 
 
 def _code(placement: Placement, count: int) -> int:

@@ -37,10 +37,10 @@ MOST_JUDGED = 4
 
 @dataclass(frozen=True)
 class Coarser:
-    """The plan of a coarser mesh: what it decides there and what it recomputes, and the multipliers at which its bound
-    was found. `limit_bytes`: under which it was sought; `reproducible`: no clock decided anything. `groups[i]`: the
-    axes of the finer mesh in its axis i, once there is one. `planes`: of the assignments met there, which are
-    assignments of the finer mesh too."""
+    """The plan of a coarser mesh: what it decides there and what it recomputes, its proven lower bound (seconds) and
+    the multipliers at which that was found. `limit_bytes`: under which it was sought; `reproducible`: no clock decided
+    anything. `groups[i]`: the axes of the finer mesh in its axis i, once there is one. `planes`: of the assignments met
+    there, which are assignments of the finer mesh too."""
 
     decided: Decided
     recompute: Recompute
@@ -49,6 +49,7 @@ class Coarser:
     groups: tuple[tuple[int, ...], ...] = ()
     outcome: str = "feasible"
     reproducible: bool = True
+    bound_s: float = 0.0
     planes: tuple[Plane, ...] = ()
 
     @classmethod
@@ -56,8 +57,8 @@ class Coarser:
         """What is found, for any finer mesh."""
         candidate = found.candidate
         decided, recompute = Decided.of_priced(candidate.priced), candidate.layouts.built.recompute
-        made = cls(decided, recompute, found.multipliers, found.limit_bytes, (), found.outcome, found.reproducible)
-        return replace(made, planes=found.planes)
+        proof = found.outcome, found.reproducible, found.bound_s, found.planes
+        return cls(decided, recompute, found.multipliers, found.limit_bytes, (), *proof)
 
     def on(self, mesh: Mesh) -> Decided:
         """What it decides, on the finer mesh."""

@@ -192,6 +192,8 @@ def _uneven(parallelism: Parallelism, model: Model, microbatches: int) -> Iterat
         more = f", and {len(whole) - 1} other weights" if len(whole) > 1 else ""
         summary = f"tensor: {ways} ways divide no dim of '{name}' {list(shape)}{more}"
         yield bad(summary, f"take a divisor of {math.gcd(*shape)}")
+    for heads in sorted(heads for heads in _heads_of(model) if heads % ways and not whole):
+        yield bad(f"{heads} attention heads do not divide over {ways} ranks", "--tp is a divisor of their number")
     lengths = {model.tensor(name).shape[1] for name in model.inputs if len(model.tensor(name).shape) > 1}
     cut = parallelism.context * (parallelism.tensor if parallelism.sequence else 1)
     for length in sorted(lengths):
@@ -203,6 +205,17 @@ def _uneven(parallelism: Parallelism, model: Model, microbatches: int) -> Iterat
             yield bad(f"{experts} experts do not divide over {parallelism.expert} ranks", "take a divisor for --ep")
     if parallelism.expert > 1 and not stacked:
         yield bad("there are no experts to spread: no weight has one matrix for each", "leave out --ep")
+
+
+def _heads_of(model: Model) -> set[int]:
+    """Numbers of heads that queries have, where attention is one operator."""
+    found = set()
+    for operator in model.operators:
+        if operator.op_type == "Attention":
+            shape, named = model.tensor(operator.inputs[0]).shape, operator.attributes.get("q_num_heads")
+            heads = shape[1] if len(shape) == 4 else named
+            found |= {heads} if isinstance(heads, int) else set()
+    return found
 
 
 def rows_of(model: Model) -> int:

@@ -30,7 +30,9 @@ from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, rea
 from shardplan.planning.judge import Known
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes import RUNTIMES
-from shardplan.planning.said import best_said
+from shardplan.planning.runtimes.arrangement import Arrangement
+from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
+from shardplan.planning.said import best_said, said_with
 from shardplan.planning.standing import OnProgress, Watch
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
@@ -53,8 +55,9 @@ def plan_model(
     return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse).plan()
 
 
-CoarsePlans = dict[Mesh, tuple[Coarser | None, float] | None]
-"""By mesh: its best plan, where it has one, and the work that it took; `None` where what is asked means nothing."""
+CoarsePlans = dict[tuple[Mesh, Roles], tuple[Coarser | None, float] | None]
+"""By mesh and, for a runtime, the roles of its axes: the best plan, where there is one, and the work that it took;
+`None` where what is asked means nothing."""
 
 
 class Planner:
@@ -88,6 +91,8 @@ class Planner:
         self._coarse: CoarsePlans = {} if coarse is None else coarse
         self.instance = instance_of(model, cluster, options, self._warn, complete=complete, decided=decided)
         self._graphs = CostGraphs(self.instance)
+        self._others: dict[Mesh, Planner | None] = {}
+        """Of coarser meshes, where a runtime is planned for."""
         self.known: Known = {}
         """Plans that `solve_at` laid out."""
         self.recompute: Recompute | None = None
@@ -114,7 +119,7 @@ class Planner:
             except NoPlanError as none:
                 raise self.refusal(none.answer) from None
             if restriction is None and math.isinf(work):
-                self._coarse.setdefault(self.instance.cluster.mesh, (Coarser.of(found), search.spent.work))
+                self._coarse.setdefault((self.instance.cluster.mesh, ()), (Coarser.of(found), search.spent.work))
             return self._assembled(found, scheduled_bytes, interrupted=interruption.asked)
 
     def refined(
@@ -197,22 +202,110 @@ class Planner:
         coarser = None if restriction is not None else self._coarser(search)
         if coarser is None:
             return self._answered(shortest(search), search, restriction)
-        instance = self.instance
-        least_s = work_s(instance.model, instance.cluster, instance.options) / instance.cluster.mesh.size
         try:
-            return self._answered(finer(search, coarser, least_s), search, None)
+            return self._answered(finer(search, coarser, self._least_s()), search, None)
         except NoPlanError:
             return self._answered(shortest(search), search, None)
 
+    def _least_s(self) -> float:
+        """No step is shorter: the model's work, cut evenly."""
+        asked = self.instance
+        return work_s(asked.model, asked.cluster, asked.options) / asked.cluster.mesh.size
+
     def _said(self, search: Search, restriction: Restrict | None) -> Found:
-        """The best plan that the runtime it is for can say. Raises `NoPlanError`."""
-        runtime = RUNTIMES[self.instance.options.target]
+        """The best plan that the runtime it is for can say. Raises `NoPlanError`, and `LimitError` on a mesh of too
+        many axes."""
+        runtime, cluster = RUNTIMES[self.instance.options.target], self.instance.cluster
+        every = [*runtime.arrangements(cluster.mesh)]
+        some = [roles for roles in every if len(real_axes(merged(cluster, roles)[0].mesh)) <= MOST_WHOLE]
+
+        def ask(roles: Roles) -> Found | None:
+            return self.with_roles(runtime, roles, search, restriction)
+
+        found = best_said(some, ask, self.limit_bytes)
+        if found is None and len(real_axes(cluster.mesh)) > MOST_WHOLE:
+            raise LimitError(no_coarser_plan(self.instance.model, cluster, merged(cluster)[0]))
+        if found is None:  # asked here, so that a refusal speaks of this mesh
+            return self._among_all(runtime, every[-1], search, restriction)
+        return found if len(some) == len(every) else replace(found, bound_s=min(found.bound_s, self._least_s()))
+
+    def with_roles(
+        self, runtime: Runtime, roles: Roles, search: Search, restriction: Restrict | None = None
+    ) -> Found | None:
+        """The best plan in which the axes have these roles, for `runtime`; where neighbours over one link share a role,
+        from the plan of the mesh on which they are one axis, and where they are one to the runtime too, that plan.
+        `None` where that mesh has none. Raises `NoPlanError`."""
+        mesh = self.instance.cluster.mesh
+        known = None if restriction is not None else self._coarser_with(runtime, roles, search)
+        if known is None:
+            try:
+                found = self._among_all(runtime, roles, search, restriction)
+            except NoPlanError:
+                if restriction is None:
+                    self._coarse[mesh, roles] = None, 0.0
+                raise
+            if restriction is None:
+                self._coarse[mesh, roles] = Coarser.of(found), 0.0
+            return found
+        coarser, own = known[0], self._search_like(search, roles)
+        are_one = FREE_ROLES.isdisjoint(roles)
+        if coarser is not None and are_one:
+            return self._answered(lifted(own, coarser, coarser.bound_s), own, None)
+        if coarser is not None:
+            with contextlib.suppress(NoPlanError):
+                return self._answered(finer(own, coarser, self._least_s()), own, Arrangement(runtime, roles))
+        if are_one or len(real_axes(mesh)) > MOST_WHOLE:
+            return None
+        return self._among_all(runtime, roles, search, restriction)
+
+    def _among_all(self, runtime: Runtime, roles: Roles, search: Search, restriction: Restrict | None) -> Found:
+        """The best plan of all with these roles. Raises `NoPlanError`."""
 
         def asked(limits: Restrict) -> Found:
-            own = Search(self.instance, search.limit_s, search.interruption, restricted=True, known=search.known)
+            own = self._search_like(search, roles, search.known)
             return self._answered(shortest(own), own, both(limits, restriction))
 
-        return best_said(runtime, self.instance.cluster.mesh, asked, self.limit_bytes)
+        return said_with(runtime, roles, asked)
+
+    def _search_like(self, search: Search, roles: Roles, known: Known | None = None) -> Search:
+        """One of its own, for as long; unless axes have roles in which everything is said, in few choices alone."""
+        known = {} if known is None else known
+        restricted = "any" not in roles
+        return Search(self.instance, search.limit_s, search.interruption, restricted=restricted, known=known)
+
+    def _coarser_with(self, runtime: Runtime, roles: Roles, search: Search) -> tuple[Coarser | None] | None:
+        """The plan of the mesh on which neighbours over one link with one role are one axis, where it has one; `None`
+        where that is this mesh, or what is asked means nothing there."""
+        asked = self.instance
+        cluster, groups = merged(asked.cluster, roles)
+        if len(groups) == len(asked.cluster.mesh) or asked.complete or not asked.options.cost_model.is_ours:
+            return None
+        key = cluster.mesh, tuple(roles[group[0]] for group in groups)
+        if key not in self._coarse:
+            self._coarse[key] = self._on_with(runtime, cluster, key[1], search)
+        known = self._coarse[key]
+        return known and (known[0] and replace(known[0], groups=groups),)
+
+    def _on_with(
+        self, runtime: Runtime, cluster: Cluster, roles: Roles, search: Search
+    ) -> tuple[Coarser | None, float] | None:
+        """What is known of another mesh whose axes have these roles."""
+        mesh = cluster.mesh
+        if mesh not in self._others:
+            try:
+                asked, reports = self.instance, self._on_progress
+                self._others[mesh] = Planner(asked.model, cluster, asked.options, reports, reasons=False)
+            except ShardplanError:  # such as a constraint that names one of the axes
+                self._others[mesh] = None
+        other = self._others[mesh]
+        if other is None:
+            return None
+        try:
+            own = Search(other.instance, search.share(2), search.interruption)
+            found = other.with_roles(runtime, roles, own)
+        except NoPlanError:
+            return None, 0.0
+        return None if found is None else Coarser.of(found), 0.0
 
     def _coarser(self, search: Search) -> Coarser | None:
         """The plan of the mesh with one axis for each link, where that is another one and has a plan."""
@@ -220,9 +313,10 @@ class Planner:
         cluster, groups = merged(asked.cluster)
         if len(groups) == len(asked.cluster.mesh) or asked.complete or not options.cost_model.is_ours:
             return None
-        if cluster.mesh not in self._coarse:
-            self._coarse[cluster.mesh] = self._on(cluster, search)
-        known = self._coarse[cluster.mesh]
+        key = cluster.mesh, ()
+        if key not in self._coarse:
+            self._coarse[key] = self._on(cluster, search)
+        known = self._coarse[key]
         if known is None:
             return None
         found, work = known

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from shardplan.graph.build import CostGraph, Node
-from shardplan.layout.mesh import Mesh
 from shardplan.planning.candidates import Found, NoPlanError
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes.alike import Alike, Way, differing
@@ -16,37 +15,33 @@ from shardplan.planning.runtimes.table import MODULE_ROLES, Roles, Runtime
 
 T = TypeVar("T")
 Chosen = tuple[CostGraph, Mapping[Node, int]]
-Ask = Callable[[Restrict], Found]
-"""The best plan under a restriction. Raises `NoPlanError`."""
 
 
-def best_said(runtime: Runtime, mesh: Mesh, ask: Ask, limit_bytes: int) -> Found:
-    """The plan of the shortest step among those that keep `limit_bytes`; its bound holds for all that `runtime` can say
-    on `mesh`. Raises `NoPlanError` where there is none."""
+def best_said(arrangements: Iterable[Roles], ask: Callable[[Roles], Found | None], limit_bytes: int) -> Found | None:
+    """The plan of the shortest step among those that keep `limit_bytes`, of all `arrangements`, with the bound that
+    holds for all of them; `None` where there is none. `ask`: the best plan with some roles; it may raise
+    `NoPlanError`."""
     best: Found | None = None
-    none: NoPlanError | None = None
     bounds: list[float] = []
-    for roles in runtime.arrangements(mesh):
+    for roles in arrangements:
         try:
-            found = _said(runtime, roles, ask)
-        except NoPlanError as problem:
-            none = problem
+            found = ask(roles)
+        except NoPlanError:
+            continue
+        if found is None:
             continue
         bounds.append(found.bound_s)
         if best is None or _rank(found, limit_bytes) < _rank(best, limit_bytes):
             best = found
-    if best is None:
-        assert none is not None
-        raise none
-    return replace(best, bound_s=min(bounds))
+    return best and replace(best, bound_s=min(bounds))
 
 
 def _rank(found: Found, limit_bytes: int) -> tuple[bool, float]:
     return not found.candidate.keeps(limit_bytes), found.candidate.step_s
 
 
-def _said(runtime: Runtime, roles: Roles, ask: Ask) -> Found:
-    """The best plan with these roles. Raises `NoPlanError`."""
+def said_with(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], Found]) -> Found:
+    """The best plan with these roles; `ask`: that under a restriction. Raises `NoPlanError`."""
     first, found = alike(runtime, roles, ask, lambda one: (one.candidate.layouts.built, one.candidate.priced.choice))
     return replace(found, bound_s=min(first.bound_s, found.bound_s)) if found is not first else found
 

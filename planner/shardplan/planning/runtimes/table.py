@@ -29,6 +29,8 @@ from shardplan.layout.mesh import Mesh
 Role = Literal["data", "shards", "expert", "context", "tensor", "sequence", "dp", "cp", "tp", "any"]
 MODULE_ROLES: Final[frozenset[Role]] = frozenset({"tensor", "sequence"})
 """Those in which a module of all layers has one rule."""
+FREE_ROLES: Final[frozenset[Role]] = frozenset({"dp", "cp", "tp", "any"})
+"""Those in which neighbouring axes may do different things; of all others, axes with one role are one to a runtime."""
 Roles = tuple[Role, ...]
 """One for each mesh axis; axes of one device have the first role of their runtime."""
 
