@@ -18,7 +18,6 @@ import shardplan
 from shardplan.errors import ShardplanError
 from shardplan.jax.planning.plan import onnx_program, read_function
 
-
 FIXED = {"inputs": {"ids": ["machine"], "targets": ["machine"]}, "parameters": {"layers.{qkv,up}": [None, None, "gpu"]}}
 
 
@@ -59,9 +58,7 @@ def test_the_graph_computes_what_the_function_does(name):
     onnx.checker.check_model(proto, full_check=True)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
     feeds = dict(zip((value.name for value in proto.graph.input), leaves, strict=True))
-    for ours, theirs in zip(
-        ReferenceEvaluator(proto).run(None, feeds), jax.tree.leaves(computed(name)), strict=True
-    ):
+    for ours, theirs in zip(ReferenceEvaluator(proto).run(None, feeds), jax.tree.leaves(computed(name)), strict=True):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
@@ -79,9 +76,7 @@ def test_the_plan_runs_and_gives_the_same(name):
         for each, leaf in zip(read, inputs, strict=True)
     ]
     given = jax.tree.unflatten(jax.tree.structure(batch), given)
-    for ours, theirs in zip(
-        jax.tree.leaves(jax.jit(fn)(placed, *given)), jax.tree.leaves(computed(name)), strict=True
-    ):
+    for ours, theirs in zip(jax.tree.leaves(jax.jit(fn)(placed, *given)), jax.tree.leaves(computed(name)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
 
 
@@ -181,7 +176,7 @@ def test_optimizer_states_are_sharded_as_their_weights():
 
 
 def test_a_batch_has_shardings_as_it_is_given():
-    fn, params, batch = program("scanned_gpt")
+    fn, _, batch = program("scanned_gpt")
     plan, mesh = planned("scanned_gpt", fixed=True)
     (found,) = shardplan.jax.batch_shardings(plan, mesh, fn, *batch)
     assert {name: each.spec for name, each in found.items()} == {

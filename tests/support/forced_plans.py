@@ -27,7 +27,7 @@ from shardplan.solve import solve
 from shardplan.solve.problem import Costs, Problem
 
 _UNPROVEN = 0.02
-"""Relative gap that may be left of a plan in little memory: a good plan is wanted, not the proof that it is the best."""
+"""Relative gap that is left of a plan in little memory: a good plan is wanted, not the proof that it is the best."""
 _EXPOSED = 0.1
 """Share of all traffic that counts beside what computes and blocks."""
 TRAINING, INFERENCE = PlanOptions(), PlanOptions(mode="inference")

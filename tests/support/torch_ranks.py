@@ -22,7 +22,8 @@ import pytest
 
 class Ranks:
     """`world` ranks on gloo; `run` calls a function of a module in all of them and gives their results by rank.
-    `hash_seeds`: for each rank its `PYTHONHASHSEED`, if they are to differ; ranks of one seed are forks of one process."""
+    `hash_seeds`: for each rank its `PYTHONHASHSEED`, if they are to differ; those of one seed are forks of one process.
+    """
 
     def __init__(
         self, world: int, folder: Path, modules: Sequence[str] = ("torch_cases",), hash_seeds: Sequence[int] = ()
