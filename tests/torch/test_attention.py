@@ -72,7 +72,9 @@ def test_what_is_left_is_scaled_and_parts_draw_their_own():
     assert (first == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
 
 
-@pytest.mark.parametrize(("first", "keys", "told"), [(0, 24, "NoneType"), (8, 24, "CausalBias"), (16, 24, "CausalBias")])
+@pytest.mark.parametrize(
+    ("first", "keys", "told"), [(0, 24, "NoneType"), (8, 24, "CausalBias"), (16, 24, "CausalBias")]
+)
 @pytest.mark.parametrize("rate", [0.0, 0.25])
 def test_a_part_of_causal_queries_takes_no_mask(monkeypatch, first, keys, told, rate):
     """Torch is told in a word which keys they see; it is given no others."""
