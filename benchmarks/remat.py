@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "planner"))
 from shardplan.cluster.mesh import make_cluster  # noqa: E402
 from shardplan.cluster.profile import load_profile  # noqa: E402
 from shardplan.errors import InfeasibleError  # noqa: E402
-from shardplan.graph.options import PlanOptions  # noqa: E402
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions  # noqa: E402
 from shardplan.planning import Planner  # noqa: E402
 from shardplan.solve.budget import Budget  # noqa: E402
 from shardplan.solve.shortfall import least_limit  # noqa: E402
@@ -27,15 +27,14 @@ from shardplan.verbs.inputs import load_model  # noqa: E402
 
 FLAGS = ("none", "selective", "full", "auto")
 GIB = 2**30
-ROOM = 1 << 60
 HEADER = """| model | mesh | limit GiB | remat | step ms | bound ms | GiB | again | CPU s |
 |---|---|--:|---|--:|--:|--:|--:|--:|"""
 
 
 def limits(model, cluster) -> list[int]:
     """All that is used without a limit, 60 % of it, and hardly more than recomputing every block needs."""
-    free = Planner(model, cluster, PlanOptions(memory_limit_bytes=ROOM), reasons=False).plan()
-    full = Planner(model, cluster, PlanOptions(memory_limit_bytes=ROOM, remat="full"), reasons=False)
+    free = Planner(model, cluster, PlanOptions(memory_limit_bytes=UNLIMITED_BYTES), reasons=False).plan()
+    full = Planner(model, cluster, PlanOptions(memory_limit_bytes=UNLIMITED_BYTES, remat="full"), reasons=False)
     least = least_limit(full.solve_at(()).layouts.problem, Budget(time_limit=20.0))
     assert least is not None
     most = free.summary.memory.total

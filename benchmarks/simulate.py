@@ -18,7 +18,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.graph.build import CostGraph, Node, build_cost_graph
 from shardplan.graph.memory import Memory
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import node_order, objective_of, to_problem
 from shardplan.layout.placement import S
 from shardplan.models import NAMED, TransformerSpec, build
@@ -30,7 +30,6 @@ from shardplan.rules import model_rules
 from shardplan.schedule.objective import plain_sum
 from shardplan.solve import solve
 
-NO_LIMIT = 1 << 60
 _EXPOSED = 0.1
 """Share of what runs beside compute that counts when the rest of a layout is chosen."""
 GIB = 2**30
@@ -104,7 +103,7 @@ def cluster_of(run: Run) -> Cluster:
     return make_cluster(load_profile(run.profile), run.mesh or text)
 
 
-def solved(built: CostGraph, memory: Memory, allowed: Allowed, limit: int = NO_LIMIT):
+def solved(built: CostGraph, memory: Memory, allowed: Allowed, limit: int = UNLIMITED_BYTES):
     """The best assignment among those that `allowed` leaves, where little of the traffic is exposed."""
     linear = plain_sum(objective_of(built), _EXPOSED, _EXPOSED, outermost=False)
     return solve(restrict(to_problem(built, memory, limit, linear), built, allowed))
@@ -175,7 +174,7 @@ def stage(run: Run, layers: int) -> Prediction:
     built = build_cost_graph(model, model_rules(model), cluster_of(run), options)
     memory = Memory(built)
     choices = solved(built, memory, published_layout(built, run)).choices
-    scheduled = price(built, memory, choices, NO_LIMIT).scheduled
+    scheduled = price(built, memory, choices, UNLIMITED_BYTES).scheduled
     if not run.overlapped:
         scheduled = serial_schedule(scheduled.parts)
     seconds = {action: _seconds(scheduled, action) for action in ("compute", "blocking", "issue")}

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "planner"))
 
 from shardplan.cluster.mesh import make_cluster  # noqa: E402
 from shardplan.cluster.profile import load_profile  # noqa: E402
-from shardplan.graph.options import PlanOptions  # noqa: E402
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions  # noqa: E402
 from shardplan.planning import Planner  # noqa: E402
 from shardplan.solve import Problem, Solution, evaluate, solve  # noqa: E402
 from shardplan.solve.budget import Budget  # noqa: E402
@@ -38,7 +38,7 @@ def problem_of(path: Path, mesh: str) -> Problem:
     options = PlanOptions(mode="inference" if path.stem in INFERENCE else "training")
     model = load_model(str(path), DIMS.get(path.stem, {}))
     cluster = make_cluster(load_profile("h100-dgx"), mesh)
-    planner = Planner(model, cluster, replace(options, memory_limit_bytes=1 << 60), reasons=False)
+    planner = Planner(model, cluster, replace(options, memory_limit_bytes=UNLIMITED_BYTES), reasons=False)
     return planner.solve_at(()).layouts.problem
 
 

@@ -1,6 +1,7 @@
 """Every `--json` document of every verb satisfies the published schema, which names every key."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from importlib.resources import files
@@ -10,11 +11,12 @@ import click
 import numpy as np
 import onnx
 import pytest
+from command_line import write_mlp
 from example_plans import example_plan
 from jsonschema import Draft202012Validator
 from safetensors_files import write_safetensors
 
-from shardplan.cli import cli
+from shardplan.cli import cli, main
 from shardplan.plan.file import write_plan
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
@@ -107,23 +109,39 @@ ANSWERS = (0, 1, 3)
 """Exit codes of runs that have an answer: `result` is not null then."""
 
 
-@pytest.fixture
-def inputs(shardplan, mlp: Path) -> Path:
-    """All the files that the cases name."""
-    shardplan("solve", *HERE, "-o", "one.json")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all the files that the cases name."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        _make()
+    return folder
+
+
+def _make() -> None:
+    write_mlp(Path("mlp.onnx"))
+    assert main(("solve", *HERE, "-o", "one.json")) == 0
     write_plan(example_plan(), "two.json")
     Path("mine.yaml").write_text(PROFILE)
     Path("all_reduce_perf.log").write_text(LOG)
     Path("run.json").write_text(TRACE)
     Path("gpus.csv").write_text("name, memory.total [MiB]\n" + 8 * "NVIDIA H100 80GB HBM3, 81559 MiB\n")
     shutil.copy(Path(__file__).parents[1] / "solve" / "example.json", "problem.json")
-    shardplan("solve-problem", "problem.json", "-o", "choices.json")
+    assert main(("solve-problem", "problem.json", "-o", "choices.json")) == 0
     weights = {"up.weight": (64, 256), "down.weight": (256, 64)}
     write_safetensors(Path("m.safetensors"), {n: np.zeros(shape, np.float32) for n, shape in weights.items()})
     changed = onnx.load("mlp.onnx", load_external_data=False)
     changed.graph.node[1].op_type = "Gelu"
     Path("changed.onnx").write_bytes(changed.SerializeToString())
-    return mlp
+
+
+@pytest.fixture
+def inputs(made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All the files that the cases name, in the working directory of a machine of one core."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    return folder
 
 
 @pytest.mark.parametrize(

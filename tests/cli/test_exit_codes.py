@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import unproven
+from command_line import unproven, write_mlp
 
+from shardplan.cli import main
 from shardplan.errors import LimitError, error
 from shardplan.planning import chain
 from shardplan.study import solve
@@ -35,6 +37,20 @@ def test_one_table():
     assert published() == in_docstring == constants == [0, 1, 2, 3, 4, 70, 130, 141]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with the model, two plans that differ, and one that is stale."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_mlp(Path("mlp.onnx"))
+        assert main(("solve", *HERE, "-o", "one.json")) == 0
+        assert main(("solve", *HERE, "-o", "two.json", "--mode", "inference")) == 0
+        text = Path("one.json").read_text(encoding="utf-8")
+        Path("stale.json").write_text(text.replace('"link_gbps": 450', '"link_gbps": 451'), encoding="utf-8")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("code", "arguments"),
     [
@@ -55,11 +71,8 @@ def test_one_table():
         (3, ("evaluate", *HERE, "--pin", "up.weight=replicate", "--memory-limit", "1 KiB")),
     ],
 )
-def test_codes(code, arguments, shardplan, mlp):
-    shardplan("solve", *HERE, "-o", "one.json")
-    shardplan("solve", *HERE, "-o", "two.json", "--mode", "inference")
-    text = Path("one.json").read_text(encoding="utf-8")
-    Path("stale.json").write_text(text.replace('"link_gbps": 450', '"link_gbps": 451'), encoding="utf-8")
+def test_codes(code, arguments, shardplan, made, folder):
+    shutil.copytree(made, folder, dirs_exist_ok=True)
     run = shardplan(*arguments)
     assert run.code == code, run.err
     near = unproven("new.json") if Path("new.json").exists() else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODEL = "transformer:layers=2,hidden=512,heads=8,vocab=4096,seq=512,batch=16"
+MODEL = "transformer:layers=1,hidden=512,heads=8,vocab=4096,seq=512,batch=16"
 COLUMNS = 80
 FRAME = re.compile(r"\r\x1b\[2K([^\r\x1b]+)")
 
@@ -41,7 +41,7 @@ def on_a_terminal(*arguments: str) -> tuple[list[str], str]:
     [
         (("solve", MODEL, "--mesh", "4x4", "-o"), r"^(solving|trying other sizes)"),
         (("compare", MODEL, "--mesh", "4x4"), r"^comparing .* \(\d of \d\)"),
-        (("sweep", MODEL, "--mesh", "4x4,2x2"), r"^planning .* \d of 2 done"),
+        (("sweep", MODEL, "--mesh", "2x4,2x2"), r"^planning .* \d of 2 done"),
         (("price", MODEL, "--tp", "4"), r"^pricing .* \(\d of 2\)"),
     ],
 )

@@ -1,5 +1,6 @@
 """How fast the command answers, and what it must not load to do so."""
 
+import importlib.util
 import resource
 import subprocess
 import sys
@@ -32,6 +33,14 @@ def test_reading_a_plan_file_loads_nothing_heavy():
 
 def test_the_test_above_can_fail():
     assert loaded_by("import shardplan.graph.build") >= {"numpy", "networkx"}
+
+
+def test_importing_the_adapter_for_torch_leaves_its_compiler_alone():
+    """Which takes torch longer to import than all that plans, checks and loads."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    run = python("import shardplan.torch; print('torch._dynamo' in sys.modules)")
+    assert (run.returncode, run.stdout) == (0, "False\n"), run.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["solve", "--help"], ["--version"]])

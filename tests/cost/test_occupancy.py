@@ -4,7 +4,7 @@ import pytest
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
-from shardplan.cost.occupancy import level_seconds, levels_of
+from shardplan.cost.occupancy import levels_of
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,3 @@ from shardplan.cost.occupancy import level_seconds, levels_of
 )
 def test_levels_are_those_that_the_group_crosses(profile, mesh, axes, levels):
     assert levels_of(make_cluster(load_profile(profile), mesh), axes) == levels
-
-
-def test_every_level_is_occupied_for_the_whole_time():
-    cluster = make_cluster(load_profile("h100-dgx"), "4x4")
-    assert level_seconds(cluster, (0, 1), 2e-3) == (("up", 2e-3), ("net", 2e-3))
-    assert level_seconds(cluster, (), 0.0) == ()

@@ -36,9 +36,10 @@ def cluster():
 
 
 @pytest.fixture(scope="module")
-def plan(gpt2, cluster):
-    """`plan(mode="inference")`: GPT-2 small as asked; what is asked again is not planned again."""
-    planned = functools.cache(lambda options: plan_model(gpt2, cluster, options))
+def plan(cluster):
+    """`plan(mode="inference")`: three blocks of GPT-2 small as asked; what is asked again is not planned again."""
+    model = described("transformer:style=gpt,layers=3,hidden=768,heads=12,vocab=50257,seq=1024,batch=8,dtype=float")
+    planned = functools.cache(lambda options: plan_model(model, cluster, options))
     return lambda **options: planned(PlanOptions(**options))
 
 

@@ -1,5 +1,7 @@
 """`shardplan.jax.plan`: a function's graph computes what the function does, and its plan runs."""
 
+import functools
+
 import pytest
 
 pytest.importorskip("jax")
@@ -16,6 +18,28 @@ import shardplan
 from shardplan.errors import ShardplanError
 from shardplan.jax.planning.plan import onnx_program, read_function
 
+FIXED = {"inputs": {"ids": ["machine"], "targets": ["machine"]}, "parameters": {"layers.{qkv,up}": [None, None, "gpu"]}}
+
+
+@functools.cache
+def program(name):
+    return PROGRAMS[name]()
+
+
+@functools.cache
+def planned(name, *, fixed=False):
+    """The plan of a program on 2x4, and its mesh."""
+    fn, params, batch = program(name)
+    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4", constraints=[FIXED] if fixed else [])
+    return plan, shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+
+
+@functools.cache
+def computed(name):
+    """What a program gives on one device."""
+    fn, params, batch = program(name)
+    return jax.jit(fn)(params, *batch)
+
 
 def filled(proto, params):
     """The graph with the values of its weights."""
@@ -29,23 +53,20 @@ def filled(proto, params):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_graph_computes_what_the_function_does(name):
-    fn, params, batch = PROGRAMS[name]()
+    fn, params, batch = program(name)
     proto = filled(onnx_program(fn, params, *batch), params)
     onnx.checker.check_model(proto, full_check=True)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
     feeds = dict(zip((value.name for value in proto.graph.input), leaves, strict=True))
-    for ours, theirs in zip(
-        ReferenceEvaluator(proto).run(None, feeds), jax.tree.leaves(fn(params, *batch)), strict=True
-    ):
+    for ours, theirs in zip(ReferenceEvaluator(proto).run(None, feeds), jax.tree.leaves(computed(name)), strict=True):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_plan_runs_and_gives_the_same(name):
-    fn, params, batch = PROGRAMS[name]()
-    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4")
-    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    fn, params, batch = program(name)
+    plan, mesh = planned(name)
     placed = jax.device_put(params, shardplan.jax.shardings(plan, mesh, params))
     inputs = jax.tree.leaves(batch)
     names = [tensor.name for tensor in plan.tensors if tensor.role == "input"]
@@ -55,14 +76,12 @@ def test_the_plan_runs_and_gives_the_same(name):
         for each, leaf in zip(read, inputs, strict=True)
     ]
     given = jax.tree.unflatten(jax.tree.structure(batch), given)
-    for ours, theirs in zip(
-        jax.tree.leaves(jax.jit(fn)(placed, *given)), jax.tree.leaves(fn(params, *batch)), strict=True
-    ):
+    for ours, theirs in zip(jax.tree.leaves(jax.jit(fn)(placed, *given)), jax.tree.leaves(computed(name)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
 
 
 def test_names_are_paths_and_stacked_layers_have_one_sharding():
-    fn, params, batch = PROGRAMS["scanned_gpt"]()
+    fn, params, batch = program("scanned_gpt")
     read = read_function(fn, params, *batch)
     assert {"wte", "layers.qkv", "layers.ln_1.scale"} <= {parameter.name for parameter in read.parameters}
     assert set(read.inputs) == {"ids", "targets"}
@@ -70,7 +89,7 @@ def test_names_are_paths_and_stacked_layers_have_one_sharding():
 
 
 def test_shapes_are_enough():
-    fn, params, batch = PROGRAMS["mlp"]()
+    fn, params, batch = program("mlp")
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, batch))
     assert shardplan.jax.plan(fn, shapes[0], *shapes[1], mesh="2x2") == shardplan.jax.plan(
         fn, params, *batch, mesh="2x2"
@@ -78,7 +97,7 @@ def test_shapes_are_enough():
 
 
 def test_what_is_not_trained_needs_no_optimizer():
-    fn, params, batch = PROGRAMS["mlp"]()
+    fn, params, batch = program("mlp")
     frozen = shardplan.jax.plan(fn, params, *batch, mesh="2x2", trainable=lambda name: not name.startswith("up"))
     assert frozen.summary.memory.optimizer < shardplan.jax.plan(fn, params, *batch, mesh="2x2").summary.memory.optimizer
 
@@ -110,26 +129,21 @@ def test_what_has_no_form_is_refused_with_its_line(fn, said, hint):
     assert "test_function_plans.py:" in told
 
 
-FIXED = {"inputs": {"ids": ["machine"], "targets": ["machine"]}, "parameters": {"layers.{qkv,up}": [None, None, "gpu"]}}
-
-
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "others"])
 def test_a_parallelized_function_has_the_same_value_and_gradients(name):
-    fn, params, batch = PROGRAMS[name]()
-    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4", constraints=[FIXED] if name == "scanned_gpt" else [])
-    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    fn, params, batch = program(name)
+    plan, mesh = planned(name, fixed=name == "scanned_gpt")
     placed = jax.device_put(params, shardplan.jax.shardings(plan, mesh, params))
     ours, gradients = jax.jit(jax.value_and_grad(shardplan.jax.parallelize(fn, plan, mesh)))(placed, *batch)
-    theirs, wanted = jax.value_and_grad(fn)(params, *batch)
+    theirs, wanted = jax.jit(jax.value_and_grad(fn))(params, *batch)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
     for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-5)
 
 
 def test_xla_sends_forward_what_is_planned():
-    fn, params, batch = PROGRAMS["scanned_gpt"]()
-    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4", constraints=[FIXED])
-    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    fn, params, batch = program("scanned_gpt")
+    plan, mesh = planned("scanned_gpt", fixed=True)
     placed = jax.device_put(params, shardplan.jax.shardings(plan, mesh, params))
     of_batch = {name: shardplan.jax.sharding(plan, mesh, name) for name in batch[0]}
     check = shardplan.jax.check(
@@ -140,20 +154,16 @@ def test_xla_sends_forward_what_is_planned():
 
 
 def test_another_function_than_planned_is_refused():
-    fn, params, batch = PROGRAMS["mlp"]()
-    other, _, _ = PROGRAMS["cnn"]()
-    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4")
-    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
-    _, its_params, its_batch = PROGRAMS["cnn"]()
+    other, its_params, its_batch = program("cnn")
+    plan, mesh = planned("mlp")
     with pytest.raises(ShardplanError, match=r"error\[stale-plan\]: the plan was made of another function"):
         shardplan.jax.parallelize(other, plan, mesh)(its_params, *its_batch)
 
 
 def test_optimizer_states_are_sharded_as_their_weights():
     optax = pytest.importorskip("optax")
-    fn, params, batch = PROGRAMS["scanned_gpt"]()
-    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4", constraints=[FIXED])
-    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    _, params, _ = program("scanned_gpt")
+    plan, mesh = planned("scanned_gpt", fixed=True)
     state = jax.eval_shape(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)).init, params)
     found = {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf.spec
@@ -166,9 +176,8 @@ def test_optimizer_states_are_sharded_as_their_weights():
 
 
 def test_a_batch_has_shardings_as_it_is_given():
-    fn, params, batch = PROGRAMS["scanned_gpt"]()
-    plan = shardplan.jax.plan(fn, params, *batch, mesh="2x4", constraints=[FIXED])
-    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[: plan.mesh.size])
+    fn, _, batch = program("scanned_gpt")
+    plan, mesh = planned("scanned_gpt", fixed=True)
     (found,) = shardplan.jax.batch_shardings(plan, mesh, fn, *batch)
     assert {name: each.spec for name, each in found.items()} == {
         name: jax.sharding.PartitionSpec("machine") for name in ("ids", "targets")

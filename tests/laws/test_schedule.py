@@ -15,7 +15,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import profile_from_text
 from shardplan.graph.build import build_cost_graph
 from shardplan.graph.memory import Memory
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.plan.assemble import price
@@ -29,7 +29,6 @@ from shardplan.schedule.objective import at_multipliers, single_sums
 from shardplan.solve import evaluate
 from shardplan.units import PS_PER_S
 
-NO_LIMIT = 1 << 60
 MOST = 450_000
 """Assignments of an example, allowed or not."""
 ROUNDING_S = 1e-9
@@ -104,7 +103,7 @@ def test_any_multipliers_bound_the_schedule_of_every_assignment(model, cluster, 
         return
     for number in data.draw(st.lists(st.integers(0, len(allowed.cost) - 1), min_size=1, max_size=6)):
         choices = tuple(allowed.choices[number].tolist())
-        priced = price(built, memory, choices, NO_LIMIT)
+        priced = price(built, memory, choices, UNLIMITED_BYTES)
         parts, kappa = priced.scheduled.parts, built.cluster.overlap.kappa
         shortest_s = min(schedule_step(parts, policy, kappa).seconds for policy in POLICIES)
         assert evaluate(whole, choices).cost == allowed.cost[number]
@@ -175,7 +174,7 @@ def test_once_a_step_gradients_overlap_one_backward_whatever_the_microbatches(mo
         choices = _replicated(built, base)
         if choices is None:
             continue
-        priced = price(built, memory, choices, NO_LIMIT)
+        priced = price(built, memory, choices, UNLIMITED_BYTES)
         once_s, computed_s = 0.0, 0.0
         for phase, item, _, numbers, _ in priced.scheduled.spans():
             if numbers and priced.moves[numbers[0]].phase == "backward" and priced.moves[numbers[0]].kind == "deferred":

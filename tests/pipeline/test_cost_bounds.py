@@ -8,7 +8,7 @@ import pytest
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import InfeasibleError
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.read import read_model
 from shardplan.models.named import described
 from shardplan.pipeline.bounds.cost import CostBounds
@@ -28,7 +28,7 @@ TIGHT = {"none": 0.8, "selective": 0.8, "full": 0.8, "auto": 0.2}
 
 def run_costs(model, mesh, remat):
     cluster = make_cluster(load_profile("h100-dgx"), mesh)
-    options = PlanOptions(microbatches=4, remat=remat, memory_limit_bytes=1 << 60)
+    options = PlanOptions(microbatches=4, remat=remat, memory_limit_bytes=UNLIMITED_BYTES)
     built = Planner(model, cluster, options, reasons=False).built_at()[0]
     return RunCosts(built, chain_of(model, model_rules(model)))
 
@@ -65,7 +65,7 @@ def test_nothing_is_counted_that_a_part_does_not_hold(remat, name):
     for (first, last), waiting in itertools.product(
         itertools.combinations(range(0, count + 1, 1 + count // 4), 2), (1, 64)
     ):
-        found = planned(runs, first, last, waiting, 1 << 60)
+        found = planned(runs, first, last, waiting, UNLIMITED_BYTES)
         assert is_below(runs.least(first, last), found)
         bounds = CostBounds(runs, found.memory.total)
         bounds.raise_for(first, last, waiting, runs.least(first, last))
@@ -75,7 +75,7 @@ def test_nothing_is_counted_that_a_part_does_not_hold(remat, name):
 def test_no_plan_that_fits_takes_less(parts):
     """Whether or not the run has the ends of the model."""
     for first, last in ((0, 2), (1, 3), (2, 5)):
-        limit = int(TIGHT[parts.built.options.remat] * planned(parts, first, last, 4, 1 << 60).memory.total)
+        limit = int(TIGHT[parts.built.options.remat] * planned(parts, first, last, 4, UNLIMITED_BYTES).memory.total)
         bounds = CostBounds(parts, limit)
         bounds.raise_for(first, last, 4, parts.least(first, last))
         if (table := bounds.table(4)) is not None:
@@ -84,7 +84,7 @@ def test_no_plan_that_fits_takes_less(parts):
 
 def test_memory_makes_a_difference(parts):
     """What layers hand on is held under every flag, so bounds rise where it is nearly all that there is."""
-    roomy = planned(parts, 1, 4, 4, 1 << 60)
+    roomy = planned(parts, 1, 4, 4, UNLIMITED_BYTES)
     limit = int(TIGHT[parts.built.options.remat] * roomy.memory.total)
     bounds = CostBounds(parts, limit)
     assert bounds.raise_for(1, 4, 4, parts.least(1, 4))
@@ -93,7 +93,7 @@ def test_memory_makes_a_difference(parts):
 
 
 def test_a_floor_for_one_run_is_one_for_all_and_for_more_in_flight(parts):
-    limit = int(TIGHT[parts.built.options.remat] * planned(parts, 0, 3, 2, 1 << 60).memory.total)
+    limit = int(TIGHT[parts.built.options.remat] * planned(parts, 0, 3, 2, UNLIMITED_BYTES).memory.total)
     bounds = CostBounds(parts, limit)
     assert bounds.raise_for(0, 3, 2, parts.least(0, 3))
     assert bounds.table(1) is None

@@ -5,7 +5,7 @@ import json
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import InfeasibleError
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.models import transformer
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
@@ -15,7 +15,7 @@ from shardplan.plan.encode import dumps
 GPT = {"style": "gpt", "layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
 
 
-def planned(mesh, remat, limit=1 << 60):
+def planned(mesh, remat, limit=UNLIMITED_BYTES):
     model = transformer(**GPT, attention="decomposed")
     cluster = make_cluster(load_profile("h100-dgx"), mesh)
     options = PlanOptions(microbatches=4, remat=remat, memory_limit_bytes=limit)

@@ -7,7 +7,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.graph.build import build_cost_graph
 from shardplan.graph.memory import Memory
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.plan.assemble import price
 from shardplan.plan.in_flight import in_flight_bytes
@@ -20,7 +20,6 @@ from shardplan.solve import solve
 
 LAYERS, ROWS, WIDTH = 4, 4096, 2048
 WEIGHT_BYTES = 4 * WIDTH * WIDTH
-NO_LIMIT = 1 << 60
 
 
 def chain():
@@ -42,7 +41,7 @@ def flown(request):
     built = build_cost_graph(model, model_rules(model), cluster, PlanOptions())
     choices = solve(restrict(base_problem(built), built, request.param(built))).choices
     memory = Memory(built)
-    return built, memory, price(built, memory, choices, NO_LIMIT), request.param
+    return built, memory, price(built, memory, choices, UNLIMITED_BYTES), request.param
 
 
 def test_gradients_are_in_flight_after_their_maker_has_run_until_they_are_reduced(flown):

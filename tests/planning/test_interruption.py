@@ -14,7 +14,7 @@ from shardplan.pipeline.schedule import parse_schedule
 from shardplan.planning import PlanOptions, plan_model
 from shardplan.study.meshes import best_of, try_meshes
 
-MODEL = "transformer:hidden=256,layers=2,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
+MODEL = "transformer:hidden=256,layers=1,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
 
 
 @pytest.fixture(scope="module")

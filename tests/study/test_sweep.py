@@ -207,7 +207,13 @@ def test_the_verb(shardplan, mlp):
     assert document["result"]["pareto"]
 
 
-def test_an_option_that_is_given_again_adds_to_the_list(shardplan, mlp):
+@pytest.fixture
+def alone(monkeypatch):
+    """On a machine of one core all is planned in this process: what is asked here is not who plans."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+def test_an_option_that_is_given_again_adds_to_the_list(shardplan, mlp, alone):
     commas = shardplan(*SWEEP, "--all", "--json")
     again = ("sweep", "mlp.onnx", "--dim", "batch=64", "-c", "generic", "-m", "2", "-m", "2x2", "--microbatches", "1,2")
     assert shardplan(*again, "--all", "--json").out == commas.out
@@ -230,14 +236,14 @@ def test_a_slip_of_the_pen_is_told_with_what_was_meant(shardplan, mlp):
     assert "error[bad-mesh]: mesh 'atuo' cannot be read\nhint: did you mean 'auto'?\n" in run.err
 
 
-def test_nothing_fits(shardplan, mlp):
+def test_nothing_fits(shardplan, mlp, alone):
     run = shardplan(*SWEEP, "--memory-limit", "1 KiB")
     assert run.code == 3
     assert "4 without a plan:" in run.out
     assert "  generic 2 microbatches=1 remat=none" in run.out
 
 
-def test_what_every_combination_refuses_is_no_question_of_memory(shardplan, mlp):
+def test_what_every_combination_refuses_is_no_question_of_memory(shardplan, mlp, alone):
     """The exit code of `solve` for the same pin."""
     pin = ("--pin", "nothing=[gpu]")
     run = shardplan(*SWEEP, *pin)

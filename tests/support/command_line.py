@@ -50,7 +50,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def mlp(folder: Path) -> Path:
-    """`mlp.onnx` in the working directory: two products with a symbolic batch, weights as initializers without data."""
+    """`mlp.onnx` in the working directory."""
+    return write_mlp(folder / "mlp.onnx")
+
+
+def write_mlp(path: Path) -> Path:
+    """Two products with a symbolic batch, weights as initializers without data."""
     graph = helper.make_graph(
         [
             helper.make_node("MatMul", ["x", "up.weight"], ["hidden"], "up"),
@@ -62,7 +67,6 @@ def mlp(folder: Path) -> Path:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 64])],
         [_absent("up.weight", (64, 256)), _absent("down.weight", (256, 64))],
     )
-    path = folder / "mlp.onnx"
     path.write_bytes(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
     )

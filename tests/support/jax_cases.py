@@ -45,7 +45,9 @@ def plan_of(tiny: Tiny, model: Model, mesh: str, kind: str) -> Plan:
     word, _, number = kind.partition(" ")
     if word == "Megatron":
         text = megatron(tiny, sequence=bool(number))
-        return plan_model(model, cluster_of(mesh), PlanOptions(constraints=parse_constraints(text, "megatron.yaml")))
+        return plan_model(
+            model, cluster_of(mesh), PlanOptions(constraints=parse_constraints(text, "megatron.yaml"), effort="quick")
+        )
     if word == "solved":
         most = forced_plan(model, mesh).summary.memory.total
         return forced_plan(model, mesh, limit_bytes=round(most * float(number)), runtime="jax")

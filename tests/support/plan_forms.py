@@ -10,7 +10,7 @@ from forced_plans import cluster_of, forced_plan
 from shardplan.cluster.perturb import constants, perturbed
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, LimitError
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
@@ -22,7 +22,6 @@ RECIPES_FORCED = ("Megatron", "Megatron + sequence", "ZeRO-3")
 TIGHT_SHARES = (0.4, 0.7, 0.95)
 """Of the memory that the fastest plan takes: the first that some plan fits in."""
 TIGHT_SECONDS = 15.0
-UNLIMITED = 1 << 60
 RANDOM_SEED = 11
 FORMS = ("best", *NETS, "tight memory", *RECIPES_FORCED, "random")
 
@@ -34,7 +33,7 @@ def plans_of(
     form that is about it.
     """
     cluster = cluster_of(mesh)
-    options = replace(options, memory_limit_bytes=UNLIMITED, effort="quick")
+    options = replace(options, memory_limit_bytes=UNLIMITED_BYTES, effort="quick")
     planner = Planner(model, cluster, options, reasons=False)
     best = planner.plan()
     for form in forms:
@@ -45,7 +44,7 @@ def plans_of(
         elif form == "tight memory":
             yield form, _tight(model, cluster, options, best)
         elif form == "random":
-            yield form, forced_plan(model, mesh, options, seed=RANDOM_SEED, limit_bytes=UNLIMITED)
+            yield form, forced_plan(model, mesh, options, seed=RANDOM_SEED, limit_bytes=UNLIMITED_BYTES)
         else:
             yield form, _forced(planner, form)
 

@@ -22,7 +22,8 @@ import pytest
 
 class Ranks:
     """`world` ranks on gloo; `run` calls a function of a module in all of them and gives their results by rank.
-    `hash_seeds`: for each rank its `PYTHONHASHSEED`, if they are to differ."""
+    `hash_seeds`: for each rank its `PYTHONHASHSEED`, if they are to differ; those of one seed are forks of one process.
+    """
 
     def __init__(
         self, world: int, folder: Path, modules: Sequence[str] = ("torch_cases",), hash_seeds: Sequence[int] = ()
@@ -32,7 +33,8 @@ class Ranks:
         self.pipes = [mine for mine, _ in pairs]
         theirs = [other for _, other in pairs]
         meeting = str(folder / f"meeting-{world}")
-        families = [[rank] for rank in range(world)] if hash_seeds else [list(range(world))]
+        seeds = hash_seeds or [0] * world
+        families = [[rank for rank in range(world) if seeds[rank] == seed] for seed in dict.fromkeys(seeds)]
         self.nurseries = []
         for ranks in families:
             pipes = [theirs[rank] for rank in ranks]

@@ -10,13 +10,18 @@ from torch_rules import CASES
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    return forced_plan(tiny_gpt().model(tmp_path_factory.mktemp("plan")), "2x2", recipe="Megatron")
+def tiny():
+    return tiny_gpt()
+
+
+@pytest.fixture(scope="module")
+def plan(tiny, tmp_path_factory):
+    return forced_plan(tiny.model(tmp_path_factory.mktemp("plan")), "2x2", recipe="Megatron")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_function(four, plan, name):
-    for wrong in four.run("torch_rules", "compare", tiny_gpt(), plan, [name]):
+def test_function(four, tiny, plan, name):
+    for wrong in four.run("torch_rules", "compare", tiny, plan, [name]):
         assert wrong == {}
 
 
@@ -30,7 +35,7 @@ HINT = "compute it with torch's own functions; torch.utils.checkpoint takes use_
 
 
 @pytest.mark.parametrize("what", LOST)
-def test_gradients_are_not_lost_in_silence(four, plan, what):
+def test_gradients_are_not_lost_in_silence(four, tiny, plan, what):
     name, why = LOST[what]
     said = f"error[lost-gradient]: '{name}' is an autograd.Function, whose backward would be lost: {why}\nhint: {HINT}"
-    assert four.run("torch_rules", "lost", tiny_gpt(), plan, what) == [said] * 4
+    assert four.run("torch_rules", "lost", tiny, plan, what) == [said] * 4

@@ -1,7 +1,9 @@
-"""The links that a collective occupies, from the mesh axes of its group: which levels of a cluster, and for how long.
+"""The links that a collective occupies, from the mesh axes of its group: which levels of a cluster.
 
 A collective over axes of one level occupies the links of that level; a hierarchical one, over axes of several levels,
-occupies all of them. Two collectives that share no level run side by side; on a shared level they follow one another.
+occupies all of them, each for the whole of its time: its price is a lower envelope of algorithms that pass their
+payload through all levels in pipelined chunks, and does not part by level. Two collectives that share no level run side
+by side; on a shared level they follow one another.
 """
 
 from __future__ import annotations
@@ -18,12 +20,3 @@ def levels_of(cluster: Cluster, axes: Iterable[int]) -> tuple[str, ...]:
     """
     crossed = {cluster.axis_levels[axis] for axis in axes if cluster.mesh.shape[axis] > 1}
     return tuple(cluster.levels[level].name for level in sorted(crossed))
-
-
-def level_seconds(cluster: Cluster, axes: Iterable[int], seconds: float) -> tuple[tuple[str, float], ...]:
-    """(level, seconds for which it is occupied) of a collective over `axes` that takes `seconds`, innermost first.
-
-    Every level is occupied for the whole of it: the price of a hierarchical collective is a lower envelope of
-    algorithms that pass their payload through all levels in pipelined chunks, and does not part by level.
-    """
-    return tuple((level, seconds) for level in levels_of(cluster, axes))

@@ -12,6 +12,8 @@ from shardplan.graph.precision import PrecisionName
 Mode = Literal["training", "inference"]
 Remat = Literal["none", "selective", "full", "auto"]
 Effort = Literal["quick", "thorough", "exhaustive"]
+UNLIMITED_BYTES = 1 << 60
+"""A limit on memory that no plan reaches: what something takes without regard to memory is planned under it."""
 
 
 @dataclass(frozen=True, slots=True)

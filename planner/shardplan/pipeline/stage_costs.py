@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardplan.cluster.types import Cluster
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.pipeline.bounds.cost import CostBounds
@@ -302,7 +302,7 @@ class StageCosts:
         np.minimum(longer, behind - 1, out=longer)
 
     def _least_costs(self, chain: Chain, part: Submesh) -> WeightedBounds:
-        options = replace(self.options, constraints=(), memory_limit_bytes=1 << 60)
+        options = replace(self.options, constraints=(), memory_limit_bytes=UNLIMITED_BYTES)
         planner = Planner(chain.model, part.cluster, options, reasons=False)
         return WeightedBounds(lambda multipliers: RunCosts(planner.built_at(multipliers)[0], chain))
 

@@ -103,6 +103,7 @@ class CostGraphs:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self._asked: tuple[CostGraph, Memory] | None = None
+        self._recomputing: tuple[Recompute, tuple[CostGraph, Memory]] | None = None
         self._near: tuple[tuple[Near, Recompute], tuple[CostGraph, Memory]] | None = None
 
     def asked(self) -> tuple[CostGraph, Memory]:
@@ -120,11 +121,13 @@ class CostGraphs:
         return None if decided is None or len(real_axes(mesh)) <= MOST_WHOLE else Near(Decided.of_plan(decided).met())
 
     def recomputing(self, remat: Recompute) -> tuple[CostGraph, Memory]:
-        """The cost graph in which that is recomputed."""
+        """The cost graph in which that is recomputed; the last one is kept: several questions are asked of each."""
         if remat == self.asked()[0].recompute:
             return self.asked()
-        built = self._build(remat)
-        return built, Memory(built)
+        if self._recomputing is None or self._recomputing[0] != remat:
+            built = self._build(remat)
+            self._recomputing = remat, (built, Memory(built))
+        return self._recomputing[1]
 
     def near(self, near: Near, remat: Recompute) -> tuple[CostGraph, Memory]:
         """The cost graph with the layouts near some plans alone, in which that is recomputed; the last one is kept."""

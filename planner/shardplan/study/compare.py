@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
@@ -16,7 +16,6 @@ from shardplan.planning.reduction import Restrict
 from shardplan.planning.standing import OnProgress, Turn
 
 BEST = "best"
-_UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def compare_recipes(
     contest = (*recipes_for(options).items(), (BEST, None))
     turn = Turn(on_progress, len(contest))
     planner = Planner(model, cluster, options, turn.tell, reasons=False)
-    roomy = Planner(model, cluster, replace(options, memory_limit_bytes=_UNLIMITED), turn.tell, reasons=False)
+    roomy = Planner(model, cluster, replace(options, memory_limit_bytes=UNLIMITED_BYTES), turn.tell, reasons=False)
     found = []
     for name, recipe in contest:
         turn.next(name)

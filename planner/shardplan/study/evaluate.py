@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.agreement import require_agreement
 from shardplan.plan.finished import finished
@@ -19,7 +19,6 @@ from shardplan.planning.decided import Decided
 from shardplan.planning.reduction import Allowed
 from shardplan.planning.standing import OnProgress
 
-_UNLIMITED = 1 << 60
 _SHOWN = 6
 
 
@@ -69,7 +68,7 @@ def evaluate_constraints(
 
 
 def _roomy(options: PlanOptions) -> PlanOptions:
-    return replace(options, memory_limit_bytes=_UNLIMITED)
+    return replace(options, memory_limit_bytes=UNLIMITED_BYTES)
 
 
 def _limit(cluster: Cluster, options: PlanOptions) -> int:

@@ -17,7 +17,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
-from shardplan.graph.options import PlanOptions, Remat
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions, Remat
 from shardplan.graph.precision import PrecisionName
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
@@ -50,8 +50,6 @@ from shardplan.request import Request
 from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.trained import as_run, as_trained, loss_memory_bytes, with_sends
-
-_UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +151,7 @@ def _fastest(
         found = finished(Planner(model, cluster, asked, on_progress, reasons=False).plan(fixed))
         return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded)
 
-    plan = under(_UNLIMITED)
+    plan = under(UNLIMITED_BYTES)
     if plan.summary.memory.total <= limit:
         return plan
     room = limit - (loss_memory_bytes(plan, cluster.training) if loss else 0)

@@ -31,9 +31,8 @@ Array = NDArray[Any]
 Dtypes = tuple[int, ...]
 """Element types as ONNX numbers them, 0 for absent operands."""
 Held = tuple[tuple[str, "_Held"], ...]
-WIDENED = frozenset({"float", "float16", "bfloat16", "double"})
-"""Element types that are computed in double precision; others keep what their rounding means."""
 _WIDENED_NUMBERS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+"""Element types that are computed in double precision; others keep what their rounding means."""
 _OVER_ALL_BEHIND, _ONE_DIM_SINCE = frozenset({"Softmax", "Hardmax"}), 13
 _TYPE_ATTRIBUTES = {"Cast": "to", "EyeLike": "dtype"}
 

@@ -7,7 +7,7 @@ meanwhile, in place or by assignment, and parameters that it changes in place ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,7 +56,8 @@ class _FusedBuffer(NamedTuple):
 @dataclass
 class ModuleHooks:
     """The hooks of all modules of a model. `_running`: the outermost module that runs, and `_entered`, how often it has
-    been entered; `_replaced`, `_fused`: what stands for its parameters."""
+    been entered; `_replaced`, `_fused`: what stands for its parameters; `_uncompiled`: `_restore`, kept out of what
+    is compiled. Asking torch for that imports its compiler, so it is asked when there is a model, not at import."""
 
     applied: AppliedPlan
     owners: Owners
@@ -65,6 +66,9 @@ class ModuleHooks:
     _replaced: list[_Replaced] = field(default_factory=list)
     _fused: list[FusedWeight] = field(default_factory=list)
     _fused_buffers: list[_FusedBuffer] = field(default_factory=list)
+    _uncompiled: Callable[[ModuleHooks, nn.Module], None] = field(
+        default_factory=lambda: torch.compiler.disable(ModuleHooks._restore)
+    )
 
     def register(self, model: nn.Module) -> None:
         """Hook every module that has parameters of the plan in it."""
@@ -91,9 +95,8 @@ class ModuleHooks:
             return
         self._entered -= 1
         if not self._entered:
-            self._restore(module)
+            self._uncompiled(self, module)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _restore(self, module: nn.Module) -> None:
         """Give the modules their parameters back, and buffers what the program has made of them. A compiler has nothing
         to gain here, and loses track of modules that are kept in records."""

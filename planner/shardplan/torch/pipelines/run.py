@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor, Replicate
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
@@ -16,7 +15,6 @@ from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan
 from shardplan.torch.exported.program import argument_names
 from shardplan.torch.microbatch_plan import microbatches_of
-from shardplan.torch.pipelines.sharded_stage import ShardedStage
 from shardplan.torch.pipelines.stage import LocalStage
 from shardplan.torch.pipelines.stage_meshes import StageMeshes
 from shardplan.torch.pipelines.tied_weights import TiedWeight
@@ -124,6 +122,10 @@ class Pipeline:
 
     def run_under(self, loss: Loss | None, tied: Sequence[TiedWeight]) -> None:
         """Construct torch's stages and schedule."""
+        from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+        from shardplan.torch.pipelines.sharded_stage import ShardedStage
+
         self._loss, self._tied = loss, tied
         last = self.stages[-1]
         if self.is_last:

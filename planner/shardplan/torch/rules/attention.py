@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 
 from shardplan.layout.layout import Layout
@@ -194,6 +193,8 @@ def _band(rows: int, keys: int, first: int, device: torch.device) -> tuple[int, 
     if not first:
         return seen, None
     if seen == first + rows:
+        from torch.nn.attention.bias import causal_lower_right
+
         return seen, causal_lower_right(rows, seen)
     return seen, torch.ones(rows, seen, dtype=torch.bool, device=device).tril(first)
 

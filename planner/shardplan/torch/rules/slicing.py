@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ def narrow(engine: Engine, op: Op) -> Value:
     if op.name == "slice":
         given = {**dict(zip(_OF_SLICES, op.args[1:], strict=False)), **op.kwargs}
         dim, start, stop, step = (given.get(name) for name in _OF_SLICES)
-        picked = slice(start, None if stop is not None and stop > 1 << 60 else stop, step)
+        # torch says the largest number for an end that was left out
+        picked = slice(start, None if stop == sys.maxsize else stop, step)
         return _slice(engine, value, int(dim or 0) % value.rank, picked)
     dim = int(op.kwargs.get("dim", op.args[1])) % value.rank
     if op.name == "select":
