@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
-from shardplan.folding import folded
+from shardplan.folding import folded, pattern
 from shardplan.plan.types import Move, Plan
+
+_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class Segment:
 def label(segment: Segment, plan: Plan) -> str:
     """`transformer.h.{0-10}`: the module paths of a block's copies; `embed … Cast`: the ends of what stands between."""
     paths = [path for path, _ in segment.copies]
+    if segment.is_block and len({pattern(path) for path in paths}) > 1:  # layer0, layer1: numbers do not stand alone
+        return f"{paths[0]} … {paths[-1]}"
     if segment.is_block:
         return folded(paths, [path for copies, _ in plan.blocks for path in copies])
     (_, indices), operators = segment.copies[0], plan.operators
@@ -41,12 +46,13 @@ def moves_by_edge(plan: Plan) -> dict[tuple[str, str], list[Move]]:
 
 
 def segments(plan: Plan) -> list[Segment]:
-    """Every operator is in one copy of one segment, in program order."""
+    """Every operator is in one copy of one segment, in program order. Paths of a segment's copies differ in numbers
+    alone, so that names in one copy are told from those in another."""
     decisions = _Decisions(plan)
     found: list[Segment] = []
     last: Hashable = None
     for path, indices in _pieces(plan):
-        now = tuple(decisions.of(index) for index in indices) if path else None
+        now = (_NUMBERS.sub("*", path), *map(decisions.of, indices)) if path else None
         if path and found and found[-1].is_block and now == last:
             found[-1] = Segment((*found[-1].copies, (path, indices)))
         else:
