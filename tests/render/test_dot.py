@@ -60,6 +60,13 @@ def test_copies_that_are_called_otherwise_are_apart(first, second, labels):
     assert [one for one in plan_report(plan)["model"]["segments"] if one["block"]]
 
 
+def test_many_operators_outside_of_blocks_stand_by_module():
+    plan = replace(read_plan(PLANS / "gpt2_small.4x4.plan.json"), blocks=())
+    labels = [one["label"] for one in plan_report(plan)["model"]["segments"]]
+    assert [label for label in labels if ".h." in label] == [f"transformer.h.{number}" for number in range(12)]
+    assert len(labels) < 20
+
+
 def test_every_copy_is_there_when_asked_for(plan):
     text = dot_text(plan, unfolded=True)
     boxes = [name for kind, name, _ in BOX.findall(text) if kind == "operator"]

@@ -10,6 +10,9 @@ from shardplan.folding import folded, pattern
 from shardplan.plan.types import Move, Plan
 
 _NUMBERS = re.compile(r"\d+")
+_NUMBERED = re.compile(r".*?\.\d+(?=\.|$)|[^.]+")
+_MANY = 60
+"""Operators outside of blocks above which one row says little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ def label(segment: Segment, plan: Plan) -> str:
         return folded(paths, [path for copies, _ in plan.blocks for path in copies])
     (_, indices), operators = segment.copies[0], plan.operators
     ends = dict.fromkeys(operators[index].module or operators[index].op_type for index in (indices[0], indices[-1]))
-    return " … ".join(ends)
+    parts = {_part(end) for end in ends}
+    return parts.pop() if len(parts) == 1 < len(ends) and _NUMBERS.search(min(parts)) else " … ".join(ends)
 
 
 def moves_by_edge(plan: Plan) -> dict[tuple[str, str], list[Move]]:
@@ -62,6 +66,34 @@ def segments(plan: Plan) -> list[Segment]:
 
 
 def _pieces(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Copies of blocks, and the operators between two of them; where these are many, by module."""
+    for path, indices in _copies_and_rest(plan):
+        if path or len(indices) <= _MANY:
+            yield path, indices
+        else:
+            yield from (("", group) for group in _by_module(plan, indices))
+
+
+def _by_module(plan: Plan, indices: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Neighbours of one part of the model; an operator of no module is with what stands before it."""
+    groups: list[list[int]] = []
+    last = None
+    for index in indices:
+        part = _part(plan.operators[index].module) or last
+        if not groups or part != last:
+            groups.append([])
+        groups[-1].append(index)
+        last = part
+    return [tuple(group) for group in groups]
+
+
+def _part(module: str) -> str:
+    """A module's path up to the first number in it, `down_blocks.0`; its first name where it has none."""
+    found = _NUMBERED.match(module)
+    return found[0] if found else ""
+
+
+def _copies_and_rest(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Copies of blocks, and the operators between two of them."""
     copies = {
         indices[0]: (path, indices)

@@ -93,7 +93,7 @@ def _head(plan: Plan) -> Table:
         ("plan", plan_line(plan)),
         *([("loops", _loops(loops))] if isinstance(loops := plan.model.get("loops"), Mapping) else []),
         *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
-        ("step", time_line(plan.summary, measure).removeprefix("step ")),
+        ("step", time_line(plan, measure).removeprefix("step ")),
         *([("padded", padded)] if (padded := padded_line(plan)) else []),
         ("proof", proof_line(plan.summary, measure, staged=plan.pipeline is not None)),
     )

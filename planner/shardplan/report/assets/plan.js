@@ -19,7 +19,7 @@ function memoryCard(summary) {
     el("div", { class: "big" }, bytes(summary.held)), el("div", { class: "soft" }, summary.limit ? `${percent(summary.held / summary.limit)} of ${bytes(summary.limit)}${free < 0 ? ": does not fit" : ""}` : ""),
     bar(summary.memory.map(([name, value], number) => [name, value, MEMORY_COLORS[number]]), whole, bytes, "memory"));
 }
-const MOST_MACHINES = 8, MOST_DEVICES = 8;
+const MOST_MACHINES = 4, MOST_DEVICES = 8;
 // Machines below the link that joins them, each with its devices below its own link
 function meshPicture({ axes, machine, devices }) {
   const per = machine || devices, machines = machine ? Math.max(1, Math.round(devices / machine)) : 1;
