@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _NOTHING = 0.0005
 """A share that is shown as zero."""
-_FAR_LESS = 0.002
+_FAR_LESS = 0.005
 """Share of the memory limit below which three digits of the limit's unit say little."""
 _OWN = 0.999
 """Of the rate of a link: who gets more when all send has one of its own."""
