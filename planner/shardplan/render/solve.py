@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from shardplan.plan.padding import pads_of
 from shardplan.plan.types import Memory, Plan, Summary
 from shardplan.render.breakdown import breakdown
-from shardplan.render.console import emit
+from shardplan.render.console import Folded, emit
 from shardplan.render.pins import pin_lines
 from shardplan.units import TIME, Measure, count, percent, rate, size, sizes_in_one_unit
 
@@ -39,7 +38,7 @@ def facts(*rows: tuple[str, str]) -> Table:
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
     for label, text in rows:
-        made.add_row(f"{label:8}", Text(text))
+        made.add_row(f"{label:8}", Folded(text))
     return made
 
 
