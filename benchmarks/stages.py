@@ -37,7 +37,7 @@ from shardplan.plan.types import Plan
 from shardplan.render.recipes import Recognizer
 from shardplan.units import NS_PER_S, duration
 
-_SECONDS = 60.0
+_SECONDS = 600.0
 """Of a row: where memory is nearly full, the best plans of stages take long to prove; what is found by then counts."""
 _SHORT = {
     "Megatron column": "TP", "Megatron row": "TP", "vocabulary parallel": "TP", "data parallel": "DP",

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardplan.api import make_plan
+from shardplan.plan.breakdown import breakdown
 from shardplan.plan.timeline import timeline
-from shardplan.render.breakdown import breakdown
 from shardplan.render.solve import time_line
 from shardplan.render.timeline import gantt
 from shardplan.schedule.tasks import Task, schedule

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from shardplan.cost.named import measure_of
 from shardplan.escapes import one_line
+from shardplan.plan.breakdown import Breakdown, breakdown
 from shardplan.plan.overlap import Exposure
 from shardplan.plan.parts import devices_per_host
 from shardplan.plan.types import Plan
-from shardplan.render.breakdown import Breakdown, breakdown
 from shardplan.render.recipes import Recognizer, axis_shares
 from shardplan.render.solve import memory_parts, plan_line, proof_line, shared_rate
 from shardplan.report.memory import memory_over_time

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardplan.pipeline.schedule import parse_schedule
 from shardplan.plan.types import Pipeline, Plan
 
 
@@ -35,8 +34,8 @@ def breakdown(plan: Plan) -> Breakdown:
 
 
 def _slowest(pipeline: Pipeline) -> tuple[Plan, ...]:
-    """The plans of the stage, with all its pieces, that works longest."""
-    count = len(pipeline.stages) // parse_schedule(pipeline.schedule).pieces
-    plans = [stage.plan for stage in pipeline.stages]
-    by_stage = [tuple(plans[place::count]) for place in range(count)]
-    return max(by_stage, key=lambda own: sum(piece.summary.step_ns for piece in own))
+    """The plans of the devices that work longest, several where the schedule gives them several pieces of the model."""
+    pieces: dict[int, list[Plan]] = {}
+    for stage in pipeline.stages:
+        pieces.setdefault(stage.first_device, []).append(stage.plan)
+    return tuple(max(pieces.values(), key=lambda own: sum(piece.summary.step_ns for piece in own)))
