@@ -6,10 +6,10 @@ function diffView(report) {
   const effects = [...report.effects.map((row) => [...row, row[0] === "memory" ? bytes : duration]), ...report.held.map((row) => [...row, bytes])];
   return [
     section("summary", "Side by side", el("div", { class: "grid" }, sides), report.causes.length ? el("div", { class: "card", style: { marginTop: "14px" } }, el("h3", {}, "Asked for differently"), el("ul", {}, report.causes.map((text) => el("li", {}, text)))) : null),
-    section("effects", "Effects", el("div", { class: "card scroll" }, el("table", { class: "narrow" }, el("thead", {}, el("tr", {}, ["", "old", "new", "change"].map((text, at) => el("th", { scope: "col", class: at ? "number" : "" }, text)))),
+    section("effects", "Effects", el("div", { class: "card scroll" }, el("table", { class: "narrow" }, el("thead", {}, el("tr", {}, ["quantity", "old", "new", "change"].map((text, at) => el("th", { scope: "col", class: at ? "number" : "" }, text)))),
       el("tbody", {}, effects.map(([name, before, after, format]) => el("tr", {}, el("th", { scope: "row" }, name === "communication" ? "exposed communication" : name), el("td", { class: "number" }, format(before)), el("td", { class: "number" }, format(after)), el("td", { class: "number" }, signed(after - before, format)))))))),
     section("changes", "Changed decisions", el("p", { class: "lead" }, report.unchanged ? `${counted(report.unchanged, "decision")} of tensors and operators did not change.` : ""), el("div", { class: "card" }, sortable(report.changes, [
-      { label: "", value: (row) => (row[3] ? (row[4] ? "~" : "−") : "+") },
+      { label: "change", value: (row) => (row[3] ? (row[4] ? "~" : "−") : "+") },
       { label: "what", value: (row) => row[0] },
       { label: "name", value: (row) => row[1], node: (row) => named(row[1]), name: true },
       { label: "copies", value: (row) => row[2], number: true },
