@@ -1,4 +1,4 @@
-"""Pipelines found beside published ones: `python benchmarks/stages.py [ROW ...]`; all rows take four minutes of a core.
+"""Pipelines found beside published ones: `python benchmarks/stages.py [ROW ...]`; all rows take six minutes of a core.
 
 For every row: our stages (devices of each) and how their weights are split, their predicted step and the proven bound;
 the published stages, planned as well as they can be on the same profile; the published configuration itself, tensor
