@@ -1,6 +1,7 @@
 """Lines that are folded to the width of a terminal."""
 
 import io
+import re
 
 import pytest
 
@@ -15,6 +16,14 @@ def test_names_stay_whole_and_later_lines_are_indented(columns):
     assert " ".join(lines).split() == LONG.split()
     assert all(len(line) <= columns or " " not in line.strip() for line in lines)
     assert all(line.startswith("    ") for line in lines[1:])
+
+
+@pytest.mark.parametrize("columns", range(12, 60))
+def test_a_number_stays_with_its_unit(columns):
+    line = "net carries 50 GB/s or 400 Gb/s, its gap is 4.3 % of 12.5 ms, 67.1 GiB are left, and 3 samples 7 seconds"
+    folded = folded_line(line, columns)
+    assert folded.split() == line.split()
+    assert not any(re.match(r"\s*(%|GB/s|Gb/s|ms|GiB)", part) for part in folded.split("\n"))
 
 
 @pytest.mark.parametrize("line", ["short", "hint: shardplan solve model.onnx --mesh 4x4", "  - pip install x"])

@@ -8,7 +8,11 @@ import sys
 import textwrap
 from typing import IO
 
+UNIT = r"(?:%|[KMGTPE]?i?B(?:/s)?|Gb/s|[KMGTPE]?FLOP/s|[num]?s)(?![\w-])"
+"""A unit behind a number and a blank: the two stay in one line."""
 _INDENT = 2
+_BEFORE_UNIT = re.compile(rf"(?<=\d) (?={UNIT})")
+_KEPT = "\N{NO-BREAK SPACE}"
 _COMMAND = re.compile(r"(hint: |  (- )?)?(shardplan|pip|torchrun) ")
 
 
@@ -22,16 +26,16 @@ def columns_of(stream: IO[str]) -> int:
 
 def folded_line(line: str, columns: int) -> str:
     """The line as several of at most so many columns, broken between words, the later ones indented by two more; names
-    stay whole, and so does a command, which is there to be copied."""
+    stay whole, numbers with their units too, and so does a command, which is there to be copied."""
     if len(line) <= columns or _COMMAND.match(line):
         return line
     own = len(line) - len(line.lstrip())
     parts = textwrap.wrap(
-        line,
+        _BEFORE_UNIT.sub(_KEPT, line),
         columns,
         subsequent_indent=" " * (own + _INDENT),
         break_long_words=False,
         break_on_hyphens=False,
         replace_whitespace=False,
     )
-    return "\n".join(parts)
+    return "\n".join(parts).replace(_KEPT, " ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -33,6 +34,38 @@ def write_whole(path: str | Path, data: bytes) -> bool:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
     return True
+
+
+def write_all(files: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Write several files by `write_whole`, all or none: those that were written, without those that were so already.
+    Raises `OSError`, whose `filename` is the path that could not be written, with all as it was before."""
+    before: dict[Path, bytes | None] = {}
+    folders: list[Path] = []
+    written = []
+    for name, data in files.items():
+        path = Path(name)
+        try:
+            before[path] = path.read_bytes() if path.exists() else None
+            folders += [parent for parent in path.parents if not parent.exists()]
+            if write_whole(path, data):
+                written.append(name)
+        except OSError as problem:
+            _undo(before, folders)
+            raise OSError(problem.errno, problem.strerror, name) from None
+    return tuple(written)
+
+
+def _undo(before: Mapping[Path, bytes | None], folders: Sequence[Path]) -> None:
+    """Put files back, and take away those that were not there, with their folders, as far as that can be done."""
+    for path, data in before.items():
+        with contextlib.suppress(OSError):
+            if data is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_whole(path, data)
+    for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _take_after(file: int, before: os.stat_result) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import list_profiles, load_profile
 
 WRITTEN = ["cluster.yaml", "shardplan.toml", ".github/workflows/shardplan.yml"]
@@ -68,3 +69,36 @@ def test_an_unknown_profile_is_refused_and_nothing_written(shardplan, folder):
     refused = shardplan("init", "--like", "h1000")
     assert refused.code == 2
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("there", [{}, {"shardplan.toml": "json = false\n"}])
+def test_where_one_file_cannot_be_written_none_is(shardplan, folder, there):
+    there = {**there, ".github": "not a folder\n"}
+    for name, text in there.items():
+        Path(name).write_text(text)
+    refused = shardplan("init", "--force")
+    assert (refused.code, refused.err) == (
+        2,
+        f"{WRITTEN[2]}: error[unwritable-output]: cannot write the file: not a directory; nothing was written\n",
+    )
+    assert {path.name: path.read_text() for path in Path().iterdir()} == there
+
+
+def test_machines_of_a_rack_are_joined_by_its_links(shardplan, folder):
+    for machines, level in ((2, "nvlink"), (32, "net")):
+        made = shardplan("init", "--like", "gb200-nvl72", "--machines", str(machines), "--devices", "4", "--force")
+        assert (made.code, made.err) == (0, "")
+        assert f"{{name: machine, size: {machines}, level: {level}}}" in Path("cluster.yaml").read_text()
+
+
+def test_a_model_that_is_not_there_yet_is_said(shardplan, folder):
+    assert "there is no later.onnx yet" in shardplan("init", "--model", "later.onnx").out
+    assert "there is no" not in shardplan("init", "--force").out
+    assert shardplan("init").out.split()[:2] == ["same", "as"]
+
+
+@pytest.mark.parametrize("name", list_profiles())
+@pytest.mark.parametrize("devices", [8, 16])
+def test_what_is_written_can_be_planned_on(shardplan, folder, name, devices):
+    shardplan("init", "--like", name, "--machines", "2", "--devices", str(devices), "--no-ci")
+    assert make_cluster(load_profile("cluster.yaml")).mesh.size == 2 * devices

@@ -55,11 +55,19 @@ def test_a_link_that_devices_share_says_what_each_gets(profile, mesh, said):
     assert contention(cluster, cluster.axis_levels[0]) == said
 
 
-def test_kinds_of_devices_that_a_profile_mixes_are_refused_in_words(shardplan, folder):
-    Path("mix.yaml").write_text("schema: 1\nname: mix\ndevice: [{kind: H100}, {kind: A100}]\n")
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("device: [{kind: H100}, {kind: A100}]", "3:9: error[bad-value]: device: expected a mapping, found a list"),
+        ("devices: [{kind: H100}, {kind: A100}]", "3:1: error[unknown-key]: unknown key 'devices'"),
+        ("device: {kinds: [H100, A100]}", "3:10: error[unknown-key]: unknown key 'kinds' in 'device'"),
+    ],
+)
+def test_kinds_of_devices_that_a_profile_mixes_are_refused_in_words(shardplan, folder, device, said):
+    Path("mix.yaml").write_text(f"schema: 1\nname: mix\n{device}\n")
     run = shardplan("profiles", "check", "mix.yaml")
     assert run.code == 2
-    assert "mix.yaml:3:9: error[bad-value]: device: expected a mapping, found a list" in run.err
+    assert f"mix.yaml:{said}" in run.err
     assert "hint: a plan gives every device the same share of the work: write a profile for each kind" in run.err
 
 

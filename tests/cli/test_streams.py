@@ -58,6 +58,13 @@ def test_a_plan_is_written_though_nobody_reads_on(mlp, stream):
     assert Path("mlp.plan.json").exists()
 
 
+def test_all_that_the_package_writes_has_a_form_in_ascii():
+    sources = (ROOT / "planner" / "shardplan").rglob("*.py")
+    written = {character for path in sources for character in path.read_text(encoding="utf-8") if ord(character) > 127}
+    assert {"→", "×", "−"} <= written
+    assert "?" not in "".join(sorted(written)).encode("ascii", streams.DEGRADE).decode()
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_characters_that_there_are_none_of_are_written_otherwise(plan, shardplan, monkeypatch, encoding):
     settings = {"env": {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}, "capture_output": True}

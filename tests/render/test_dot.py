@@ -1,6 +1,7 @@
 """Plans for Graphviz: blocks are folded as in the report, and every arrow leads from a box to a box."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,30 @@ def test_blocks_are_folded_as_in_the_report(plan):
     first = {plan.operators[index].name for segment in segments(plan) for index in segment.copies[0][1]}
     assert {name for kind, name, _ in BOX.findall(text) if kind == "operator"} == first
     assert 3 * text.count("\n") < dot_text(plan, unfolded=True).count("\n")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "labels"),
+    [
+        ("down.3", "mid", ["down.3", "mid"]),
+        ("layer0", "layer1", ["2 × layer0 … layer1"]),
+        ("layers.0", "layers.1", ["2 × layers.*"]),
+    ],
+)
+def test_copies_that_are_called_otherwise_are_apart(first, second, labels):
+    plan = read_plan(PLANS / "gpt2_small.4x4.plan.json")
+    alike = next(segment for segment in segments(plan) if len(segment.copies) > 1)
+    pair = [indices for _, indices in alike.copies[:2]]
+    plan = replace(plan, blocks=(((first, second), tuple(pair)),))
+    assert CLUSTER.findall(dot_text(plan)) == labels
+    assert [one for one in plan_report(plan)["model"]["segments"] if one["block"]]
+
+
+def test_many_operators_outside_of_blocks_stand_by_module():
+    plan = replace(read_plan(PLANS / "gpt2_small.4x4.plan.json"), blocks=())
+    labels = [one["label"] for one in plan_report(plan)["model"]["segments"]]
+    assert [label for label in labels if ".h." in label] == [f"transformer.h.{number}" for number in range(12)]
+    assert len(labels) < 20
 
 
 def test_every_copy_is_there_when_asked_for(plan):

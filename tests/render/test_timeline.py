@@ -4,9 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardplan.api import make_plan
+from shardplan.plan.breakdown import breakdown
+from shardplan.plan.timeline import timeline
+from shardplan.render.solve import time_line
 from shardplan.render.timeline import gantt
 from shardplan.schedule.tasks import Task, schedule
 
+MODEL = "transformer:layers=2,hidden=64,heads=4,vocab=128,seq=32,batch=8"
 TASKS = schedule((Task("a", 0, 2.0), Task("b", 1, 1.0), Task("c", 1, 0.25, (0,)), Task("d", 0, 2.0, (0,))))
 
 
@@ -29,3 +34,24 @@ def test_a_step_that_takes_no_time_is_empty():
 @pytest.mark.parametrize("cells", [1, 3, 50])
 def test_it_is_as_wide_as_was_asked(cells):
     assert len(gantt(TASKS, 1, cells)) == cells
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
+def test_microbatches_that_are_not_listed_count(microbatches):
+    """The compute stream works for as long as the plan computes: a little longer where it runs beside communication."""
+    plan = make_plan(MODEL, "1x2", microbatches=microbatches)
+    made = timeline(plan)
+    assert sum(part.times for part in made.unlisted) == 2 * max(0, microbatches - 2) - max(0, microbatches > 2)
+    assert plan.summary.compute_ns <= made.busy(0) * 1e9 * (1 + 1e-9) <= 1.1 * plan.summary.compute_ns
+    assert made.busy(0) <= made.seconds * (1 + 1e-9)
+    for part in made.unlisted:
+        assert part.start == pytest.approx(max(made.ends[part.first : part.last]), rel=0.01)
+
+
+def test_a_pipeline_says_its_bubble():
+    plan = make_plan(MODEL, "2x1", stages="2", microbatches=4)
+    found = breakdown(plan)
+    assert found.compute_ns + found.exposed_ns + found.bubble_ns == plan.summary.step_ns
+    assert found.bubble_ns > 0.1 * plan.summary.step_ns
+    assert ", bubble " in time_line(plan)
+    assert ", bubble " not in time_line(found.of[0])

@@ -19,6 +19,8 @@ _KINDS = {yaml.ScalarNode: "a value", yaml.SequenceNode: "a list", yaml.MappingN
 _MIXED = "a plan gives every device the same share of the work: write a profile for each kind, and plan each part alone"
 _NOT_SEVERAL = {"device": _MIXED, "device.kind": _MIXED}
 """By path: what to do where somebody lists several of what there can be one of."""
+_SEVERAL = {"devices": _MIXED, "device.kinds": _MIXED}
+"""By path: what to do where somebody calls several so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +165,13 @@ class Reader:
             return kind.fields[key] if isinstance(kind, Section) else kind.values
         where = f" in '{path}'" if path else ""
         merge_hint = "use 'extends: builtin:NAME' to build on a profile" if key == "<<" else ""
+        several_hint = _SEVERAL.get(f"{path}.{key}".lstrip("."), "")
         self.fault(
             node,
             "unknown-key",
             f"unknown key '{key}'{where}",
             detail=f"allowed: {', '.join(allowed)}" if allowed else "",
-            hint=did_you_mean(key, allowed) or merge_hint,
+            hint=several_hint or did_you_mean(key, allowed) or merge_hint,
         )
         return None
 

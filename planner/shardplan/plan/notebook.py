@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from shardplan.escapes import one_line
+from shardplan.plan.breakdown import breakdown
 from shardplan.units import duration, percent, size
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def summary_html(plan: Plan) -> str:
 
 
 def _step(plan: Plan) -> str:
-    summary = plan.summary
-    parts = f"compute {duration(summary.compute_ns)}, exposed communication {duration(summary.communication_ns)}"
+    summary, spent = plan.summary, breakdown(plan)
+    parts = f"compute {duration(spent.compute_ns)}, exposed communication {duration(spent.exposed_ns)}"
+    parts += f", bubble {duration(spent.bubble_ns)}" if plan.pipeline is not None else ""
     proof = f"gap {percent(summary.slack)}" if summary.slack >= 0.0005 else "optimal"
     return f"{duration(summary.step_ns)}: {parts}; {proof}"

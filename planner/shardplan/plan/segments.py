@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
-from shardplan.folding import folded
+from shardplan.folding import folded, pattern
 from shardplan.plan.types import Move, Plan
+
+_NUMBERS = re.compile(r"\d+")
+_NUMBERED = re.compile(r".*?\.\d+(?=\.|$)|[^.]+")
+_MANY = 60
+"""Operators outside of blocks above which one row says little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +30,14 @@ class Segment:
 def label(segment: Segment, plan: Plan) -> str:
     """`transformer.h.{0-10}`: the module paths of a block's copies; `embed … Cast`: the ends of what stands between."""
     paths = [path for path, _ in segment.copies]
+    if segment.is_block and len({pattern(path) for path in paths}) > 1:  # layer0, layer1: numbers do not stand alone
+        return f"{paths[0]} … {paths[-1]}"
     if segment.is_block:
         return folded(paths, [path for copies, _ in plan.blocks for path in copies])
     (_, indices), operators = segment.copies[0], plan.operators
     ends = dict.fromkeys(operators[index].module or operators[index].op_type for index in (indices[0], indices[-1]))
-    return " … ".join(ends)
+    parts = {_part(end) for end in ends}
+    return parts.pop() if len(parts) == 1 < len(ends) and _NUMBERS.search(min(parts)) else " … ".join(ends)
 
 
 def moves_by_edge(plan: Plan) -> dict[tuple[str, str], list[Move]]:
@@ -41,12 +50,13 @@ def moves_by_edge(plan: Plan) -> dict[tuple[str, str], list[Move]]:
 
 
 def segments(plan: Plan) -> list[Segment]:
-    """Every operator is in one copy of one segment, in program order."""
+    """Every operator is in one copy of one segment, in program order. Paths of a segment's copies differ in numbers
+    alone, so that names in one copy are told from those in another."""
     decisions = _Decisions(plan)
     found: list[Segment] = []
     last: Hashable = None
     for path, indices in _pieces(plan):
-        now = tuple(decisions.of(index) for index in indices) if path else None
+        now = (_NUMBERS.sub("*", path), *map(decisions.of, indices)) if path else None
         if path and found and found[-1].is_block and now == last:
             found[-1] = Segment((*found[-1].copies, (path, indices)))
         else:
@@ -56,6 +66,34 @@ def segments(plan: Plan) -> list[Segment]:
 
 
 def _pieces(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Copies of blocks, and the operators between two of them; where these are many, by module."""
+    for path, indices in _copies_and_rest(plan):
+        if path or len(indices) <= _MANY:
+            yield path, indices
+        else:
+            yield from (("", group) for group in _by_module(plan, indices))
+
+
+def _by_module(plan: Plan, indices: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Neighbours of one part of the model; an operator of no module is with what stands before it."""
+    groups: list[list[int]] = []
+    last = None
+    for index in indices:
+        part = _part(plan.operators[index].module) or last
+        if not groups or part != last:
+            groups.append([])
+        groups[-1].append(index)
+        last = part
+    return [tuple(group) for group in groups]
+
+
+def _part(module: str) -> str:
+    """A module's path up to the first number in it, `down_blocks.0`; its first name where it has none."""
+    found = _NUMBERED.match(module)
+    return found[0] if found else ""
+
+
+def _copies_and_rest(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Copies of blocks, and the operators between two of them."""
     copies = {
         indices[0]: (path, indices)

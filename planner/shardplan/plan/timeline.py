@@ -1,7 +1,8 @@
 """The timeline of a plan: its scheduled step, rebuilt from the plan file alone, and as a trace for Perfetto.
 
 The phases of a step (`shardplan.plan.phases`) are simulated and stand one after the other. Of a phase that a step has
-many times, the first few are shown, and the rest is a gap.
+many times, the first few are listed, and the rest is
+only said.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
 from shardplan.plan.step_moves import StepParts, block_starts
 from shardplan.plan.types import Move, Plan
 from shardplan.schedule.streams import Item, Span
-from shardplan.schedule.tasks import COMPUTE, Task, Timeline
+from shardplan.schedule.tasks import COMPUTE, Task, Timeline, Unlisted
 from shardplan.units import NS_PER_S
 
 MOST_SHOWN: Final = 2
@@ -116,9 +117,12 @@ def laid_out(plan: Plan) -> tuple[Timeline, list[Laid]]:
     starts: list[float] = []
     ends: list[float] = []
     laid: list[Laid] = []
+    unlisted: list[Unlisted] = []
     now = 0.0
     for phase, ran in scheduled.phases_ran():
+        first = 0
         for repeat in range(min(phase.count, MOST_SHOWN)):
+            first = len(tasks)
             for span in sorted(ran.spans, key=lambda one: (one.start, one.item)):
                 item = phase.program[span.item]
                 about = _about(plan, phase, repeat, span)
@@ -127,8 +131,10 @@ def laid_out(plan: Plan) -> tuple[Timeline, list[Laid]]:
                     starts.append(now + repeat * ran.seconds + span.start)
                     ends.append(now + repeat * ran.seconds + span.end)
                     laid.append(about)
-        now += phase.count * ran.seconds
-    return Timeline(tuple(tasks), tuple(starts), tuple(ends), scheduled.seconds), laid
+        shown, now = now + MOST_SHOWN * ran.seconds, now + phase.count * ran.seconds
+        if phase.count > MOST_SHOWN:
+            unlisted.append(Unlisted(first, len(tasks), phase.count - MOST_SHOWN, shown, now))
+    return Timeline(tuple(tasks), tuple(starts), tuple(ends), scheduled.seconds, tuple(unlisted)), laid
 
 
 def _streams(item: Item, stream: Mapping[str, int]) -> Iterator[int]:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardplan.escapes import one_line, visible
+from shardplan.text_lines import UNIT
 
 Color = Literal["auto", "always", "never"]
 _GUTTER, _LEAST_FOLDED, _BELOW = 2, 12, 4
@@ -26,7 +27,7 @@ PIPE_WIDTH = 10_000
 """Wider than any line of ours: rich cuts long names to the width it is told, and a script needs them whole."""
 
 
-_ENDS = re.compile(r"[.:,](?!\d)(?:\s+(?!%))?|\s+(?!%)")
+_ENDS = re.compile(rf"[.:,](?!\d)(?:\s+(?!{UNIT}))?|(?<!\d)\s+|\s+(?!{UNIT})")
 """Where a name, or a list of names, may go on in another line; not between a number and its unit."""
 
 
@@ -150,7 +151,8 @@ def emit(console: Console, *renderables: RenderableType) -> None:
     folds its lines, but half a number is none."""
     width = console.width
     with console.capture() as captured:
-        for renderable in renderables:
+        for given in renderables:
+            renderable = _foldable(given)
             parts = (
                 renderable.stacked(width)
                 if isinstance(renderable, _Open) and not renderable.fits(width)
@@ -162,6 +164,15 @@ def emit(console: Console, *renderables: RenderableType) -> None:
     console.width = width
     lines = (_shown(line.rstrip(), plain=console.no_color) for line in captured.get().split("\n")[:-1])
     console.file.write("".join(f"{line}\n" for line in lines))
+
+
+def _foldable(given: RenderableType) -> RenderableType:
+    """Text with the breaks of `Folded`, where it may be broken at all."""
+    if isinstance(given, str):
+        return Folded(given)
+    if type(given) is Text and not given.no_wrap:
+        return Folded().append_text(given)
+    return given
 
 
 def _shown(line: str, *, plain: bool) -> str:

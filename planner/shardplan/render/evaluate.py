@@ -30,7 +30,7 @@ def show_evaluation(
             ("plan", plan_line(found.plan)),
             ("fixed", f"{file}: {_fixed(found)}"),
             *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
-            ("step", time_line(summary, measure).removeprefix("step ")),
+            ("step", time_line(found.plan, measure).removeprefix("step ")),
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
             *([] if found.fits else [("", f"does not fit: {size(over)} too much")]),
         ),

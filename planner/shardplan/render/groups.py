@@ -20,6 +20,11 @@ REGATHER = "gather again"
 """Phase of what backward gathers a second time, as `--json` documents have it."""
 
 
+def phase_text(phase: str) -> str:
+    """A phase, as people read it: what backward gathers a second time is `re-gather (backward)`."""
+    return "re-gather (backward)" if phase == REGATHER else phase
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
     """Parameters alike in name (but for layer numbers), shape and layout, in checkpoint orientation.
@@ -56,6 +61,11 @@ class MoveGroup:
     payload_bytes: int
     time_ns: int
     exposed_ns: int
+
+    @property
+    def phase_text(self) -> str:
+        """The phase as people read it."""
+        return phase_text(self.phase)
 
     @property
     def overlapped_ns(self) -> int:

@@ -40,9 +40,13 @@ def _cells(trial: MeshTrial, best: MeshTrial | None) -> tuple[str, ...]:
     if trial.plan is None:
         return ("-", bound, "-", trial.reason)
     summary = trial.plan.summary
-    assert best is not None
-    assert best.plan is not None
+    return (duration(summary.step_ns), bound, size(summary.memory.total), mesh_note(trial, best))
+
+
+def mesh_note(trial: MeshTrial, best: MeshTrial | None) -> str:
+    """How a mesh stands beside the best one, or why it has no plan: `best`, `+3.1 %`, `as fast`."""
+    if trial.plan is None or best is None or best.plan is None:
+        return trial.reason
     shortest = best.plan.summary.step_ns  # nothing, where all operators are on tensors without elements
-    slower = summary.step_ns / shortest - 1 if shortest else 0.0
-    note = "best" if trial is best else f"+{percent(slower)}" if slower else "as fast"
-    return (duration(summary.step_ns), bound, size(summary.memory.total), note)
+    slower = trial.plan.summary.step_ns / shortest - 1 if shortest else 0.0
+    return "best" if trial is best else f"+{percent(slower)}" if slower else "as fast"

@@ -20,7 +20,7 @@ def show_stages(console: Console, plan: Plan) -> None:
         rows.add_row(*_cells(stage, plan.summary.step_ns))
     emit(console, rows, _schedule_line(pipeline, plan), "")
     if pipeline.transfers:
-        sent = table("sent on", ">bytes", ">time", "=forward", "=backward", "=from → to")
+        sent = table("stages", "sent on", ">bytes", ">time", "=forward", "=backward", "=from → to")
         for transfer in pipeline.transfers:
             sent.add_row(*_transfer_cells(transfer, pipeline))
         emit(console, sent, "")
@@ -88,6 +88,7 @@ def _transfer_cells(transfer: Transfer, pipeline: Pipeline) -> tuple[str, ...]:
     mine, theirs = (pipeline.stages[number].plan.mesh for number in (transfer.sender, transfer.receiver))
     ways = ["+".join(_word(step.collective.kind) for step in steps) for steps in (transfer.forward, transfer.backward)]
     return (
+        f"{transfer.sender} → {transfer.receiver}",
         pattern(transfer.tensor),
         size(sum(step.payload_bytes for step in transfer.forward[:1])),
         duration(transfer.time_ns),

@@ -33,7 +33,7 @@ def profile_row(profile: Profile) -> dict[str, object]:
 def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
     """One line per profile; without names of axes and links where a terminal is too narrow for them."""
     wide = ["*links per device"] if console.width >= _WIDE else []
-    rows = table("name", "device", ">memory", ">bf16", "*mesh", *wide, "numbers")
+    rows = table("name", "device", ">memory", ">bf16", "*mesh" if wide else "mesh", *wide, "=numbers")
     for profile in profiles:
         links = ", ".join(f"{level.name} {rate(level.link_bytes_per_s)}" for level in reversed(profile.levels))
         rows.add_row(
@@ -41,7 +41,9 @@ def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
             profile.device.kind,
             decimal_size(profile.device.memory_bytes),
             _tflops(profile.device.peak_flops),
-            " x ".join(f"{axis.name}={axis.size}" if wide else str(axis.size) for axis in profile.axes),
+            (" x " if wide else "x").join(
+                f"{axis.name}={axis.size}" if wide else str(axis.size) for axis in profile.axes
+            ),
             *([links] if wide else []),
             str(profile.provenance.get("status", "")),
         )

@@ -13,7 +13,7 @@ from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
 from shardplan.plan.types import Pipeline, Plan
 from shardplan.render.console import emit, table
-from shardplan.render.groups import REGATHER, MoveGroup, ParameterGroup, move_groups, parameter_groups
+from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups
 from shardplan.render.pipeline import pipeline_record, runs_text, show_stages
 from shardplan.render.recipes import LEAST_SHARE, Recognizer, axis_shares, recipe_text
 from shardplan.render.rematerialisation import remat_groups, remat_record, show_rematerialisation
@@ -93,7 +93,7 @@ def _head(plan: Plan) -> Table:
         ("plan", plan_line(plan)),
         *([("loops", _loops(loops))] if isinstance(loops := plan.model.get("loops"), Mapping) else []),
         *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
-        ("step", time_line(plan.summary, measure).removeprefix("step ")),
+        ("step", time_line(plan, measure).removeprefix("step ")),
         *([("padded", padded)] if (padded := padded_line(plan)) else []),
         ("proof", proof_line(plan.summary, measure, staged=plan.pipeline is not None)),
     )
@@ -198,7 +198,7 @@ def _move_cells(group: MoveGroup, step_ns: int, measure: Measure) -> tuple[str |
         f"×{group.count}" if group.count > 1 else "",
         Text(group.collectives, style="cyan"),
         size(group.payload_bytes),
-        "re-gather (backward)" if group.phase == REGATHER else group.phase,
+        group.phase_text,
         f"{group.module}: {group.tensor}" if group.module else group.tensor,
     )
 

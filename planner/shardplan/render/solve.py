@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from shardplan.plan.breakdown import breakdown
 from shardplan.plan.padding import pads_of
 from shardplan.plan.types import Memory, Plan, Summary
-from shardplan.render.console import emit
+from shardplan.render.console import Folded, emit
 from shardplan.render.pins import pin_lines
 from shardplan.units import TIME, Measure, count, percent, rate, size, sizes_in_one_unit
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _NOTHING = 0.0005
 """A share that is shown as zero."""
-_FAR_LESS = 0.002
+_FAR_LESS = 0.005
 """Share of the memory limit below which three digits of the limit's unit say little."""
 _OWN = 0.999
 """Of the rate of a link: who gets more when all send has one of its own."""
@@ -38,7 +38,7 @@ def facts(*rows: tuple[str, str]) -> Table:
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
     for label, text in rows:
-        made.add_row(f"{label:8}", Text(text))
+        made.add_row(f"{label:8}", Folded(text))
     return made
 
 
@@ -125,22 +125,21 @@ def describe_limits(console: Console, limits: Limits) -> None:
 
 def describe_outcome(
     console: Console,
-    summary: Summary,
+    plan: Plan,
     path: str,
     *,
     written: bool,
-    staged: bool = False,
     measure: Measure = TIME,
     replaced: str = "",
-    padded: str = "",
 ) -> None:
     """Time, proof, memory, the file, what was there before if that was for something else, and what to do next."""
+    summary = plan.summary
     emit(
         console,
         facts(
-            ("plan", time_line(summary, measure)),
-            ("", proof_line(summary, measure, staged=staged)),
-            *([("padded", padded)] if padded else []),
+            ("plan", time_line(plan, measure)),
+            ("", proof_line(summary, measure, staged=plan.pipeline is not None)),
+            *([("padded", padded)] if (padded := padded_line(plan)) else []),
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
             ("wrote" if written else "same as", path),
             *([("", replaced)] if replaced else []),
@@ -160,13 +159,16 @@ def plan_line(plan: Plan) -> str:
     return f"{plan.model.get('name')}, {plan.model.get('mode', '')}, on {plan.cluster.get('name')} ({devices})"
 
 
-def time_line(summary: Summary, measure: Measure = TIME) -> str:
-    """`step 38.2 ms   compute 31.0, exposed communication 7.2, overlapped 3.3`."""
-    parts = [summary.compute_ns, summary.communication_ns, summary.hidden_ns]
-    (compute, exposed, overlapped), _ = measure.texts(parts, summary.step_ns)
-    beside = f", overlapped {overlapped}" if summary.hidden_ns else ""
-    step = _step_and_bound(summary, measure)[0]
-    return f"step {step}   compute {compute}, exposed communication {exposed}{beside}"
+def time_line(plan: Plan, measure: Measure = TIME) -> str:
+    """`step 38.2 ms   compute 31.0, exposed communication 7.2, overlapped 3.3`; of a pipeline as its slowest stage
+    spends the step, with its bubble."""
+    found = breakdown(plan)
+    parts = [found.compute_ns, found.exposed_ns, found.bubble_ns, found.overlapped_ns]
+    (compute, exposed, bubble, overlapped), _ = measure.texts(parts, plan.summary.step_ns)
+    waits = f", bubble {bubble}" if plan.pipeline else ""
+    beside = f", overlapped {overlapped}" if found.overlapped_ns else ""
+    step = _step_and_bound(plan.summary, measure)[0]
+    return f"step {step}   compute {compute}, exposed communication {exposed}{waits}{beside}"
 
 
 def proof_line(summary: Summary, measure: Measure = TIME, *, staged: bool = False) -> str:

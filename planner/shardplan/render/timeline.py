@@ -38,7 +38,7 @@ def show_timeline(console: Console, made: Timeline, plan: Plan, trace: str | Non
     emit(console, rows, f"of its time a stream is busy: {legend}", "")
     step_ns = round(made.seconds * NS_PER_S)
     if abs(step_ns - plan.summary.step_ns) <= SAME_STEP * step_ns:
-        emit(console, time_line(plan.summary))
+        emit(console, time_line(plan))
     else:
         emit(console, f"step {duration(step_ns)}; {_other_step(plan)}")
     if trace:
@@ -53,6 +53,9 @@ def gantt(made: Timeline, stream: int, cells: int) -> str:
     for task, start, end in zip(made.tasks, made.starts, made.ends, strict=True):
         if task.stream == stream:
             _fill(filled, start / made.seconds * cells, end / made.seconds * cells)
+    for part in made.unlisted:
+        share = made.busy_unlisted(stream, part)
+        _fill(filled, part.start / made.seconds * cells, part.end / made.seconds * cells, share)
     return "".join(_shade(share) for share in filled)
 
 
@@ -60,10 +63,10 @@ def _percent_from(least: float) -> str:
     return f"more than {100 * least:.0f} %" if least else "less"
 
 
-def _fill(filled: list[float], start: float, end: float) -> None:
-    """Add the part of every cell that lies between two places."""
+def _fill(filled: list[float], start: float, end: float, share: float = 1.0) -> None:
+    """Add a share of the part of every cell that lies between two places."""
     for cell in range(int(start), min(len(filled), int(end) + 1)):
-        filled[cell] += max(0.0, min(end, cell + 1) - max(start, cell))
+        filled[cell] += share * max(0.0, min(end, cell + 1) - max(start, cell))
 
 
 def _shade(share: float) -> str:

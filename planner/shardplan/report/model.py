@@ -8,7 +8,7 @@ from shardplan.layout.text import to_text
 from shardplan.plan.overlap import Exposure
 from shardplan.plan.segments import Segment, label, moves_by_edge, segments
 from shardplan.plan.types import Move, OperatorDecision, Plan
-from shardplan.render.groups import REGATHER, described
+from shardplan.render.groups import REGATHER, described, phase_text
 from shardplan.report.names import Names
 
 
@@ -88,4 +88,4 @@ class _View:
         payload = sum(step.payload_bytes for step in move.steps if not step.collective.is_free)
         phase = REGATHER if move.regather else move.phase
         exposed = round(self.exposure.exposed_ns(move))
-        return [self.names(phase), self.names(sent), payload, move.time_ns, exposed, self.names(move.kind)]
+        return [self.names(phase_text(phase)), self.names(sent), payload, move.time_ns, exposed, self.names(move.kind)]

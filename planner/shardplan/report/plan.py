@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from shardplan.cost.named import measure_of
 from shardplan.escapes import one_line
-from shardplan.pipeline.schedule import parse_schedule
+from shardplan.plan.breakdown import Breakdown, breakdown
 from shardplan.plan.overlap import Exposure
 from shardplan.plan.parts import devices_per_host
-from shardplan.plan.types import Pipeline, Plan, Summary
+from shardplan.plan.types import Plan
 from shardplan.render.recipes import Recognizer, axis_shares
 from shardplan.render.solve import memory_parts, plan_line, proof_line, shared_rate
 from shardplan.report.memory import memory_over_time
@@ -23,6 +23,8 @@ from shardplan.report.schedule import pipeline_chart, schedule_record
 from shardplan.report.tables import Alternatives, move_rows, parameter_rows
 
 _PRICED = "cost_model"
+_ROUNDING = 0.001
+"""Share of a step below which communication of no axis is rounding."""
 
 
 def plan_report(plan: Plan, file: str = "", alternatives: Alternatives | None = None) -> dict[str, object]:
@@ -83,49 +85,31 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 def summary_bar(plan: Plan) -> dict[str, object]:
     """Step, its bound, what it consists of, and memory by category."""
-    summary = plan.summary
+    summary, spent = plan.summary, breakdown(plan)
     return {
         "step": summary.step_ns,
         "bound": summary.least_ns,
         "gap": summary.slack,
-        "parts": _step_parts(plan),
-        "overlapped": summary.hidden_ns,
+        "parts": _step_parts(plan, spent),
+        "overlapped": spent.overlapped_ns,
         "memory": list(memory_parts(summary.memory).items()),
         "held": summary.memory.total,
         "limit": summary.memory_limit_bytes,
     }
 
 
-def _step_parts(plan: Plan) -> list[tuple[str, int, int]]:
+def _step_parts(plan: Plan, spent: Breakdown) -> list[tuple[str, int, int]]:
     """(what, nanoseconds, number of the mesh axis or -1): compute, exposed communication by axis, the bubble."""
-    summary = plan.summary
-    if plan.pipeline is not None:
-        return _pipeline_parts(plan.pipeline, summary.step_ns)
-    by_axis = exposed_by_axis(plan)
-    parts = [("compute", summary.compute_ns, -1)]
-    parts += [
-        (f"exposed communication on {axis.name}", ns, number)
-        for number, (axis, ns) in enumerate(zip(plan.mesh.axes, by_axis, strict=True))
-        if ns
-    ]
-    rest = _rest(summary, sum(by_axis))
-    return [*parts, *([("other exposed communication", rest, -1)] if rest else [])]
-
-
-def _pipeline_parts(pipeline: Pipeline, step_ns: int) -> list[tuple[str, int, int]]:
-    """The same of the slowest stage, with all its pieces: what it does not take itself is the bubble."""
-    count = len(pipeline.stages) // parse_schedule(pipeline.schedule).pieces
-    summaries = [stage.plan.summary for stage in pipeline.stages]
-    slowest = max((summaries[place::count] for place in range(count)), key=lambda own: sum(one.step_ns for one in own))
-    compute, sent = (sum(getattr(one, name) for one in slowest) for name in ("compute_ns", "communication_ns"))
-    bubble = max(0, step_ns - compute - sent)
-    return [("compute", compute, -1), ("exposed communication", sent, -1), ("bubble", bubble, -1)]
-
-
-def _rest(summary: Summary, told: int) -> int:
-    """Exposed communication that no axis has; rounding is none."""
-    rest = summary.communication_ns - told
-    return rest if rest > 0.001 * summary.step_ns else 0
+    by_name: dict[str, int] = {}
+    for piece in spent.of:
+        for axis, ns in zip(piece.mesh.axes, exposed_by_axis(piece), strict=True):
+            by_name[axis.name] = by_name.get(axis.name, 0) + ns
+    axes = [(f"exposed communication on {name}", by_name.pop(name, 0), at) for at, name in enumerate(plan.mesh.names)]
+    rest = spent.exposed_ns - sum(ns for _, ns, _ in axes)
+    if rest <= _ROUNDING * plan.summary.step_ns:
+        rest = 0
+    parts = [("compute", spent.compute_ns, -1), *axes, ("other exposed communication", rest, -1)]
+    return [part for part in [*parts, ("bubble", spent.bubble_ns, -1)] if part[1] or part[0] == "compute"]
 
 
 def exposed_by_axis(plan: Plan) -> list[int]:

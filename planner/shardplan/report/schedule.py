@@ -19,7 +19,8 @@ _SAME_S = 1e-12
 
 def schedule_record(plan: Plan, names: Names) -> dict[str, object]:
     """`streams`, and as columns of `tasks`: name, stream, start, duration (ns), phase, bytes, exposed ns, the operators
-    it is issued after and awaited before, and whether it is on the critical path."""
+    it is issued after and awaited before, and whether it is on the critical path. `unlisted`: [how many repetitions
+    like the last one, from ns, to ns] of what a step has more often than is listed."""
     made, about = laid_out(plan)
     critical = critical_path(made)
     tasks = [
@@ -30,7 +31,12 @@ def schedule_record(plan: Plan, names: Names) -> dict[str, object]:
         ]
         for number, (task, start, end, one) in enumerate(zip(made.tasks, made.starts, made.ends, about, strict=True))
     ]  # fmt: skip
-    return {"streams": list(map(one_line, streams_of(plan))), "length": round(made.seconds * NS_PER_S), "tasks": tasks}
+    return {
+        "streams": list(map(one_line, streams_of(plan))),
+        "length": round(made.seconds * NS_PER_S),
+        "tasks": tasks,
+        "unlisted": [[part.times, round(part.start * NS_PER_S), round(part.end * NS_PER_S)] for part in made.unlisted],
+    }
 
 
 def pipeline_chart(plan: Plan) -> dict[str, object]:

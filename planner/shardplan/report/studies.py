@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from shardplan.escapes import one_line
 from shardplan.plan.diff import PlanDiff
 from shardplan.plan.types import Plan
+from shardplan.render.meshes import mesh_note
 from shardplan.render.solve import plan_line
 from shardplan.report.plan import mesh_record, summary_bar
 from shardplan.study.compare import BEST, Contender
+from shardplan.study.meshes import MeshTrial, best_of
 from shardplan.study.sweep import Point, Sweep, pareto
 
 _NS_PER_US = 1000
@@ -87,6 +89,13 @@ def comparison_report(title: str, contenders: Sequence[Contender], limit_bytes: 
     }  # fmt: skip
 
 
-def with_meshes(report: Mapping[str, object], tried: Sequence[tuple[str, int | None, str]]) -> dict[str, object]:
-    """The report of a plan with the meshes that it was chosen from: (mesh, step ns or None, what is said of it)."""
-    return {**report, "tried": [[one_line(mesh), step, one_line(said)] for mesh, step, said in tried]}
+def with_meshes(report: Mapping[str, object], trials: Sequence[MeshTrial]) -> dict[str, object]:
+    """The report of a plan with the meshes that it was chosen from: [mesh, step ns, bound ns, bytes of a device, how it
+    stands beside the best], without a plan None for step and bytes."""
+    best = best_of(trials)
+    tried = [
+        [one_line(one.text), one.step_ns, one.bound_ns, one.plan and one.plan.summary.memory.total,
+         one_line(mesh_note(one, best))]
+        for one in trials
+    ]  # fmt: skip
+    return {**report, "tried": tried}

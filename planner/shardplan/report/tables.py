@@ -55,7 +55,7 @@ def move_rows(plan: Plan, alternatives: Alternatives) -> list[list[object]]:
     return [
         [
             one_line(group.tensor), one_line(group.module), group.count, group.collectives, group.source, group.target,
-            group.phase, group.kind, group.payload_bytes, group.time_ns, group.exposed_ns,
+            group.phase_text, group.kind, group.payload_bytes, group.time_ns, group.exposed_ns,
             _instead(alternatives, group.tensor),
         ]
         for group in move_groups(plan)

@@ -24,14 +24,27 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Unlisted:
+    """Repetitions of a part of the step that are not listed task by task: `times` more of the tasks `first` to before
+    `last`, one after the other, from `start` to `end` (seconds from the start of the step)."""
+
+    first: int
+    last: int
+    times: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """`starts[i]`, `ends[i]`: seconds of task i from the start of the step; `step_s`: its length, where not all of its
-    tasks are listed."""
+    tasks are listed, and `unlisted` what is not."""
 
     tasks: tuple[Task, ...]
     starts: tuple[float, ...]
     ends: tuple[float, ...]
     step_s: float | None = None
+    unlisted: tuple[Unlisted, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -39,8 +52,17 @@ class Timeline:
         return max(self.ends, default=0.0) if self.step_s is None else self.step_s
 
     def busy(self, stream: int) -> float:
-        """Seconds in which a stream works."""
-        spans = zip(self.tasks, self.starts, self.ends, strict=True)
+        """Seconds in which a stream works, in repetitions that are not listed too."""
+        more = sum(part.times * self._listed(stream, part.first, part.last) for part in self.unlisted)
+        return self._listed(stream, 0, len(self.tasks)) + more
+
+    def busy_unlisted(self, stream: int, part: Unlisted) -> float:
+        """The share of its time that a stream works in repetitions that are not listed."""
+        whole = part.end - part.start
+        return part.times * self._listed(stream, part.first, part.last) / whole if whole else 0.0
+
+    def _listed(self, stream: int, first: int, last: int) -> float:
+        spans = zip(self.tasks[first:last], self.starts[first:last], self.ends[first:last], strict=True)
         return sum(end - start for task, start, end in spans if task.stream == stream)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardplan.cluster.build import Profile
+from shardplan.cluster.types import Level
 
 CLUSTER_FILE, SETTINGS_FILE, WORKFLOW_FILE = "cluster.yaml", "shardplan.toml", ".github/workflows/shardplan.yml"
 
@@ -31,18 +34,47 @@ def project_files(asked: Project, profile: Profile) -> Mapping[str, str]:
 
 
 def _cluster(asked: Project, profile: Profile) -> str:
-    outer, inner = profile.levels[-1].name, profile.levels[0].name
-    axes = [f"{{name: gpu, size: {asked.devices}, level: {inner}}}"]
+    axes = _inside(asked.devices, profile.levels)
+    above, whole = profile.levels[max(1, len(axes) - 1) :], asked.machines * asked.devices
+    larger = _larger(axes, profile.levels)
     if asked.machines > 1:
-        axes.insert(0, f"{{name: machine, size: {asked.machines}, level: {outer}}}")
-    listed = "\n".join(f"    - {axis}" for axis in axes)
+        # machines of a rack are joined by the links of the rack
+        outer = next((level for level in above if level.devices >= whole), profile.levels[-1])
+        axes.insert(0, ("machine", asked.machines, outer.name))
+    listed = "\n".join(f"    - {{name: {name}, size: {size}, level: {level}}}" for name, size, level in axes)
     return f"""# The machines that plans are for: {asked.machines} with {asked.devices} devices each, as {asked.base}.
 # What differs from it goes here; docs/cluster-profiles.md has every key. `shardplan calibrate` fits it to measurements.
 extends: builtin:{asked.base}
 mesh:
   axes:
 {listed}
-"""
+{larger}"""
+
+
+def _inside(devices: int, levels: Sequence[Level]) -> list[tuple[str, int, str]]:
+    """(name, size, level) of the axes of one machine, outermost first: on the innermost level, and on those above it,
+    but for the network, as far as there are more devices than it joins."""
+    axes = [("gpu", devices, levels[0].name)]
+    below = 1
+    for level, after in itertools.pairwise(levels):
+        name, size, _ = axes[0]
+        room = level.devices // below
+        if not level.devices or size <= room or size % room or after is levels[-1]:
+            break
+        axes[:1] = [(after.name, size // room, after.name), (name, room, level.name)]
+        below = level.devices
+    return axes
+
+
+def _larger(axes: Sequence[tuple[str, int, str]], levels: Sequence[Level]) -> str:
+    """The section of levels that join more devices than those of the profile."""
+    sizes = itertools.accumulate((size for _, size, _ in reversed(axes)), operator.mul)
+    found = [
+        f"  {level.name}: {{devices: {size}}}\n"
+        for level, size in zip(levels, sizes, strict=False)
+        if 0 < level.devices < size
+    ]
+    return "".join(["levels:\n", *found]) if found else ""
 
 
 def _settings() -> str:

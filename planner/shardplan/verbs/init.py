@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,6 @@ from shardplan.verbs.session import Session, attended_verb, completing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from shardplan.study.project import Project
 
@@ -51,7 +51,7 @@ def init(session: Session, /, **given: Any) -> int:
     asked = _project(given, ask=sys.stdin.isatty() and not session.as_json)
     profile = load_profile(f"builtin:{asked.base}")
     files = project_files(asked, profile)
-    _write(files, force=given["force"])
+    written = _write(files, force=given["force"])
     mesh = f"{asked.machines}x{asked.devices}"
     model = asked.model or "model.onnx"
     document = {"files": list(files), "next": f"shardplan solve {model}"}
@@ -60,7 +60,14 @@ def init(session: Session, /, **given: Any) -> int:
         from shardplan.render.console import emit
         from shardplan.render.solve import facts
 
-        rows = [("wrote" * (not number), path) for number, path in enumerate(files)]
+        kept = [path for path in files if path not in written]
+        rows = [
+            (label * (not number), path)
+            for label, paths in (("wrote", written), ("same as", kept))
+            for number, path in enumerate(paths)
+        ]
+        if asked.model and not Path(asked.model).exists():
+            rows.append(("model", f"there is no {asked.model} yet"))
         emit(console, facts(*rows, ("next", f"shardplan solve {model}   plans it on {mesh} devices")))
 
     return session.finish(document, draw)
@@ -87,24 +94,23 @@ def _project(given: Mapping[str, Any], *, ask: bool) -> Project:
     return Project(found["like"], found["machines"], found["devices"], found["model"], __version__, workflow)
 
 
-def _write(files: Mapping[str, str], *, force: bool) -> None:
-    """Write all, or none where anything is in the way. Raises `ShardplanError` with every such file."""
-    from pathlib import Path
-
+def _write(files: Mapping[str, str], *, force: bool) -> tuple[str, ...]:
+    """Write all, or none where anything is in the way: the files that were written, without those that were so already.
+    Raises `ShardplanError` with every file that is in the way."""
     from shardplan.errors import ShardplanError, error
-    from shardplan.whole_files import write_whole
+    from shardplan.whole_files import write_all
 
     hint = "shardplan init --force replaces it"
     there = [path for path, text in files.items() if not force and _differs(Path(path), text)]
     if there:
         summary = "this file is there already; nothing was written"
         raise ShardplanError(*(error("file-exists", summary, file=path, hint=hint) for path in there))
-    for path, text in files.items():
-        try:
-            write_whole(path, text.encode())
-        except OSError as problem:
-            reason = (problem.strerror or str(problem)).lower()
-            raise ShardplanError(error("unwritable-output", f"cannot write the file: {reason}", file=path)) from None
+    try:
+        return write_all({path: text.encode() for path, text in files.items()})
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        summary = f"cannot write the file: {reason}; nothing was written"
+        raise ShardplanError(error("unwritable-output", summary, file=str(problem.filename))) from None
 
 
 def _differs(path: Path, text: str) -> bool:

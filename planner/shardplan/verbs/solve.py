@@ -196,7 +196,7 @@ def _write(session: Session, order: _Order, answer: Solved) -> None:
     from shardplan.plan.encode import dumps
     from shardplan.plan.file import write_text
     from shardplan.render.meshes import show_meshes
-    from shardplan.render.solve import describe_outcome, padded_line
+    from shardplan.render.solve import describe_outcome
     from shardplan.units import Measure
 
     plan, text = answer.plan, dumps(answer.plan)
@@ -209,14 +209,7 @@ def _write(session: Session, order: _Order, answer: Solved) -> None:
             session.tell(lambda console: show_meshes(console, answer.trials))
         session.tell(
             lambda console: describe_outcome(
-                console,
-                plan.summary,
-                order.output,
-                written=written,
-                staged=plan.pipeline is not None,
-                measure=measure,
-                replaced=replaced if written else "",
-                padded=padded_line(plan),
+                console, plan, order.output, written=written, measure=measure, replaced=replaced if written else ""
             )
         )
 
@@ -278,8 +271,7 @@ def _report(order: _Order, answer: Solved) -> Mapping[str, Any]:
     from shardplan.report.studies import with_meshes
 
     report = plan_report(answer.plan, "" if order.is_piped else order.output)
-    tried = [(trial.text, trial.step_ns, trial.reason) for trial in answer.trials]
-    return with_meshes(report, tried) if tried else report
+    return with_meshes(report, answer.trials) if answer.trials else report
 
 
 def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:

@@ -13,8 +13,9 @@ DEGRADE = "shardplan.degrade"
 """Error handler of encodings: characters that there are none of are written with those of ASCII."""
 _PLAIN = {
     "→": "->", "←": "<-", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "·": "*", "µ": "u", "…": "...", "–": "-", "—": "-",
-    "▒": "=", "░": ".",
+    "−": "-", "▒": "=", "░": ".",
     "│": "|", "└": "+", "─": "-", "┌": "+", "┐": "+", "┘": "+", "├": "+", "┤": "+", "█": "#", "•": "*", "━": "-",
+    **dict(zip("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\|/-\\|/", strict=True)),
 }  # fmt: skip
 
 

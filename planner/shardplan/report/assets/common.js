@@ -22,7 +22,8 @@ function svg(tag, attributes, ...kids) {
   for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
   return add(node, kids);
 }
-const three = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2));
+const three = (x) => (x >= 99.95 ? x.toFixed(0) : x >= 9.995 ? x.toFixed(1) : x.toFixed(2));
+const counted = (count, noun, plural = "s") => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : plural}`;
 function duration(ns) {
   const size = Math.abs(ns), sign = ns < 0 ? "−" : "";
   if (size === 0) return "0";

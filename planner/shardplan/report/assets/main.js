@@ -27,7 +27,6 @@ function start() {
   content.replaceChildren(...views);
   add(document.getElementById("nav"), views.filter((view) => view.id).map((view) => el("a", { href: `#${view.id}` }, view.firstChild.textContent)));
   document.getElementById("controls").append(controls());
-  addEventListener("beforeprint", () => document.querySelectorAll("details.segment").forEach((node) => { node.dataset.was = node.open; }));
   document.documentElement.dataset.ready = "yes";
 }
 start();

@@ -32,14 +32,14 @@ function segmentBox(report, segment, longest) {
     if (split !== "-" && mesh.axes[axis].size > 1) said.set(`${axis} ${split}`, (said.get(`${axis} ${split}`) || 0) + 1);
   });
   const used = [...new Set([...said.keys()].map((key) => Number(key.split(" ")[0])))].sort();
-  const times = el("span", {}, el("span", { class: "bar minibar", "aria-hidden": "true" },
+  const times = el("span", { class: "shares" }, el("span", { class: "bar minibar", "aria-hidden": "true" },
     el("span", { style: { width: share(segment.compute), background: "var(--compute)" } }), el("span", { style: { width: share(segment.exposed), background: "var(--other)" } })));
   const node = el("details", { class: `segment${segment.block ? " block" : ""}` }, el("summary", {},
     el("span", { class: "times" }, segment.count > 1 ? `${segment.count} ×` : ""),
     el("code", {}, segment.label),
-    el("span", {}, used.map((axis) => el("i", { class: "dot", style: { background: axisColor(axis) }, title: `split over ${mesh.axes[axis].name}` })), el("span", { class: "soft" }, `${segment.operators.length} operators`)),
+    el("span", { class: "splits" }, used.map((axis) => el("i", { class: "dot", style: { background: axisColor(axis) }, title: `split over ${mesh.axes[axis].name}` })), el("span", { class: "soft" }, counted(segment.operators.length, "operator"))),
     times,
-    el("span", { class: "soft" }, `${duration(segment.compute)} + ${duration(segment.exposed)}`)));
+    el("span", { class: "took soft" }, `${duration(segment.compute)} + ${duration(segment.exposed)}`)));
   tipped(node.firstChild, `compute ${duration(segment.compute)}, exposed communication ${duration(segment.exposed)}, of all ${segment.count} copies`);
   let list = null;
   const fill = () => {

@@ -19,7 +19,7 @@ function memoryCard(summary) {
     el("div", { class: "big" }, bytes(summary.held)), el("div", { class: "soft" }, summary.limit ? `${percent(summary.held / summary.limit)} of ${bytes(summary.limit)}${free < 0 ? ": does not fit" : ""}` : ""),
     bar(summary.memory.map(([name, value], number) => [name, value, MEMORY_COLORS[number]]), whole, bytes, "memory"));
 }
-const MOST_MACHINES = 8, MOST_DEVICES = 8;
+const MOST_MACHINES = 4, MOST_DEVICES = 8;
 // Machines below the link that joins them, each with its devices below its own link
 function meshPicture({ axes, machine, devices }) {
   const per = machine || devices, machines = machine ? Math.max(1, Math.round(devices / machine)) : 1;
@@ -52,7 +52,7 @@ function meshCard(report) {
     el("div", { class: "links" }, axes.map((axis, number) => el("div", {},
       el("span", { class: "chip axis", style: { background: axisColor(number) } }, `${axis.name} = ${axis.size}`),
       ` over ${axis.link}${axis.rate ? `, ${three(axis.rate / 1e9)} GB/s a link` : ""}${axis.shared ? `, ${three(axis.shared[1] / 1e9)} per device when all ${axis.shared[0]} send` : ""}`,
-      axis.does.length ? el("div", { class: "soft" }, axis.does.filter(([, share]) => share >= 0.005).map(([name, share]) => `${name} ${percent(share)}`).join(", ")) : null))));
+      axis.does.length ? el("div", { class: "soft" }, axis.does.filter(([, share]) => share >= 0.005).map(([name, share], at) => [at ? ", " : "", el("span", { class: "whole" }, `${name} ${percent(share)}`)])) : null))));
 }
 function head(report) {
   return section("summary", "Summary",
@@ -104,7 +104,7 @@ function moveTable(report) {
     { label: "total", value: (row) => row[9], text: (row) => format(row[9]), number: true },
     { label: "times", value: (row) => row[2], number: true },
     { label: "collectives", value: (row) => row[3] },
-    { label: "bytes of one", value: (row) => row[8], text: (row) => bytes(row[8]), number: true },
+    { label: "bytes each", value: (row) => row[8], text: (row) => bytes(row[8]), number: true },
     { label: "when", value: (row) => row[6], text: (row) => `${row[6]}, ${row[7]}` },
     { label: "tensor", value: (row) => row[1] + row[0], text: (row) => (row[1] ? `${row[1]}: ${row[0]}` : row[0]), node: (row) => named(row[1] ? `${row[1]}: ${row[0]}` : row[0]), name: true },
     { label: "from → to", value: (row) => row[4], text: (row) => `${row[4]} ${row[5]}`, node: (row) => [layoutChips(row[4], report.mesh.axes), "→ ", layoutChips(row[5], report.mesh.axes)] },

@@ -82,8 +82,18 @@ function lanes(view, schedule, names, axesOf) {
     return low;
   };
   const color = (task) => axesOf(task[T_STREAM], task);
+  const unlisted = schedule.unlisted || [], alike = (times) => `${counted(times, "more microbatch", "es")} like the last`;
   const paint = (pen, frame) => {
     ruler(pen, view, frame);
+    for (const [times, start, end] of unlisted) {
+      const from = Math.max(LABELS, frame.x(start)), to = Math.min(frame.width, frame.x(end)), text = alike(times);
+      if (to <= from) continue;
+      pen.fillStyle = css("--faint"); pen.fillRect(from, RULER + 4, to - from, streams.length * LANE - 12);
+      pen.fillStyle = css("--soft"); pen.font = "11px system-ui, sans-serif"; pen.textAlign = "center";
+      const short = pen.measureText(text).width < to - from - 8 ? text : `${times} more`;
+      if (pen.measureText(short).width < to - from) pen.fillText(short, (from + to) / 2, RULER + (streams.length * LANE) / 2 - 2);
+      pen.textAlign = "start";
+    }
     const colors = new Map(), filled = (name) => { if (!colors.has(name)) colors.set(name, name.startsWith("--") ? css(name) : name); return colors.get(name); };
     const critical = css("--bad"), text = css("--text");
     streams.forEach((tasks, lane) => {
@@ -113,7 +123,7 @@ function lanes(view, schedule, names, axesOf) {
     if (lane < 0 || lane >= streams.length) return "";
     const slack = (view.to - view.from) / 400;
     const task = streams[lane].find((one) => one[T_START] - slack <= time && time <= one[T_START] + one[T_LENGTH] + slack);
-    if (!task) return "";
+    if (!task) return unlisted.filter(([, start, end]) => start <= time && time <= end).map(([times]) => alike(times)).join();
     const lines = [names[task[T_NAME]], `${duration(task[T_START])} + ${duration(task[T_LENGTH])}${names[task[T_PHASE]] ? `, ${names[task[T_PHASE]]}` : ""}`];
     if (task[T_BYTES]) lines.push(`${bytes(task[T_BYTES])}, ${duration(task[T_EXPOSED])} exposed`);
     if (names[task[T_AFTER]]) lines.push(`issued after ${names[task[T_AFTER]]}`);

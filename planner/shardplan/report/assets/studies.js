@@ -6,10 +6,10 @@ function diffView(report) {
   const effects = [...report.effects.map((row) => [...row, row[0] === "memory" ? bytes : duration]), ...report.held.map((row) => [...row, bytes])];
   return [
     section("summary", "Side by side", el("div", { class: "grid" }, sides), report.causes.length ? el("div", { class: "card", style: { marginTop: "14px" } }, el("h3", {}, "Asked for differently"), el("ul", {}, report.causes.map((text) => el("li", {}, text)))) : null),
-    section("effects", "Effects", el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["", "old", "new", "change"].map((text, at) => el("th", { scope: "col", class: at ? "number" : "" }, text)))),
+    section("effects", "Effects", el("div", { class: "card scroll" }, el("table", { class: "narrow" }, el("thead", {}, el("tr", {}, ["quantity", "old", "new", "change"].map((text, at) => el("th", { scope: "col", class: at ? "number" : "" }, text)))),
       el("tbody", {}, effects.map(([name, before, after, format]) => el("tr", {}, el("th", { scope: "row" }, name === "communication" ? "exposed communication" : name), el("td", { class: "number" }, format(before)), el("td", { class: "number" }, format(after)), el("td", { class: "number" }, signed(after - before, format)))))))),
-    section("changes", "Changed decisions", el("p", { class: "lead" }, `${report.unchanged.toLocaleString("en")} tensors and operators are as they were.`), el("div", { class: "card" }, sortable(report.changes, [
-      { label: "", value: (row) => (row[3] ? (row[4] ? "~" : "−") : "+") },
+    section("changes", "Changed decisions", el("p", { class: "lead" }, report.unchanged ? `${counted(report.unchanged, "decision")} of tensors and operators did not change.` : ""), el("div", { class: "card" }, sortable(report.changes, [
+      { label: "change", value: (row) => (row[3] ? (row[4] ? "~" : "−") : "+") },
       { label: "what", value: (row) => row[0] },
       { label: "name", value: (row) => row[1], node: (row) => named(row[1]), name: true },
       { label: "copies", value: (row) => row[2], number: true },
@@ -26,7 +26,7 @@ const asked = (point) => [sizes(point.mesh), point.microbatches > 1 ? `${point.m
 function ticks(low, high, base) {
   const unit = base ? base ** Math.floor(Math.log(high) / Math.log(base)) : 1, found = [];
   if (high < 8 * low) {
-    const rough = (high - low) / unit / 4 || 1, power = 10 ** Math.floor(Math.log10(rough));
+    const rough = (high - low) / unit / 6 || 1, power = 10 ** Math.floor(Math.log10(rough));
     const step = unit * power * [1, 2, 2.5, 5, 10].find((by) => by * power >= rough);
     for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(at);
     return found;
@@ -60,14 +60,17 @@ function pareto(points) {
       svg("circle", { cx: x(one.step), cy: y(one.memory), r: one.best ? 6 : 4, fill: one.best ? color : "none", stroke: color, "stroke-width": 1.6 }));
     return tipped(group, `${one.cluster}, ${words(many)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${one.devices} devices${one.tokens ? `\n${Math.round(one.tokens).toLocaleString("en")} tokens/s` : ""}`);
   });
-  const taken = [];
+  const taken = points.map((one) => [x(one.step) - 6, x(one.step) + 6, y(one.memory)]);
   const labels = together(points).filter((many) => many.some((one) => one.best)).map((many) => {
-    const [one] = many, at = [x(one.step), y(one.memory)], left = at[0] > 0.7 * width;
-    const text = `${clusters.length > 1 ? `${one.cluster} ` : ""}${words(many)}`, room = 6.2 * text.length;
-    const box = [left ? at[0] - 9 - room : at[0] + 9, left ? at[0] - 9 : at[0] + 9 + room];
-    if (taken.some(([from, to, high]) => Math.abs(high - at[1]) < 13 && from < box[1] && box[0] < to)) return null;
-    taken.push([...box, at[1]]);
-    return svg("text", { x: at[0] + (left ? -9 : 9), y: at[1] + 4, class: "strong", "text-anchor": left ? "end" : "start" }, text);
+    const [one] = many, text = `${clusters.length > 1 ? `${one.cluster} ` : ""}${words(many)}`, room = 6.2 * text.length;
+    // beside its point, else above or below it, where neither a label nor a point is yet
+    for (const [right, down] of [[true, 0], [false, 0], [true, -14], [true, 14], [false, -14], [false, 14]]) {
+      const edge = x(one.step) + (right ? 9 : -9) * (down ? 0.4 : 1), box = right ? [edge, edge + room] : [edge - room, edge], middle = y(one.memory) + down;
+      if (box[0] < pad.left || box[1] > width || taken.some(([from, to, high]) => Math.abs(high - middle) < 13 && from < box[1] && box[0] < to)) continue;
+      taken.push([...box, middle]);
+      return svg("text", { x: edge, y: middle + 4, class: "strong", "text-anchor": right ? "start" : "end" }, text);
+    }
+    return null;
   });
   const ends = (values) => [Math.min(...values) || 1, Math.max(...values) || 1];
   const steps = ticks(...ends(points.map((one) => one.step))), sizes = ticks(...ends(points.map((one) => one.memory)), 1024);
@@ -97,18 +100,20 @@ function sweepView(report) {
   ];
 }
 function comparisonView(report) {
-  const plans = report.plans.filter((one) => one.summary), longest = Math.max(...plans.map((one) => one.summary.step), 1);
+  const plans = report.plans.filter((one) => one.summary), best = plans.find((one) => one.best), longest = Math.max(...plans.map((one) => one.summary.step), 1);
   const row = (one) => {
     if (!one.summary) return el("tr", {}, el("th", { scope: "row" }, one.name), el("td", { colspan: 4, class: "soft" }, one.why));
     const { step, parts, held } = one.summary;
     return el("tr", {}, el("th", { scope: "row" }, one.name, one.fits ? "" : el("span", { class: "up" }, " does not fit")), el("td", { class: "number" }, duration(step)),
       el("td", { style: { width: "50%" } }, el("div", { class: "bar", style: { width: `${(100 * step) / longest}%` } }, parts.map(([name, value, axis]) => tipped(el("span", { style: { width: `${(100 * value) / (step || 1)}%`, background: partColor(name, axis) } }), `${name}: ${duration(value)}`)))),
-      el("td", { class: "number" }, bytes(held)), el("td", {}, one.best ? el("b", {}, "best") : ""));
+      el("td", { class: "number" }, bytes(held)), el("td", { class: "number" }, one === best || !best ? "" : `+${percent(step / best.summary.step - 1)}`));
   };
-  return [section("plans", "Plans side by side", el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["plan", "step", "", "memory", ""].map((text, at) => el("th", { scope: "col", class: at === 1 || at === 3 ? "number" : "" }, text)))), el("tbody", {}, report.plans.map(row))), el("ul", { class: "legend" }, [...new Map(plans.flatMap((one) => one.summary.parts).map(([name, , axis]) => [name, partColor(name, axis)]))].map(([name, color]) => el("li", {}, el("i", { style: { background: color } }), name))), el("p", { class: "soft" }, `A device may use ${bytes(report.limit)}.`)))];
+  return [section("plans", "Plans side by side", el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["plan", "step", "of which", "memory", "over best"].map((text, at) => el("th", { scope: "col", class: at % 2 || at === 4 ? "number" : "" }, text)))), el("tbody", {}, report.plans.map(row))), el("ul", { class: "legend" }, [...new Map(plans.flatMap((one) => one.summary.parts).map(([name, , axis]) => [name, partColor(name, axis)]))].map(([name, color]) => el("li", {}, el("i", { style: { background: color } }), name))), el("p", { class: "soft" }, `A device may use ${bytes(report.limit)}.`)))];
 }
 function meshesView(tried) {
   return section("meshes", "Meshes that were tried", el("div", { class: "card" }, sortable(tried, [
-    { label: "mesh", value: (row) => row[0] }, { label: "step", value: (row) => row[1] ?? Infinity, text: (row) => (row[1] === null ? "–" : duration(row[1])), number: true }, { label: "", value: (row) => row[2] },
+    { label: "mesh", value: (row) => row[0] }, { label: "step", value: (row) => row[1] ?? Infinity, text: (row) => (row[1] === null ? "–" : duration(row[1])), number: true },
+    { label: "lower bound", value: (row) => row[2], text: (row) => (row[2] ? duration(row[2]) : "–"), number: true }, { label: "memory", value: (row) => row[3] ?? 0, text: (row) => (row[3] === null ? "–" : bytes(row[3])), number: true },
+    { label: "compared", value: (row) => row[4] },
   ], { name: "meshes" })));
 }

@@ -22,7 +22,7 @@ function sortable(rows, columns, { by = null, step = 20, name = "rows", details 
       return [line];
     }));
     if (details) [...body.children].forEach((line, at) => line.lastChild.append(details(found[at], line)));
-    note.textContent = `${found.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} ${name}`;
+    note.textContent = `${found.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} ${name}${found.length > shown ? `, ${shown} are shown` : ""}`;
     more.hidden = found.length <= shown;
     more.textContent = `show all ${found.length.toLocaleString("en")}`;
   }

@@ -1,0 +1,41 @@
+"""What the step of a plan consists of: compute, exposed communication and, of a pipeline, the bubble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardplan.plan.types import Pipeline, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Nanoseconds of a step: `compute_ns` + `exposed_ns` + `bubble_ns` are all of it, `overlapped_ns` is communication
+    beside compute. `of`: the plans that spend it so, which are the plan itself or the pieces of the slowest stage.
+    """
+
+    compute_ns: int
+    exposed_ns: int
+    bubble_ns: int
+    overlapped_ns: int
+    of: tuple[Plan, ...]
+
+
+def breakdown(plan: Plan) -> Breakdown:
+    """Of a pipeline as its slowest stage spends the step: the time that it does not work itself is the bubble."""
+    if plan.pipeline is None:
+        summary = plan.summary
+        return Breakdown(summary.compute_ns, summary.communication_ns, 0, summary.hidden_ns, (plan,))
+    pieces = _slowest(plan.pipeline)
+    compute, exposed, overlapped = (
+        sum(getattr(piece.summary, name) for piece in pieces)
+        for name in ("compute_ns", "communication_ns", "hidden_ns")
+    )
+    return Breakdown(compute, exposed, max(0, plan.summary.step_ns - compute - exposed), overlapped, pieces)
+
+
+def _slowest(pipeline: Pipeline) -> tuple[Plan, ...]:
+    """The plans of the devices that work longest, several where the schedule gives them several pieces of the model."""
+    pieces: dict[int, list[Plan]] = {}
+    for stage in pipeline.stages:
+        pieces.setdefault(stage.first_device, []).append(stage.plan)
+    return tuple(max(pieces.values(), key=lambda own: sum(piece.summary.step_ns for piece in own)))
