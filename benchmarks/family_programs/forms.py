@@ -285,7 +285,7 @@ class ComplexRotary(nn.Module):
         super().__init__()
         self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
         angles = torch.outer(torch.arange(8.0), 100.0 ** -torch.linspace(0, 1, 4))
-        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
+        self.register_buffer("angles", angles, persistent=False)
 
     def forward(self, x: Tensor, goal: Tensor) -> Tensor:
         q, k, v = (each.unflatten(-1, (2, 8)) for each in self.qkv(x).chunk(3, -1))
@@ -294,8 +294,10 @@ class ComplexRotary(nn.Module):
         return f.mse_loss(self.out(y.transpose(1, 2).flatten(2)), goal)
 
     def _turned(self, x: Tensor) -> Tensor:
+        angles = self.angles.float()
+        turns = torch.polar(torch.ones_like(angles), angles)
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * self.turns[:, None].to(pairs.dtype)).flatten(-2).type_as(x)
+        return torch.view_as_real(pairs * turns[:, None]).flatten(-2).type_as(x)
 
 
 class FiveDims(nn.Module):

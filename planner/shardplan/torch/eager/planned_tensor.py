@@ -177,7 +177,7 @@ def _changed(target: Any, made: Any, engine: Engine) -> Any:
         target.value = made
         target.changes += 1
         _write_through(target)
-    elif isinstance(made, Value) and made.local is not target:  # a tensor of the program, which every process has whole
+    elif isinstance(made, Value):  # a tensor of the program, which every process has whole
         whole = engine.convert(made, engine.constant(target, target.shape).layout)
         if whole.local is not target:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as above
