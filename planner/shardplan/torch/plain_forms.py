@@ -67,7 +67,7 @@ def attention(
     lead = query.shape[:-2]
     if attn_mask is not None and attn_mask.dim() > 2:
         attn_mask = _batched(attn_mask.expand(*lead, *attn_mask.shape[-2:]))
-    made = _ATTENTION(*map(_batched, (query, key, value)), attn_mask, *given, **named)
+    made = _ATTENTION(_batched(query), _batched(key), _batched(value), attn_mask, *given, **named)
     return made.squeeze(1) if len(lead) == 1 else made.unflatten(0, lead[:-1])
 
 
