@@ -1,7 +1,8 @@
 """Do trainers train under a plan as they do on one process? `python benchmarks/trainers.py`
 
-Takes transformers, accelerate, lightning and peft beside `shardplan[torch]`. Every example of docs/trainers.md is run
-on one process without a plan, and on four with one; a line for each has what both print at the last step.
+Takes transformers, accelerate, lightning, peft and torchtitan (with triton) beside `shardplan[torch]`. Every example of
+docs/trainers.md is run on one process without a plan, and on four with one; a line for each has what both print at the
+last step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
+PACKAGES = ("torch", "transformers", "accelerate", "lightning", "peft", "torchtitan")
 LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "4")
 
 
@@ -32,7 +34,7 @@ def lines(*command: str) -> list[str]:
 
 
 def main() -> None:
-    print(", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "lightning", "peft")))
+    print(", ".join(f"{name} {version(name)}" for name in PACKAGES))
     with tempfile.TemporaryDirectory() as folder:
         gpt, llama = f"{folder}/gpt.plan.json", f"{folder}/llama.plan.json"
         script = (EXAMPLES / "train_accelerate.py").read_text()
@@ -48,10 +50,15 @@ def main() -> None:
         lora = str(EXAMPLES / "train_lora.py")
         lines(lora, "--solve", f"{folder}/lora.plan.json")
         runs["PEFT (LoRA)"] = ((lora,), (lora, "--plan", f"{folder}/lora.plan.json"))
+        titan, one_process = str(EXAMPLES / "train_torchtitan.py"), (*LAUNCH[:-1], "1")
+        lines(titan, "--solve", f"{folder}/titan.plan.json")
+        under = (titan, "--plan", f"{folder}/titan.plan.json")
+        runs["torchtitan"] = ((*one_process, titan), under)
+        runs["torchtitan, FullAC"] = ((*one_process, titan, "--recompute"), (*under, "--recompute"))
         for name, (alone, planned) in runs.items():
             one, four = lines(*alone), lines(*LAUNCH, *planned)
             print(
-                f"{name:12} {'equal' if one == four else 'DIFFERENT':10} one: {one[-1]:36} four: {four[-1]}", flush=True
+                f"{name:18} {'equal' if one == four else 'DIFFERENT':10} one: {one[-1]:36} four: {four[-1]}", flush=True
             )
 
 

@@ -93,6 +93,13 @@ def changed_view(x: Tensor, y: Tensor) -> Tensor:
     return x.exp()
 
 
+def changed_by(x: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
+    """What a view of a tensor has been changed in is read from the tensor."""
+    made = x * 1
+    change(made)
+    return made * 2
+
+
 def changed_base(x: Tensor) -> Tensor:
     """The whole is changed; a piece and a transpose from before are read."""
     piece, turned = x.narrow(1, 8, 8), x.t()
@@ -355,6 +362,37 @@ CASES: dict[str, Case] = {
     "a view changed in place": (lambda x, y: changed_view(x * 1, y), [(4, 16), (4, 4)]),
     "a view of what is changed": (lambda x: changed_base(x * 1), [(4, 16)]),
     "a view of a view changed in place": (lambda x: changed_inner(x * 1), [(4, 4, 8)]),
+    "a diagonal changed in place": (lambda x, y: changed_by(x, lambda z: z.diagonal().add_(y)), [(8, 8), (8,)]),
+    "unfolded dims changed in place": (lambda x: changed_by(x, lambda z: z.unfold(1, 2, 2).mul_(3)), [(4, 8)]),
+    "a view like another changed in place": (
+        lambda x, y: changed_by(x, lambda z: z.view_as(y).exp_()) + y.sum(),
+        [(4, 8), (8, 4)],
+    ),
+    "copies changed in place": (
+        lambda x: changed_by(x, lambda z: (z.t().contiguous().mul_(2), z.t().reshape(-1).add_(1))),
+        [(4, 8)],
+    ),
+    "a tensor of the program that is written": (
+        lambda x, w: torch.zeros(4, 8, dtype=x.dtype).copy_((x.detach() @ w.detach())[:, 0]) * x[:, 0] + w.sum(),
+        [(4, 2, 8), (8, 8)],
+    ),
+    "channels dropped whole": (
+        lambda x: (functional.dropout1d(x, 0.5) == 0).to(x.dtype).var(-1) + x.sum(-1),
+        [(4, 8, 4)],
+    ),
+    "cross_entropy of chances": (
+        lambda x, y: functional.cross_entropy(x, y.softmax(1), label_smoothing=0.1, weight=torch.ones(8).to(x)),
+        [(4, 8, 4), (4, 8, 4)],
+    ),
+    "attention of five dims": (functional.scaled_dot_product_attention, [(2, 4, 2, 8, 4)] * 3),
+    "attention of three dims": (
+        functional.scaled_dot_product_attention,
+        [(4, 8, 4), (4, 8, 4), (4, 8, 4), (4, 8, 8)],
+    ),
+    "gaussian_nll_loss": (
+        lambda x, y: functional.gaussian_nll_loss(x, y, x * x + 0.1, full=True),
+        [(4, 8), (4, 8)],
+    ),
     "items set": (lambda x, y: items_set(x * 1, y), [(4, 8), (4, 4)]),
     "items added to": (lambda x, y: items_added(x * 1, y), [(4, 8), (4, 4)]),
     "a function written in Python": (lambda x: functional.normalize(x, dim=-1), [(4, 8)]),

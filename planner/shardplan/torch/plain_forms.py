@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 _BAG, _DISTANCES = functional.embedding_bag, torch.cdist
+_ATTENTION = functional.scaled_dot_product_attention
+_CROSS_ENTROPY, _GAUSSIAN = functional.cross_entropy, functional.gaussian_nll_loss
+_SEARCH, _BUCKETS = torch.searchsorted, torch.bucketize
 
 
 def embedding_bag(
@@ -53,8 +57,93 @@ def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "") ->
     return made
 
 
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *given: Any, **named: Any
+) -> Tensor:
+    """Attention with any number of dims before the last two as that of a batch of heads, the only one that exports."""
+    if query.dim() in {2, 4}:
+        made: Tensor = _ATTENTION(query, key, value, attn_mask, *given, **named)
+        return made
+    lead = query.shape[:-2]
+    if attn_mask is not None and attn_mask.dim() > 2:
+        attn_mask = _batched(attn_mask.expand(*lead, *attn_mask.shape[-2:]))
+    made = _ATTENTION(_batched(query), _batched(key), _batched(value), attn_mask, *given, **named)
+    return made.squeeze(1) if len(lead) == 1 else made.unflatten(0, lead[:-1])
+
+
+def _batched(tensor: Tensor) -> Tensor:
+    """With one dim for the batch and one for heads."""
+    return tensor.unsqueeze(1) if tensor.dim() == 3 else tensor.flatten(0, -4)
+
+
+def cross_entropy(input: Tensor, target: Tensor, *given: Any, **named: Any) -> Tensor:  # noqa: A002 - as torch
+    """A loss of targets that are chances of every class, which ONNX has no operator for, as products and a sum."""
+    bound = _ENTROPY_SIGNATURE.bind(input, target, *given, **named)
+    bound.apply_defaults()
+    weight, smoothing, reduction = (bound.arguments[name] for name in ("weight", "label_smoothing", "reduction"))
+    if not target.is_floating_point() or bound.arguments["size_average"] is not None:
+        made: Tensor = _CROSS_ENTROPY(input, target, *given, **named)
+        return made
+    dim = 1 if input.dim() > 1 else 0
+    chances = target * (1 - smoothing) + smoothing / input.shape[dim] if smoothing else target
+    if weight is not None:
+        chances = chances * weight.reshape(-1, *(1 for _ in input.shape[dim + 1 :]))
+    return _reduced(-(input.log_softmax(dim) * chances).sum(dim), reduction)
+
+
+def gaussian_nll_loss(
+    input: Tensor,  # noqa: A002 - as torch
+    target: Tensor,
+    var: Any,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """The same, without looking whether a variance is negative, which no graph can."""
+    spread = torch.as_tensor(var, dtype=input.dtype) if not isinstance(var, Tensor) else var
+    if spread.dim() == input.dim() - 1 and spread.shape == input.shape[:-1]:
+        spread = spread.unsqueeze(-1)
+    spread = spread + (spread.clamp(min=eps) - spread).detach()
+    loss = 0.5 * (torch.log(spread) + (input - target) ** 2 / spread)
+    return _reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+
+
+def _reduced(loss: Tensor, reduction: str) -> Tensor:
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
+
+
+def searchsorted(
+    sorted_sequence: Tensor,
+    input: Any,  # noqa: A002 - as torch
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    **others: Any,
+) -> Tensor:
+    """How many entries are less than a value, or `right` no more, of which there is no ONNX operator: counted."""
+    if not isinstance(input, Tensor) or any(value is not None for value in others.values()):
+        made: Tensor = _SEARCH(sorted_sequence, input, out_int32=out_int32, right=right, **others)
+        return made
+    edges = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
+    values = input.unsqueeze(-1)
+    return (edges <= values if right else edges < values).to(torch.int32 if out_int32 else torch.int64).sum(-1)
+
+
+def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:  # noqa: A002 - as torch
+    """As `searchsorted`."""
+    return searchsorted(boundaries, input, out_int32=out_int32, right=right)
+
+
 def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The simpler function for a call of `func`, if there is one."""
+    if func is _ATTENTION:
+        query = args[0] if args else kwargs["query"]
+        return None if query.dim() in {2, 4} else attention
+    if func is _CROSS_ENTROPY:
+        target = args[1] if len(args) > 1 else kwargs["target"]
+        return cross_entropy if target.is_floating_point() else None
+    if func is _GAUSSIAN:
+        return gaussian_nll_loss
     if func is not _BAG:
         return None
     bound = _SIGNATURE.bind(*args, **kwargs)
@@ -63,6 +152,7 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
 
 
 _SIGNATURE = inspect.signature(embedding_bag)
+_ENTROPY_SIGNATURE = inspect.signature(_CROSS_ENTROPY)
 _TELLING = ("input", "offsets", "max_norm", "scale_grad_by_freq", "sparse", "padding_idx")
 """What `_is_even` looks at."""
 
@@ -83,8 +173,22 @@ def _is_even(
 @contextlib.contextmanager
 def in_plain_forms() -> Iterator[None]:
     """Within the context, modules call the simpler functions."""
-    functional.embedding_bag, torch.cdist = embedding_bag, distances
+    torch.cdist, torch.searchsorted, torch.bucketize = distances, searchsorted, bucketize
+    for name, form in _OF_FUNCTIONAL.items():
+        setattr(functional, name, form)
     try:
         yield
     finally:
-        functional.embedding_bag, torch.cdist = _BAG, _DISTANCES
+        torch.cdist, torch.searchsorted, torch.bucketize = _DISTANCES, _SEARCH, _BUCKETS
+        for name, own in _OWN.items():
+            setattr(functional, name, own)
+
+
+_OF_FUNCTIONAL: Mapping[str, Callable[..., Tensor]] = {
+    "embedding_bag": embedding_bag,
+    "scaled_dot_product_attention": attention,
+    "cross_entropy": cross_entropy,
+    "gaussian_nll_loss": gaussian_nll_loss,
+}
+_OWN = {name: getattr(functional, name) for name in _OF_FUNCTIONAL}
+"""torch's own functions of these names."""

@@ -10,8 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
+from shardplan.torch.rules.function_names import name_of
+from shardplan.torch.rules.views import LIKE
 
 SELVES = frozenset(("to", "float", "half", "bfloat16", "double", "type", "type_as", "contiguous", "cpu", "cuda"))
 """Functions that return their operand where there is nothing to do."""
@@ -37,21 +42,44 @@ class View:
 
 def note_views(made: Any, base: Any, func: Callable[..., Any], rest: Sequence[Any], named: Mapping[str, Any]) -> None:
     """Let the planned tensors among `made` know that they are views of `base`."""
+    like = LIKE.get(name_of(func))
+    if like is not None:
+        func, rest, named = like, (tuple(made.shape),), {}
     several = isinstance(made, (tuple, list))
     for number, each in enumerate(made if several else [made]):
         if each is not base and hasattr(each, "view_of"):
             each.view_of = View(base, func, rest, named, number if several else None, base.changes)
 
 
-def written_through(view: View, value: Value, made: Value, engine: Engine) -> Value | None:
-    """What the base of a view is, whose value is `value`, when the view has become `made`; None where they share
-    nothing. Both are gathered for it."""
+def is_contiguous(planned: Any) -> bool:
+    """Whether a tensor of the program has its entries in their order in memory."""
+    return bool(_in_memory(planned).is_contiguous())
+
+
+def shares(view: View) -> bool:
+    """Whether a view is one in the program, where it may have had to be a copy (`reshape`, of what is transposed)."""
+    base = _in_memory(view.base)
+    return bool(view.of(base).untyped_storage()._cdata == base.untyped_storage()._cdata)  # noqa: SLF001 - no public name
+
+
+def _in_memory(planned: Any) -> Tensor:
+    """A tensor without entries that lies in memory as the program's does. What is no view is taken to be contiguous."""
+    view = planned.view_of
+    if view is None:
+        held = planned.value
+        return torch.empty(held.shape, dtype=held.dtype, device="meta")
+    made: Tensor = view.of(_in_memory(view.base))
+    return made
+
+
+def written_through(view: View, value: Value, made: Value, engine: Engine) -> Value:
+    """What the base of a view is, whose value is `value`, when the view has become `made`. Both are gathered for it."""
     whole = engine.convert(value, engine.constant(value.local, value.shape).layout)
-    local = whole.local.clone()
-    part = view.of(local)
-    if part.untyped_storage().data_ptr() != local.untyped_storage().data_ptr():
-        return None
-    part.copy_(engine.convert(made, engine.constant(made.local, made.shape).layout).local)
+    local = torch.empty_strided(
+        value.shape, _in_memory(view.base).stride(), dtype=value.dtype, device=value.local.device
+    )
+    local.copy_(whole.local)
+    view.of(local).copy_(engine.convert(made, engine.constant(made.local, made.shape).layout).local)
     dtype, grad = engine.backend.describe(local)
     source = Value(local, whole.layout if grad else whole.layout.forward, value.shape, dtype, grad, value.key)
     target = Value(

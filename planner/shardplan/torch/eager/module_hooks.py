@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils import _python_dispatch, checkpoint
 
+from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.torch.applied_plan import AppliedPlan
 from shardplan.torch.eager.planned_tensor import Planned, value_of
@@ -79,6 +81,8 @@ class ModuleHooks:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         del args
+        if torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - there is no public way
+            _refuse_selection()
         if self._running not in {None, module}:
             return
         self._entered += 1
@@ -177,6 +181,16 @@ class ModuleHooks:
             local = self.applied.engine.convert(value, self.applied.named[buffer.name].layout, inner=True).local
             for stored, piece in zip(buffer.stored, buffer.weight.parts.split_local(local), strict=True):
                 stored.to_local().copy_(piece)
+
+
+def _refuse_selection() -> None:
+    """Selective checkpoints count operators to find what they have saved, and a block under a plan need not run as many
+    again. Raises `ShardplanError` (`selective-checkpoint`)."""
+    modes = _python_dispatch._get_current_dispatch_mode_stack()  # noqa: SLF001 - as above
+    if any(isinstance(mode, checkpoint._CachingTorchDispatchMode) for mode in modes):  # noqa: SLF001 - as above
+        summary = "a block under a plan is run by a checkpoint that saves some of its results and recomputes others"
+        hint = "checkpoint it whole (without context_fn), or let the plan choose: shardplan solve --remat"
+        raise ShardplanError(error("selective-checkpoint", summary, hint=hint))
 
 
 def _renew_flat_weights(module: nn.Module) -> None:

@@ -53,7 +53,8 @@ def _hook(model: nn.Module, applied: AppliedPlan) -> None:
     owners: dict[nn.Module, list[tuple[str, str]]] = {}
     for name in applied.named:
         owner, attribute = owner_of(model, name)
-        owners.setdefault(owner, []).append((attribute, name))
+        if all(attribute != other for other, _ in owners.setdefault(owner, [])):  # a module may have several names
+            owners[owner].append((attribute, name))
     hooks = ModuleHooks(applied, owners)
     hooks.register(model)
     applied.engine.weight_of = hooks.weight_of

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardplan.errors import ShardplanError, error
-from shardplan.torch.eager.aliases import SELVES, View, note_views, written_through
+from shardplan.torch.eager.aliases import SELVES, View, is_contiguous, note_views, shares, written_through
 from shardplan.torch.eager.autograd_functions import with_gradient
 from shardplan.torch.eager.composites import body_of, is_composite
 from shardplan.torch.plain_forms import plain_form
@@ -93,7 +93,7 @@ class Planned(Tensor):  # type: ignore[misc]
             args, kwargs = _with_weights(args, engine), _with_weights(kwargs, engine)
         if name == "backward":
             raise ShardplanError(_INNER_BACKWARD)
-        body = None if has_rule(func) else plain_form(func, args, kwargs) or body_of(func)
+        body = plain_form(func, args, kwargs) or (None if has_rule(func) else body_of(func))
         if body is not None:
             return body(*args, **kwargs)
         if not has_rule(func) and is_composite(func):
@@ -141,7 +141,8 @@ def _run(func: Any, args: Any, kwargs: Any, engine: Engine) -> Any:
     if changes:
         return _changed(args[0], made, engine)
     if name_of(func) in SELVES and isinstance(args[0], Planned) and made.dtype == args[0].dtype:
-        return args[0] if not kwargs.get("copy") else _wrap(made, engine)
+        is_copy = kwargs.get("copy") or (name_of(func) == "contiguous" and not is_contiguous(args[0]))
+        return _wrap(made, engine) if is_copy else args[0]
     wrapped = _named(name_of(func), _wrap(made, engine))
     if args and isinstance(args[0], Planned) and is_view(func, args[1:]):
         note_views(wrapped, args[0], func, args[1:], kwargs)
@@ -176,7 +177,7 @@ def _changed(target: Any, made: Any, engine: Engine) -> Any:
         target.value = made
         target.changes += 1
         _write_through(target)
-    elif isinstance(made, Value) and made.local is not target:  # a tensor of the program, which every process has whole
+    elif isinstance(made, Value):  # a tensor of the program, which every process has whole
         whole = engine.convert(made, engine.constant(target, target.shape).layout)
         if whole.local is not target:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as above
@@ -186,14 +187,10 @@ def _changed(target: Any, made: Any, engine: Engine) -> Any:
 
 def _write_through(planned: Planned) -> None:
     """Write a view that has been changed into what it is a view of."""
-    view = planned.view_of
+    view = _view_of(planned)
     if view is None:
         return
-    made = written_through(view, value_of(view.base), planned.value, planned.engine)
-    if made is None:
-        planned.view_of = None
-        return
-    view.base.value = made
+    view.base.value = written_through(view, value_of(view.base), planned.value, planned.engine)
     view.base.changes += 1
     view.seen = view.base.changes
     _write_through(view.base)
@@ -201,15 +198,22 @@ def _write_through(planned: Planned) -> None:
 
 def _renew(planned: Planned) -> None:
     """Make a view again, if what it is a view of has been changed."""
-    view = planned.view_of
-    if view is None:
+    if planned.view_of is None:
         return
-    base = value_of(view.base)
-    if view.base.changes != view.seen:
+    base = value_of(planned.view_of.base)
+    view = _view_of(planned) if planned.view_of.base.changes != planned.view_of.seen else None
+    if view is not None:
         made = apply(planned.engine, view.func, [base, *view.rest], dict(view.named))
         planned.value = made if view.number is None else made[view.number]
         planned.changes += 1
         view.seen = view.base.changes
+
+
+def _view_of(planned: Planned) -> View | None:
+    """How a tensor that has been changed, or whose base has, is a view; one that is none is forgotten."""
+    if planned.view_of is not None and not shares(planned.view_of):
+        planned.view_of = None
+    return planned.view_of
 
 
 def _planned(argument: Any) -> Iterator[Planned]:

@@ -26,10 +26,14 @@ from shardplan.torch.propagation.values import Value
 
 def distribute(model: nn.Module, named: Mapping[str, Named], groups: ProcessGroups) -> None:
     """Replace every parameter by a DTensor of the shard that this process stores, or by several (see
-    `shardplan.torch.parameters.fused`); tied parameters stay tied."""
+    `shardplan.torch.parameters.fused`); tied parameters stay tied, and a module may have several names."""
     made: dict[int, nn.Parameter] = {}
+    done: set[tuple[nn.Module, str]] = set()
     for name, entry in named.items():
         owner, attribute = owner_of(model, name)
+        if (owner, attribute) in done:
+            continue
+        done.add((owner, attribute))
         tensor = getattr(owner, attribute)
         parts = parts_of(entry.layout, groups.mesh)
         if parts is not None:

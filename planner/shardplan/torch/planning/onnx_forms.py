@@ -1,4 +1,4 @@
-"""ONNX forms of operators of torch that its exporter has none for: running values along a dim, and medians."""
+"""ONNX forms of operators of torch that its exporter has none for: running values, medians, diagonals that are set."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.cummin.default: _running_best(op, op.Min, op.LessOrEqual),
         aten.cumprod.default: _running(op, op.Mul),
         aten.median.dim: lambda self, dim, keepdim=False: _median(op, self, dim, keepdim),
+        aten.diagonal_scatter.default: lambda self, src, offset=0, dim1=0, dim2=1: _with_diagonal(
+            op, self, src, offset, (dim1, dim2)
+        ),
         aten.logcumsumexp.default: _running(op, lambda one, other: _log_of_sum(op, one, other)),
     }
 
@@ -66,6 +69,29 @@ def _median(op: Any, value: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
     last, axes = op.Constant(value_int=middle - 1), op.Constant(value_ints=[axis])
     found, place = (op.Gather(each, last, axis=axis) for each in (values, places))
     return (op.Unsqueeze(found, axes), op.Unsqueeze(place, axes)) if keepdim else (found, place)
+
+
+def _with_diagonal(op: Any, value: Any, source: Any, offset: int, dims: tuple[int, int]) -> Any:
+    """`value` with the entries of `source` on a diagonal of two dims, as a choice by a constant mask."""
+    rank = len(value.shape)
+    row, column = (dim % rank for dim in dims)
+    perm = [*(dim for dim in range(rank) if dim not in {row, column}), row, column]
+    rows, columns = int(value.shape[row]), int(value.shape[column])
+    numbers = torch.eye(max(rows, columns) + abs(offset))
+    mask = numbers[max(offset, 0) :, max(-offset, 0) :][:rows, :columns].int().flatten().tolist()
+    along = rank - 1 if offset < 0 else rank - 2  # the dim in which the diagonal begins with the first entry
+    size, length = (columns if offset < 0 else rows), int(source.shape[-1])
+    wide = op.Unsqueeze(source, op.Constant(value_ints=[rank - 2 if offset < 0 else rank - 1]))
+    if size > length:
+        ends = [size - length if dim == along else 0 for dim in range(rank)]
+        wide = op.Pad(wide, op.Constant(value_ints=[0] * rank + ends))
+    chosen = op.Cast(op.Reshape(op.Constant(value_ints=mask), op.Constant(value_ints=[rows, columns])), to=_BOOL)
+    made = op.Where(chosen, wide, op.Transpose(value, perm=perm))
+    return op.Transpose(made, perm=[perm.index(dim) for dim in range(rank)])
+
+
+_BOOL = 9
+"""ONNX's number of the type."""
 
 
 def _axis(value: Any, dim: int) -> tuple[int, int]:

@@ -29,6 +29,16 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "it changes a view in place in a way that torch cannot write as a function",
         "give the changed tensor a name of its own: torch.diagonal_scatter, slice_scatter, torch.where",
     ),
+    (
+        r"linalg_|cholesky|matrix_exp|triangular_solve|aten\.(_?lu|qr|svd)",
+        "it decomposes matrices, which ONNX has no operators for",
+        "compute that before the model is called, and give it what comes of it",
+    ),
+    (
+        r"ctc_loss",
+        "ONNX has no connectionist (CTC) loss",
+        "let the model return its scores, and compute the loss outside: functional.ctc_loss(scores.full_tensor(), ...)",
+    ),
     (r"grouped_mm", "it uses a kernel of grouped experts", f"let experts be batched products {_DENSE}"),
     (
         r"flex_attention|flash_attn|_flash_attention",

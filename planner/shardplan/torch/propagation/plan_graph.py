@@ -6,6 +6,7 @@ Plans name values as the ONNX file does. A program has other names, other views 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ class PlanGraph:
     """`values`: the plan's tensors by key, `keys`: the other way round; `ends`: the last key of every chain; `reads`:
     by key of the value and of what is made of it; `readers`: how many there are of each value; `steps`: how the next
     link of a chain reads a value, and its key; `alike`: (tensor, reader) that has the key of an earlier one and is
-    moved as that, which stands for both.
+    moved as that, which stands for both; `tiles`: as `_tiles`.
     """
 
     signatures: Signatures
@@ -73,6 +74,7 @@ class PlanGraph:
     keys: dict[str, Key] = field(default_factory=dict)
     steps: dict[Key, tuple[Read, Key]] = field(default_factory=dict)
     alike: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    tiles: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
 
 def permuted(perm: tuple[int, ...], by: Sequence[int]) -> tuple[int, ...]:
@@ -83,8 +85,8 @@ def permuted(perm: tuple[int, ...], by: Sequence[int]) -> tuple[int, ...]:
 
 def plan_graph(plan: Plan, constants: Container[str] = frozenset()) -> PlanGraph:
     """The graph of `plan`. `constants`: tensors of the plan that are none of it, but constants of the program."""
-    graph = PlanGraph(Signatures())
     tensors = {tensor.name: tensor for tensor in plan.tensors}
+    graph = PlanGraph(Signatures(), tiles=_tiles(plan, tensors))
     for tensor in plan.tensors:
         leaf = {"parameter": ("weight", tensor.checkpoint), "input": ("input", tensor.name)}.get(tensor.role)
         if leaf is not None and tensor.name not in constants:
@@ -97,6 +99,24 @@ def plan_graph(plan: Plan, constants: Container[str] = frozenset()) -> PlanGraph
             if name in tensors and made is not None:
                 _enter(graph, made, tensors[name])
     return graph
+
+
+def _tiles(plan: Plan, tensors: Mapping[str, TensorDecision]) -> dict[tuple[str, int], int]:
+    """(operator, result) -> its number among the pieces of one shape that together make up a value. A program that cuts
+    two equal values so (rows of a rotary table, in every block) takes the same pieces of both."""
+    taken: dict[tuple[str, tuple[int, ...]], list[tuple[str, int]]] = {}
+    for operator in plan.operators:
+        if operator.op_type in _PIECES or operator.op_type in _LOOKUPS:
+            for position, name in enumerate(operator.outputs):
+                if name in tensors and operator.inputs[0] in tensors:
+                    shape = tuple(size for size in tensors[name].shape if size != 1)
+                    taken.setdefault((operator.inputs[0], shape), []).append((operator.name, position))
+    return {
+        piece: number
+        for (whole, shape), pieces in taken.items()
+        if len(pieces) > 1 and len(pieces) * math.prod(shape) == math.prod(tensors[whole].shape)
+        for number, piece in enumerate(pieces)
+    }
 
 
 def _enter(graph: PlanGraph, key: Key, tensor: TensorDecision) -> None:
@@ -189,7 +209,8 @@ def _signature(
     if kind in _PIECES or (kind in _LOOKUPS and _is_piece(graph, operator, inputs, shape)):
         source = graph.keys.get(operator.inputs[0])
         whole = source is not None and source.shape == shape
-        return inputs[0] if whole else terms.part(inputs[0], shape, (operator.name, position), "plan")
+        piece = operator.name, position
+        return inputs[0] if whole else terms.part(inputs[0], shape, graph.tiles.get(piece, piece), "plan")
     if kind in _PRODUCTS:
         return product(terms, inputs)
     special = _SPECIAL.get(kind)

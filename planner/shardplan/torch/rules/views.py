@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,13 +32,26 @@ RESHAPES = frozenset(
     )
 )
 
-_PIECES = ("narrow", "select", "slice", "split", "chunk", "split_with_sizes", "tensor_split", "unbind", "getitem")
-_VIEWS = (PERMUTATIONS | RESHAPES | {"expand", "broadcast_to", "alias", "detach", *_PIECES}) - {"view_as", "reshape_as"}
+LIKE = {"view_as": torch.Tensor.view, "reshape_as": torch.Tensor.reshape, "expand_as": torch.Tensor.expand}
+"""Views in the shape of another tensor, and the functions that are given shapes."""
 
 
 def is_view(func: Callable[..., Any], rest: Sequence[Any]) -> bool:
-    """Whether a function returns views of its first operand; `rest`: its other arguments."""
-    return name_of(func) in _VIEWS and not any(isinstance(item, torch.Tensor) for item in _flat(rest))
+    """Whether a function may return views of its first operand; `rest`: its other arguments."""
+    name = name_of(func)
+    if name in LIKE:
+        return True
+    return _returns_views(name) and not any(isinstance(item, torch.Tensor) for item in _flat(rest))
+
+
+@functools.cache
+def _returns_views(name: str) -> bool:
+    """Whether an operator of ATen of this name says so, or it is an item or an attribute of a tensor."""
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return name in {"getitem", "mT", "T"}
+    results = [each for overload in packet.overloads() for each in getattr(packet, overload)._schema.returns]  # noqa: SLF001
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in results)
 
 
 def _flat(argument: Any) -> Sequence[Any]:
