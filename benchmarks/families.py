@@ -28,12 +28,12 @@ sys.path[:0] = [str(ROOT / "planner"), str(ROOT / "tests" / "support"), str(ROOT
 import torch  # noqa: E402
 from family_ranks import made  # noqa: E402
 from forced_plans import cluster_of, forced_plan  # noqa: E402
-from plan_forms import UNLIMITED, plans_of  # noqa: E402
+from plan_forms import plans_of  # noqa: E402
 from torch_ranks import Ranks  # noqa: E402
 
 import shardplan.torch  # noqa: E402
 from shardplan.errors import InfeasibleError, ShardplanError  # noqa: E402
-from shardplan.graph.options import PlanOptions  # noqa: E402
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions  # noqa: E402
 from shardplan.model.types import Model  # noqa: E402
 from shardplan.plan.types import Plan  # noqa: E402
 from shardplan.torch.planning.plan import read_module  # noqa: E402
@@ -53,7 +53,7 @@ SECONDS, START_SECONDS = 90.0, 600.0
 def plan_of(model: Model, form: str) -> Plan | None:
     """The plan of a form; None where there is none."""
     if form.startswith("random"):
-        return forced_plan(model, MESH, seed=int(form[7:]), limit_bytes=UNLIMITED, exposed=0.02)
+        return forced_plan(model, MESH, seed=int(form[7:]), limit_bytes=UNLIMITED_BYTES, exposed=0.02)
     if form == "all sharded":
         try:
             return shardplan.make_plan(model, MESH, cluster=cluster_of(MESH), pins=list(_pins(model)), time_limit=40)

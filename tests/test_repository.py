@@ -105,6 +105,33 @@ def test_files_and_functions_stay_small_and_the_library_prints_nothing(source: P
             assert node.func.id != "print"
 
 
+def test_what_benchmarks_import_from_the_repository_is_there():
+    """A benchmark runs seldom: a name that it imports and that was changed would be missed late."""
+    folders = [ROOT / "planner", ROOT / "tests" / "support", ROOT / "benchmarks"]
+    missing = []
+    for source in sorted((ROOT / "benchmarks").rglob("*.py")):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                path = Path(*node.module.split("."))
+                own = [
+                    one / path for one in folders if (one / path).is_dir() or (one / path).with_suffix(".py").is_file()
+                ]
+                missing += [f"{source.name}: {node.module}.{one.name}" for one in node.names if not _has(own, one.name)]
+    assert not missing
+
+
+def _has(places: list[Path], name: str) -> bool:
+    """Whether a module at one of the places defines or imports a name, or is a package that holds it; true where there
+    is no place: it is none of the repository's."""
+    for place in places:
+        if (place / name).with_suffix(".py").is_file() or (place / name).is_dir():
+            return True
+        source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if source.is_file() and re.search(rf"\b{re.escape(name)}\b", source.read_text(encoding="utf-8")):
+            return True
+    return not places
+
+
 def test_the_wheel_holds_the_package_the_profiles_and_the_schemas(tmp_path: Path):
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
