@@ -15,6 +15,7 @@ import os
 import pstats
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ import shardplan.torch
 HIDDEN, HEADS, FFN, VOCAB, BATCH, SEQ = 64, 8, 128, 256, 8, 32
 COLUMNS, ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
 
+PLAN = Path(tempfile.gettempdir()) / "overhead.plan.json"
 WAYS = (
     "one process", "DTensor Megatron", "FSDP2", "parallelize", "parallelize_exported", "parallelize_exported, inductor",
 )  # fmt: skip
@@ -156,7 +158,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--plan", type=Path, default=Path("overhead.plan.json"), help="where the plan is written")
+    parser.add_argument("--plan", type=Path, default=PLAN, help="where the plan is written")
     given = parser.parse_args()
     if "RANK" in os.environ:
         run(given.layers, given.steps, given.plan, profile=given.profile)

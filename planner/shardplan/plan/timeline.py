@@ -1,8 +1,7 @@
 """The timeline of a plan: its scheduled step, rebuilt from the plan file alone, and as a trace for Perfetto.
 
 The phases of a step (`shardplan.plan.phases`) are simulated and stand one after the other. Of a phase that a step has
-many times, the first few are listed, and the rest is
-only said.
+many times, the first few are listed, and the rest is only said.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import numpy as np
 from shardplan.graph.options import Effort
 from shardplan.graph.remat import Recompute
 from shardplan.interruption import Interruption
-from shardplan.planning.chain import Answer, Question
+from shardplan.planning.chain import AVERAGES, Answer, Question
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, Known, judged
 from shardplan.planning.recipes import RECIPES, without_axis
@@ -281,8 +281,8 @@ def of_phases(
     best = search.judged(answer)[0]
     multipliers = _by_phase(answer.objective, solution.multipliers)
     bound_s = solution.bound / PS_PER_S
-    found = Found(best, bound_s, answer.objective, multipliers, limit_bytes, solution.outcome, solution.reproducible)
-    return replace(found, planes=solution.planes)
+    proof = solution.outcome, solution.reproducible, solution.planes
+    return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof)
 
 
 def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
@@ -331,7 +331,7 @@ def _restricted(search: Search, found: Found, restriction: Restrict, hope: float
     question = _question(found, found.linear, restriction=restriction)
     found, bound_s = yield from _with(search, found, question)
     if bound_s < found.candidate.step_s * (1.0 - hope * found.gap):
-        near = replace(question, linear=None, effort="quick")
+        near = replace(question, linear=None, averages=AVERAGES["quick"])
         found, _ = yield from _with(search, found, near, proves=False)
     return found
 

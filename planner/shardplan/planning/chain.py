@@ -36,9 +36,9 @@ class Question:
     linear function of the terms in its place. `remat`: what is recomputed, by default what the options say;
     `chooses_remat`: that is chosen too. `near`: the only layouts that are offered. `restriction`: what is allowed;
     `without`: constraints that are dropped. `start`: multipliers to start from; `planes`: of questions that allow less,
-    which say where to start; `effort`: unless that of the instance; `averages`: plain problems that are solved at most,
-    unless as many as that says. `ends_s`: when the search ends (`time.monotonic`); `unproven`: the relative gap that is
-    left where a proof takes long; `work`: that it may take, in the units of `shardplan.solve.constants`."""
+    which say where to start; `averages`: plain problems that are solved at most, unless as many as the effort of the
+    instance says. `ends_s`: when the search ends (`time.monotonic`); `unproven`: the relative gap that is left where a
+    proof takes long; `work`: that it may take, in the units of `shardplan.solve.constants`."""
 
     limit_bytes: int | None
     objective: Objective | None = None
@@ -50,7 +50,6 @@ class Question:
     without: Sequence[Constraint] = ()
     start: Weights = ()
     planes: Sequence[Plane] = ()
-    effort: Effort | None = None
     averages: int | None = None
     ends_s: float = math.inf
     unproven: float = 0.0
@@ -162,7 +161,7 @@ def _solved(
         on_progress=on_progress,
         unproven=question.unproven,
         start=start,
-        averages=(question.averages or AVERAGES[question.effort or options.effort]) if options.gap > 0.0 else 0,
+        averages=(question.averages or AVERAGES[options.effort]) if options.gap > 0.0 else 0,
         planes=question.planes,
         effort=question.work,
     )

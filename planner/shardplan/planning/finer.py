@@ -21,7 +21,7 @@ from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
 from shardplan.planning.candidates import ROUGH, Found, NoPlanError, Questions, Search, asked, of_phases
-from shardplan.planning.chain import Question
+from shardplan.planning.chain import AVERAGES, Question
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.schedule.objective import Weights
@@ -100,7 +100,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
     """The best plan of those that two axes at a time lead to."""
     instance = search.instance
     remat: Recompute = found.candidate.layouts.built.recompute
-    question = Question(found.limit_bytes, remat=remat, effort="quick", unproven=ROUGH)
+    question = Question(found.limit_bytes, remat=remat, averages=AVERAGES["quick"], unproven=ROUGH)
     for pair in itertools.combinations(real_axes(instance.cluster.mesh), 2):
         if search.is_over or found.outcome == "interrupted":
             break

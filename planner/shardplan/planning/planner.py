@@ -276,10 +276,10 @@ class Planner:
     def _coarser_with(self, runtime: Runtime, roles: Roles, search: Search) -> tuple[Coarser | None] | None:
         """The plan of the mesh on which neighbours over one link with one role are one axis, where it has one; `None`
         where that is this mesh, or what is asked means nothing there."""
-        asked = self.instance
-        cluster, groups = merged(asked.cluster, roles)
-        if len(groups) == len(asked.cluster.mesh) or asked.complete or not asked.options.cost_model.is_ours:
+        other = self._with_fewer_axes(roles)
+        if other is None:
             return None
+        cluster, groups = other
         key = cluster.mesh, tuple(roles[group[0]] for group in groups)
         if key not in self._coarse:
             self._coarse[key] = self._on_with(runtime, cluster, key[1], search)
@@ -307,12 +307,19 @@ class Planner:
             return None, 0.0
         return None if found is None else Coarser.of(found), 0.0
 
+    def _with_fewer_axes(self, roles: Roles = ()) -> tuple[Cluster, tuple[tuple[int, ...], ...]] | None:
+        """As `merged`, where that is another mesh, whose plans are plans of this one."""
+        asked = self.instance
+        cluster, groups = merged(asked.cluster, roles)
+        is_same = len(groups) == len(asked.cluster.mesh)
+        return None if is_same or asked.complete or not asked.options.cost_model.is_ours else (cluster, groups)
+
     def _coarser(self, search: Search) -> Coarser | None:
         """The plan of the mesh with one axis for each link, where that is another one and has a plan."""
-        asked, options = self.instance, self.instance.options
-        cluster, groups = merged(asked.cluster)
-        if len(groups) == len(asked.cluster.mesh) or asked.complete or not options.cost_model.is_ours:
+        other = self._with_fewer_axes()
+        if other is None:
             return None
+        cluster, groups = other
         key = cluster.mesh, ()
         if key not in self._coarse:
             self._coarse[key] = self._on(cluster, search)
@@ -321,6 +328,7 @@ class Planner:
             return None
         found, work = known
         if found is None:
+            asked = self.instance
             if len(real_axes(asked.cluster.mesh)) > MOST_WHOLE:
                 raise LimitError(no_coarser_plan(asked.model, asked.cluster, cluster))
             return None

@@ -77,8 +77,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """What an assignment costs without maxima, and the sums of all maxima at it: at multipliers w no assignment of a
-    problem that has it costs more than `cost + w . sums`."""
+    """What an assignment costs without maxima, and the sums of all maxima at it: at multipliers w the optimum of a
+    problem that allows it is at most `cost + w . sums`."""
 
     cost: float
     sums: tuple[float, ...]
@@ -94,8 +94,8 @@ class Solution:
     `multipliers[g][k]`: those of the sums of `Problem.maxima` at which the best Lagrangian bound was found; at least 0,
     at most 1 in all for each maximum. `candidates`: where there are maxima, different feasible assignments that were
     met at various multipliers, the cheapest first, `choices` among them; `planes`: theirs, where maxima were only
-    averaged. `work`: that was spent, in the units of a work
-    limit. `failure`: what went wrong in a step that was given up, if any did: what was known before stands.
+    averaged. `work`: that was spent, in the units of a work limit. `failure`: what went wrong in a step that was given
+    up, if any did: what was known before stands.
     """
 
     outcome: Outcome
