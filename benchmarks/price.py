@@ -37,7 +37,7 @@ def priced(run: Run) -> Priced:
     zero = 3 if run.sharded else 1 if run.distributed_optimizer else 0
     return shardplan.price(
         build(replace(run.spec, batch=run.batch)), cluster=run.profile, tp=run.tensor, pp=run.pipeline, dp=run.data,
-        cp=run.context, vp=run.interleave, zero=zero, sequence_parallel=run.sequence, micro_batch=run.microbatch,
+        cp=run.context, vp=run.interleave, zero=zero, sequence_parallel=run.sequence and run.tensor > 1, micro_batch=run.microbatch,
         recompute=run.remat,
     )  # fmt: skip
 

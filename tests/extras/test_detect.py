@@ -194,7 +194,7 @@ def hwloc(*kinds, kib=83201024):
     for i, kind in enumerate(kinds):
         model = f'<info name="GPUVendor" value="NVIDIA Corporation"/><info name="GPUModel" value="{kind}"/>'
         devices += [
-            f'<object type="OSDev" gp_index="{i}0" name="cuda{i}" subtype="CUDA" osdev_type="5">{model}{memory}</object>',
+            f'<object type="OSDev" name="cuda{i}" subtype="CUDA" osdev_type="5">{model}{memory}</object>',
             f'<object type="OSDev" gp_index="{i}1" name="nvml{i}" subtype="NVML" osdev_type="1">{model}</object>',
             f'<object type="OSDev" gp_index="{i}2" name="mlx5_{i}" osdev_type="3"/>',
         ]
