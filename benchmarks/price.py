@@ -35,9 +35,10 @@ GIB, MIB = 2**30, 2**20
 def priced(run: Run) -> Priced:
     """A published run, as a user would price it."""
     zero = 3 if run.sharded else 1 if run.distributed_optimizer else 0
+    sequence = run.sequence and run.tensor > 1
     return shardplan.price(
         build(replace(run.spec, batch=run.batch)), cluster=run.profile, tp=run.tensor, pp=run.pipeline, dp=run.data,
-        cp=run.context, vp=run.interleave, zero=zero, sequence_parallel=run.sequence and run.tensor > 1, micro_batch=run.microbatch,
+        cp=run.context, vp=run.interleave, zero=zero, sequence_parallel=sequence, micro_batch=run.microbatch,
         recompute=run.remat,
     )  # fmt: skip
 
