@@ -1,8 +1,11 @@
-"""What exports are, to the programs they are for: `python benchmarks/consumers.py`.
+"""What exports are, to the programs they are for.
 
-A decoder layer is solved for each format on 1x2, with a projection split, exported, and given to the
-parser of its consumer. A line for each: format, consumer and its version, what it said. A consumer that is not
-installed is a line, too. Nothing runs here on several ranks: the tests of each format do that.
+    python benchmarks/consumers.py [CONSUMER ...]
+
+A decoder layer is solved for each format on 1x2, with a projection split, exported, and given to its consumer: to its
+own parser of configurations, or imported, or run. A line for each: format, consumer and its version, what it said. A
+consumer that is not installed is a line, too. MaxText takes Python 3.12; megatron-core has Megatron-LM's parser since
+0.17, for which Python 3.11 is too old. Exits with 1 where an installed consumer refuses.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ import importlib
 import importlib.metadata
 import io
 import json
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,14 +35,19 @@ def transformers_styles(path: Path) -> str:
     styles = importlib.import_module("transformers.integrations.tensor_parallel").ALL_PARALLEL_STYLES
     plan = json.loads(path.read_text(encoding="utf-8"))["tp_plan"]
     unknown = sorted({style for style in plan.values() if style not in styles})
-    return f"unknown styles: {unknown}" if unknown else f"{len(plan)} modules, {len(set(plan.values()))} styles known"
+    if unknown:
+        raise ValueError(f"unknown styles: {unknown}")
+    return f"{len(plan)} modules, {len(set(plan.values()))} styles known"
 
 
 def deepspeed_config(path: Path) -> str:
-    """The configuration is one that AutoTP reads."""
-    config = importlib.import_module("deepspeed.runtime.tensor_parallel.config")
-    given = json.loads(path.read_text(encoding="utf-8"))["tensor_parallel"]
-    return f"read: autotp_size {config.TPTrainingConfig(**given).autotp_size}"
+    """The parser of a whole DeepSpeed configuration reads it."""
+    given = json.loads(path.read_text(encoding="utf-8"))
+    whole = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, **given}
+    read = importlib.import_module("deepspeed.runtime.config").DeepSpeedConfig(whole).tensor_parallel_config
+    return (
+        f"DeepSpeedConfig: autotp_size {read.autotp_size}, {len(read.partition_config['layer_specs'])} kinds of modules"
+    )
 
 
 def python_program(path: Path) -> str:
@@ -53,7 +64,9 @@ def mlir_module(path: Path) -> str:
 
     with mlir.make_ir_context():
         module = ir.Module.parse(path.read_text(encoding="utf-8"))
-        return "verified" if module.operation.verify() else "not verified"
+        if not module.operation.verify():
+            raise ValueError("not verified")
+        return "verified"
 
 
 def checked_ranks(path: Path) -> str:
@@ -65,19 +78,51 @@ def checked_ranks(path: Path) -> str:
     return f"{len(models)} models checked"
 
 
-def maxtext_keys(path: Path) -> str:
-    """Every key is one of the trainer's own base configuration."""
+def maxtext_config(path: Path) -> str:
+    """MaxText's own configuration takes the keys, and makes its mesh of eight devices from them."""
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     files = importlib.metadata.files("maxtext") or ()
-    base = next(file for file in files if str(file) == "maxtext/configs/base.yml")
-    known = set(yaml.safe_load(Path(base.locate()).read_text(encoding="utf-8")))
+    base = next(file for file in files if str(file) == "maxtext/configs/base.yml").locate()
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    unknown = sorted(given.keys() - known)
-    return f"unknown keys: {unknown}" if unknown else f"{len(given)} keys known"
+    settings = [f"{name}={value}" for name, value in given.items()]
+    quiet = ["run_name=consumer", "hardware=cpu", "enable_checkpointing=False", "skip_jax_distributed_system=True"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        pyconfig = importlib.import_module("maxtext.configs.pyconfig")
+        config = pyconfig.initialize(["train", str(base), *quiet, *settings])
+        devices = importlib.import_module("maxtext.utils.maxtext_utils").create_device_mesh(config)
+    axes = zip(config.mesh_axes, devices.shape, strict=True)
+    return f"{len(given)} keys read, mesh {', '.join(f'{name} {size}' for name, size in axes if size > 1)}"
+
+
+def megatron_arguments(path: Path) -> str:
+    """Megatron-LM's own parser takes the arguments and finds them consistent, beside those of the model."""
+    try:
+        arguments = importlib.import_module("megatron.training.arguments")
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("megatron"):
+            return megatron_settings(path)
+        raise
+    # the machine that is asked is this one, which has no GPU: it is said to be an H100
+    arguments.get_device_arch_version = lambda: 9
+    given = path.read_text(encoding="utf-8").split()
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64"
+    run = "--lr 1e-4 --train-iters 1 --transformer-impl local --bf16"
+    argv, world = sys.argv, os.environ.get("WORLD_SIZE")
+    sys.argv, os.environ["WORLD_SIZE"] = ["pretrain_gpt.py", *given, *sizes.split(), *run.split()], "2"
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            read = arguments.validate_args(arguments.parse_args())
+    finally:
+        sys.argv = argv
+        os.environ.pop("WORLD_SIZE") if world is None else os.environ.update(WORLD_SIZE=world)
+    ways = f"tensor {read.tensor_model_parallel_size}, data {read.data_parallel_size}"
+    return f"Megatron-LM's parser: {len([word for word in given if word.startswith('--')])} arguments, {ways}"
 
 
 def megatron_settings(path: Path) -> str:
-    """Every argument is a field of Megatron Core's configurations, which take these values. The parser of Megatron-LM
-    itself, which makes arguments of these fields, is not in a registry; it adds the three of `_OF_THE_PARSER`."""
+    """Every argument is a field of Megatron Core's configurations, which take these values: the parser of Megatron-LM,
+    which makes arguments of these fields, is not in older packages; it adds the three of `_OF_THE_PARSER`."""
     core = importlib.import_module("megatron.core.model_parallel_config").ModelParallelConfig
     kinds = [core, importlib.import_module("megatron.core.transformer.transformer_config").TransformerConfig]
     kinds.append(importlib.import_module("megatron.core.distributed").DistributedDataParallelConfig)
@@ -90,18 +135,45 @@ def megatron_settings(path: Path) -> str:
         given[name.removeprefix("no_") if no else name] = int(value) if value.isdigit() else value or not no
     unknown = sorted(given.keys() - fields - _OF_THE_PARSER)
     if unknown:
-        return f"unknown arguments: {unknown}"
+        raise ValueError(f"unknown arguments: {unknown}")
     own = {field.name for field in dataclasses.fields(core)}
     made = core(**{name: value for name, value in given.items() if name in own})
     return f"{len(given)} arguments known, tensor {made.tensor_model_parallel_size}"
 
 
-def onnxruntime_session(path: Path) -> str:
-    """The first rank's model is loaded by a session."""
-    runtime = importlib.import_module("onnxruntime")
-    model = min(path.rglob("*.onnx"))
-    runtime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    return "loaded"
+def onnxruntime_ranks(path: Path) -> str:
+    """Four ranks of a small GPT, split at random, in ONNX Runtime: together they compute what the model computes."""
+    from exported import feeds_of, run_whole
+    from forced_plans import INFERENCE, forced_plan
+    from small_models import small_model
+
+    from shardplan.export.onnx.folder import write_folder
+    from shardplan.export.onnx.reference import read_ranks
+    from shardplan.program.collectives import unshard
+    from shardplan.program.lower import lower_program
+    from shardplan.program.machine.values import random_values
+
+    folders = [path.parent / name for name in ("ranks", "feeds", "results")]
+    for folder in folders[1:]:
+        folder.mkdir()
+    model = small_model("gpt", path.parent)
+    plan = forced_plan(model, "2x2", INFERENCE, seed=5)
+    program, values = lower_program(model, plan), random_values(model)
+    write_folder(program, plan, None, folders[0])
+    for rank, feed in enumerate(feeds_of(read_ranks(folders[0])[0], program, values)):
+        np.savez(folders[1] / f"rank-{rank}.npz", **feed)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    example = ROOT / "docs" / "examples" / "run_onnx_ranks.py"
+    done = subprocess.run([*launch, example, *folders], capture_output=True, text=True, check=True)
+    made = [dict(np.load(folders[2] / f"rank-{rank}.npz")) for rank in range(4)]
+    kept, whole = {decision.name: decision.layout.forward for decision in plan.tensors}, run_whole(model, values)
+    far = 0.0
+    for name in model.outputs:
+        found = unshard([rank[name].astype(np.float64) for rank in made], kept[name], plan.mesh, rtol=1e-3, atol=1e-3)
+        far = max(far, float(np.abs(found - whole[name]).max() / np.abs(whole[name]).max()))
+    if far > 1e-4:
+        raise ValueError(f"off by {far:.0e}")
+    return f"{done.stdout.strip().splitlines()[-1]}, off by {far:.0e}"
 
 
 CONSUMERS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
@@ -110,10 +182,10 @@ CONSUMERS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
     ("torchtitan", "torchtitan", "torchtitan", python_program),
     ("fsdp2", "fsdp2", "torch", python_program),
     ("shardy", "shardy", "jaxlib", mlir_module),
-    ("maxtext", "maxtext", "maxtext", maxtext_keys),
-    ("megatron", "megatron", "megatron-core", megatron_settings),
+    ("maxtext", "maxtext", "maxtext", maxtext_config),
+    ("megatron", "megatron", "megatron-core", megatron_arguments),
     ("", "onnx-spmd", "onnx", checked_ranks),
-    ("", "onnx-spmd", "onnxruntime", onnxruntime_session),
+    ("", "onnx-spmd", "onnxruntime", onnxruntime_ranks),
 )
 """What is solved for, the format of the export, the consumer, and how it takes it."""
 
@@ -139,11 +211,14 @@ def exported(target: str, form: str, folder: Path) -> Path:
     return out
 
 
-def main() -> None:
+def main() -> int:
     """Print the table."""
     print(f"{'format':12} {'consumer':14} {'version':12} said")
+    chosen, refused = set(sys.argv[1:]), 0
     with tempfile.TemporaryDirectory() as folder:
         for target, form, package, take in CONSUMERS:
+            if chosen and package not in chosen:
+                continue
             try:
                 version = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
@@ -151,10 +226,12 @@ def main() -> None:
                 continue
             try:
                 said = take(exported(target, form, Path(folder)))
-            except Exception as problem:  # noqa: BLE001 - a refusal of any kind is what the line says
+            except (Exception, SystemExit) as problem:  # noqa: BLE001 - a refusal of any kind is what the line says
                 said = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+                refused += 1
             print(f"{form:12} {package:14} {version:12} {said}", flush=True)
+    return 1 if refused else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

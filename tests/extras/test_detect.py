@@ -64,6 +64,7 @@ def profile(tmp_path, *texts):
         ("NVIDIA A100-SXM4-40GB", 40960, "NV12", "a100-p4d", 300),
         ("NVIDIA H200", 143771, "NV18", "h200-dgx", 450),
         ("NVIDIA B200", 183359, "NV18", "b200-dgx", 900),
+        ("NVIDIA B300 SXM6 AC", 275040, "NV18", "b300-dgx", 900),
     ],
 )
 def test_a_machine_of_nvlinks(tmp_path, kind, mib, link, base, gbps):
@@ -147,3 +148,73 @@ def test_cards_of_this_machine(tmp_path, monkeypatch):
         (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
     assert machine_of(texts_here(str(tmp_path / "infiniband"))).nic_gbit == (400, 400)
     assert texts_here(str(Path(tmp_path) / "none")) == []
+
+
+def dgx(links, cards):
+    """`topo -m` of eight GPUs joined by `links`; `cards`: for every network card, the ways to the GPUs."""
+    names = [f"GPU{i}" for i in range(8)] + [f"NIC{i}" for i in range(len(cards))]
+    rows = [
+        "\t".join([f"GPU{i}", *("X" if i == j else links for j in range(8)), *(card[i] for card in cards), "0-55", "0"])
+        for i in range(8)
+    ]
+    return "\n".join(["\t".join(["", *names, "CPU Affinity", "NUMA Affinity"]), *rows])
+
+
+BESIDE = [["PXB" if i == j else "NODE" if i // 4 == j // 4 else "SYS" for i in range(8)] for j in range(8)]
+STORAGE = ["NODE"] * 4 + ["SYS"] * 4
+
+
+def test_cards_that_no_gpu_is_beside_carry_nothing(tmp_path):
+    """A DGX has cards for storage and management: they are slower, or as fast, or missing among the rates."""
+    matrix = dgx("NV18", [STORAGE, *BESIDE, STORAGE])
+    for rates in ("100 Gb/sec (4X EDR)\n" + RATES + "100 Gb/sec (4X EDR)\n", RATES + RATES[: len(RATES) // 4], RATES):
+        loaded, found = profile(tmp_path, matrix, H100, rates, SCONTROL)
+        assert loaded.levels[-1].node_bytes_per_s == 8 * 400e9 / 8
+        assert [each.summary for each in found.unknown] == [
+            "what 2 of 10 network cards are for: none is beside a GPU, and they are left out"
+        ]
+    with pytest.raises(ShardplanError) as raised:
+        profile(tmp_path, matrix, H100, RATES * 2, SCONTROL)
+    assert raised.value.diagnostics[0].summary == "nics: 16 rates, and another text says 10"
+
+
+HWLOC = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0">
+  <object type="Machine" os_index="0" gp_index="1"><info name="Backend" value="Linux"/>
+    <object type="OSDev" gp_index="20" name="eth0" osdev_type="2"/>
+    {devices}
+  </object>
+</topology>"""
+
+
+def hwloc(*kinds, kib=83201024):
+    """`lstopo --of xml` of a machine with GPUs of these kinds, each beside a card."""
+    devices, memory = [], f'<info name="CUDAGlobalMemorySize" value="{kib}"/>'
+    for i, kind in enumerate(kinds):
+        model = f'<info name="GPUVendor" value="NVIDIA Corporation"/><info name="GPUModel" value="{kind}"/>'
+        devices += [
+            f'<object type="OSDev" name="cuda{i}" subtype="CUDA" osdev_type="5">{model}{memory}</object>',
+            f'<object type="OSDev" gp_index="{i}1" name="nvml{i}" subtype="NVML" osdev_type="1">{model}</object>',
+            f'<object type="OSDev" gp_index="{i}2" name="mlx5_{i}" osdev_type="3"/>',
+        ]
+    return HWLOC.format(devices="\n".join(devices))
+
+
+def test_what_hwloc_says(tmp_path):
+    loaded, found = profile(tmp_path, hwloc(*["NVIDIA A100-SXM4-80GB"] * 8), topology(8, "NV12", cards=8), RATES)
+    assert found.base == "a100-dgx"
+    assert [axis.size for axis in loaded.axes] == [1, 8]
+    assert [each.summary for each in found.unknown] == ["how many machines there are"]
+    with pytest.raises(ShardplanError, match="GPUs of several kinds, NVIDIA A100-SXM4-80GB, NVIDIA L40S"):
+        profile(tmp_path, hwloc("NVIDIA A100-SXM4-80GB", "NVIDIA L40S"))
+    with pytest.raises(ShardplanError, match="nothing says what the devices are"):
+        profile(tmp_path, HWLOC.format(devices=""))
+
+
+def test_a_card_is_no_module(tmp_path):
+    """What is kept of a profile with SXM modules is said; a name without a chip in it is no device of a profile."""
+    found = profile(tmp_path, query("NVIDIA A100 80GB PCIe", 81920, 4))[1]
+    assert "how fast a PCIe card is: a100-dgx has A100-SXM4-80GB" in [each.summary for each in found.unknown]
+    with pytest.raises(ShardplanError, match="no shipped profile has the device 'NVIDIA Graphics Device'"):
+        profile(tmp_path, query("NVIDIA Graphics Device", 81920, 8))

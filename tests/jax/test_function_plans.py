@@ -205,3 +205,22 @@ def test_modules_of_flax_are_functions_of_their_parameters(kind):
     assert first in names
     placed = jax.device_put(params, shardplan.jax.shardings(plan, mesh, params))
     np.testing.assert_allclose(jax.jit(shardplan.jax.parallelize(fn, plan, mesh))(placed, x), fn(params, x), rtol=1e-4)
+
+
+def test_an_input_with_the_name_of_a_parameter():
+    """It is called by its argument too; two leaves that would have one name are refused."""
+
+    def fn(params, batch):
+        return jnp.mean(jnp.square(batch["task"] @ params["task"] - batch["wanted"]))
+
+    params = {"task": jnp.ones((64, 32))}
+    batch = {"task": jnp.ones((64, 64)), "wanted": jnp.ones((64, 32))}
+    plan = shardplan.jax.plan(fn, params, batch, mesh="2x4", cluster="h100-dgx")
+    assert {tensor.name for tensor in plan.tensors if tensor.role == "input"} == {"batch.task", "wanted"}
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[:8])
+    (of_batch,) = shardplan.jax.batch_shardings(plan, mesh, fn, batch)
+    assert of_batch["task"] == shardplan.jax.sharding(plan, mesh, "batch.task")
+    made = shardplan.jax.parallelize(fn, plan, mesh)(params, jax.device_put(batch, of_batch))
+    np.testing.assert_allclose(made, fn(params, batch), rtol=1e-5)
+    with pytest.raises(ShardplanError, match="two leaves of the arguments have one name"):
+        shardplan.jax.plan(fn, {"a.b": params["task"], "a": {"b": params["task"]}, **params}, batch, mesh="2x4")

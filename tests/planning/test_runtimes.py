@@ -1,5 +1,6 @@
 """`solve --for FORMAT`: for every format, what is planned for it is exported to it without a refusal."""
 
+import math
 import warnings
 
 import pytest
@@ -13,9 +14,12 @@ from shardplan.export.targets import find_target
 from shardplan.export.types import Source
 from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model_bytes
+from shardplan.planning import Planner
+from shardplan.planning.candidates import NoBetterError, Search
 from shardplan.planning.runtimes import RUNTIMES
-from shardplan.request import TARGETS
-from shardplan.study.instance import load_model
+from shardplan.planning.runtimes.trainer import divides
+from shardplan.request import TARGETS, Request
+from shardplan.study.instance import load_model, read
 
 LSTM = """
 lm (int64[8,12] ids) => (float[8,12,48] logits)
@@ -193,3 +197,29 @@ def test_roles_of_axes():
     assert ("tp", "dp") not in titan
     assert set(RUNTIMES["torchtitan"].arrangements(Mesh.of(dp=2, tp=2))) == {("dp", "tp")}
     assert set(RUNTIMES["jax"].arrangements(Mesh.of(machine=2, gpu=2))) == {("any", "any")}
+
+
+def test_roles_that_bring_nothing_are_not_searched_to_the_end(models):
+    """What is enough ends a search with a bound that is one; plans that are shorter are found all the same."""
+    instance = read(Request(model=models["llama"], mesh="2x2", target="tp-plan", mode="training", effort="quick"))
+    planner = Planner(instance.model, instance.cluster, instance.options)
+    tp_plan, roles = RUNTIMES["tp-plan"], ("data", "tensor")
+
+    def step_and_bound(enough_s):
+        found = planner.with_roles(tp_plan, roles, Search.of(planner.instance), enough_s=enough_s)
+        return found.candidate.step_s, found.bound_s
+
+    step_s, bound_s = step_and_bound(math.inf)
+    assert step_and_bound(1.01 * step_s) == (step_s, bound_s)
+    for enough_s in (0.0, 0.5 * bound_s, 0.99 * bound_s):
+        with pytest.raises(NoBetterError) as raised:
+            step_and_bound(enough_s)
+        assert enough_s <= raised.value.bound_s <= step_s
+
+
+def test_degrees_that_divide_no_size_are_not_tried(models):
+    """Eight rows over two data-parallel ranks, and no experts to spread."""
+    model, mesh = load_model(models["llama"], {}), Mesh.of(machine=2, gpu=8)
+    roles = {each for each in RUNTIMES["megatron"].arrangements(mesh) if divides(each, mesh, model, 1)}
+    assert ("data", "tensor") in roles
+    assert not roles & {("data", "data"), ("expert", "tensor"), ("shards", "shards")}

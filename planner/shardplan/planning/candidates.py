@@ -68,6 +68,14 @@ class NoPlanError(Exception):
         self.answer = answer
 
 
+class NoBetterError(Exception):
+    """No plan of a search is shorter than what was enough: `bound_s` is a lower bound on all of them."""
+
+    def __init__(self, bound_s: float) -> None:
+        super().__init__(f"no step is below {bound_s} s")
+        self.bound_s = bound_s
+
+
 @dataclass(frozen=True)
 class Found:
     """The plan with the shortest schedule found, the greatest proven lower bound on any (seconds), and the multipliers
@@ -172,11 +180,11 @@ class Search:
         return self.interruption.asked or self._is_timed_out
 
 
-def shortest(search: Search) -> Questions[Found]:
+def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
     """The plan of the shortest step. Where what is recomputed is to be chosen, the plans of the flags for that are
-    candidates too. Raises `NoPlanError` where there is none."""
+    candidates too. Raises `NoPlanError` where there is none, and `NoBetterError` where all take `enough_s` or more."""
     instance = search.instance
-    found = yield from searched(search, chooses_remat=instance.chooses_remat)
+    found = yield from searched(search, chooses_remat=instance.chooses_remat, enough_s=enough_s)
     if not instance.chooses_remat or found.limit_bytes is None or found.gap <= CLOSE:
         return found
     for remat in flags(found.candidate.layouts.built):
@@ -189,15 +197,22 @@ def shortest(search: Search) -> Questions[Found]:
 
 
 def searched(
-    search: Search, remat: Recompute | None = None, *, chooses_remat: bool = False, below_s: float = math.inf
+    search: Search,
+    remat: Recompute | None = None,
+    *,
+    chooses_remat: bool = False,
+    below_s: float = math.inf,
+    enough_s: float = math.inf,
 ) -> Questions[Found]:
     """The best plan of all candidates; `remat`: what is recomputed, unless that is chosen; `below_s`: looked for only
-    as long as it may have a shorter step. Raises `NoPlanError`."""
+    as long as it may have a shorter step. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
     instance = search.instance
-    found = yield from without_limit(search, remat)
+    found = yield from without_limit(search, remat, enough_s)
     if found is None or (found.bound_s < below_s and not found.candidate.keeps(instance.limit_bytes)):
         try:
-            found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat)
+            found = yield from of_phases(
+                search, instance.limit_bytes, remat, chooses_remat=chooses_remat, enough_s=enough_s
+            )
         except NoPlanError as none:
             found = yield from as_experts(search, none.answer)
     if found.candidate.step_s >= below_s:
@@ -217,11 +232,13 @@ def searched(
     return found
 
 
-def without_limit(search: Search, remat: Recompute | None = None) -> Questions[Found | None]:
+def without_limit(
+    search: Search, remat: Recompute | None = None, enough_s: float = math.inf
+) -> Questions[Found | None]:
     """The best plan without a limit on memory, if it can be told: where that fits, it is the answer. Where what is
-    recomputed is to be chosen, nothing is."""
+    recomputed is to be chosen, nothing is. Raises `NoBetterError` where all take `enough_s`."""
     with contextlib.suppress(NoPlanError):
-        return (yield from of_phases(search, None, remat, parts=2))
+        return (yield from of_phases(search, None, remat, parts=2, enough_s=enough_s))
     return None
 
 
@@ -261,9 +278,10 @@ def of_phases(
     start: Weights = (),
     planes: Sequence[Plane] = (),
     averages: int | None = None,
+    enough_s: float = math.inf,
 ) -> Questions[Found]:
     """The best plan that the phases' sums lead to, from the multipliers `start` or `planes`. Raises `NoPlanError` where
-    there is none."""
+    there is none, and `NoBetterError` where all take `enough_s`."""
     unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
     question = Question(
         limit_bytes,
@@ -273,14 +291,17 @@ def of_phases(
         start=start,
         planes=planes,
         averages=averages,
+        enough_s=enough_s,
     )
     answer = yield from asked(search, replace(question, ends_s=search.share(parts)), FIRST_WORK * search.work_left)
     solution = answer.solution
     if solution.choices is None:
         raise NoPlanError(answer)
+    bound_s = solution.bound / PS_PER_S
+    if bound_s >= enough_s:
+        raise NoBetterError(bound_s)
     best = search.judged(answer)[0]
     multipliers = _by_phase(answer.objective, solution.multipliers)
-    bound_s = solution.bound / PS_PER_S
     proof = solution.outcome, solution.reproducible, solution.planes
     return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof)
 

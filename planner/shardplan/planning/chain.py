@@ -23,6 +23,7 @@ from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
 from shardplan.solve import Plane, Problem, Progress, Solution, solve
+from shardplan.units import PS_PER_S
 
 AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive": 10}
 """Plain problems that are solved at most for the objective's maxima: more raise the bound a little."""
@@ -37,8 +38,9 @@ class Question:
     `chooses_remat`: that is chosen too. `near`: the only layouts that are offered. `restriction`: what is allowed;
     `without`: constraints that are dropped. `start`: multipliers to start from; `planes`: of questions that allow less,
     which say where to start; `averages`: plain problems that are solved at most, unless as many as the effort of the
-    instance says. `ends_s`: when the search ends (`time.monotonic`); `unproven`: the relative gap that is left where a
-    proof takes long; `work`: that it may take, in the units of `shardplan.solve.constants`."""
+    instance says. `enough_s`: a bound, seconds, beyond which nothing of the answer matters; `ends_s`: when the search
+    ends (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes long; `work`: that it may
+    take, in the units of `shardplan.solve.constants`."""
 
     limit_bytes: int | None
     objective: Objective | None = None
@@ -51,6 +53,7 @@ class Question:
     start: Weights = ()
     planes: Sequence[Plane] = ()
     averages: int | None = None
+    enough_s: float = math.inf
     ends_s: float = math.inf
     unproven: float = 0.0
     work: float = math.inf
@@ -164,4 +167,5 @@ def _solved(
         averages=(question.averages or AVERAGES[options.effort]) if options.gap > 0.0 else 0,
         planes=question.planes,
         effort=question.work,
+        enough=question.enough_s * PS_PER_S,
     )

@@ -32,6 +32,7 @@ from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
+from shardplan.planning.runtimes.trainer import divides
 from shardplan.planning.said import best_said, said_with
 from shardplan.planning.standing import OnProgress, Watch
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
@@ -217,10 +218,13 @@ class Planner:
         many axes."""
         runtime, cluster = RUNTIMES[self.instance.options.target], self.instance.cluster
         every = [*runtime.arrangements(cluster.mesh)]
+        if runtime.is_trainer:
+            model, microbatches = self.instance.model, self.instance.options.microbatches
+            every = [roles for roles in every if divides(roles, cluster.mesh, model, microbatches)] or every
         some = [roles for roles in every if len(real_axes(merged(cluster, roles)[0].mesh)) <= MOST_WHOLE]
 
-        def ask(roles: Roles) -> Found | None:
-            return self.with_roles(runtime, roles, search, restriction)
+        def ask(roles: Roles, enough_s: float) -> Found | None:
+            return self.with_roles(runtime, roles, search, restriction, enough_s)
 
         found = best_said(some, ask, self.limit_bytes)
         if found is None and len(real_axes(cluster.mesh)) > MOST_WHOLE:
@@ -230,16 +234,22 @@ class Planner:
         return found if len(some) == len(every) else replace(found, bound_s=min(found.bound_s, self._least_s()))
 
     def with_roles(
-        self, runtime: Runtime, roles: Roles, search: Search, restriction: Restrict | None = None
+        self,
+        runtime: Runtime,
+        roles: Roles,
+        search: Search,
+        restriction: Restrict | None = None,
+        enough_s: float = math.inf,
     ) -> Found | None:
         """The best plan in which the axes have these roles, for `runtime`; where neighbours over one link share a role,
         from the plan of the mesh on which they are one axis, and where they are one to the runtime too, that plan.
-        `None` where that mesh has none. Raises `NoPlanError`."""
-        mesh = self.instance.cluster.mesh
-        known = None if restriction is not None else self._coarser_with(runtime, roles, search)
+        `None` where that mesh has none. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
+        mesh, are_one = self.instance.cluster.mesh, FREE_ROLES.isdisjoint(roles)
+        of_coarser_s = enough_s if are_one else math.inf
+        known = None if restriction is not None else self._coarser_with(runtime, roles, search, of_coarser_s)
         if known is None:
             try:
-                found = self._among_all(runtime, roles, search, restriction)
+                found = self._among_all(runtime, roles, search, restriction, enough_s)
             except NoPlanError:
                 if restriction is None:
                     self._coarse[mesh, roles] = None, 0.0
@@ -248,7 +258,6 @@ class Planner:
                 self._coarse[mesh, roles] = Coarser.of(found), 0.0
             return found
         coarser, own = known[0], self._search_like(search, roles)
-        are_one = FREE_ROLES.isdisjoint(roles)
         if coarser is not None and are_one:
             return self._answered(lifted(own, coarser, coarser.bound_s), own, None)
         if coarser is not None:
@@ -256,14 +265,21 @@ class Planner:
                 return self._answered(finer(own, coarser, self._least_s()), own, Arrangement(runtime, roles))
         if are_one or len(real_axes(mesh)) > MOST_WHOLE:
             return None
-        return self._among_all(runtime, roles, search, restriction)
+        return self._among_all(runtime, roles, search, restriction, enough_s)
 
-    def _among_all(self, runtime: Runtime, roles: Roles, search: Search, restriction: Restrict | None) -> Found:
-        """The best plan of all with these roles. Raises `NoPlanError`."""
+    def _among_all(
+        self,
+        runtime: Runtime,
+        roles: Roles,
+        search: Search,
+        restriction: Restrict | None,
+        enough_s: float = math.inf,
+    ) -> Found:
+        """The best plan of all with these roles. Raises as `with_roles`."""
 
         def asked(limits: Restrict) -> Found:
             own = self._search_like(search, roles, search.known)
-            return self._answered(shortest(own), own, both(limits, restriction))
+            return self._answered(shortest(own, enough_s), own, both(limits, restriction))
 
         return said_with(runtime, roles, asked)
 
@@ -273,23 +289,25 @@ class Planner:
         restricted = "any" not in roles
         return Search(self.instance, search.limit_s, search.interruption, restricted=restricted, known=known)
 
-    def _coarser_with(self, runtime: Runtime, roles: Roles, search: Search) -> tuple[Coarser | None] | None:
+    def _coarser_with(
+        self, runtime: Runtime, roles: Roles, search: Search, enough_s: float
+    ) -> tuple[Coarser | None] | None:
         """The plan of the mesh on which neighbours over one link with one role are one axis, where it has one; `None`
-        where that is this mesh, or what is asked means nothing there."""
+        where that is this mesh, or what is asked means nothing there. Raises `NoBetterError`."""
         other = self._with_fewer_axes(roles)
         if other is None:
             return None
         cluster, groups = other
         key = cluster.mesh, tuple(roles[group[0]] for group in groups)
         if key not in self._coarse:
-            self._coarse[key] = self._on_with(runtime, cluster, key[1], search)
+            self._coarse[key] = self._on_with(runtime, cluster, key[1], search, enough_s)
         known = self._coarse[key]
         return known and (known[0] and replace(known[0], groups=groups),)
 
     def _on_with(
-        self, runtime: Runtime, cluster: Cluster, roles: Roles, search: Search
+        self, runtime: Runtime, cluster: Cluster, roles: Roles, search: Search, enough_s: float
     ) -> tuple[Coarser | None, float] | None:
-        """What is known of another mesh whose axes have these roles."""
+        """What is known of another mesh whose axes have these roles. Raises `NoBetterError`."""
         mesh = cluster.mesh
         if mesh not in self._others:
             try:
@@ -302,7 +320,7 @@ class Planner:
             return None
         try:
             own = Search(other.instance, search.share(2), search.interruption)
-            found = other.with_roles(runtime, roles, own)
+            found = other.with_roles(runtime, roles, own, enough_s=enough_s)
         except NoPlanError:
             return None, 0.0
         return None if found is None else Coarser.of(found), 0.0

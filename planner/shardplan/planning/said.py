@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from shardplan.graph.build import CostGraph, Node
-from shardplan.planning.candidates import Found, NoPlanError
+from shardplan.planning.candidates import Found, NoBetterError, NoPlanError
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes.alike import Alike, Way, differing
 from shardplan.planning.runtimes.arrangement import Arrangement
@@ -17,16 +18,22 @@ T = TypeVar("T")
 Chosen = tuple[CostGraph, Mapping[Node, int]]
 
 
-def best_said(arrangements: Iterable[Roles], ask: Callable[[Roles], Found | None], limit_bytes: int) -> Found | None:
+def best_said(
+    arrangements: Iterable[Roles], ask: Callable[[Roles, float], Found | None], limit_bytes: int
+) -> Found | None:
     """The plan of the shortest step among those that keep `limit_bytes`, of all `arrangements`, with the bound that
     holds for all of them; `None` where there is none. `ask`: the best plan with some roles; it may raise
-    `NoPlanError`."""
+    `NoPlanError`, and `NoBetterError` where all take so long."""
     best: Found | None = None
     bounds: list[float] = []
     for roles in arrangements:
+        enough_s = best.candidate.step_s if best and best.candidate.keeps(limit_bytes) else math.inf
         try:
-            found = ask(roles)
+            found = ask(roles, enough_s)
         except NoPlanError:
+            continue
+        except NoBetterError as none:
+            bounds.append(none.bound_s)
             continue
         if found is None:
             continue
@@ -41,9 +48,19 @@ def _rank(found: Found, limit_bytes: int) -> tuple[bool, float]:
 
 
 def said_with(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], Found]) -> Found:
-    """The best plan with these roles; `ask`: that under a restriction. Raises `NoPlanError`."""
-    first, found = alike(runtime, roles, ask, lambda one: (one.candidate.layouts.built, one.candidate.priced.choice))
-    return replace(found, bound_s=min(first.bound_s, found.bound_s)) if found is not first else found
+    """The best plan with these roles; `ask`: that under a restriction. Raises `NoPlanError` and `NoBetterError`."""
+    bounds: list[float] = []
+
+    def asked(limits: Restrict) -> Found:
+        found = ask(limits)
+        bounds.append(found.bound_s)
+        return found
+
+    try:
+        _, found = alike(runtime, roles, asked, lambda one: (one.candidate.layouts.built, one.candidate.priced.choice))
+    except NoBetterError as none:
+        raise NoBetterError(min([none.bound_s, *bounds[:1]])) from None
+    return replace(found, bound_s=min(bounds[0], found.bound_s))
 
 
 def alike(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], T], chosen: Callable[[T], Chosen]) -> tuple[T, T]:

@@ -51,6 +51,7 @@ def solve(
     averages: int = 0,
     planes: Sequence[Plane] = (),
     effort: float = math.inf,
+    enough: float = math.inf,
 ) -> Solution:
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
@@ -61,13 +62,13 @@ def solve(
     which no proof is sought; `start`: multipliers of the sums of `Problem.maxima` to begin with; `averages`: maxima are
     only averaged, by at most so many plain problems, which is quick and does not close what is left between; `planes`:
     of assignments of problems that allow less, which say where to average; `effort`: work after which it ends with what
-    it has, which changes nothing for a problem that needs less.
+    it has, which changes nothing for a problem that needs less; `enough`: a bound after which no average is taken.
     Ctrl-C ends the search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     return search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
-        unproven=unproven, start=start, averages=averages, planes=planes, effort=effort,
+        unproven=unproven, start=start, averages=averages, planes=planes, effort=effort, enough=enough,
     )  # fmt: skip
 
 
@@ -86,11 +87,14 @@ def search(
     averages: int = 0,
     planes: Sequence[Plane] = (),
     effort: float = math.inf,
+    enough: float = math.inf,
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
     if presolve and problem.maxima and (averages or breadth(problem) > SUMS_BROADEST):
         most = averages or AVERAGES_SOLVES
-        return _averaged(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, planes, effort)
+        return _averaged(
+            problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, planes, effort, enough
+        )
     with Budget(time_limit, work_limit, effort) as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
         phase: list[Phase] = ["reduce"]
@@ -134,6 +138,7 @@ def _averaged(
     most: int,
     planes: Sequence[Plane],
     effort: float,
+    enough: float,
 ) -> Solution:
     """Plain problems at a few multipliers: the only way where sums are too broad to become sums over nodes."""
     with Budget(time_limit, work_limit, effort) as budget:
@@ -152,7 +157,7 @@ def _averaged(
             report(Progress(budget.seconds, np.inf, -np.inf, "bound"))
             return found
 
-        found = by_averages(problem, plain, start, budget.expired, most, planes)
+        found = by_averages(problem, plain, start, budget.expired, most, planes, enough)
         return replace(found, work=budget.work, failure=max(failures))
 
 

@@ -1,5 +1,5 @@
 """What tools print about a machine, read: `nvidia-smi topo -m`, `nvidia-smi --query-gpu=... --format=csv`, rates of
-network cards (`/sys/class/infiniband/*/ports/1/rate`, `ibstat`), `scontrol show node`.
+network cards (`/sys/class/infiniband/*/ports/1/rate`, `ibstat`), `scontrol show node`, `lstopo --of xml`.
 
 Every text says what it is by its form. What a text does not say stays `None`.
 """
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from shardplan.errors import ShardplanError, error
+from shardplan.extras.detect.hwloc import cards_of, gpus_of, is_hwloc
 
 _GPU = re.compile(r"GPU\d+")
 _NIC = re.compile(r"NIC\d+|mlx\d+_\d+|rdmap\S+|bnxt_re\d+")
 _NVLINKS = re.compile(r"NV(\d+)")
+_ONE_SWITCH = frozenset({"PIX", "PXB"})
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _RATE = re.compile(r"^\s*(?:Rate:\s*)?(\d+)(?: Gb/sec.*)?$", re.MULTILINE)
 _GRES = re.compile(r"(?:Gres|CfgTRES)=\S*?gpu(?::([A-Za-z][\w.-]*))?[:=](\d+)")
 _NODE = re.compile(r"^\s*NodeName=(\S+)", re.MULTILINE)
+_SAME_MEMORY = 0.03
+"""Share by which two libraries may differ in what they call the memory of a GPU."""
 PCIE = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})
 """How `topo -m` calls ways that are no NVLink."""
 
@@ -26,22 +30,28 @@ PCIE = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What is known of one machine, and of how many like it there are. `devices`: GPUs; `links`: what joins pairs of
-    them, each kind once (`NV18`, `SYS`); `memory_mib`: of one; `nic_gbit`: rates of its cards."""
+    them, each kind once (`NV18`, `SYS`); `memory_mib`: of one; `nics`: its network cards, and `near_nics` those that
+    share a PCIe switch with a GPU, where some do (the others are for storage and management); `nic_gbit`: rates."""
 
     kind: str | None = None
     devices: int | None = None
     memory_mib: int | None = None
     links: tuple[str, ...] = ()
     nics: int | None = None
+    near_nics: int | None = None
     nic_gbit: tuple[int, ...] = ()
     machines: int | None = None
-    unread: tuple[str, ...] = field(default=())
 
     @property
     def nvlinks(self) -> int | None:
         """NVLinks of every pair, where all pairs have as many."""
         found = {match[1] for link in self.links if (match := _NVLINKS.fullmatch(link))}
         return int(found.pop()) if len(found) == 1 and len(self.links) == 1 else None
+
+    @property
+    def used_gbit(self) -> tuple[int, ...]:
+        """Rates of the cards that carry what GPUs send: the fastest ones, where some are not beside a GPU."""
+        return self.nic_gbit[-self.near_nics :] if self.near_nics else self.nic_gbit
 
 
 def machine_of(texts: Iterable[tuple[str, str]]) -> Machine:
@@ -53,25 +63,35 @@ def machine_of(texts: Iterable[tuple[str, str]]) -> Machine:
     found = Machine()
     for place, text in texts:
         plain = _ESCAPES.sub("", text)
-        said = _topology(plain) or _query(plain) or _slurm(plain) or _rates(plain)
+        said = _hwloc(plain) or _topology(plain) or _query(plain) or _slurm(plain) or _rates(plain)
         if said is None:
-            hint = "give what nvidia-smi topo -m, nvidia-smi --query-gpu=name,memory.total --format=csv, ibstat or "
-            summary = "this is none of the texts that are known"
-            raise ShardplanError(error("unread-capture", summary, file=place, hint=f"{hint}scontrol show node print"))
+            hint = "give what nvidia-smi topo -m, nvidia-smi --query-gpu=name,memory.total --format=csv, ibstat, "
+            summary, hint = (
+                "this is none of the texts that are known",
+                f"{hint}scontrol show node or lstopo --of xml print",
+            )
+            raise ShardplanError(error("unread-capture", summary, file=place, hint=hint))
         found = _joined(found, said, place)
+        rates = len(found.nic_gbit)
+        if found.nics and rates and rates not in (found.nics, found.near_nics):
+            raise _other(f"nics: {rates} rates, and another text says {found.nics}", place)
     return found
+
+
+def _other(said: str, place: str) -> ShardplanError:
+    return ShardplanError(error("other-machine", said, file=place, hint="give texts of one machine"))
 
 
 def _joined(one: Machine, other: Machine, place: str) -> Machine:
     """Both together; what they both say must agree."""
     changed = {}
-    for name in ("kind", "devices", "memory_mib", "links", "nics", "nic_gbit", "machines"):
+    for name in ("kind", "devices", "memory_mib", "links", "nics", "near_nics", "nic_gbit", "machines"):
         before, now = getattr(one, name), getattr(other, name)
         if now in (None, ()):
             continue
-        if before not in (None, ()) and before != now and name != "kind":
-            said = f"{name.replace('_', ' ')}: {now}, and another text says {before}"
-            raise ShardplanError(error("other-machine", said, file=place, hint="give texts of one machine"))
+        is_size = name == "memory_mib" and before is not None and abs(now / before - 1.0) < _SAME_MEMORY
+        if before not in (None, ()) and before != now and name != "kind" and not is_size:
+            raise _other(f"{name.replace('_', ' ')}: {now}, and another text says {before}", place)
         if name != "kind" or before is None or len(str(now)) > len(str(before)):
             changed[name] = now  # SLURM says h100 where nvidia-smi says NVIDIA H100 80GB HBM3
     return replace(one, **changed)
@@ -90,8 +110,25 @@ def _topology(text: str) -> Machine | None:
         return None
     columns = [place for place, name in enumerate(names) if name in gpus]
     links = {rows[name][place] for name in gpus for place in columns if rows[name][place] != "X"}
-    cards = len(names) - len(gpus)
-    return Machine(devices=len(gpus), links=tuple(sorted(links)), nics=cards or None)
+    cards = [place for place, name in enumerate(names) if name not in gpus]
+    near = sum(any(rows[name][place] in _ONE_SWITCH for name in gpus) for place in cards)
+    near_nics = near if 0 < near < len(cards) else None
+    return Machine(devices=len(gpus), links=tuple(sorted(links)), nics=len(cards) or None, near_nics=near_nics)
+
+
+def _hwloc(text: str) -> Machine | None:
+    """The topology that `lstopo --of xml` writes."""
+    if not is_hwloc(text):
+        return None
+    try:
+        kind, devices, memory_mib = gpus_of(text)
+    except ValueError as several:
+        raise _several(f"GPUs of several kinds, {several}") from None
+    return Machine(kind=kind, devices=devices or None, memory_mib=memory_mib, nics=cards_of(text) or None)
+
+
+def _several(said: str) -> ShardplanError:
+    return ShardplanError(error("mixed-devices", f"{said}: a profile has one"))
 
 
 def _query(text: str) -> Machine | None:
@@ -106,8 +143,7 @@ def _query(text: str) -> Machine | None:
     place = head.index("name") if head else next(iter(words), 0)
     kinds = {row[place] for row in sized if len(row) > place and "MiB" not in row[place]}
     if len(kinds) > 1 or not memory:
-        summary = f"GPUs of several kinds, {', '.join(sorted(kinds))}: a profile has one"
-        raise ShardplanError(error("mixed-devices", summary)) if len(kinds) > 1 else _no_memory()
+        raise _several(f"GPUs of several kinds, {', '.join(sorted(kinds))}") if len(kinds) > 1 else _no_memory()
     return Machine(kind=next(iter(kinds), None), devices=len(sized), memory_mib=min(memory))
 
 
@@ -134,7 +170,7 @@ def _rates(text: str) -> Machine | None:
     """`400 Gb/sec (4X NDR)` per card, as the kernel says it, or `Rate: 400` of ibstat."""
     is_ib = "Gb/sec" in text or "CA '" in text
     rates = tuple(sorted(_numbers(text))) if is_ib else ()
-    return Machine(nics=len(rates), nic_gbit=rates) if rates else None
+    return Machine(nic_gbit=rates) if rates else None
 
 
 def _numbers(text: str) -> Iterator[int]:

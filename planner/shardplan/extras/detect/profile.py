@@ -13,6 +13,7 @@ from shardplan.extras.detect.captures import PCIE, Machine
 
 _NVLINK_GBPS = 25
 """Of one NVLink in one direction, since NVLink 2 (V100); NVLink 5 (Blackwell) has twice as much."""
+_BLACKWELL = ("B200", "B300")
 _NEAR = 0.08
 """Share by which the memory that a driver shows may differ from what a device is sold with (81,559 MiB for 80 GB)."""
 _MIB = 2**20
@@ -58,14 +59,14 @@ def _levels(machine: Machine, base: Profile, inner: str, outer: str) -> list[str
     if machine.nvlinks is not None:
         inside.append(f"link_gbps: {machine.nvlinks * _per_link(base)}")
     if machine.nic_gbit:
-        between += [f"node_gbit: {sum(machine.nic_gbit)}", f"nics: {len(machine.nic_gbit)}"]
+        between += [f"node_gbit: {sum(machine.used_gbit)}", f"nics: {len(machine.used_gbit)}"]
     found = [(inner, inside), (outer, between)]
     keys = [f"  {level}: {{{', '.join(each)}}}" for level, each in found if each and (level != inner or inner != outer)]
     return ["levels:", *keys] if keys else []
 
 
 def _per_link(base: Profile) -> int:
-    return 2 * _NVLINK_GBPS if "B200" in base.device.kind or "GB200" in base.device.kind else _NVLINK_GBPS
+    return 2 * _NVLINK_GBPS if any(chip in base.device.kind for chip in _BLACKWELL) else _NVLINK_GBPS
 
 
 def _base(machine: Machine) -> Profile:
@@ -75,7 +76,7 @@ def _base(machine: Machine) -> Profile:
         raise ShardplanError(error("unknown-device", "nothing says what the devices are", hint=hint))
     words = _words(machine.kind)
     shipped = [load_profile(name) for name in list_profiles()]
-    alike = [profile for profile in shipped if profile.device.kind and _words(profile.device.kind)[:1] == words[:1]]
+    alike = [profile for profile in shipped if words and _words(profile.device.kind or "")[:1] == words[:1]]
     if machine.memory_mib is not None:
         stated = machine.memory_mib * _MIB
         alike = [each for each in alike if abs(stated / each.device.memory_bytes - 1.0) < _NEAR]
@@ -102,6 +103,11 @@ def _unknown(machine: Machine, base: Profile) -> Iterator[Diagnostic]:
         yield _said("how many machines there are", "scontrol show node says it, or --machines N")
     if machine.memory_mib is None:
         yield _said("how much memory a device has", "nvidia-smi --query-gpu=name,memory.total --format=csv says it")
+    if machine.near_nics and machine.nics:
+        far = f"what {machine.nics - machine.near_nics} of {machine.nics} network cards are for: none is beside a GPU"
+        yield _said(f"{far}, and they are left out", "NCCL_IB_HCA says which cards are used")
+    if "pcie" in (machine.kind or "").lower() and "sxm" in base.device.kind.lower():
+        yield _said(f"how fast a PCIe card is: {base.name} has {base.device.kind}", "shardplan calibrate gemm")
     if not machine.nic_gbit:
         yield _said(f"how fast the network is: that of {base.name} is kept", "ibstat says it")
     if not machine.links and (machine.devices or 0) > 1:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardplan.jax.device_mesh import check_mesh
 from shardplan.jax.named_shardings import sharding
-from shardplan.jax.planning.plan import inputs_of
+from shardplan.jax.planning.plan import leaves_of
 from shardplan.plan.types import Plan
 
 
@@ -26,5 +26,6 @@ def batch_shardings(plan: Plan, mesh: Mesh, fn: Callable[..., Any], *batch: Any)
     check_mesh(plan, mesh)
     known = {tensor.name for tensor in plan.tensors if tensor.role == "input"}
     whole = NamedSharding(mesh, PartitionSpec())
-    found = [sharding(plan, mesh, name) if name in known else whole for name in inputs_of(fn, batch)]
+    names = (short if short in known else full for short, full, _ in leaves_of(fn, batch))
+    found = [sharding(plan, mesh, name) if name in known else whole for name in names]
     return tuple(jax.tree.unflatten(jax.tree.structure(batch), found))

@@ -41,7 +41,8 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
     def constrained(params: Any, *batch: Any) -> Any:
         closed, shape = traced(fn, params, *batch)
         graph = Graph()
-        arguments = [*weights_of(params), *inputs_of(fn, batch)]
+        weights = weights_of(params)
+        arguments = [*weights, *inputs_of(fn, batch, weights)]
         written(graph, closed, arguments)
         layouts = _Layouts(plan, mesh, *_known(plan))
         _check_made_for(plan, graph, arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import onnx
 from onnx import helper
 
 from shardplan.api import make_plan
+from shardplan.errors import ShardplanError, error
 from shardplan.jax.named_shardings import path_name
 from shardplan.jax.planning.graph import OPSET, Graph, value_info, weight
 from shardplan.jax.planning.jaxprs import abstract, traced, write
@@ -49,7 +50,11 @@ def read_function(fn: Callable[..., Any], params: Any, *batch: Any, trainable: A
 def onnx_program(fn: Callable[..., Any], params: Any, *batch: Any) -> onnx.ModelProto:
     """The graph of `fn(params, *batch)`, its weights without values. Raises as `read_function`."""
     closed, result = traced(fn, params, *batch)
-    weights, inputs = weights_of(params), inputs_of(fn, batch)
+    weights = weights_of(params)
+    inputs = inputs_of(fn, batch, weights)
+    if len({*weights, *inputs}) < len(jax.tree.leaves((params, *batch))):
+        hint = "leaves are called by their paths, joined by dots: give one of them another key"
+        raise ShardplanError(error("cannot-export", "two leaves of the arguments have one name", hint=hint))
     graph = Graph()
     outputs = written(graph, closed, [*weights, *inputs])
     results = [value_info(each, leaf) for each, leaf in zip(outputs, jax.tree.leaves(result), strict=True)]
@@ -76,17 +81,23 @@ def _title(fn: Callable[..., Any]) -> str:
     return name if name.isidentifier() else "function"
 
 
-def inputs_of(fn: Callable[..., Any], batch: tuple[Any, ...]) -> dict[str, Any]:
-    """The leaves of the batch by what they are called."""
+def inputs_of(fn: Callable[..., Any], batch: tuple[Any, ...], weights: Iterable[str] = ()) -> dict[str, Any]:
+    """The leaves of the batch by what they are called; `weights`: names of parameters, which are not given twice."""
+    taken = frozenset(weights)
+    return {full if short in taken else short: leaf for short, full, leaf in leaves_of(fn, batch)}
+
+
+def leaves_of(fn: Callable[..., Any], batch: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
+    """The leaves of the batch, each with its name, and with that which it has where a parameter has the first: the
+    argument of `fn` is before it."""
     try:
         parameters = list(inspect.signature(fn).parameters)[1:]
     except (TypeError, ValueError):
         parameters = []
     alone = len(batch) == 1 and isinstance(batch[0], dict)
-    found = {}
     for place, each in enumerate(batch):
         argument = parameters[place] if place < len(parameters) else f"input{place}"
         for path, leaf in jax.tree_util.tree_flatten_with_path(each)[0]:
-            parts = ([] if alone else [argument]) + ([path_name(path)] if path else [])
-            found[".".join(parts)] = abstract(leaf)
-    return found
+            parts = [path_name(path)] if path else []
+            full = ".".join([argument, *parts]) if alone else ".".join(["input", argument, *parts])
+            yield ".".join(parts if alone else [argument, *parts]), full, abstract(leaf)

@@ -9,6 +9,7 @@ import numpy as np
 from shardplan.errors import ShardplanError
 from shardplan.graph.build import CostGraph
 from shardplan.layout.mesh import Mesh
+from shardplan.model.types import Model
 from shardplan.planning.parallelism import (
     CONTEXT,
     DATA,
@@ -45,13 +46,20 @@ def parallelism_of(roles: Roles, mesh: Mesh, *, sharded_optimizer: bool) -> Para
     )
 
 
+def divides(roles: Roles, mesh: Mesh, model: Model, microbatches: int) -> bool:
+    """Whether the model's sizes divide by the degrees that these roles are."""
+    try:
+        check_model(parallelism_of(roles, mesh, sharded_optimizer=False), model, microbatches)
+    except ShardplanError:
+        return False
+    return True
+
+
 def trainer_limits(roles: Roles, built: CostGraph) -> Allowed:
     """What a trainer does with these roles; nothing where the model does not divide so."""
-    cluster, options = built.cluster, built.options
+    cluster = built.cluster
     parallelism = parallelism_of(roles, cluster.mesh, sharded_optimizer=bool(built.updated))
-    try:
-        check_model(parallelism, built.model, options.microbatches)
-    except ShardplanError:
+    if not divides(roles, cluster.mesh, built.model, built.options.microbatches):
         first = next(iter(built.kept))
         return {("kept", first): np.zeros(len(built.kept[first]), dtype=np.bool_)}
     sizes = zip(roles, cluster.mesh.shape, cluster.axis_levels, strict=True)

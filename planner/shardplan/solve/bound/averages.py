@@ -39,9 +39,10 @@ def by_averages(
     stop: Callable[[], bool] = bool,
     most: int = AVERAGES_SOLVES,
     known: Sequence[Plane] = (),
+    enough: float = np.inf,
 ) -> Solution:
     """The best assignment met and the best bound. `solve` solves a problem without maxima, `stop` says when to end,
-    and it ends after `most` of them. `known`: planes above L.
+    and it ends after `most` of them, or with a bound of `enough`. `known`: planes above L.
 
     The time that it takes and what is missing where nothing fits are those of the plain problems.
     """
@@ -54,13 +55,14 @@ def by_averages(
         if plain.choices is None and not search.planes:
             return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, multipliers=search.grouped(weights))
         search.learn(weights, plain)
-        if plain.outcome == "interrupted" or stop() or search.settled():
+        if plain.outcome == "interrupted" or stop() or search.settled() or search.bound >= enough:
             break
         goal = search.goal()
         if goal == weights:
             break
         weights = goal
-    search.mix()
+    if search.bound < enough:
+        search.mix()
     return search.answer(plain.outcome == "interrupted", seconds, reproducible)
 
 
