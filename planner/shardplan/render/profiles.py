@@ -9,6 +9,7 @@ from rich.console import Console
 
 from shardplan.cluster.build import Profile
 from shardplan.render.console import emit, table
+from shardplan.text_lines import KEPT
 from shardplan.units import decimal_size, rate
 
 _WIDE = 110
@@ -35,7 +36,9 @@ def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
     wide = ["*links per device"] if console.width >= _WIDE else []
     rows = table("name", "device", ">memory", ">bf16", "*mesh" if wide else "mesh", *wide, "=numbers")
     for profile in profiles:
-        links = ", ".join(f"{level.name} {rate(level.link_bytes_per_s)}" for level in reversed(profile.levels))
+        links = ", ".join(
+            f"{level.name} {rate(level.link_bytes_per_s)}".replace(" ", KEPT) for level in reversed(profile.levels)
+        )
         rows.add_row(
             profile.name,
             profile.device.kind,
