@@ -163,7 +163,7 @@ def _as_it_is(given: str | Path, dims: Mapping[str, int]) -> Model:
     if is_config(text):
         return configured(text, dims)
     if text in NAMED and not Path(text).exists():
-        summary, hint = "there is no such file", f"{DESCRIBED}{text} is the described model of that name"
+        summary, hint = f"there is no file '{text}'", f"{DESCRIBED}{text} is the described model of that name"
         raise ShardplanError(error("no-such-file", summary, hint=hint))
     factory = factory_of(text)
     return read_model(given, dims) if factory is None else _built(text, *factory, dims)

@@ -75,9 +75,7 @@ def _of_constraints(session: Session, file: str | None, given: Mapping[str, Any]
         summary = "stages cannot be evaluated: what is priced here is one mesh"
         raise ShardplanError(error("bad-stages", summary, hint="shardplan solve plans the stages", file=file))
     session.say_all((*instance.model.warnings, *instance.cluster.warnings))
-    return evaluate_constraints(
-        instance.model, instance.cluster, instance.options, _pricing(session, instance.options)
-    )
+    return evaluate_constraints(instance.model, instance.cluster, instance.options, _pricing(session, instance.options))
 
 
 def _of_plan(session: Session, file: str, given: Mapping[str, Any]) -> Evaluation:
