@@ -12,7 +12,8 @@ UNIT = r"(?:%|[KMGTPE]?i?B(?:/s)?|Gb/s|[KMGTPE]?FLOP/s|[num]?s)(?![\w-])"
 """A unit behind a number and a blank: the two stay in one line."""
 _INDENT = 2
 _BEFORE_UNIT = re.compile(rf"(?<=\d) (?={UNIT})")
-_KEPT = "\N{NO-BREAK SPACE}"
+KEPT = "\N{NO-BREAK SPACE}"
+"""A blank at which no line ends; it is printed as any other."""
 _COMMAND = re.compile(r"(hint: |  (- )?)?(shardplan|pip|torchrun) ")
 
 
@@ -31,11 +32,11 @@ def folded_line(line: str, columns: int) -> str:
         return line
     own = len(line) - len(line.lstrip())
     parts = textwrap.wrap(
-        _BEFORE_UNIT.sub(_KEPT, line),
+        _BEFORE_UNIT.sub(KEPT, line),
         columns,
         subsequent_indent=" " * (own + _INDENT),
         break_long_words=False,
         break_on_hyphens=False,
         replace_whitespace=False,
     )
-    return "\n".join(parts).replace(_KEPT, " ")
+    return "\n".join(parts).replace(KEPT, " ")

@@ -51,6 +51,13 @@ CASES = {
         "models/quux --mesh 4x4",
         "models/quux: error[no-such-file]: there is no such file\nhint: there is no directory 'models' either\n",
     ),
+    "a described model without its prefix": (
+        "llama3-70b --mesh 4x4",
+        (
+            "error[no-such-file]: there is no file 'llama3-70b'\n"
+            "hint: transformer:llama3-70b is the described model of that name\n"
+        ),
+    ),
     "not an ONNX file": (
         "notes.onnx --mesh 4x4",
         "notes.onnx: error[not-onnx]: this is not an ONNX model: its bytes are no ONNX protobuf message\n",

@@ -46,14 +46,14 @@ def test_constraints_are_an_assignment_and_the_rest_is_chosen_at_least_cost(shar
     run = shardplan("evaluate", "mlp.onnx", "--fix", "fix.yaml", *SMALL, "--cost-model", "slapo")
     assert run.code == 0, run.err
     assert run.out == (
+        "  share            cost  what  how\n"
+        "100.0 %  4,096 elements  y     all-reduce@gpu, forward\n"
+        "\n"
         "plan      mlp, inference, on h100-dgx (gpu=4, 4 devices)\n"
         "fixed     fix.yaml: 4 decisions of 9; the others at least cost\n"
         "prices    slapo, in elements\n"
         "step      4,096 elements   compute 0, exposed communication 4,096\n"
         "memory    112 KiB of 67.1 GiB per device: parameters 32 + activations 32 + temporaries 48\n"
-        "\n"
-        "  share            cost  what  how\n"
-        "100.0 %  4,096 elements  y     all-reduce@gpu, forward\n"
     )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shardplan.render.console import Folded, emit, table
+from shardplan.text_lines import KEPT
 
 ROWS = [("model.layers.*.mlp.down_proj.weight", "12.1 %", "1.25 GiB"), ("lm_head.weight", "<0.1 %", "125 MiB")]
 
@@ -53,6 +54,7 @@ def test_names_are_folded_before_anything_else():
         ("S(0)@machine,gpu, served R/P@gpu", 14, ["S(0)@machine,", "gpu, served", "R/P@gpu"]),
         ("mul_{10,19…289}", 8, ["mul_{10,", "19…289}"]),
         ("up.post_attention_layernorm", 10, ["up.", "post_atten", "tion_layer", "norm"]),
+        ("net 50 GB/s, up 900 GB/s".replace(" ", KEPT).replace(f",{KEPT}", ", "), 16, ["net 50 GB/s,", "up 900 GB/s"]),
         ("short", 5, ["short"]),
     ],
 )

@@ -3,6 +3,7 @@
 The browser is the system's Chromium (or the one that `SHARDPLAN_BROWSER` names); without one these tests are skipped.
 """
 
+import json
 import os
 import re
 import shutil
@@ -185,6 +186,8 @@ def test_a_pipeline_has_a_gantt_chart_and_its_stages(view):
     assert tab.locator("[role=tab]").count() == len(plan.pipeline.stages)
     tab.locator("[role=tab]").last.click()
     assert tab.locator("[role=tabpanel] canvas").count() >= 1
+    named = [one.get_attribute("aria-label") for one in tab.locator("[role=tabpanel] section").all()]
+    assert named == [f"Stage 1: {part}" for part in ("Summary", "Schedule", "Model", "Parameters", "Moves")]
 
 
 def test_a_diff_shows_both_plans(view, plan):
@@ -254,6 +257,12 @@ def test_nothing_sticks_out_of_a_narrow_window(view, views, kind, width):
     tab = view(views[kind])
     tab.set_viewport_size({"width": width, "height": 800})
     assert tab.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_names_without_an_end_stay_in_the_window(view, views):
+    long = json.loads(json.dumps(views["plan"]).replace("layers.", "layers." + "a_very_long_name." * 60))
+    tab = view(long)
+    assert tab.evaluate("document.documentElement.scrollWidth") == 1280
 
 
 @pytest.mark.parametrize("kind", KINDS)

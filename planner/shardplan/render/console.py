@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardplan.escapes import one_line, visible
-from shardplan.text_lines import UNIT
+from shardplan.text_lines import KEPT, UNIT
 
 Color = Literal["auto", "always", "never"]
 _GUTTER, _LEAST_FOLDED, _BELOW = 2, 12, 4
@@ -27,8 +27,8 @@ PIPE_WIDTH = 10_000
 """Wider than any line of ours: rich cuts long names to the width it is told, and a script needs them whole."""
 
 
-_ENDS = re.compile(rf"[.:,](?!\d)(?:\s+(?!{UNIT}))?|(?<!\d)\s+|\s+(?!{UNIT})")
-"""Where a name, or a list of names, may go on in another line; not between a number and its unit."""
+_ENDS = re.compile(rf"[.:,](?!\d)(?: +(?!{UNIT}))?|(?<!\d) +| +(?!{UNIT})")
+"""Where a name, or a list of names, may go on in another line; not between a number and its unit, nor at `KEPT`."""
 
 
 class Folded(Text):
@@ -38,13 +38,19 @@ class Folded(Text):
     def wrap(self, console: Console, width: int, **options: Any) -> Lines:  # noqa: ARG002 - rich's signature
         """The lines that are at most `width` wide, but for single characters."""
         if cell_len(self.plain) <= width:
-            return Lines([self])
+            return Lines([_with_blanks(self)])
         leading = len(self.plain) - len(self.plain.lstrip())
         indent = min(leading + 2, width - 1) if leading else 0
         lines = self.divide(_breaks(self.plain, width, indent))
         for line in lines:
-            line.rstrip()
+            _with_blanks(line).rstrip()
         return Lines([Text(" " * indent) + line if number else line for number, line in enumerate(lines)])
+
+
+def _with_blanks(line: Text) -> Text:
+    """The same line, with plain blanks where it had those that do not end it."""
+    line.plain = line.plain.replace(KEPT, " ")
+    return line
 
 
 def _breaks(text: str, width: int, indent: int) -> list[int]:

@@ -20,22 +20,10 @@ MOST_TERMS = 20
 def show_evaluation(
     console: Console, found: Evaluation, file: str, shares: Sequence[Share], *, everything: bool = False
 ) -> None:
-    """What was given, the totals, and the terms they are made of, dearest first; `file`: what fixes it."""
+    """The terms of the step, dearest first, and below them what was given and the totals; `file`: what fixes it."""
     summary, prices = found.plan.summary, found.plan.model.get("cost_model")
     measure = measure_of(prices)
     over = summary.memory.total - summary.memory_limit_bytes
-    emit(
-        console,
-        facts(
-            ("plan", plan_line(found.plan)),
-            ("fixed", f"{file}: {_fixed(found)}"),
-            *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
-            ("step", time_line(found.plan, measure).removeprefix("step ")),
-            ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
-            *([] if found.fits else [("", f"does not fit: {size(over)} too much")]),
-        ),
-        "",
-    )
     shown = shares if everything else shares[:MOST_TERMS]
     rows = table(">share", ">cost" if measure.unit else ">time", "=what", "=how")
     for share in shown:
@@ -45,6 +33,18 @@ def show_evaluation(
     emit(console, rows)
     if rest := shares[len(shown) :]:
         emit(console, f"and {len(rest)} more: {measure.text(sum(share.time_ns for share in rest))}; --all shows them")
+    emit(
+        console,
+        "",
+        facts(
+            ("plan", plan_line(found.plan)),
+            ("fixed", f"{file}: {_fixed(found)}"),
+            *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
+            ("step", time_line(found.plan, measure).removeprefix("step ")),
+            ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
+            *([] if found.fits else [("", f"does not fit: {size(over)} too much")]),
+        ),
+    )
 
 
 def evaluation_document(found: Evaluation, shares: Sequence[Share]) -> dict[str, object]:

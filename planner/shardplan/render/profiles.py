@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from shardplan.cluster.build import Profile
-from shardplan.render.console import emit, table
+from shardplan.escapes import one_line
+from shardplan.render.console import Folded, emit, table
+from shardplan.text_lines import KEPT
 from shardplan.units import decimal_size, rate
 
 _WIDE = 110
@@ -35,7 +37,10 @@ def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
     wide = ["*links per device"] if console.width >= _WIDE else []
     rows = table("name", "device", ">memory", ">bf16", "*mesh" if wide else "mesh", *wide, "=numbers")
     for profile in profiles:
-        links = ", ".join(f"{level.name} {rate(level.link_bytes_per_s)}" for level in reversed(profile.levels))
+        links = ", ".join(
+            f"{one_line(level.name)} {rate(level.link_bytes_per_s)}".replace(" ", KEPT)
+            for level in reversed(profile.levels)
+        )
         rows.add_row(
             profile.name,
             profile.device.kind,
@@ -44,7 +49,7 @@ def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
             (" x " if wide else "x").join(
                 f"{axis.name}={axis.size}" if wide else str(axis.size) for axis in profile.axes
             ),
-            *([links] if wide else []),
+            *([Folded(links)] if wide else []),
             str(profile.provenance.get("status", "")),
         )
     emit(console, rows)

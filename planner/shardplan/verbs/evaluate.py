@@ -24,8 +24,10 @@ from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, verb
 
 if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster
+    from shardplan.graph.options import PlanOptions
     from shardplan.plan.types import Plan
     from shardplan.study.evaluate import Evaluation
+    from shardplan.verbs.session import OnStanding
 
 
 @click.command(short_help="Price a given assignment, with any cost model.")
@@ -73,7 +75,7 @@ def _of_constraints(session: Session, file: str | None, given: Mapping[str, Any]
         summary = "stages cannot be evaluated: what is priced here is one mesh"
         raise ShardplanError(error("bad-stages", summary, hint="shardplan solve plans the stages", file=file))
     session.say_all((*instance.model.warnings, *instance.cluster.warnings))
-    return evaluate_constraints(instance.model, instance.cluster, instance.options, session.begin("pricing"))
+    return evaluate_constraints(instance.model, instance.cluster, instance.options, _pricing(session, instance.options))
 
 
 def _of_plan(session: Session, file: str, given: Mapping[str, Any]) -> Evaluation:
@@ -114,7 +116,13 @@ def _of_plan(session: Session, file: str, given: Mapping[str, Any]) -> Evaluatio
         memory_limit_bytes=request.memory_limit or (None if "cluster" in said else options.memory_limit_bytes),
         cost_model=cost_model if "cost_model" in said else options.cost_model,
     )
-    return evaluate_plan(model, cluster, options, plan, file, session.begin("pricing"))
+    return evaluate_plan(model, cluster, options, plan, file, _pricing(session, options))
+
+
+def _pricing(session: Session, options: PlanOptions) -> OnStanding:
+    from shardplan.units import Measure
+
+    return session.begin("pricing", Measure(options.cost_model.unit).of_picoseconds)
 
 
 def _cluster(plan: Plan, file: str, given: str | None) -> Cluster:

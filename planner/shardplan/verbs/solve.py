@@ -15,7 +15,7 @@ import click
 
 from shardplan.errors import Attempts, InfeasibleError, ShardplanError, warning
 from shardplan.interruption import Interruption
-from shardplan.units import percent
+from shardplan.units import PS_PER_NS, percent
 from shardplan.verbs.asking import (
     FIXED,
     PIPELINE,
@@ -294,13 +294,16 @@ def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]
 def _advice(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:
     """What would be faster than the plan, which is written by now; what a document says of it."""
     from shardplan.advice.advise import advise
+    from shardplan.planning.standing import Standing
     from shardplan.render.advice import advice_record, describe_advice
 
     if not order.advice or order.is_piped:
         return {}
     instance = _by_now(order.instance, session)
     left_s = math.inf if instance.options.time_limit is None else instance.options.time_limit
-    session.begin("trying other sizes")
+    summary = answer.plan.summary
+    told = session.begin("trying other sizes", keeps=True)
+    told(Standing(summary.step_ns * PS_PER_NS, summary.least_ns * PS_PER_NS))
     found = advise(answer.model, answer.cluster, order.instance.options, answer.plan, left_s)
     if found:
         session.tell(lambda console: describe_advice(console, found))

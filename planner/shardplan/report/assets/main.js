@@ -1,4 +1,14 @@
 "use strict";
+// A section of a stage: ids belong to the whole page, so it is named by itself
+function ofStage(node, number) {
+  const title = node.querySelector("h2");
+  for (const one of [node, ...node.querySelectorAll("[id]")]) one.removeAttribute("id");
+  if (title) {
+    node.removeAttribute("aria-labelledby");
+    node.setAttribute("aria-label", `Stage ${number}: ${title.textContent}`);
+  }
+  return node;
+}
 function planViews(report) {
   return [head(report), report.schedule ? scheduleView(report) : null, modelView(report), parameterTable(report), moveTable(report)];
 }
@@ -7,7 +17,7 @@ function pipelineViews(report) {
   const tabs = report.stages.map((stage, number) => el("button", { type: "button", role: "tab", on: { click: () => open(number) } }, stage.name));
   function open(number) {
     tabs.forEach((tab, at) => tab.setAttribute("aria-selected", String(at === number)));
-    room.replaceChildren(...planViews(report.stages[number]).filter(Boolean).map((node) => { node.querySelectorAll("[id]").forEach((one) => one.removeAttribute("id")); node.removeAttribute("id"); return node; }));
+    room.replaceChildren(...planViews(report.stages[number]).filter(Boolean).map((node) => ofStage(node, number)));
   }
   open(0);
   return [head(report), ganttView(report), section("stages", "Stages", el("div", { class: "tabs", role: "tablist" }, tabs), room)];
