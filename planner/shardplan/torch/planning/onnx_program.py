@@ -22,8 +22,9 @@ from torch.utils import _pytree as pytree
 from shardplan.errors import ShardplanError, error
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
 from shardplan.torch.plain_forms import in_plain_forms
+from shardplan.torch.planning.complex_pairs import in_pairs
 from shardplan.torch.planning.onnx_forms import onnx_forms
-from shardplan.torch.planning.refusals import refusal
+from shardplan.torch.planning.refusals import is_of_complex_numbers, refusal
 from shardplan.torch.with_loss import WithLoss, argument_names
 
 _WEIGHTS = "weights"
@@ -58,10 +59,7 @@ def onnx_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             _returning_tensors(inner, model),
             with_fake_parameters(inner, args, dict(kwargs)) as (given, named),
         ):
-            program = torch.onnx.export(
-                inner, given, kwargs=named, dynamo=True, optimize=False, verbose=False, input_names=names,
-                custom_translation_table=onnx_forms(),
-            )  # fmt: skip
+            program = _exported(inner, given, named, names)
             _strip(program, inner)
             data: bytes = program.model_proto.SerializeToString()
     except ShardplanError:
@@ -69,6 +67,24 @@ def onnx_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except Exception as problem:
         raise ShardplanError(refusal(problem)) from problem
     return data
+
+
+def _exported(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
+    """By torch's exporter; what it cannot write for complex numbers, once more with pairs of real ones."""
+    try:
+        return _by_torch(model, args, kwargs, names)
+    except Exception as problem:
+        if not is_of_complex_numbers(problem):
+            raise
+    program = torch.export.export(model, args, kwargs, strict=False)
+    return _by_torch(in_pairs(program), args, kwargs, names)
+
+
+def _by_torch(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
+    return torch.onnx.export(
+        model, args, kwargs=kwargs, dynamo=True, optimize=False, verbose=False, input_names=names,
+        custom_translation_table=onnx_forms(),
+    )  # fmt: skip
 
 
 def _check_packages() -> None:
