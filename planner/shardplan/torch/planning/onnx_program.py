@@ -23,6 +23,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.complex_pairs import in_pairs
+from shardplan.torch.planning.largest_shapes import LargestShapes
 from shardplan.torch.planning.onnx_forms import onnx_forms
 from shardplan.torch.planning.refusals import is_of_complex_numbers, refusal
 from shardplan.torch.with_loss import WithLoss, argument_names
@@ -137,10 +138,11 @@ def _returning_tensors(inner: nn.Module, model: nn.Module) -> Iterator[None]:
 
     @functools.wraps(forward)
     def flat(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        if not isinstance(model, WithLoss):
-            return tuple(_tensors(forward(*args, **kwargs)))
-        given, named, targets = model.divided(args, kwargs)
-        return tuple(_tensors(model.loss(forward(*given, **named), **targets)))
+        with LargestShapes():
+            if not isinstance(model, WithLoss):
+                return tuple(_tensors(forward(*args, **kwargs)))
+            given, named, targets = model.divided(args, kwargs)
+            return tuple(_tensors(model.loss(forward(*given, **named), **targets)))
 
     if isinstance(model, WithLoss):
         del flat.__wrapped__  # its arguments are not the model's alone
