@@ -14,7 +14,19 @@ from family_programs.text import TEXT
 from family_programs.vision import VISION
 from family_programs.vision_libraries import VISION_LIBRARIES
 
-OWN = {**VISION, **TEXT, **SEQUENCES, **AUDIO, **TABLES, **ODD, **CONSTRUCTS, **RARITIES, **FORMS, **IDIOMS, **DATA_SHAPES}
+OWN = {
+    **VISION,
+    **TEXT,
+    **SEQUENCES,
+    **AUDIO,
+    **TABLES,
+    **ODD,
+    **CONSTRUCTS,
+    **RARITIES,
+    **FORMS,
+    **IDIOMS,
+    **DATA_SHAPES,
+}
 LIBRARIES = {**VISION_LIBRARIES, **MODELS}
 PROGRAMS = {**OWN, **LIBRARIES}
 

@@ -90,5 +90,8 @@ DATA_SHAPES = {
     "masked losses": lambda: (MaskedLoss(), _tokens()),
     "experts that are hit": lambda: (HitExperts(), _tokens()),
     "chances": lambda: (Chances(), (torch.randn(16, 16), torch.randint(4, (16,)))),
-    "speech": lambda: (Speech(), (torch.randn(4, 4, 24), torch.tensor([[1, 2, 3], [4, 4, -1], [5, 6, 7], [2, -1, -1]]))),
+    "speech": lambda: (
+        Speech(),
+        (torch.randn(4, 4, 24), torch.tensor([[1, 2, 3], [4, 4, -1], [5, 6, 7], [2, -1, -1]])),
+    ),
 }

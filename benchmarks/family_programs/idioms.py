@@ -1,4 +1,4 @@
-"""Programs in the idioms of research code: complex positions, einops, shared and tied weights, odd losses, transforms."""
+"""Programs in the idioms of research code: complex positions, einops, shared weights, odd losses, transforms."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        block = nn.Sequential(OrderedDict(norm=nn.LayerNorm(16), up=nn.Linear(16, 32), act=nn.GELU(), down=nn.Linear(32, 16)))
+        block = nn.Sequential(
+            OrderedDict(norm=nn.LayerNorm(16), up=nn.Linear(16, 32), act=nn.GELU(), down=nn.Linear(32, 16))
+        )
         self.blocks = nn.ModuleDict({"encoder": nn.ModuleDict({"first": block, "second": nn.Linear(16, 16)})})
         self.again = nn.ModuleList([block, nn.Identity(), block])
         self.scales = nn.ParameterDict({"first": nn.Parameter(torch.ones(16)), "second": nn.Parameter(torch.ones(16))})
@@ -294,7 +296,7 @@ class Routed(nn.Module):
 
 
 class Scans(nn.Module):
-    """A selective scan by cumulative products and sums, a decay mask by segments' sums (Mamba 2), a gated delta rule."""
+    """A selective scan by cumulative products and sums, a mask of sums of segments (Mamba 2), a gated delta rule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -464,9 +466,18 @@ class Conformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.ff, self.back = nn.Linear(16, 32), nn.Linear(32, 16)
-        self.point, self.depth, self.last = nn.Conv1d(16, 32, 1), nn.Conv1d(16, 16, 3, padding=1, groups=16), nn.Conv1d(16, 16, 1)
+        self.point, self.depth, self.last = (
+            nn.Conv1d(16, 32, 1),
+            nn.Conv1d(16, 16, 3, padding=1, groups=16),
+            nn.Conv1d(16, 16, 1),
+        )
         self.norm, self.batch = nn.LayerNorm(16), nn.BatchNorm1d(16)
-        self.qkv, self.pos, self.u, self.v = nn.Linear(16, 48), nn.Linear(16, 16), nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+        self.qkv, self.pos, self.u, self.v = (
+            nn.Linear(16, 48),
+            nn.Linear(16, 16),
+            nn.Parameter(torch.randn(4, 4)),
+            nn.Parameter(torch.randn(4, 4)),
+        )
         self.out = nn.Linear(16, 8)
         self.register_buffer("places", torch.randn(15, 16))
 
@@ -499,7 +510,9 @@ class Physics(nn.Module):
             h = torch.sin(layer(h))
         weight, mean, spread = self.layers[-1](h).tensor_split(3, -1)
         spread = f.softplus(spread) + 0.1
-        chance = torch.distributions.Normal(mean, spread, validate_args=False).log_prob(y[:, None]) + weight.log_softmax(-1)
+        chance = torch.distributions.Normal(mean, spread, validate_args=False).log_prob(
+            y[:, None]
+        ) + weight.log_softmax(-1)
         smooth = (mean[1:] - mean[:-1]).diff(dim=0).square().mean() + torch.trapezoid(mean, dim=0).mean()
         return -chance.logsumexp(-1).mean() + 0.01 * smooth + 0.01 * torch.cov(mean.t()).trace()
 
@@ -555,7 +568,7 @@ def _squashed(x: Tensor) -> Tensor:
 
 
 class Linear2(nn.Module):
-    """Attention without softmax: feature maps, running sums of outer products, `F.normalize`, retention's group norm."""
+    """Attention without softmax: feature maps, running sums of outer products, retention's group norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -605,7 +618,7 @@ class Tokens(nn.Module):
 
 
 class Kept(nn.Module):
-    """Results kept between calls: a transposed view of the last result is a buffer, changed in place by the next call."""
+    """Results kept between calls: a transposed view of the last one is a buffer, changed in place by the next call."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -183,6 +183,10 @@ CASES: dict[str, Case] = {
     "mv and dot": (lambda x, y: torch.mv(x, y) + torch.dot(y, y), [(4, 8), (8,)]),
     "tensordot": (lambda x, y: torch.tensordot(x, y, dims=([1, 2], [0, -1])), [(4, 8, 2), (8, 4, 2)]),
     "tensordot of last dims": (lambda x, y: torch.tensordot(x, y, 1), [(4, 8), (8, 2, 4)]),
+    "convolution of each channel beyond its size": (
+        lambda x, w: functional.conv2d(x, w, padding=(8, 0), groups=4),
+        [(4, 4, 8, 2), (4, 1, 17, 1)],
+    ),
     "rows where a condition is true": (lambda x: x[torch.where(x[:, 0] > 0)[0]].sum(0), [(8, 4)]),
     "places where a condition is true": (lambda x: x[torch.where(x > 0)].cumsum(0)[-1] + x, [(4, 8)]),
     "diag_embed": (torch.diag_embed, [(4, 8)]),

@@ -49,7 +49,7 @@ def _is_nothing(argument: Any) -> bool:
     return argument is None
 
 
-class _OnPairs(fx.Interpreter):
+class _OnPairs(fx.Interpreter):  # type: ignore[misc]
     """Runs a graph with pairs in place of complex tensors, and with the parameters and buffers of `owner`."""
 
     def __init__(self, graph: fx.GraphModule, owner: nn.Module) -> None:
@@ -126,7 +126,7 @@ _EACH = frozenset(
      "index", "index_select", "gather", "take_along_dim", "cat", "stack", "split", "split_with_sizes", "chunk",
      "unbind", "clone", "contiguous", "alias", "detach", "detach_", "neg", "sum", "mean", "cumsum", "roll", "flip",
      "diagonal", "slice_scatter", "select_scatter", "index_put", "index_add", "scatter", "scatter_add", "tril", "triu",
-     "zeros_like", "empty_like", "lift_fresh_copy", "constant_pad_nd", "pad", "resolve_neg", "getitem", "roll")
+     "zeros_like", "empty_like", "lift_fresh_copy", "constant_pad_nd", "pad", "resolve_neg")
 )  # fmt: skip
 """What is done to both parts alike."""
 
@@ -209,8 +209,7 @@ def _logarithm(pair: Pair) -> Pair:
 
 def _power(base: Any, exponent: Any) -> Pair:
     if isinstance(exponent, int) and 0 < exponent <= _SMALL:
-        made = functools.reduce(_multiplied, [base] * exponent)
-        return made  # type: ignore[no-any-return]
+        return functools.reduce(_multiplied, [base] * exponent)
     logarithm = _logarithm(base) if isinstance(base, Pair) else torch.as_tensor(base).log()
     return _exponential(_multiplied(logarithm, exponent))
 

@@ -13,10 +13,11 @@ _STATIC = (
     "write it with shapes that do not: torch.where in place of `if`, masks in place of indices; experts as batched "
 )
 _STATIC += f"products {_DENSE}"
+_DATA = r"data-dependent|GuardOnDataDependent|Could not guard on|[uU]nbacked"
 _COMPLEX = r"complex-valued|[cC]omplex(64|128|Float|Double)"
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
-        r"data-dependent|GuardOnDataDependent|Could not guard on|[uU]nbacked",
+        _DATA,
         "a shape or a branch of it depends on the values of tensors",
         _STATIC,
     ),
@@ -69,6 +70,11 @@ def refusal(problem: BaseException) -> Diagnostic:
 def is_of_complex_numbers(problem: BaseException) -> bool:
     """Whether a module could not be exported because it computes with complex numbers."""
     return any(re.search(_COMPLEX, str(each)) for each in _chain(problem))
+
+
+def is_of_data(problem: BaseException) -> bool:
+    """Whether a module could not be exported because a shape or a branch depends on data."""
+    return any(re.search(_DATA, f"{type(each).__name__} {each}") for each in _chain(problem))
 
 
 def _chain(problem: BaseException | None) -> Iterator[BaseException]:

@@ -107,7 +107,8 @@ def tensordot(engine: Engine, op: Op) -> Value:
     """A product that sums over pairs of dims, or over so many last and first ones, as an einsum."""
     given = {"dims": 2, **dict(zip(("a", "b", "dims"), op.args, strict=False)), **op.kwargs}
     operands = [as_value(engine, given[name]) for name in ("a", "b")]
-    dims, ranks = op.args[2:] if len(op.args) > 3 else given["dims"], [value.rank for value in operands]
+    dims: Any = op.args[2:] if len(op.args) > 3 else given["dims"]
+    ranks = [value.rank for value in operands]
     if isinstance(dims, int):
         dims = (range(ranks[0] - dims, ranks[0]), range(dims))
     sides = [side if hasattr(side, "__iter__") else (side,) for side in dims]
