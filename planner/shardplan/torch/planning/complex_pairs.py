@@ -209,7 +209,8 @@ def _logarithm(pair: Pair) -> Pair:
 
 def _power(base: Any, exponent: Any) -> Pair:
     if isinstance(exponent, int) and 0 < exponent <= _SMALL:
-        return functools.reduce(_multiplied, [base] * exponent)
+        product: Pair = functools.reduce(_multiplied, [base] * exponent)
+        return product
     logarithm = _logarithm(base) if isinstance(base, Pair) else torch.as_tensor(base).log()
     return _exponential(_multiplied(logarithm, exponent))
 
