@@ -2,7 +2,9 @@
 
 from family_programs.audio import AUDIO
 from family_programs.constructs import CONSTRUCTS
+from family_programs.data_shapes import DATA_SHAPES
 from family_programs.forms import FORMS
+from family_programs.idioms import IDIOMS
 from family_programs.libraries import LIBRARIES as MODELS
 from family_programs.odd import ODD
 from family_programs.rarities import RARITIES
@@ -12,7 +14,19 @@ from family_programs.text import TEXT
 from family_programs.vision import VISION
 from family_programs.vision_libraries import VISION_LIBRARIES
 
-OWN = {**VISION, **TEXT, **SEQUENCES, **AUDIO, **TABLES, **ODD, **CONSTRUCTS, **RARITIES, **FORMS}
+OWN = {
+    **VISION,
+    **TEXT,
+    **SEQUENCES,
+    **AUDIO,
+    **TABLES,
+    **ODD,
+    **CONSTRUCTS,
+    **RARITIES,
+    **FORMS,
+    **IDIOMS,
+    **DATA_SHAPES,
+}
 LIBRARIES = {**VISION_LIBRARIES, **MODELS}
 PROGRAMS = {**OWN, **LIBRARIES}
 

@@ -131,7 +131,7 @@ class Labelled(nn.Module):
         return self.model(**dict(zip(self.names, batch, strict=True))).loss
 
 
-def _program(kind: str, model_type: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _program(kind: str, model_type: str, experts: str = "batched_mm") -> tuple[nn.Module, tuple[Tensor, ...]]:
     declare()
     import transformers
 
@@ -145,7 +145,7 @@ def _program(kind: str, model_type: str) -> tuple[nn.Module, tuple[Tensor, ...]]
     config._attn_implementation = "eager"  # noqa: SLF001 - as `attn_implementation=` of from_pretrained
     model = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
     with contextlib.suppress(Exception):
-        model.set_experts_implementation("batched_mm")
+        model.set_experts_implementation(experts)
     if model_type in _RANDOM_IN_TRAINING:
         model.eval()
     return Labelled(model, *_batch(kind)[:1]), _batch(kind)[1]
@@ -280,6 +280,11 @@ LIBRARIES = (
     {
         **{f"hf {model_type}": _of(kind, model_type) for kind, types in _TYPES.items() for model_type in types},
         **{f"hf {model_type}": functools.partial(_whole, model_type) for model_type in _WHOLE},
+        **{
+            f"hf {model_type} {experts}": functools.partial(_program, _TEXT, model_type, experts)
+            for model_type in ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
+            for experts in ("eager", "grouped_mm")
+        },
     }
     if importlib.util.find_spec("transformers")
     else {}

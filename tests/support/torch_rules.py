@@ -27,6 +27,17 @@ from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Value
 
 
+def _turned(x: Tensor, y: Tensor) -> Tensor:
+    turns = torch.view_as_complex(y)
+    return torch.view_as_real(torch.view_as_complex(x) * (turns / turns.abs())).flatten(-2)
+
+
+def _in_parts(x: Tensor) -> Tensor:
+    number = torch.view_as_complex(x)
+    whole = number.sum(0) * number
+    return whole.real * number.angle() + whole.conj().imag + number.abs() + (1j * number).real
+
+
 class Exp(torch.autograd.Function):
     """Saves its result, as programs do that compute a backward of their own."""
 
@@ -164,6 +175,21 @@ CASES: dict[str, Case] = {
     "add": (lambda x, y: x + y, [(4, 8), (4, 8)]),
     "add, broadcast": (lambda x, y: x + 2 * y, [(4, 8, 4), (8, 1)]),
     "add in place": (lambda x, y: (x * 1).add_(y), [(4, 8), (4, 8)]),
+    "turned as complex numbers": (_turned, [(4, 8, 2), (8, 2)]),
+    "polar": (lambda x, y: torch.view_as_real(torch.polar(x.exp(), y).conj() * torch.complex(y, x)), [(4, 8), (8,)]),
+    "parts of a complex number": (_in_parts, [(4, 8, 2)]),
+    "rfft and irfft": (lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1)[:, :3], n=8, dim=1), [(4, 8, 4)]),
+    "fft2": (lambda x: torch.fft.fftn(torch.fft.fft2(x), dim=(0,)).real, [(2, 4, 8)]),
+    "mv and dot": (lambda x, y: torch.mv(x, y) + torch.dot(y, y), [(4, 8), (8,)]),
+    "tensordot": (lambda x, y: torch.tensordot(x, y, dims=([1, 2], [0, -1])), [(4, 8, 2), (8, 4, 2)]),
+    "tensordot of last dims": (lambda x, y: torch.tensordot(x, y, 1), [(4, 8), (8, 2, 4)]),
+    "convolution of each channel beyond its size": (
+        lambda x, w: functional.conv2d(x, w, padding=(8, 0), groups=4),
+        [(4, 4, 8, 2), (4, 1, 17, 1)],
+    ),
+    "rows where a condition is true": (lambda x: x[torch.where(x[:, 0] > 0)[0]].sum(0), [(8, 4)]),
+    "places where a condition is true": (lambda x: x[torch.where(x > 0)].cumsum(0)[-1] + x, [(4, 8)]),
+    "diag_embed": (torch.diag_embed, [(4, 8)]),
     "rsub and div": (lambda x, y: (1 - x) / (2 + y * y), [(4, 8), (8,)]),
     "pow and sqrt": (lambda x: (x**2 + 1).sqrt(), [(4, 8)]),
     "gelu": (lambda x: functional.gelu(x, approximate="tanh"), [(4, 8)]),

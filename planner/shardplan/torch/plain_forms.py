@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn import functional
 
 _BAG, _DISTANCES = functional.embedding_bag, torch.cdist
 _ATTENTION = functional.scaled_dot_product_attention
 _CROSS_ENTROPY, _GAUSSIAN = functional.cross_entropy, functional.gaussian_nll_loss
 _SEARCH, _BUCKETS = torch.searchsorted, torch.bucketize
+_COVARIANCE, _CORRELATION = torch.cov, torch.corrcoef
 
 
 def embedding_bag(
@@ -134,6 +136,31 @@ def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right:
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
 
+def covariance(
+    input: Tensor,  # noqa: A002 - as torch
+    *,
+    correction: int = 1,
+    **weights: Any,
+) -> Tensor:
+    """Of rows, without weights, and without torch's look at these."""
+    if any(weight is not None for weight in weights.values()):
+        weighted: Tensor = _COVARIANCE(input, correction=correction, **weights)
+        return weighted
+    rows = input if input.dim() == 2 else input.reshape(1, -1)
+    apart = rows - rows.mean(1, keepdim=True)
+    made = apart @ apart.mT / max(rows.shape[1] - correction, 0)
+    return made if input.dim() == 2 else made.reshape(())
+
+
+def correlation(input: Tensor) -> Tensor:  # noqa: A002 - as torch
+    """Covariances as parts of the spreads."""
+    made = covariance(input)
+    if not made.dim():
+        return made / made
+    spread = made.diagonal().sqrt()
+    return (made / spread.unsqueeze(1) / spread.unsqueeze(0)).clamp(-1, 1)
+
+
 def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The simpler function for a call of `func`, if there is one."""
     if func is _ATTENTION:
@@ -174,12 +201,17 @@ def _is_even(
 def in_plain_forms() -> Iterator[None]:
     """Within the context, modules call the simpler functions."""
     torch.cdist, torch.searchsorted, torch.bucketize = distances, searchsorted, bucketize
+    torch.cov, torch.corrcoef = covariance, correlation
+    checks = Distribution._validate_args  # noqa: SLF001 - there is no public way to read it
+    Distribution.set_default_validate_args(False)  # it looks at numbers, and a graph has none
     for name, form in _OF_FUNCTIONAL.items():
         setattr(functional, name, form)
     try:
         yield
     finally:
+        Distribution.set_default_validate_args(checks)
         torch.cdist, torch.searchsorted, torch.bucketize = _DISTANCES, _SEARCH, _BUCKETS
+        torch.cov, torch.corrcoef = _COVARIANCE, _CORRELATION
         for name, own in _OWN.items():
             setattr(functional, name, own)
 

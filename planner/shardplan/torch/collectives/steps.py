@@ -58,7 +58,7 @@ def run_step(local: Tensor, source: Layout, step: Step, shape: tuple[int, ...], 
     collective, target = step.collective, step.target
     if groups.mesh.ways(collective.axes) == 1:
         return local
-    wire = local.to(torch.uint8) if local.dtype == torch.bool else local
+    wire = local.to(torch.uint8) if local.dtype == torch.bool else local.resolve_conj().resolve_neg()
     exchange = Exchange(groups, collective, source, target, shape)
     match collective.kind:
         case "slice":

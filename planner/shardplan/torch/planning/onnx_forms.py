@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,9 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
     from onnxscript import opset18 as op  # noqa: PLC0415 - of the extra, and only for planning
 
     aten = torch.ops.aten
+    grouped = [getattr(torch.ops.transformers, "grouped_mm_fallback", None), getattr(aten, "_grouped_mm", None)]
     return {
+        **{each.default: functools.partial(_grouped, op) for each in grouped if each is not None},
         aten.cummax.default: _running_best(op, op.Max, op.GreaterOrEqual),
         aten.cummin.default: _running_best(op, op.Min, op.LessOrEqual),
         aten.cumprod.default: _running(op, op.Mul),
@@ -90,8 +93,20 @@ def _with_diagonal(op: Any, value: Any, source: Any, offset: int, dims: tuple[in
     return op.Transpose(made, perm=[perm.index(dim) for dim in range(rank)])
 
 
-_BOOL = 9
-"""ONNX's number of the type."""
+_BOOL, _INT64 = 9, 7
+"""ONNX's numbers of the types."""
+
+
+def _grouped(op: Any, rows: Any, weights: Any, offs: Any = None, *_: Any, **__: Any) -> Any:
+    """Rows in groups, each times the matrix of its group: matrices are looked up for every row."""
+    count, groups = int(rows.shape[0]), int(weights.shape[0])
+    numbers = op.Constant(value_ints=list(range(count)))
+    ends = op.Unsqueeze(op.Cast(offs, to=_INT64), op.Constant(value_ints=[0]))
+    passed = op.GreaterOrEqual(op.Unsqueeze(numbers, op.Constant(value_ints=[1])), ends)
+    group = op.ReduceSum(op.Cast(passed, to=_INT64), op.Constant(value_ints=[1]), keepdims=0)
+    own = op.Gather(weights, op.Min(group, op.Constant(value_int=groups - 1)), axis=0)
+    middle = op.Constant(value_ints=[1])
+    return op.Squeeze(op.MatMul(op.Unsqueeze(rows, middle), own), middle)
 
 
 def _axis(value: Any, dim: int) -> tuple[int, int]:

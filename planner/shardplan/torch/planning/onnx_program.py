@@ -22,8 +22,10 @@ from torch.utils import _pytree as pytree
 from shardplan.errors import ShardplanError, error
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
 from shardplan.torch.plain_forms import in_plain_forms
+from shardplan.torch.planning.complex_pairs import in_pairs
+from shardplan.torch.planning.largest_shapes import LargestShapes
 from shardplan.torch.planning.onnx_forms import onnx_forms
-from shardplan.torch.planning.refusals import refusal
+from shardplan.torch.planning.refusals import is_of_complex_numbers, is_of_data, refusal
 from shardplan.torch.with_loss import WithLoss, argument_names
 
 _WEIGHTS = "weights"
@@ -49,26 +51,57 @@ def onnx_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     """
     _check_packages()
     names = _input_names(model, args, kwargs)
-    inner = model.model if isinstance(model, WithLoss) else model
+    inner, shapes = model.model if isinstance(model, WithLoss) else model, LargestShapes()
     try:
         with (
             _quiet(),
             _evaluating(inner),
             sdpa_kernel(SDPBackend.MATH),  # which torch writes into the graph; others lay out results in another way
-            _returning_tensors(inner, model),
+            _returning_tensors(inner, model, shapes),
             with_fake_parameters(inner, args, dict(kwargs)) as (given, named),
         ):
-            program = torch.onnx.export(
-                inner, given, kwargs=named, dynamo=True, optimize=False, verbose=False, input_names=names,
-                custom_translation_table=onnx_forms(),
-            )  # fmt: skip
+            program = _exported(inner, given, named, names, shapes)
             _strip(program, inner)
             data: bytes = program.model_proto.SerializeToString()
     except ShardplanError:
         raise
     except Exception as problem:
         raise ShardplanError(refusal(problem)) from problem
+    if shapes.guessed:
+        warnings.warn(_GUESSED, stacklevel=2)
     return data
+
+
+_GUESSED = "the model has branches that depend on data: it is planned as if their conditions did not hold"
+
+
+def _exported(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
+    """Without guesses, if that can be."""
+    try:
+        return _in_real_numbers(model, args, kwargs, names)
+    except Exception as problem:
+        if not is_of_data(problem):
+            raise
+    shapes.guesses = True
+    return _in_real_numbers(model, args, kwargs, names)
+
+
+def _in_real_numbers(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
+    """By torch's exporter; what it cannot write for complex numbers, once more with pairs of real ones."""
+    try:
+        return _by_torch(model, args, kwargs, names)
+    except Exception as problem:
+        if not is_of_complex_numbers(problem):
+            raise
+    program = torch.export.export(model, args, kwargs, strict=False)
+    return _by_torch(in_pairs(program), args, kwargs, names)
+
+
+def _by_torch(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
+    return torch.onnx.export(
+        model, args, kwargs=kwargs, dynamo=True, optimize=False, verbose=False, input_names=names,
+        custom_translation_table=onnx_forms(),
+    )  # fmt: skip
 
 
 def _check_packages() -> None:
@@ -113,18 +146,19 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _returning_tensors(inner: nn.Module, model: nn.Module) -> Iterator[None]:
-    """`inner` computes what `model` does, its loss too, and gives the tensors of the result. So names stay the inner
-    module's."""
+def _returning_tensors(inner: nn.Module, model: nn.Module, shapes: LargestShapes) -> Iterator[None]:
+    """`inner` computes what `model` does, its loss too, in `shapes`, and gives the tensors of the result. So names stay
+    the inner module's."""
     forward = inner.forward
     own = inner.__dict__.get("forward")
 
     @functools.wraps(forward)
     def flat(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        if not isinstance(model, WithLoss):
-            return tuple(_tensors(forward(*args, **kwargs)))
-        given, named, targets = model.divided(args, kwargs)
-        return tuple(_tensors(model.loss(forward(*given, **named), **targets)))
+        with shapes:
+            if not isinstance(model, WithLoss):
+                return tuple(_tensors(forward(*args, **kwargs)))
+            given, named, targets = model.divided(args, kwargs)
+            return tuple(_tensors(model.loss(forward(*given, **named), **targets)))
 
     if isinstance(model, WithLoss):
         del flat.__wrapped__  # its arguments are not the model's alone

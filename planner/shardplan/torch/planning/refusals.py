@@ -13,16 +13,18 @@ _STATIC = (
     "write it with shapes that do not: torch.where in place of `if`, masks in place of indices; experts as batched "
 )
 _STATIC += f"products {_DENSE}"
+_DATA = r"data-dependent|GuardOnDataDependent|Could not guard on|[uU]nbacked"
+_COMPLEX = r"complex-valued|[cC]omplex(64|128|Float|Double)"
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
-        r"data-dependent|GuardOnDataDependent|Could not guard on|[uU]nbacked",
+        _DATA,
         "a shape or a branch of it depends on the values of tensors",
         _STATIC,
     ),
     (
-        r"complex-valued|complex64|complex128",
-        "it computes with complex numbers, which ONNX has not",
-        "rotate by cosines and sines of real numbers, as torch.view_as_real(...) gives them",
+        _COMPLEX,
+        "it computes with complex numbers in a way that has no form of real ones here",
+        "compute with real and imaginary parts, as torch.view_as_real(...) gives them",
     ),
     (
         r"entirely functional graph, but found",
@@ -63,6 +65,16 @@ def refusal(problem: BaseException) -> Diagnostic:
         if re.search(pattern, f"{operator[0]} {last}" if operator else last):
             return error("cannot-export", f"torch cannot export this module: {why}", detail=detail, hint=hint)
     return error("cannot-export", "torch cannot export this module", detail=detail, hint=_ELSE)
+
+
+def is_of_complex_numbers(problem: BaseException) -> bool:
+    """Whether a module could not be exported because it computes with complex numbers."""
+    return any(re.search(_COMPLEX, str(each)) for each in _chain(problem))
+
+
+def is_of_data(problem: BaseException) -> bool:
+    """Whether a module could not be exported because a shape or a branch depends on data."""
+    return any(re.search(_DATA, f"{type(each).__name__} {each}") for each in _chain(problem))
 
 
 def _chain(problem: BaseException | None) -> Iterator[BaseException]:

@@ -51,7 +51,12 @@ def _product(
     sizes |= dict(zip((*old, *kernel, *new), (*value.shape[2:], *weight.shape[2:], *shape[2:]), strict=True))
 
     def run(locals_: list[Any], site: Site) -> Any:
-        return run_local(*locals_, groups=groups // site.ways("g"), **settings)
+        local, own = locals_
+        if not is_transposed and local.shape[1] == own.shape[0] == 1 and _reaches_beyond(local, own):
+            rows = local.shape[0]  # torch's kernel for the CPU writes beyond its memory there: rows as channels
+            made = run_local(local.transpose(0, 1), own.expand(rows, *own.shape[1:]), groups=rows, **settings)
+            return made.transpose(0, 1)
+        return run_local(local, own, groups=groups // site.ways("g"), **settings)
 
     dims: list[Dims] = [
         (("b",), ("g", "c"), *((name,) for name in old)),
@@ -64,6 +69,11 @@ def _product(
         whole=frozenset((*old, *kernel, *new)), linear=(frozenset({0}), frozenset({1})),
     )  # fmt: skip
     return engine.run(call)[0]
+
+
+def _reaches_beyond(local: Any, weight: Any) -> bool:
+    """Whether a kernel is longer than what it is moved over."""
+    return any(kernel > size for kernel, size in zip(weight.shape[2:], local.shape[2:], strict=True))
 
 
 def _plus(engine: Engine, value: Value, bias: Value) -> Value:

@@ -13,6 +13,7 @@ from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules import (
     attention,
     channel_norms,
+    complex_numbers,
     convolution,
     dropout,
     elementwise,
@@ -32,6 +33,7 @@ from shardplan.torch.rules.function_names import name_of
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.elementwise),
+    "where": indexing.where,
     **dict.fromkeys(("softmax", "_softmax", "log_softmax"), norms.normalised),
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
     "_weight_norm_interface": norms.weight_norm,
@@ -41,6 +43,9 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(windows.POOLS, windows.pool),
     **dict.fromkeys(windows.SAMPLINGS, windows.sampling),
     **dict.fromkeys(("pad", "constant_pad_nd"), windows.pad),
+    "view_as_complex": complex_numbers.of_pairs,
+    "view_as_real": complex_numbers.in_pairs,
+    **dict.fromkeys(complex_numbers.FOURIER, complex_numbers.transform),
     "stack": slicing.stack,
     "glu": slicing.glu,
     **dict.fromkeys(("to", "type_as"), elementwise.cast),
@@ -68,6 +73,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(views.PERMUTATIONS, views.permute),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), views.expand),
     "repeat": views.repeat,
+    "diag_embed": views.diag_embed,
     "repeat_interleave": views.repeat_interleave,
     **dict.fromkeys(("split", "chunk", "split_with_sizes", "tensor_split", "unbind", *slicing.UNSAFE), slicing.split),
     **dict.fromkeys(("narrow", "select", "slice"), slicing.narrow),
@@ -84,7 +90,8 @@ RULES: Mapping[str, Rule] = {
     "linear": products.linear,
     **dict.fromkeys(("addmm", "baddbmm"), products.addmm),
     **dict.fromkeys((*convolution.CONVOLUTIONS, *convolution.TRANSPOSED, "convolution"), convolution.convolution),
-    **dict.fromkeys(("matmul", "mm", "bmm", "rmatmul"), products.matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm", "rmatmul", "mv", "dot"), products.matmul),
+    "tensordot": products.tensordot,
     "einsum": products.einsum,
     "embedding": products.embedding,
     "scaled_dot_product_attention": attention.attention,

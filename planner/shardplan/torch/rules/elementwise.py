@@ -15,12 +15,13 @@ from shardplan.torch.propagation.signatures import CONSTANT
 from shardplan.torch.propagation.values import Call, Dims, Site, Value
 from shardplan.torch.rules.function_names import in_place
 
-SUMS = frozenset(("add", "sub", "radd", "rsub", "iadd", "isub", "subtract"))
+SUMS = frozenset(("add", "sub", "radd", "rsub", "iadd", "isub", "subtract", "complex"))
 SCALES = frozenset(("mul", "rmul", "imul", "multiply", "div", "truediv", "itruediv", "true_divide", "divide"))
 SELECTS = frozenset(("where", "masked_fill", "copy"))
 SAME = frozenset(
     ("neg", "to", "_to_copy", "type_as", "float", "half", "bfloat16", "double", "type", "clone", "alias", "detach",
-     "contiguous", "cpu", "cuda", "positive", "lift_fresh_copy")
+     "contiguous", "cpu", "cuda", "positive", "lift_fresh_copy", "real", "imag", "conj",
+     "_conj", "conj_physical", "resolve_conj", "resolve_neg", "_neg_view")
 )  # fmt: skip
 """Linear functions of one value."""
 OTHERS = frozenset(
@@ -31,7 +32,7 @@ OTHERS = frozenset(
      "or", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "floor", "ceil", "round",
      "remainder", "mod", "floordiv", "floor_divide", "fmod", "atan2", "long", "int", "bool", "erfc", "expm1",
      "addcmul", "addcdiv", "lerp", "softsign", "tan", "fill", "zeros_like", "ones_like", "full_like", "zero",
-     "empty_like", "copysign", "xlogy", "logaddexp", "hypot")
+     "empty_like", "copysign", "xlogy", "logaddexp", "hypot", "polar", "angle", "sgn")
 )  # fmt: skip
 GUARDS = frozenset(("isnan", "isinf", "isfinite", "nan_to_num"))
 """What only asks whether a value is a number leaves it what it is: exporters guard a softmax so."""

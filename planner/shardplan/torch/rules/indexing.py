@@ -16,7 +16,7 @@ from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.signatures import CONSTANT
 from shardplan.torch.propagation.values import Call, Dims, Site, Value
-from shardplan.torch.rules.elementwise import as_value
+from shardplan.torch.rules.elementwise import as_value, elementwise
 from shardplan.torch.rules.fallback import replicated
 from shardplan.torch.rules.slicing import basic_item, is_basic
 
@@ -51,6 +51,11 @@ def getitem(engine: Engine, op: Op) -> Value:
     if len(index) == len(numbers) == 2 and _counts(numbers[0], value.shape[0]) and numbers[1].rank == 1:
         return _taken_by_row(engine, value, numbers[1])
     return replicated(engine, op)  # type: ignore[no-any-return]
+
+
+def where(engine: Engine, op: Op) -> Any:
+    """A choice between two values; the places of what is true in one, which are numbers of the whole."""
+    return replicated(engine, op) if len(op.args) + len(op.kwargs) == 1 else elementwise(engine, op)
 
 
 def index_select(engine: Engine, op: Op) -> Value:

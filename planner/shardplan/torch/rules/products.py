@@ -103,6 +103,29 @@ def einsum(engine: Engine, op: Op) -> Value:
     return engine.run(call)[0]
 
 
+def tensordot(engine: Engine, op: Op) -> Value:
+    """A product that sums over pairs of dims, or over so many last and first ones, as an einsum."""
+    given = {"dims": 2, **dict(zip(("a", "b", "dims"), op.args, strict=False)), **op.kwargs}
+    operands = [as_value(engine, given[name]) for name in ("a", "b")]
+    dims: Any = op.args[2:] if len(op.args) > 3 else given["dims"]
+    ranks = [value.rank for value in operands]
+    if isinstance(dims, int):
+        dims = (range(ranks[0] - dims, ranks[0]), range(dims))
+    sides = [side if hasattr(side, "__iter__") else (side,) for side in dims]
+    summed = [[int(dim) % rank for dim in side] for side, rank in zip(sides, ranks, strict=True)]
+    left, right = list(string.ascii_lowercase[: ranks[0]]), list(string.ascii_uppercase[: ranks[1]])
+    for one, other in zip(*summed, strict=True):
+        right[other] = left[one]
+    kept = [
+        letter
+        for letters, gone in zip((left, right), summed, strict=True)
+        for dim, letter in enumerate(letters)
+        if dim not in gone
+    ]
+    equation = f"{''.join(left)},{''.join(right)}->{''.join(kept)}"
+    return einsum(engine, Op("einsum", torch.einsum, [equation, *operands]))
+
+
 _OF_LOOKUPS = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 _OF_ATEN = ("scale_grad_by_freq", "sparse")
 """What follows the padding in `functional.embedding` and in ATen's operator."""

@@ -237,6 +237,23 @@ def repeat_interleave(engine: Engine, op: Op) -> Value:
     return engine.run(call)[0]
 
 
+def diag_embed(engine: Engine, op: Op) -> Value:
+    """The last dim, which is whole, on the diagonals of two new ones at the end."""
+    value: Value = op.args[0]
+    if len(op.args) > 1 or op.kwargs:
+        raise NotImplementedError("other diagonals and dims have no rule")
+    last, size = value.rank - 1, value.shape[-1]
+    factors: Dims = tuple((f"x{dim}",) for dim in range(value.rank))
+    shape = (*value.shape, size)
+    call = Call(
+        [value], [factors], [(*factors[:-1], ("row",), ("column",))], [shape],
+        [Key(engine.graph.signatures.linear([value.key.signature]), shape)],
+        {**{f"x{dim}": size for dim, size in enumerate(value.shape)}, "row": size, "column": size},
+        lambda locals_, _: torch.diag_embed(locals_[0]), frozenset({f"x{last}", "row", "column"}), (frozenset({0}),),
+    )  # fmt: skip
+    return engine.run(call)[0]
+
+
 def repeat_heads(engine: Engine, value: Value, times: int) -> Value:
     """Keys or values of grouped queries, every head for each query that reads it, in the steps in which models and
     exporters write it: a plan may move what lies between."""

@@ -1,0 +1,184 @@
+"""Shapes that depend on data, at their largest, for plans: every entry of a mask is taken.
+
+A graph that plans are made of has no shapes but fixed ones, and no branches. What a mask picks (`x[mask]`,
+`masked_select`, `nonzero`) is therefore planned as if it picked everything; programs run with what it really picks, on
+every process whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+_MOST = 256
+"""So many conditions are guessed: a loop that waits for one ends."""
+Numbers = np.ndarray
+"""What is known to be in a tensor."""
+
+
+class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
+    """Within the context, what masks pick has the largest shape that it can have. Where a program looks at the places
+    of what a mask picks (a loop over experts that have tokens), it is told all places."""
+
+    def __init__(self) -> None:
+        """`guesses`: whether a condition that depends on data is taken not to hold; `guessed`: how often it was."""
+        super().__init__()
+        self._known: dict[int, tuple[Tensor, Numbers]] = {}
+        self.guesses, self.guessed = False, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        numbers = self._known[id(args[0])][1] if args and id(args[0]) in self._known else None
+        if numbers is not None and name in _LOOKS:
+            looked = _LOOKS[name](numbers, *args[1:], **kwargs)
+            if looked is not NotImplemented:
+                return looked
+        asks = name == "__bool__" or (name == "item" and args[0].dtype == torch.bool)
+        if self.guesses and asks and self.guessed < _MOST:
+            self.guessed += 1
+            return False
+        made = NotImplemented
+        if func in _FORMS or func in _PLACES:
+            with torch._C.DisableTorchFunction():  # noqa: SLF001 - so that forms see torch's own
+                if func in _FORMS:
+                    made = _FORMS[func](*args, **kwargs)
+                else:
+                    made = self._places(args, as_tuple=func is torch.where or bool(kwargs.get("as_tuple")))
+        if made is NotImplemented:
+            made = func(*args, **kwargs)
+            if numbers is not None and name in _PARTS:
+                self._note(made, _PARTS[name](numbers, *args[1:], **kwargs))
+        return made
+
+    def _places(self, args: Sequence[Any], *, as_tuple: bool) -> Any:
+        """`nonzero` and `where` of one tensor: the places of all entries."""
+        if len(args) != 1 or not args[0].dim():
+            return NotImplemented
+        shape = args[0].shape
+        places = np.array(list(itertools.product(*map(range, shape)))).reshape(-1, len(shape))
+        made = torch.tensor(places.tolist(), device=args[0].device)
+        self._note(made, places)
+        if not as_tuple:
+            return made
+        columns = made.unbind(-1)
+        self._note(columns, places.T)
+        return columns
+
+    def _note(self, made: Any, numbers: Any) -> None:
+        """Let the numbers in the tensors that have been `made` be known."""
+        if isinstance(made, (tuple, list)) and numbers is not None:
+            for each, own in zip(made, numbers, strict=True):
+                self._note(each, np.asarray(own))
+        elif isinstance(made, Tensor) and numbers is not None and tuple(made.shape) == numbers.shape:
+            self._known[id(made)] = made, numbers
+
+
+def _compared(compare: Callable[[int, int], bool], numbers: Numbers, other: Any) -> Any:
+    return compare(int(numbers.item()), other) if numbers.size == 1 and isinstance(other, int) else NotImplemented
+
+
+def _indexed(numbers: Numbers, index: Any) -> Numbers | None:
+    items = index if isinstance(index, tuple) else (index,)
+    is_plain = all(isinstance(item, (int, slice)) or item is None or item is Ellipsis for item in items)
+    return np.asarray(numbers[index]) if is_plain else None
+
+
+_LOOKS: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(("item", "__int__", "__index__"), lambda numbers: int(numbers.item())),
+    "tolist": lambda numbers: numbers.tolist(),
+    **{
+        form.format(name): functools.partial(_compared, getattr(operator, name))
+        for name in ("eq", "ne", "lt", "le", "gt", "ge")
+        for form in ("{}", "__{}__")
+    },
+}
+"""How a program looks at numbers."""
+_PARTS: Mapping[str, Callable[..., Any]] = {
+    "unbind": lambda numbers, dim=0: np.moveaxis(numbers, dim, 0),
+    "__getitem__": _indexed,
+    "squeeze": lambda numbers, dim=None: numbers.squeeze(dim),
+    "flatten": lambda numbers: numbers.reshape(-1),
+}
+
+
+def _item(tensor: Tensor, index: Any) -> Any:
+    """`tensor[mask]`, and `tensor[..., mask]`: the dims of the mask as one."""
+    found = _mask_in(tensor, index)
+    if found is None:
+        return NotImplemented
+    mask, dim = found
+    return tensor.flatten(dim, dim + mask.dim() - 1) if mask.dim() else tensor.unsqueeze(dim)
+
+
+def _set_item(tensor: Tensor, index: Any, value: Any) -> Any:
+    """Of `tensor[mask] = values`, values that are as many as the mask picks."""
+    found = _mask_in(tensor, index)
+    if found is None or not isinstance(value, Tensor):
+        return NotImplemented
+    mask, dim = found
+    if not mask.dim() or value.dim() <= dim or value.shape[dim] != mask.numel() or mask.numel() == 1:
+        return NotImplemented
+    wide = mask.reshape(*mask.shape, *[1] * (tensor.dim() - dim - mask.dim()))
+    tensor.copy_(torch.where(wide, value.unflatten(dim, mask.shape).to(tensor.dtype), tensor))
+    return None
+
+
+def _mask_in(tensor: Tensor, index: Any) -> tuple[Tensor, int] | None:
+    """The mask that is all of an index but for whole dims, and the dim at which it begins."""
+    items: Sequence[Any] = index if isinstance(index, tuple) else (index,)
+    masks = [item for item in items if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8)]
+    others = [item for item in items if not isinstance(item, Tensor)]
+    if len(masks) != 1 or len(masks) + len(others) != len(items):
+        return None
+    if any(item is not Ellipsis and item != slice(None) for item in others):
+        return None
+    place = next(number for number, item in enumerate(items) if isinstance(item, Tensor))
+    hidden = tensor.dim() - masks[0].dim() - sum(item is not Ellipsis for item in others)
+    return masks[0], place + (hidden - 1 if any(item is Ellipsis for item in items[:place]) else 0)
+
+
+def _masked_select(input: Tensor, mask: Tensor) -> Tensor:  # noqa: A002 - as torch
+    return torch.broadcast_tensors(input, mask)[0].reshape(-1)
+
+
+def _ctc(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: Any = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """A CTC loss, for which ONNX has no operator, by what it costs: chances of every label at every time, added up
+    over paths and times. It has the operands and the shape of the loss and not its value, which no plan needs."""
+    del input_lengths, target_lengths, blank, zero_infinity
+    many = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    times, rows = many.shape[:2]
+    labels = targets.reshape(-1)
+    labels = functional.pad(labels, (0, -labels.shape[0] % rows)).view(rows, -1)
+    own = many.gather(2, labels.unsqueeze(0).expand(times, -1, -1).to(torch.long))
+    loss = -own.logsumexp(-1).sum(0)
+    if reduction in ("none", 0):
+        return loss if log_probs.dim() == 3 else loss.squeeze(0)
+    return loss.sum() if reduction in ("sum", 2) else loss.mean()
+
+
+_FORMS: Mapping[Any, Callable[..., Any]] = {
+    functional.ctc_loss: _ctc,
+    torch.ctc_loss: _ctc,
+    Tensor.__getitem__: _item,
+    Tensor.__setitem__: _set_item,
+    torch.masked_select: _masked_select,
+    Tensor.masked_select: _masked_select,
+}
+_PLACES = frozenset((torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, torch.where))

@@ -1,0 +1,131 @@
+"""Exports of what ONNX has no form for: complex numbers as pairs, shapes and branches that depend on data."""
+
+import warnings
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+import onnx
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import distributions, nn
+from torch.nn import functional
+
+from shardplan.torch.planning.onnx_program import onnx_bytes
+from shardplan.torch.planning.plan import read_module
+
+
+def evaluated(module, *args):
+    """What the exported graph gives."""
+    graph = onnx.load_from_string(onnx_bytes(module, args, {}))
+    names = [value.name for value in graph.graph.input]
+    return ReferenceEvaluator(graph).run(None, dict(zip(names, (arg.numpy() for arg in args), strict=True)))
+
+
+class Complex(nn.Module):
+    """Products, quotients, powers, roots, conjugates, choices, sums and pieces of complex numbers."""
+
+    def forward(self, x, y):
+        a, b = torch.view_as_complex(x), torch.polar(y.exp(), y)
+        made = (a * b + 2j * a - 1) / (b + 3) + b.log() * a.conj() - torch.exp(0.1 * a) + b.sqrt() + a**2
+        made = torch.where(y > 0, made, a).unsqueeze(0).expand(2, -1, -1).transpose(1, 2)
+        made = torch.cat([made, made[:, :1] * 1j], 1).masked_fill(torch.eye(2, dtype=torch.bool)[:, :1, None], 1 + 2j)
+        mixed = torch.einsum("bij,bkj->bik", made, torch.complex(made.imag, made.real)) @ made
+        return (
+            torch.view_as_real(mixed.sum(0)),
+            mixed.abs(),
+            mixed.angle(),
+            (mixed.real - mixed.to(torch.complex128).imag),
+        )
+
+
+def test_complex_numbers_are_pairs():
+    x, y = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(1)), torch.linspace(-1, 1, 12).view(3, 4)
+    for mine, theirs in zip(evaluated(Complex(), x, y), Complex()(x, y), strict=True):
+        assert torch.allclose(torch.from_numpy(mine), theirs, atol=1e-4)
+
+
+class Picked(nn.Module):
+    def forward(self, x, labels):
+        keep = labels != 0
+        changed = torch.zeros_like(x)
+        changed[keep] = x[keep] * 2
+        rows = torch.where(keep.any(1))[0]
+        seen = 0
+        for each in keep.flatten()[:3].nonzero():
+            seen = seen + int(each[0])
+        return x[keep], changed, x.masked_select(keep[..., None]), x[rows], x[..., keep[0, :1].expand(2)] + seen
+
+
+def test_what_a_mask_picks_is_all_of_it():
+    x, labels = torch.randn(2, 3, 2), torch.tensor([[1, 1, 2], [3, 1, 1]])
+    for mine, theirs in zip(evaluated(Picked(), x, labels), Picked()(x, labels), strict=True):
+        assert torch.equal(torch.from_numpy(mine), theirs)
+    assert [part.shape for part in evaluated(Picked(), x, 0 * labels)] == [
+        (6, 2),
+        (2, 3, 2),
+        (12,),
+        (2, 3, 2),
+        (2, 3, 2),
+    ]
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        if (x > 100).any():
+            raise ValueError("too large")
+        return x * 2
+
+
+def test_branches_that_depend_on_data_are_not_taken_and_it_is_said():
+    with pytest.warns(UserWarning, match="branches that depend on data"):
+        found = evaluated(Branching(), torch.ones(2, 2))
+    assert (found[0] == 2).all()
+
+
+class Losses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 6)
+
+    def forward(self, x, labels):
+        chances = self.out(x).log_softmax(-1)
+        valid = labels >= 0
+        lengths = torch.full((2,), 5, dtype=torch.long)
+        spoken = functional.ctc_loss(
+            chances.transpose(0, 1), labels.masked_select(valid), lengths, valid.sum(-1), reduction="sum"
+        )
+        policy = distributions.Categorical(logits=chances)
+        return spoken - policy.log_prob(labels.abs()[:, :1].expand(2, 5)).mean() + torch.corrcoef(x[0]).sum()
+
+
+def test_losses_that_look_at_numbers_can_be_planned():
+    checks = distributions.Distribution._validate_args
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = read_module(Losses(), (torch.randn(2, 5, 4), torch.tensor([[1, 2, 3], [4, 5, -1]])))
+    assert [parameter.name for parameter in model.parameters] == ["out.weight", "out.bias"]
+    assert distributions.Distribution._validate_args is checks
+
+
+@pytest.fixture
+def grouped():
+    """The operator of transformers that multiplies rows in groups; declared where transformers is not there."""
+    library = torch.library.Library("transformers", "FRAGMENT")
+    if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+        library.define("grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor")
+        library.impl("grouped_mm_fallback", lambda rows, weight, _: rows @ weight[0], "CompositeExplicitAutograd")
+    yield torch.ops.transformers.grouped_mm_fallback
+    library._destroy()
+
+
+def test_rows_in_groups_are_multiplied_by_their_matrices(grouped):
+    class Grouped(nn.Module):
+        def forward(self, rows, matrices, ends):
+            return grouped(rows, matrices, ends)
+
+    rows, matrices, ends = torch.randn(7, 4), torch.randn(3, 4, 8), torch.tensor([2, 2, 7], dtype=torch.int32)
+    expected = torch.cat([rows[:2] @ matrices[0], rows[2:] @ matrices[2]])
+    assert torch.allclose(torch.from_numpy(evaluated(Grouped(), rows, matrices, ends)[0]), expected, atol=1e-5)
