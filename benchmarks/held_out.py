@@ -3,7 +3,7 @@
     python benchmarks/held_out.py [--data FOLDER] [--rounds N]
 
 The runs are vTrain's on A100 (`runs.SOURCES`): one machine, and many. Whole sources are held out in turn, then every
-size of model, then halves of all rows, drawn by a hash of the configuration. A fit moves the five constants of `FREE`
+size of model, then halves of all rows, drawn by a hash of the configuration. A fit moves the six constants of `FREE`
 from where the profile has them to the least mean error, every source weighing the same. What a run takes under other
 constants is put together from plans of two and four layers of its configuration, as `shardplan.study.trained` does it;
 the last line says how far that is from what `shardplan price` says. About two minutes of CPU.
@@ -39,12 +39,15 @@ from shardplan.planning.parallelism import DATA, Parallelism, axes_of, mesh_text
 from shardplan.study.price import layers_of
 
 Floats = NDArray[np.float64]
-FREE = ("sustained", "memory", "host_s", "host_collective_s", "loss_bytes")
+FREE = ("sustained", "memory", "host_s", "host_collective_s", "loss_bytes", "partial_groups")
 """Constants that are fitted; all others are the profile's."""
 SOURCES = ("vtrain-one-node", "vtrain-many-nodes")
 _CHECKED = 6
 _TOGETHER = 3.0
 _VOCABULARY = 51200
+_MACHINE = 8
+_MEETS = np.array([1.0, 2.0, 1.0])
+"""Neighbours of a first, an inner and a last stage."""
 _PARTS = ("products", "other", "forward_sent", "backward_sent", "again_sent", "kernels", "collectives")
 
 
@@ -52,7 +55,8 @@ _PARTS = ("products", "other", "forward_sent", "backward_sent", "again_sent", "k
 class Ingredients:
     """A run as seconds that constants scale, for its first, an inner, and its last stage (`stages` of each): of one
     microbatch the `_PARTS`, shape (3, 7); of a step `late_s`: reduction, and `update_s`: optimizer, shape (3,);
-    `logits`: elements of the loss; `send_s`: one hand-over, there and back."""
+    `logits`: elements of the loss; `send_s`: one hand-over; `partial`: gradients are reduced in groups of several, but
+    not all, devices of each of several machines."""
 
     run: TrainingRun
     stages: tuple[int, int, int]
@@ -62,6 +66,7 @@ class Ingredients:
     logits: float
     send_s: float
     microbatches: int
+    partial: bool
 
 
 def ingredients(run: TrainingRun) -> Ingredients:
@@ -85,8 +90,9 @@ def ingredients(run: TrainingRun) -> Ingredients:
         np.array([_reduction(run.profile, ways["tp"], ways["dp"], 2 * each) for each in held]),
         28 * held / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency),
         ways["micro_batch"] * said["seq"] * _VOCABULARY / ways["tp"],
-        0.0 if whole else 2 * _sent(run.profile, 2 * ways["micro_batch"] * said["seq"] * said["hidden"] / ways["tp"]),
+        0.0 if whole else _sent(run.profile, 2 * ways["micro_batch"] * said["seq"] * said["hidden"] / ways["tp"]),
         ways["global_batch"] // (ways["dp"] * ways["micro_batch"]),
+        1 < ways["tp"] < _MACHINE < ways["tp"] * ways["dp"],
     )
 
 
@@ -169,6 +175,7 @@ class Table:
     logits: Floats
     send_s: Floats
     microbatches: Floats
+    partial: NDArray[np.bool_]
     rate: float
 
     @classmethod
@@ -182,6 +189,7 @@ class Table:
             np.array([[row.logits * (row.stages[2] == 0), 0.0, row.logits * row.stages[2]] for row in rows]),
             np.array([row.send_s for row in rows]),
             np.array([row.microbatches for row in rows], dtype=np.float64),
+            np.array([row.partial for row in rows]),
             device.hbm_bytes_per_s * device.memory_efficiency,
         )
 
@@ -193,8 +201,9 @@ class Table:
         on_device = products / training.sustained + other / training.memory + sent + loss
         on_host = training.host_s * kernels + training.host_collective_s * collectives
         both = (on_device**_TOGETHER + on_host**_TOGETHER) ** (1 / _TOGETHER)
-        once = both + ((training.sends or 0.0) * self.send_s)[:, None]
-        stages = self.microbatches[:, None] * once + self.late_s + self.update_s / training.memory
+        once = both + (training.sends or 0.0) * self.send_s[:, None] * _MEETS
+        late = self.late_s * np.where(self.partial, training.partial_groups, 1.0)[:, None]
+        stages = self.microbatches[:, None] * once + late + self.update_s / training.memory
         there = np.where(self.stages > 0, stages, 0.0)
         slowest = there.max(axis=1)
         return np.asarray(slowest + ((stages * self.stages).sum(axis=1) - slowest) / self.microbatches)
@@ -206,21 +215,24 @@ def seconds(rows: Sequence[Ingredients], training: Training) -> Floats:
 
 
 def fitted(rows: Sequence[Ingredients], start: Training, rounds: int) -> Training:
-    """The constants with the least mean error, each source weighing the same, from `start`."""
+    """The constants with the least mean error, each source weighing the same, from `start`. Rows without partial
+    groups know nothing of them: 1."""
+    known = any(row.partial for row in rows)
+    start, free = (start, FREE) if known else (replace(start, partial_groups=1.0), FREE[:-1])
     sources, table = [row.run.source for row in rows], Table.of(rows)
     weights = np.array([1 / sources.count(source) for source in sources])
     measured = np.array([row.run.measured_s for row in rows])
 
     def off(point: Floats) -> float:
-        return float(weights @ np.abs(table.seconds(_moved(start, point)) / measured - 1)) / float(weights.sum())
+        return float(weights @ np.abs(table.seconds(_moved(start, free, point)) / measured - 1)) / float(weights.sum())
 
-    return _moved(start, simplex(off, np.zeros(len(FREE)), step=0.2, rounds=rounds))
+    return _moved(start, free, simplex(off, np.zeros(len(free)), step=0.2, rounds=rounds))
 
 
-def _moved(start: Training, point: Floats) -> Training:
+def _moved(start: Training, free: Sequence[str], point: Floats) -> Training:
     """Constants moved by a factor each, none beyond a third and three times."""
     factors = np.exp(np.clip(point, -1.1, 1.1)).tolist()
-    return replace(start, **{name: getattr(start, name) * by for name, by in zip(FREE, factors, strict=True)})
+    return replace(start, **{name: getattr(start, name) * by for name, by in zip(free, factors, strict=True)})
 
 
 def judged(rows: Sequence[Ingredients], training: Training) -> str:
@@ -280,14 +292,15 @@ def show(folder: Path, rounds: int) -> None:
 def _told(constants: Training) -> str:
     return (
         f"sustained {constants.sustained:.2f}, memory {constants.memory:.2f}, host {1e6 * constants.host_s:.0f} us, "
-        f"collective {1e6 * constants.host_collective_s:.0f} us, loss {constants.loss_bytes:.0f} B"
+        f"collective {1e6 * constants.host_collective_s:.0f} us, loss {constants.loss_bytes:.0f} B, "
+        f"partial groups x {constants.partial_groups:.1f}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=runs.DATA, help="folder of the sources' files")
-    parser.add_argument("--rounds", type=int, default=120, help="steps of each fit")
+    parser.add_argument("--rounds", type=int, default=160, help="steps of each fit")
     given = parser.parse_args()
     begun = time.process_time()
     show(given.data, given.rounds)

@@ -169,7 +169,7 @@ SOURCES: dict[str, tuple[str, Reader, int]] = {
     "fsdp": ("fsdp_runs.csv", fsdp, 4),
     "llm-foundry": ("llm_foundry.csv", lambda row: fsdp(row, "llm-foundry"), 6),
     "bridge-bf16": ("megatron_bridge.csv", _of(precision=False), 4),
-    "bridge-fp8": ("megatron_bridge.csv", _of(precision=True), 6),
+    "bridge-fp8": ("megatron_bridge.csv", _of(precision=True), 5),
 }
 """Source -> its file, how one of its rows is read, and how many are taken where nobody says (0: all)."""
 

@@ -265,8 +265,10 @@ TRAINING: Final = Keys((
     Key("grouped", _SHARE, "instead of `device.gemm.grouped`", OMITTED, said="`device.gemm.grouped`"),
     Key("reduces_beside", Flag(), "gradients of weights that every device holds whole are reduced beside backward, as "
         "in buckets of DDP; false: after it, as Megatron-LM did until 2023", OMITTED, said="true"),
-    Key("sends", _HIDDEN, "share of what pipeline stages hand on that each of them waits for, once for every "
-        "microbatch and direction", OMITTED, said="`1 - overlap.p2p` of every border"),
+    Key("partial_groups", Number(minimum=1.0), "times what a reduction after backward takes in groups of several, but "
+        "not all, devices of each of several machines", OMITTED, said="1"),
+    Key("sends", _HIDDEN, "share of what pipeline stages hand on that each of them waits for: twice for every "
+        "microbatch, at the ends once", OMITTED, said="`1 - overlap.p2p` of every border"),
     Key("loss_memory", Number(), "bytes that the loss holds for every logit, besides the logit and its gradient: those "
         "in fp32", OMITTED, said="0"),
 ))  # fmt: skip

@@ -108,9 +108,10 @@ class Training:
     times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the tensor-
     parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens take
     between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole
-    weights are reduced beside backward, else after it; `sends`: share of what pipeline stages hand on that each of them
-    waits for, None for what `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every
-    logit besides it and its gradient."""
+    weights are reduced beside backward, else after it; `partial_groups`: times what a reduction after backward takes
+    in groups of several, but not all, devices of each of several machines; `sends`: share of what pipeline stages hand
+    on that each of them waits for, None for what `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the
+    loss holds for every logit besides it and its gradient."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
@@ -128,6 +129,7 @@ class Training:
     narrow: float | None = None
     grouped: float | None = None
     reduces_beside: bool = True
+    partial_groups: float = 1.0
     sends: float | None = None
     loss_memory: float = 0.0
 

@@ -8,17 +8,19 @@ clock. What a trainer does other than the schedule is stated by the profile, eac
     device      the schedule's phases, less what of tensor parallelism's traffic runs in pieces beside products
                 (`tp_forward`, `tp_backward`), and the loss
     host        host_us for every kernel of those phases, host_collective_us for every collective
-    reduction   of gradients, where a trainer begins it after backward (`reduces_beside: false`)
+    reduction   of gradients, where a trainer begins it after backward (`reduces_beside: false`), times
+                `partial_groups` where a group has several, but not all, devices of each of several machines
 
 The host runs ahead of the device, within a microbatch and from one to the next, so the slower of the two counts; where
 both take about as long, each waits for the other now and then (`_TOGETHER`). Stages of a pipeline wait for what they
-hand on where a profile says so (`sends`): each of them once for every microbatch and direction.
+hand on where a profile says so (`sends`): each of them meets each of its neighbours once for every microbatch.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +74,7 @@ def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool
     if training == Training() or "cost_model" in plan.model:
         return plan
     waits = [not (training.reduces_beside or sharded) and _is_reduction(move) for move in plan.moves]
-    late_ns, summary = sum(move.time_ns for move in itertools.compress(plan.moves, waits)), plan.summary
+    late_ns, summary = _reduced_late(itertools.compress(plan.moves, waits), cluster), plan.summary
     beside = tuple(move for move, late in zip(plan.moves, waits, strict=True) if not late)
     scheduled = step_schedule(replace(plan, moves=beside))
     alone_ns = round(scheduled.seconds * NS_PER_S)
@@ -103,9 +105,9 @@ def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool
 def with_sends(found: PipelineResult, transfers: Transfers, schedule: Schedule, microbatches: int) -> PipelineResult:
     """`found` with the step of a trainer whose stages wait for the share `sends` of what they hand on and are handed.
 
-    A stage sends one way while it is sent the other, so it waits for the slower of its two borders, and stages wait at
-    the same moments: a step of M microbatches on S stages has M + S - 1 such waits in each direction, not M for every
-    border.
+    After a forward a stage hands its value on and is handed a gradient, both at once; after a backward it does the same
+    with the stage before. So it waits at each of its borders once for every microbatch: an inner stage twice, the first
+    and the last once, and stages wait at the same moments.
     """
     share = transfers.cluster.training.sends
     if share is None or not found.borders:
@@ -116,13 +118,33 @@ def with_sends(found: PipelineResult, transfers: Transfers, schedule: Schedule, 
         there, back = transfers.send_receive(mine, theirs, target, value), 0
         if gradient:
             back = transfers.send_receive(theirs, mine, source, gradient).time_ns
-        handed.append(there.time_ns + back)
-    slower = [max(pair) for pair in itertools.pairwise([0, *handed, 0])]
-    costs = [plan.summary.step_ns + share * microbatches * wait for plan, wait in zip(found.plans, slower, strict=True)]
+        handed.append(max(there.time_ns, back))
+    waits = [before + after for before, after in itertools.pairwise([0, *handed, 0])]
+    costs = [plan.summary.step_ns + share * microbatches * wait for plan, wait in zip(found.plans, waits, strict=True)]
     stages = len(costs) // schedule.pieces
     step_ns = schedule.step([math.fsum(costs[place::stages]) for place in range(stages)], microbatches)
     step_ns += waited_ns(found.tied)
     return replace(found, step_ns=step_ns, bound_ns=min(found.bound_ns, step_ns))
+
+
+def _reduced_late(moves: Iterable[Move], cluster: Cluster) -> int:
+    """Nanoseconds per step of reductions that wait for the end of backward."""
+    times = cluster.training.partial_groups
+    return sum(round(move.time_ns * (times if _in_partial_groups(move, cluster) else 1)) for move in moves)
+
+
+def _in_partial_groups(move: Move, cluster: Cluster) -> bool:
+    """Whether a move joins several, but not all, devices of each of several machines.
+
+    Rings of such a group enter a machine by the card beside one of its devices and leave it from another device, which
+    is not beside that card: through the host, as long as NCCL keeps to one card and has no PXN (before 2.12).
+    """
+    axes = {axis for step in move.steps for axis in step.collective.axes}
+    ways = [cluster.mesh.shape[axis] for axis in sorted(axes) if cluster.axis_levels[axis] == 0]
+    outside = any(cluster.axis_levels[axis] > 0 and cluster.mesh.shape[axis] > 1 for axis in axes)
+    own = zip(cluster.mesh.shape, cluster.axis_levels, strict=True)
+    machine = cluster.levels[0].devices or math.prod(size for size, level in own if level == 0)
+    return outside and 1 < math.prod(ways) < machine
 
 
 def _is_reduction(move: Move) -> bool:
