@@ -73,7 +73,7 @@ class Found:
     """The plan with the shortest schedule found, the greatest proven lower bound on any (seconds), and the multipliers
     at which that was found. `limit_bytes`: under which that was proven; further questions are asked under it too: one
     that stands in no way only costs time. `outcome`: of the last answer; `reproducible`: no clock decided anything;
-    `planes`: of the assignments met."""
+    `planes`: of the assignments met; `prices`: of a byte at moments, picoseconds."""
 
     candidate: Candidate
     bound_s: float
@@ -83,6 +83,7 @@ class Found:
     outcome: str = "feasible"
     reproducible: bool = True
     planes: tuple[Plane, ...] = ()
+    prices: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def linear(self) -> Linear:
@@ -196,8 +197,9 @@ def searched(
     instance = search.instance
     found = yield from without_limit(search, remat)
     if found is None or (found.bound_s < below_s and not found.candidate.keeps(instance.limit_bytes)):
+        start = () if found is None else found.multipliers
         try:
-            found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat)
+            found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat, start=start)
         except NoPlanError as none:
             found = yield from as_experts(search, none.answer)
     if found.candidate.step_s >= below_s:
@@ -281,7 +283,7 @@ def of_phases(
     best = search.judged(answer)[0]
     multipliers = _by_phase(answer.objective, solution.multipliers)
     bound_s = solution.bound / PS_PER_S
-    proof = solution.outcome, solution.reproducible, solution.planes
+    proof = solution.outcome, solution.reproducible, solution.planes, solution.prices
     return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof)
 
 
@@ -351,7 +353,7 @@ def under_less_memory(search: Search, found: Found) -> Questions[Found]:
 def _question(found: Found, linear: Linear, *, restriction: Restrict | None = None) -> Question:
     """The best assignment of a linear function, with what the best plan recomputes."""
     remat = found.candidate.layouts.built.recompute
-    return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction)
+    return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction, prices=found.prices)
 
 
 def _among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
@@ -366,7 +368,8 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     proves is no better than what is known, they are not scheduled."""
     if search.is_over or found.outcome == "interrupted":
         return found, math.inf
-    question = replace(question, ends_s=search.share(2), unproven=ROUGH)
+    below_s = found.candidate.step_s if proves else math.inf
+    question = replace(question, ends_s=search.share(2), unproven=ROUGH, below_s=below_s)
     answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
     solution, limit = answer.solution, search.instance.limit_bytes
     if solution.outcome == "interrupted":

@@ -10,7 +10,7 @@ become nodes (`sums.py`); what is between the best bound and the best assignment
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import highspy
@@ -19,6 +19,7 @@ import numpy as np
 from shardplan.solve.constants import (
     AVERAGES_GAP,
     AVERAGES_MIXED,
+    AVERAGES_OPEN,
     AVERAGES_SOLVES,
     MASTER_PULL,
     MASTER_STEADY,
@@ -29,7 +30,7 @@ from shardplan.solve.highs.program import quiet_highs
 from shardplan.solve.problem import Costs, LinearSum, Multipliers, Plane, Problem, Solution
 from shardplan.solve.search.mixing import mixed
 
-Solve = Callable[[Problem], Solution]
+Solve = Callable[[Problem, Mapping[int, float]], Solution]
 
 
 def by_averages(
@@ -39,6 +40,7 @@ def by_averages(
     stop: Callable[[], bool] = bool,
     most: int = AVERAGES_SOLVES,
     known: Sequence[Plane] = (),
+    prices: Mapping[int, float] | None = None,
 ) -> Solution:
     """The best assignment met and the best bound. `solve` solves a problem without maxima, `stop` says when to end,
     and it ends after `most` of them. `known`: planes above L.
@@ -48,20 +50,23 @@ def by_averages(
     search = _Search(problem, start, known)
     weights = search.first()
     seconds, reproducible = 0.0, True
+    paid: Mapping[int, float] = {moment: price * 2**MULTIPLIER_DIGITS for moment, price in (prices or {}).items()}
     for _ in range(most):
-        plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS))
+        plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS), paid)
+        paid = plain.prices or paid
         seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
         if plain.choices is None and not search.planes:
             return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, multipliers=search.grouped(weights))
         search.learn(weights, plain)
-        if plain.outcome == "interrupted" or stop() or search.settled():
+        if plain.outcome == "interrupted" or stop() or search.settled(plain):
             break
         goal = search.goal()
         if goal == weights:
             break
         weights = goal
     search.mix()
-    return search.answer(plain.outcome == "interrupted", seconds, reproducible)
+    found = search.answer(plain.outcome == "interrupted", seconds, reproducible)
+    return replace(found, prices={moment: price / 2**MULTIPLIER_DIGITS for moment, price in paid.items()})
 
 
 def averaged(problem: Problem, weights: Sequence[int], digits: int) -> Problem:
@@ -140,10 +145,11 @@ class _Search:
         left = iter(plane.sums)
         return plane.cost + sum(max([0.0, *(next(left) for _ in maximum.sums)]) for maximum in self.problem.maxima)
 
-    def settled(self) -> bool:
-        """Whether no multipliers promise much more."""
+    def settled(self, plain: Solution) -> bool:
+        """Whether no multipliers promise much more, as measured by what the last plain problem left open too."""
         best = min(map(self.cost, self.planes.values()))
-        return min(best, self.ceiling) - self.bound <= AVERAGES_GAP * abs(best)
+        left = 0.0 if plain.choices is None else (plain.cost - plain.bound) / 2**MULTIPLIER_DIGITS
+        return min(best, self.ceiling) - self.bound <= max(AVERAGES_GAP * abs(best), AVERAGES_OPEN * left)
 
     def goal(self) -> tuple[int, ...]:
         """The multipliers to try next."""
