@@ -43,6 +43,9 @@ CLOSE = 0.01
 HOPE = 2 / 3
 """Experts' layouts are searched further where their bound is below the step by more than this share of the gap: the
 schedule of what attains a bound is longer than that by about as much as the best plan's is."""
+NEAR = 0.05
+"""Where no more is unproven at the multipliers that are best without a limit on memory, no others are looked for: plain
+problems under a limit take long."""
 TIGHTER = 0.8
 """Share of the limit on memory under which another plan is sought where the limit stands in the way."""
 LESS_TIGHT = 0.9
@@ -197,9 +200,8 @@ def searched(
     instance = search.instance
     found = yield from without_limit(search, remat)
     if found is None or (found.bound_s < below_s and not found.candidate.keeps(instance.limit_bytes)):
-        start = () if found is None else found.multipliers
         try:
-            found = yield from of_phases(search, instance.limit_bytes, remat, chooses_remat=chooses_remat, start=start)
+            found = yield from under_the_limit(search, found, remat, chooses_remat=chooses_remat)
         except NoPlanError as none:
             found = yield from as_experts(search, none.answer)
     if found.candidate.step_s >= below_s:
@@ -225,6 +227,24 @@ def without_limit(search: Search, remat: Recompute | None = None) -> Questions[F
     with contextlib.suppress(NoPlanError):
         return (yield from of_phases(search, None, remat, parts=2))
     return None
+
+
+def under_the_limit(
+    search: Search, free: Found | None, remat: Recompute | None, *, chooses_remat: bool
+) -> Questions[Found]:
+    """The best plan under the limit on memory; `free`: the best one without, whose multipliers may be good for this one
+    too. Raises `NoPlanError`."""
+    limit_bytes, near = search.instance.limit_bytes, None
+    if free is not None:
+        near = yield from of_phases(search, limit_bytes, remat, parts=2, start=free.multipliers, averages=1)
+        if near.gap <= NEAR:
+            return near
+    found = yield from of_phases(search, limit_bytes, remat, chooses_remat=chooses_remat)
+    if near is None:
+        return found
+    if near.bound_s > found.bound_s:
+        found = replace(found, bound_s=near.bound_s, multipliers=near.multipliers)
+    return found.better([near.candidate], limit_bytes)
 
 
 def at_the_limit(search: Search, found: Found, remat: Recompute | None) -> Questions[Found]:

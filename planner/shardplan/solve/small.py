@@ -56,15 +56,15 @@ def fit(
     roomy: Solution | None = None,
     unproven: float = 0.0,
     start: Multipliers = (),
-    known: Mapping[int, float] | None = None,
+    prices: Mapping[int, float] | None = None,
 ) -> None:
     """Solve a graph as it was built, with memory or maxima, to optimality or a relative `gap`, unless the budget
     ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
     it no further, and beyond which a fusion of what they gave is the last word; `start`: multipliers of the sums to
-    begin with; `known`: prices of a byte at moments, by their numbers."""
+    begin with; `prices`: of a byte at moments, from which a search of a large core begins."""
     again = graph.copy()
-    known = known or {}
-    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start, known)
+    prices = prices or {}
+    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start, prices)
     for share in TIGHTER_LIMITS:
         if not again.hinges or not short or best.within(max(gap, unproven, TIGHTER_GAP)) or budget.expired():
             return
@@ -72,7 +72,7 @@ def fit(
         less.base_steps[min(flat(again.hinges))] -= (
             limit - tight
         )  # sums, the last moments, count from zero all the same
-        _fit(less, tight, trial, budget, gap, seed, None, unproven, start, known)
+        _fit(less, tight, trial, budget, gap, seed, None, unproven, start, prices)
         best.take(trial)
 
 
@@ -86,7 +86,7 @@ def _fit(
     roomy: Solution | None,
     unproven: float,
     start: Multipliers,
-    known: Mapping[int, float],
+    prices: Mapping[int, float],
 ) -> bool:
     """`fit` at one limit; whether that stands in the way of something better."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
@@ -99,7 +99,7 @@ def _fit(
         reduce(graph, limit)
         if len(cutset(graph)) > CUTSET_NODES and not graph.hinges:
             presolve(graph, limit)
-            search_large(graph, limit, best, budget, whole, seed, max(gap, unproven), known)
+            search_large(graph, limit, best, budget, whole, seed, max(gap, unproven), prices)
             return False
         relaxation = Relaxation(graph, limit, budget, whole)
         if not relaxation.hinges:
@@ -108,7 +108,7 @@ def _fit(
             return False
         if balanced is not None:
             relaxation.know(balanced, -np.inf)
-        _raise(relaxation, best, gap, start, known)
+        _raise(relaxation, best, gap, start)
         if not best.within(gap):
             _crossover(relaxation, best)
         with contextlib.suppress(DeadEnd):
@@ -155,12 +155,12 @@ def _prove_maxima(
 ) -> None:
     """A graph with nothing but maxima: prices, a fusion and a proof, as long as what they give is of use."""
     with contextlib.suppress(DeadEnd):
-        point = relaxation.at(first_prices(relaxation, start, {}))
+        point = relaxation.at(first_prices(relaxation, start))
         labels = dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True))
         if not fits(relaxation.graph.invert(labels), ROOMY_FACTOR):
             best.prove(point.bound)
             return
-    _raise(relaxation, best, 0.0, start, {})
+    _raise(relaxation, best, 0.0, start)
     _crossover(relaxation, best)
     if np.isfinite(best.cost) and not fits(best.choices, ROOMY_FACTOR):
         return
@@ -216,12 +216,11 @@ def _pressure(relaxation: Relaxation) -> Pressure:
     return Pressure(numbers, relaxation.limit, relaxation.budget, relaxation.whole, moments, prices, hinges)
 
 
-def first_prices(relaxation: Relaxation, start: Multipliers, known: Mapping[int, float]) -> Prices:
-    """Prices to begin with: of the sums those of `start`, by number of maximum and sum, where it has any; of a byte
-    those that are `known`, by number of the moment."""
+def first_prices(relaxation: Relaxation, start: Multipliers) -> Prices:
+    """Prices of the sums to begin with: those of `start`, by number of maximum and sum, where it has any."""
     numbers, scale = relaxation.graph.moments, relaxation.graph.scale
     given = dict(zip(flat(relaxation.graph.groups), [price for group in start for price in group], strict=False))
-    prices = {moment: known[int(number)] * scale for moment, number in enumerate(numbers) if int(number) in known}
+    prices = {}
     for group in relaxation.hinges:
         for moment in group:
             price = given.get(int(numbers[moment]), FIRST_MULTIPLIER / len(group))
@@ -230,18 +229,17 @@ def first_prices(relaxation: Relaxation, start: Multipliers, known: Mapping[int,
     return relaxation.capped(rounded(prices))
 
 
-def _raise(relaxation: Relaxation, best: Incumbent, gap: float, start: Multipliers, known: Mapping[int, float]) -> None:
+def _raise(relaxation: Relaxation, best: Incumbent, gap: float, start: Multipliers) -> None:
     """Look for good prices, from where something is known of them."""
     if not relaxation.hinges:
         frugal(relaxation.graph, best)
         if best.choices is not None:
             relaxation.know(best.choices, -np.inf)
-    prices = first_prices(relaxation, start, known)
-    relaxation.moments += [moment for moment in sorted(prices) if moment not in relaxation.moments]
-    ascend(relaxation, best, prices, gap)
-    if relaxation.best is not None:
-        numbers = relaxation.graph.moments
-        best.multipliers = {int(numbers[m]): price / best.scale for m, price in relaxation.known.prices.items()}
+    ascend(relaxation, best, first_prices(relaxation, start), gap)
+    if relaxation.hinges and relaxation.best is not None:
+        prices, numbers = relaxation.known.prices, relaxation.graph.moments
+        sums = flat(relaxation.hinges)
+        best.multipliers = {int(numbers[moment]): prices.get(moment, 0.0) / best.scale for moment in sums}
 
 
 def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> None:

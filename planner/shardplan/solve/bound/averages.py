@@ -17,6 +17,7 @@ import highspy
 import numpy as np
 
 from shardplan.solve.constants import (
+    AVERAGES_CLOSE,
     AVERAGES_GAP,
     AVERAGES_MIXED,
     AVERAGES_OPEN,
@@ -42,8 +43,8 @@ def by_averages(
     known: Sequence[Plane] = (),
     prices: Mapping[int, float] | None = None,
 ) -> Solution:
-    """The best assignment met and the best bound. `solve` solves a problem without maxima, `stop` says when to end,
-    and it ends after `most` of them. `known`: planes above L.
+    """The best assignment met and the best bound. `solve` solves a problem without maxima, from prices of a byte at
+    moments, `stop` says when to end, and it ends after `most` of them. `known`: planes above L.
 
     The time that it takes and what is missing where nothing fits are those of the plain problems.
     """
@@ -149,7 +150,9 @@ class _Search:
         """Whether no multipliers promise much more, as measured by what the last plain problem left open too."""
         best = min(map(self.cost, self.planes.values()))
         left = 0.0 if plain.choices is None else (plain.cost - plain.bound) / 2**MULTIPLIER_DIGITS
-        return min(best, self.ceiling) - self.bound <= max(AVERAGES_GAP * abs(best), AVERAGES_OPEN * left)
+        promised = min(best, self.ceiling) - self.bound
+        is_close = promised <= AVERAGES_CLOSE * abs(best)
+        return promised <= max(AVERAGES_GAP * abs(best), AVERAGES_OPEN * left * is_close)
 
     def goal(self) -> tuple[int, ...]:
         """The multipliers to try next."""

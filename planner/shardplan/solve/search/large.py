@@ -57,12 +57,12 @@ def search_large(
     whole: Profiles,
     seed: int,
     enough: float = 0.0,
-    known: Mapping[int, float] | None = None,
+    prices: Mapping[int, float] | None = None,
 ) -> None:
     """Improve assignment and bound of a presolved graph until a share `enough` of the cost is between them, or the
-    budget ends. `known`: prices of a byte at moments to begin with, by their numbers."""
+    budget ends. `prices`: of a byte at moments to begin with, by their numbers."""
     search = _Search(graph, limit, best, budget, whole, seed, enough)
-    search.scene.begin(known or {}, best.scale)
+    search.scene.begin(prices or {}, best.scale)
     try:
         search.raise_bound()
         while not (best.within(enough) or budget.expired() or search.spent()):
