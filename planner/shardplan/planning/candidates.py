@@ -43,6 +43,9 @@ CLOSE = 0.01
 HOPE = 2 / 3
 """Experts' layouts are searched further where their bound is below the step by more than this share of the gap: the
 schedule of what attains a bound is longer than that by about as much as the best plan's is."""
+NEAR = 0.05
+"""Where no more is unproven at the multipliers that are best without a limit on memory, no others are looked for: plain
+problems under a limit take long."""
 TIGHTER = 0.8
 """Share of the limit on memory under which another plan is sought where the limit stands in the way."""
 LESS_TIGHT = 0.9
@@ -81,7 +84,7 @@ class Found:
     """The plan with the shortest schedule found, the greatest proven lower bound on any (seconds), and the multipliers
     at which that was found. `limit_bytes`: under which that was proven; further questions are asked under it too: one
     that stands in no way only costs time. `outcome`: of the last answer; `reproducible`: no clock decided anything;
-    `planes`: of the assignments met."""
+    `planes`: of the assignments met; `prices`: of a byte at moments, picoseconds."""
 
     candidate: Candidate
     bound_s: float
@@ -91,6 +94,7 @@ class Found:
     outcome: str = "feasible"
     reproducible: bool = True
     planes: tuple[Plane, ...] = ()
+    prices: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def linear(self) -> Linear:
@@ -210,9 +214,7 @@ def searched(
     found = yield from without_limit(search, remat, enough_s)
     if found is None or (found.bound_s < below_s and not found.candidate.keeps(instance.limit_bytes)):
         try:
-            found = yield from of_phases(
-                search, instance.limit_bytes, remat, chooses_remat=chooses_remat, enough_s=enough_s
-            )
+            found = yield from under_the_limit(search, found, remat, chooses_remat=chooses_remat, enough_s=enough_s)
         except NoPlanError as none:
             found = yield from as_experts(search, none.answer)
     if found.candidate.step_s >= below_s:
@@ -240,6 +242,30 @@ def without_limit(
     with contextlib.suppress(NoPlanError):
         return (yield from of_phases(search, None, remat, parts=2, enough_s=enough_s))
     return None
+
+
+def under_the_limit(
+    search: Search, free: Found | None, remat: Recompute | None, *, chooses_remat: bool, enough_s: float
+) -> Questions[Found]:
+    """The best plan under the limit on memory; `free`: the best one without, whose multipliers may be good for this one
+    too. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
+    limit_bytes, near = search.instance.limit_bytes, None
+    if free is not None:
+        try:
+            near = yield from of_phases(
+                search, limit_bytes, remat, parts=2, start=free.multipliers, averages=1, enough_s=enough_s
+            )
+        except NoPlanError as none:
+            if none.answer.solution.outcome == "infeasible":
+                raise
+        if near is not None and near.gap <= NEAR:
+            return near
+    found = yield from of_phases(search, limit_bytes, remat, chooses_remat=chooses_remat, enough_s=enough_s)
+    if near is None:
+        return found
+    if near.bound_s > found.bound_s:
+        found = replace(found, bound_s=near.bound_s, multipliers=near.multipliers)
+    return found.better([near.candidate], limit_bytes)
 
 
 def at_the_limit(search: Search, found: Found, remat: Recompute | None) -> Questions[Found]:
@@ -291,18 +317,18 @@ def of_phases(
         start=start,
         planes=planes,
         averages=averages,
-        enough_s=enough_s,
+        below_s=enough_s,
     )
     answer = yield from asked(search, replace(question, ends_s=search.share(parts)), FIRST_WORK * search.work_left)
     solution = answer.solution
+    bound_s = solution.bound / PS_PER_S
+    if bound_s >= enough_s and solution.outcome != "infeasible":
+        raise NoBetterError(bound_s)
     if solution.choices is None:
         raise NoPlanError(answer)
-    bound_s = solution.bound / PS_PER_S
-    if bound_s >= enough_s:
-        raise NoBetterError(bound_s)
     best = search.judged(answer)[0]
     multipliers = _by_phase(answer.objective, solution.multipliers)
-    proof = solution.outcome, solution.reproducible, solution.planes
+    proof = solution.outcome, solution.reproducible, solution.planes, solution.prices
     return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof)
 
 
@@ -372,7 +398,7 @@ def under_less_memory(search: Search, found: Found) -> Questions[Found]:
 def _question(found: Found, linear: Linear, *, restriction: Restrict | None = None) -> Question:
     """The best assignment of a linear function, with what the best plan recomputes."""
     remat = found.candidate.layouts.built.recompute
-    return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction)
+    return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction, prices=found.prices)
 
 
 def _among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
@@ -387,7 +413,8 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     proves is no better than what is known, they are not scheduled."""
     if search.is_over or found.outcome == "interrupted":
         return found, math.inf
-    question = replace(question, ends_s=search.share(2), unproven=ROUGH)
+    below_s = found.candidate.step_s if proves else math.inf
+    question = replace(question, ends_s=search.share(2), unproven=ROUGH, below_s=below_s)
     answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
     solution, limit = answer.solution, search.instance.limit_bytes
     if solution.outcome == "interrupted":

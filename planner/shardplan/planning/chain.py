@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from shardplan.constraints.types import Constraint
@@ -37,10 +37,10 @@ class Question:
     linear function of the terms in its place. `remat`: what is recomputed, by default what the options say;
     `chooses_remat`: that is chosen too. `near`: the only layouts that are offered. `restriction`: what is allowed;
     `without`: constraints that are dropped. `start`: multipliers to start from; `planes`: of questions that allow less,
-    which say where to start; `averages`: plain problems that are solved at most, unless as many as the effort of the
-    instance says. `enough_s`: a bound, seconds, beyond which nothing of the answer matters; `ends_s`: when the search
-    ends (`time.monotonic`); `unproven`: the relative gap that is left where a proof takes long; `work`: that it may
-    take, in the units of `shardplan.solve.constants`."""
+    which say where to start; `prices`: of a byte at moments, to start from; `averages`: plain problems that are solved
+    at most, unless as many as the effort of the instance says. `ends_s`: when the search ends (`time.monotonic`);
+    `unproven`: the relative gap that is left where a proof takes long; `work`: that it may take, in the units of
+    `shardplan.solve.constants`; `below_s`: it ends where nothing is below."""
 
     limit_bytes: int | None
     objective: Objective | None = None
@@ -52,11 +52,12 @@ class Question:
     without: Sequence[Constraint] = ()
     start: Weights = ()
     planes: Sequence[Plane] = ()
+    prices: Mapping[int, float] = field(default_factory=dict)
     averages: int | None = None
-    enough_s: float = math.inf
     ends_s: float = math.inf
     unproven: float = 0.0
     work: float = math.inf
+    below_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ def _solved(
         start=start,
         averages=(question.averages or AVERAGES[options.effort]) if options.gap > 0.0 else 0,
         planes=question.planes,
+        prices=question.prices,
+        below=question.below_s * PS_PER_S,
         effort=question.work,
-        enough=question.enough_s * PS_PER_S,
     )

@@ -85,6 +85,11 @@ AVERAGES_MIXED = 8
 """Crossings of their assignments that are kept at most."""
 AVERAGES_GAP = 2e-3
 """Share of the cost that more multipliers must promise."""
+AVERAGES_OPEN = 2.0
+"""Times what the last plain problem left between its cost and its bound that they must promise as well, as the next one
+leaves as much again,"""
+AVERAGES_CLOSE = 0.04
+"""where that is no more than this share of the cost: beyond, other multipliers lead to better assignments."""
 MULTIPLIER_DIGITS = 10
 """Binary digits of multipliers there: averages are integers then, in units of 2 ** -10 of a cost."""
 ONE_MAXIMUM_WORK = 2e3

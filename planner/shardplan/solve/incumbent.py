@@ -32,7 +32,8 @@ class Pool:
 @dataclass(slots=True)
 class Incumbent:
     """The best assignment known and the bound proven, in costs of the problem times `scale`. `multipliers`: those of
-    the moments that stand for sums, where the best bound was found; `pool`: what else was met on the way."""
+    the moments that stand for sums, and prices of a byte at others, where the best bound was found; `pool`: what else
+    was met on the way; `below`: what costs as much is of no use."""
 
     scale: float
     cost: float = np.inf
@@ -40,6 +41,7 @@ class Incumbent:
     choices: tuple[int, ...] | None = None
     multipliers: dict[int, float] = field(default_factory=dict)
     pool: Pool | None = None
+    below: float = np.inf
     report: Callable[[], None] = lambda: None
 
     def offer(self, cost: float, choices: Callable[[], tuple[int, ...]]) -> bool:
@@ -80,8 +82,8 @@ class Incumbent:
 
     @property
     def closed(self) -> bool:
-        """Whether the incumbent is proven optimal."""
-        return self.bound >= self.cost
+        """Whether the incumbent is proven optimal, or that nothing is of use."""
+        return self.bound >= min(self.cost, self.below)
 
 
 def offer(graph: Graph, core: Core, choices: Indices, best: Incumbent, above: float = 0.0) -> None:

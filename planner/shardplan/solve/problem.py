@@ -12,7 +12,8 @@ generality more: a node may have several usages, each over its own half-open int
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -88,14 +89,15 @@ class Plane:
 class Solution:
     """`choices[v]` for every node, or `None` where no assignment was found.
 
-    `cost`: re-computed from the problem, not the search's word. `bound`: proven lower bound on the optimum (`inf` when
-    infeasible is proven). `outcome` `optimal`: bound meets cost. `shortfall_bytes`: when infeasible for memory, the
-    least excess over the limit that any assignment has. `reproducible`: no wall-clock limit decided anything.
+    `cost`: re-computed from the problem, not the search's word. `bound`: proven lower bound on the optimum (`inf`
+    when infeasible is proven). `outcome` `optimal`: bound meets cost. `shortfall_bytes`: when infeasible for memory,
+    the least excess over the limit that any assignment has. `reproducible`: no wall-clock limit decided anything.
     `multipliers[g][k]`: those of the sums of `Problem.maxima` at which the best Lagrangian bound was found; at least 0,
     at most 1 in all for each maximum. `candidates`: where there are maxima, different feasible assignments that were
     met at various multipliers, the cheapest first, `choices` among them; `planes`: theirs, where maxima were only
-    averaged. `work`: that was spent, in the units of a work limit. `failure`: what went wrong in a step that was given
-    up, if any did: what was known before stands.
+    averaged. `prices`: cost of a byte at moments, where the best bound under the limit on memory was found. `work`:
+    that was spent, in the units of a work limit. `failure`: what went wrong in a step that was given up, if any did:
+    what was known before stands.
     """
 
     outcome: Outcome
@@ -110,6 +112,7 @@ class Solution:
     multipliers: Multipliers = ()
     candidates: tuple[tuple[int, ...], ...] = ()
     planes: tuple[Plane, ...] = ()
+    prices: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def gap(self) -> float:

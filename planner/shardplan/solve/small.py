@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import permutations
 
 import numpy as np
@@ -56,13 +56,15 @@ def fit(
     roomy: Solution | None = None,
     unproven: float = 0.0,
     start: Multipliers = (),
+    prices: Mapping[int, float] | None = None,
 ) -> None:
     """Solve a graph as it was built, with memory or maxima, to optimality or a relative `gap`, unless the budget
     ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
     it no further, and beyond which a fusion of what they gave is the last word; `start`: multipliers of the sums to
-    begin with."""
+    begin with; `prices`: of a byte at moments, from which a search of a large core begins."""
     again = graph.copy()
-    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start)
+    prices = prices or {}
+    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start, prices)
     for share in TIGHTER_LIMITS:
         if not again.hinges or not short or best.within(max(gap, unproven, TIGHTER_GAP)) or budget.expired():
             return
@@ -70,7 +72,7 @@ def fit(
         less.base_steps[min(flat(again.hinges))] -= (
             limit - tight
         )  # sums, the last moments, count from zero all the same
-        _fit(less, tight, trial, budget, gap, seed, None, unproven, start)
+        _fit(less, tight, trial, budget, gap, seed, None, unproven, start, prices)
         best.take(trial)
 
 
@@ -84,6 +86,7 @@ def _fit(
     roomy: Solution | None,
     unproven: float,
     start: Multipliers,
+    prices: Mapping[int, float],
 ) -> bool:
     """`fit` at one limit; whether that stands in the way of something better."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
@@ -96,7 +99,7 @@ def _fit(
         reduce(graph, limit)
         if len(cutset(graph)) > CUTSET_NODES and not graph.hinges:
             presolve(graph, limit)
-            search_large(graph, limit, best, budget, whole, seed)
+            search_large(graph, limit, best, budget, whole, seed, max(gap, unproven), prices)
             return False
         relaxation = Relaxation(graph, limit, budget, whole)
         if not relaxation.hinges:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -32,6 +34,7 @@ from shardplan.solve.shortfall import least_limit
 from shardplan.solve.small import fit
 from shardplan.solve.validate import validate
 
+NONE: Final[Mapping[int, float]] = MappingProxyType({})
 _EXACT, _ROUNDED = 2.0**53, 1e-12
 """Whole numbers beyond are rounded on their way through the search, by less than this part."""
 
@@ -50,8 +53,9 @@ def solve(
     start: Multipliers = (),
     averages: int = 0,
     planes: Sequence[Plane] = (),
+    prices: Mapping[int, float] = NONE,
+    below: float = math.inf,
     effort: float = math.inf,
-    enough: float = math.inf,
 ) -> Solution:
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
@@ -61,14 +65,15 @@ def solve(
     known already; `unproven`: a relative gap that is left when better prices of memory close it no further, and beyond
     which no proof is sought; `start`: multipliers of the sums of `Problem.maxima` to begin with; `averages`: maxima are
     only averaged, by at most so many plain problems, which is quick and does not close what is left between; `planes`:
-    of assignments of problems that allow less, which say where to average; `effort`: work after which it ends with what
-    it has, which changes nothing for a problem that needs less; `enough`: a bound after which no average is taken.
+    of assignments of problems that allow less, which say where to average; `prices`: of a byte at moments, to begin
+    with; `below`: it ends where no assignment costs less; `effort`: work after which it ends with what it has, which
+    changes nothing for a problem that needs less.
     Ctrl-C ends the search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     return search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
-        unproven=unproven, start=start, averages=averages, planes=planes, effort=effort, enough=enough,
+        unproven=unproven, start=start, averages=averages, planes=planes, prices=prices, below=below, effort=effort,
     )  # fmt: skip
 
 
@@ -86,14 +91,27 @@ def search(
     start: Multipliers = (),
     averages: int = 0,
     planes: Sequence[Plane] = (),
+    prices: Mapping[int, float] = NONE,
+    below: float = math.inf,
     effort: float = math.inf,
-    enough: float = math.inf,
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
     if presolve and problem.maxima and (averages or breadth(problem) > SUMS_BROADEST):
         most = averages or AVERAGES_SOLVES
         return _averaged(
-            problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, planes, effort, enough
+            problem,
+            time_limit,
+            work_limit,
+            gap,
+            seed,
+            on_progress,
+            unproven,
+            start,
+            most,
+            planes,
+            prices,
+            below,
+            effort,
         )
     with Budget(time_limit, work_limit, effort) as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
@@ -106,14 +124,14 @@ def search(
         wide = sums_to_nodes(problem)
         try:
             graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
-            best.scale = graph.scale
+            best.scale, best.below = graph.scale, below * graph.scale
             phase[0] = "bound"
             if not presolve:
                 _whole(graph, best, budget, problem.limit)
             elif problem.limit is None and not graph.groups:
                 close(graph, best, budget)
             else:
-                fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven, start)
+                fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven, start, prices)
         except Contradiction:
             best.bound = np.inf
         except Exception as defect:  # what is known by now is an answer, whatever fails
@@ -137,27 +155,28 @@ def _averaged(
     start: Multipliers,
     most: int,
     planes: Sequence[Plane],
+    prices: Mapping[int, float],
+    below: float,
     effort: float,
-    enough: float,
 ) -> Solution:
     """Plain problems at a few multipliers: the only way where sums are too broad to become sums over nodes."""
     with Budget(time_limit, work_limit, effort) as budget:
         report, failures = on_progress or (lambda _: None), [""]
 
-        def plain(averaged: Problem) -> Solution:
+        def plain(averaged: Problem, prices: Mapping[int, float]) -> Solution:
             left = None if time_limit is None else max(0.0, budget.seconds_left) / 2
             work = None if work_limit is None else work_limit / most
             found = search(
                 averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None,
                 unproven=max(unproven, AVERAGES_UNPROVEN) if gap else unproven,
-                effort=min(AVERAGES_EFFORT, budget.effort_left),
+                prices=prices, effort=min(AVERAGES_EFFORT, budget.effort_left),
             )  # fmt: skip
             budget.work += found.work
             failures.append(found.failure)
             report(Progress(budget.seconds, np.inf, -np.inf, "bound"))
             return found
 
-        found = by_averages(problem, plain, start, budget.expired, most, planes, enough)
+        found = by_averages(problem, plain, start, budget.expired, most, planes, prices, below)
         return replace(found, work=budget.work, failure=max(failures))
 
 
@@ -188,7 +207,7 @@ def _solution(problem: Problem, wide: SumsOnNodes, best: Incumbent, budget: Budg
         rounded = _ROUNDED if cost > _EXACT else 0.0
         if not (math.isclose(priced.cost, cost, rel_tol=rounded) and priced.feasible):
             raise AssertionError(f"the search priced its answer {cost}, the evaluator {priced}")
-        outcome = "interrupted" if budget.interrupted else "optimal" if best.closed else "feasible"
+        outcome = "interrupted" if budget.interrupted else "optimal" if best.bound >= best.cost else "feasible"
     else:
         outcome = "infeasible" if bound == np.inf else "interrupted" if budget.interrupted else "limit"
     return Solution(
@@ -202,6 +221,7 @@ def _solution(problem: Problem, wide: SumsOnNodes, best: Incumbent, budget: Budg
         work=budget.work,
         multipliers=_multipliers(problem, best),
         candidates=_candidates(problem, wide, best),
+        prices={moment: price for moment, price in best.multipliers.items() if moment < problem.moments and price},
     )
 
 

@@ -10,15 +10,17 @@ become nodes (`sums.py`); what is between the best bound and the best assignment
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import highspy
 import numpy as np
 
 from shardplan.solve.constants import (
+    AVERAGES_CLOSE,
     AVERAGES_GAP,
     AVERAGES_MIXED,
+    AVERAGES_OPEN,
     AVERAGES_SOLVES,
     MASTER_PULL,
     MASTER_STEADY,
@@ -29,7 +31,7 @@ from shardplan.solve.highs.program import quiet_highs
 from shardplan.solve.problem import Costs, LinearSum, Multipliers, Plane, Problem, Solution
 from shardplan.solve.search.mixing import mixed
 
-Solve = Callable[[Problem], Solution]
+Solve = Callable[[Problem, Mapping[int, float]], Solution]
 
 
 def by_averages(
@@ -39,31 +41,36 @@ def by_averages(
     stop: Callable[[], bool] = bool,
     most: int = AVERAGES_SOLVES,
     known: Sequence[Plane] = (),
-    enough: float = np.inf,
+    prices: Mapping[int, float] | None = None,
+    below: float = np.inf,
 ) -> Solution:
-    """The best assignment met and the best bound. `solve` solves a problem without maxima, `stop` says when to end,
-    and it ends after `most` of them, or with a bound of `enough`. `known`: planes above L.
+    """The best assignment met and the best bound. `solve` solves a problem without maxima, from prices of a byte at
+    moments, `stop` says when to end, and it ends after `most` of them, or with a bound of `below`. `known`: planes
+    above L.
 
     The time that it takes and what is missing where nothing fits are those of the plain problems.
     """
     search = _Search(problem, start, known)
     weights = search.first()
     seconds, reproducible = 0.0, True
+    paid: Mapping[int, float] = {moment: price * 2**MULTIPLIER_DIGITS for moment, price in (prices or {}).items()}
     for _ in range(most):
-        plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS))
+        plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS), paid)
+        paid = plain.prices or paid
         seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
         if plain.choices is None and not search.planes:
             return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, multipliers=search.grouped(weights))
         search.learn(weights, plain)
-        if plain.outcome == "interrupted" or stop() or search.settled() or search.bound >= enough:
+        if plain.outcome == "interrupted" or stop() or search.settled(plain) or search.bound >= below:
             break
         goal = search.goal()
         if goal == weights:
             break
         weights = goal
-    if search.bound < enough:
+    if search.bound < below:
         search.mix()
-    return search.answer(plain.outcome == "interrupted", seconds, reproducible)
+    found = search.answer(plain.outcome == "interrupted", seconds, reproducible)
+    return replace(found, prices={moment: price / 2**MULTIPLIER_DIGITS for moment, price in paid.items()})
 
 
 def averaged(problem: Problem, weights: Sequence[int], digits: int) -> Problem:
@@ -142,10 +149,13 @@ class _Search:
         left = iter(plane.sums)
         return plane.cost + sum(max([0.0, *(next(left) for _ in maximum.sums)]) for maximum in self.problem.maxima)
 
-    def settled(self) -> bool:
-        """Whether no multipliers promise much more."""
+    def settled(self, plain: Solution) -> bool:
+        """Whether no multipliers promise much more, as measured by what the last plain problem left open too."""
         best = min(map(self.cost, self.planes.values()))
-        return min(best, self.ceiling) - self.bound <= AVERAGES_GAP * abs(best)
+        left = 0.0 if plain.choices is None else (plain.cost - plain.bound) / 2**MULTIPLIER_DIGITS
+        promised = min(best, self.ceiling) - self.bound
+        is_close = promised <= AVERAGES_CLOSE * abs(best)
+        return promised <= max(AVERAGES_GAP * abs(best), AVERAGES_OPEN * left * is_close)
 
     def goal(self) -> tuple[int, ...]:
         """The multipliers to try next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -48,12 +49,23 @@ from shardplan.solve.search.scene import Scene
 from shardplan.solve.search.tree import grow, improve, random_size
 
 
-def search_large(graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int) -> None:
-    """Improve assignment and bound of a presolved graph until one meets the other or the budget ends."""
-    search = _Search(graph, limit, best, budget, whole, seed)
+def search_large(
+    graph: Graph,
+    limit: int,
+    best: Incumbent,
+    budget: Budget,
+    whole: Profiles,
+    seed: int,
+    enough: float = 0.0,
+    prices: Mapping[int, float] | None = None,
+) -> None:
+    """Improve assignment and bound of a presolved graph until a share `enough` of the cost is between them, or the
+    budget ends. `prices`: of a byte at moments to begin with, by their numbers."""
+    search = _Search(graph, limit, best, budget, whole, seed, enough)
+    search.scene.begin(prices or {}, best.scale)
     try:
         search.raise_bound()
-        while not (best.closed or budget.expired() or search.spent()):
+        while not (best.within(enough) or budget.expired() or search.spent()):
             search.round()
             if np.isfinite(best.cost) and search.gap <= PROGRAM_TOLERANCE * abs(
                 best.cost
@@ -66,9 +78,11 @@ def search_large(graph: Graph, limit: int, best: Incumbent, budget: Budget, whol
 class _Search:
     """A scene, and the assignment that is being improved in it."""
 
-    def __init__(self, graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int) -> None:
+    def __init__(
+        self, graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int, enough: float
+    ) -> None:
         self.scene = Scene(graph, limit)
-        self.limit, self.best, self.budget, self.whole = limit, best, budget, whole
+        self.limit, self.best, self.budget, self.whole, self.enough = limit, best, budget, whole, enough
         self.rng = random.Random(seed)  # noqa: S311 - a search, not a secret
         self.noise = np.random.default_rng(seed)
         self.current: Assignment | None = None
@@ -97,9 +111,10 @@ class _Search:
             bounds.append(duals.best.bound)
             if len(bounds) % ROUNDING_EVERY == (0 if self.current is not None else ROUNDING_FIRST):
                 self._round()
-            if self.best.closed or self._slow(bounds):
+            if self.best.within(self.enough) or self._slow(bounds):
                 break
         duals.back()
+        self.best.multipliers = self.scene.numbered(self.best.scale)
         self._round()
 
     def _slow(self, bounds: list[float]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -42,6 +43,17 @@ class Scene:
         """The best prices, by moment."""
         best = self.duals.best.prices
         return {int(moment): float(best[moment]) for moment in np.flatnonzero(best)}
+
+    def begin(self, known: Mapping[int, float], scale: float) -> None:
+        """Take prices by numbers of moments, in costs of the problem, of which the graph's are `scale` times."""
+        prices = np.array([scale * known.get(int(number), 0.0) for number in self.graph.moments])
+        if prices.any():
+            self.duals.set_prices(prices)
+            self.duals.active |= prices > 0
+
+    def numbered(self, scale: float) -> Prices:
+        """The best prices, as `begin` takes them."""
+        return {int(self.graph.moments[moment]): price / scale for moment, price in self.prices.items()}
 
     def settle(self) -> float:
         """Go back to the best state, ready for pruning; what its prices ask for the room there is."""
