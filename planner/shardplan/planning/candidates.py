@@ -250,7 +250,7 @@ def under_the_limit(
     """The best plan under the limit on memory; `free`: the best one without, whose multipliers may be good for this one
     too. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
     limit_bytes, near = search.instance.limit_bytes, None
-    if free is not None:
+    if free is not None and not chooses_remat:
         try:
             near = yield from of_phases(
                 search, limit_bytes, remat, parts=2, start=free.multipliers, averages=1, enough_s=enough_s
