@@ -267,6 +267,25 @@ def test_a_bound_holds_wherever_the_search_starts_and_ends(problem: Problem, wor
     is_valid(problem, solution)
 
 
+@laws
+@given(problems_of_maxima(memory=True), st.integers(-20, 20), st.integers(0, 4), st.data())
+def test_a_search_that_ends_where_nothing_is_below_says_nothing_wrong(
+    problem: Problem, above: int, averages: int, data: st.DataObject
+) -> None:
+    """From any prices of a byte: the bound holds, and what is below `below` is found as without it."""
+    prices = {moment: data.draw(st.floats(0.0, 4.0)) for moment in range(problem.moments)}
+    best = optimum(problem)
+    below = best + above if math.isfinite(best) else float(above)
+    solution = solve(problem, below=below, averages=averages, prices=prices)
+    assert solution.bound <= best <= solution.cost
+    if solution.choices is None:
+        assert solution.outcome == "infeasible" or solution.bound >= below
+    else:
+        assert evaluate(problem, solution.choices).feasible
+    if best < below and not averages:
+        assert solution.cost == best
+
+
 def test_a_proof_that_is_asked_for_less_than_a_whole_unit_of_cost_is_none() -> None:
     """The relaxation promises 1, nothing costs less than 2, and there is no cost between the two."""
     costs = tuple(map(np.array, ([0.0, 0.0], [0.0, 0.0], [math.inf, 0.0, -4.0])))
