@@ -6,6 +6,7 @@ that hash strings each in its own way, as a launcher's do, cannot be forks of on
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import multiprocessing
@@ -55,7 +56,10 @@ class Ranks:
         for rank, pipe in enumerate(self.pipes):
             if not pipe.poll(timeout):
                 raise TimeoutError(f"rank {rank} does not answer")
-            answers.append(pipe.recv())
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                raise AssertionError(f"rank {rank} has died") from None
         failures = [text for failed, text in answers if failed]
         if failures:
             raise AssertionError(failures[0])
@@ -63,7 +67,8 @@ class Ranks:
 
     def close(self) -> None:
         for pipe in self.pipes:
-            pipe.send(None)
+            with contextlib.suppress(OSError):  # of a rank that has died
+                pipe.send(None)
         for nursery in self.nurseries:
             nursery.join(20)
             if nursery.is_alive():
