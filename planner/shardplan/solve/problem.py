@@ -12,9 +12,10 @@ generality more: a node may have several usages, each over its own half-open int
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ Costs = NDArray[np.float64]
 Bytes = NDArray[np.int64]
 Multipliers = tuple[tuple[float, ...], ...]
 """One per sum, by maximum."""
+NO_PRICES: Final[Mapping[int, float]] = MappingProxyType({})
 Outcome = Literal["optimal", "feasible", "infeasible", "interrupted", "limit"]
 
 
@@ -83,6 +85,16 @@ class Plane:
 
     cost: float
     sums: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a search begins: `multipliers` of the sums of maxima; `planes` of assignments of problems that allow less,
+    which say where to average; `prices` of a byte at moments."""
+
+    multipliers: Multipliers = ()
+    planes: Sequence[Plane] = ()
+    prices: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

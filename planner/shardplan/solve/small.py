@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import permutations
 
 import numpy as np
@@ -32,7 +32,7 @@ from shardplan.solve.constants import (
     TIGHTER_LIMITS,
 )
 from shardplan.solve.incumbent import Incumbent, offer
-from shardplan.solve.problem import Multipliers, Solution
+from shardplan.solve.problem import Multipliers, Solution, Start
 from shardplan.solve.prove.cutset import cutset_branches, forbid
 from shardplan.solve.prove.exact import close
 from shardplan.solve.prove.integer import Effort, Pressure, integer
@@ -55,16 +55,15 @@ def fit(
     seed: int = 0,
     roomy: Solution | None = None,
     unproven: float = 0.0,
-    start: Multipliers = (),
-    prices: Mapping[int, float] | None = None,
+    start: Start | None = None,
 ) -> None:
     """Solve a graph as it was built, with memory or maxima, to optimality or a relative `gap`, unless the budget
     ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
-    it no further, and beyond which a fusion of what they gave is the last word; `start`: multipliers of the sums to
-    begin with; `prices`: of a byte at moments, from which a search of a large core begins."""
+    it no further, and beyond which a fusion of what they gave is the last word; `start`: multipliers of the sums
+    to begin with, and prices of a byte, from which a search of a large core begins."""
     again = graph.copy()
-    prices = prices or {}
-    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start, prices)
+    start = start or Start()
+    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start)
     for share in TIGHTER_LIMITS:
         if not again.hinges or not short or best.within(max(gap, unproven, TIGHTER_GAP)) or budget.expired():
             return
@@ -72,7 +71,7 @@ def fit(
         less.base_steps[min(flat(again.hinges))] -= (
             limit - tight
         )  # sums, the last moments, count from zero all the same
-        _fit(less, tight, trial, budget, gap, seed, None, unproven, start, prices)
+        _fit(less, tight, trial, budget, gap, seed, None, unproven, start)
         best.take(trial)
 
 
@@ -85,21 +84,20 @@ def _fit(
     seed: int,
     roomy: Solution | None,
     unproven: float,
-    start: Multipliers,
-    prices: Mapping[int, float],
+    start: Start,
 ) -> bool:
     """`fit` at one limit; whether that stands in the way of something better."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     balanced = None
     try:
         if graph.hinges:
-            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven), start)
+            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven), start.multipliers)
             if best.choices is not None or best.closed or budget.expired():
                 return False
         reduce(graph, limit)
         if len(cutset(graph)) > CUTSET_NODES and not graph.hinges:
             presolve(graph, limit)
-            search_large(graph, limit, best, budget, whole, seed, max(gap, unproven), prices)
+            search_large(graph, limit, best, budget, whole, seed, max(gap, unproven), start.prices)
             return False
         relaxation = Relaxation(graph, limit, budget, whole)
         if not relaxation.hinges:
@@ -108,7 +106,7 @@ def _fit(
             return False
         if balanced is not None:
             relaxation.know(balanced, -np.inf)
-        _raise(relaxation, best, gap, start)
+        _raise(relaxation, best, gap, start.multipliers)
         if not best.within(gap):
             _crossover(relaxation, best)
         with contextlib.suppress(DeadEnd):

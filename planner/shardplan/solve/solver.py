@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -23,7 +22,7 @@ from shardplan.solve.constants import (
 )
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.incumbent import Incumbent, Pool
-from shardplan.solve.problem import Multipliers, Outcome, Plane, Problem, Solution
+from shardplan.solve.problem import NO_PRICES, Multipliers, Outcome, Plane, Problem, Solution, Start
 from shardplan.solve.prove.exact import close, prove
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.graph import Contradiction, Graph, build
@@ -34,7 +33,7 @@ from shardplan.solve.shortfall import least_limit
 from shardplan.solve.small import fit
 from shardplan.solve.validate import validate
 
-NONE: Final[Mapping[int, float]] = MappingProxyType({})
+ANYWHERE: Final = Start()
 _EXACT, _ROUNDED = 2.0**53, 1e-12
 """Whole numbers beyond are rounded on their way through the search, by less than this part."""
 
@@ -53,7 +52,7 @@ def solve(
     start: Multipliers = (),
     averages: int = 0,
     planes: Sequence[Plane] = (),
-    prices: Mapping[int, float] = NONE,
+    prices: Mapping[int, float] = NO_PRICES,
     below: float = math.inf,
     effort: float = math.inf,
 ) -> Solution:
@@ -73,7 +72,7 @@ def solve(
     validate(problem)
     return search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
-        unproven=unproven, start=start, averages=averages, planes=planes, prices=prices, below=below, effort=effort,
+        unproven=unproven, start=Start(start, planes, prices), averages=averages, below=below, effort=effort,
     )  # fmt: skip
 
 
@@ -88,31 +87,15 @@ def search(
     on_progress: Callable[[Progress], None] | None,
     roomy: Solution | None = None,
     unproven: float = 0.0,
-    start: Multipliers = (),
+    start: Start = ANYWHERE,
     averages: int = 0,
-    planes: Sequence[Plane] = (),
-    prices: Mapping[int, float] = NONE,
     below: float = math.inf,
     effort: float = math.inf,
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
     if presolve and problem.maxima and (averages or breadth(problem) > SUMS_BROADEST):
         most = averages or AVERAGES_SOLVES
-        return _averaged(
-            problem,
-            time_limit,
-            work_limit,
-            gap,
-            seed,
-            on_progress,
-            unproven,
-            start,
-            most,
-            planes,
-            prices,
-            below,
-            effort,
-        )
+        return _averaged(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, below, effort)
     with Budget(time_limit, work_limit, effort) as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
         phase: list[Phase] = ["reduce"]
@@ -131,7 +114,7 @@ def search(
             elif problem.limit is None and not graph.groups:
                 close(graph, best, budget)
             else:
-                fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven, start, prices)
+                fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven, start)
         except Contradiction:
             best.bound = np.inf
         except Exception as defect:  # what is known by now is an answer, whatever fails
@@ -152,10 +135,8 @@ def _averaged(
     seed: int,
     on_progress: Callable[[Progress], None] | None,
     unproven: float,
-    start: Multipliers,
+    start: Start,
     most: int,
-    planes: Sequence[Plane],
-    prices: Mapping[int, float],
     below: float,
     effort: float,
 ) -> Solution:
@@ -169,14 +150,14 @@ def _averaged(
             found = search(
                 averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None,
                 unproven=max(unproven, AVERAGES_UNPROVEN) if gap else unproven,
-                prices=prices, effort=min(AVERAGES_EFFORT, budget.effort_left),
+                start=Start(prices=prices), effort=min(AVERAGES_EFFORT, budget.effort_left),
             )  # fmt: skip
             budget.work += found.work
             failures.append(found.failure)
             report(Progress(budget.seconds, np.inf, -np.inf, "bound"))
             return found
 
-        found = by_averages(problem, plain, start, budget.expired, most, planes, prices, below)
+        found = by_averages(problem, plain, start, budget.expired, most, below)
         return replace(found, work=budget.work, failure=max(failures))
 
 

@@ -28,7 +28,7 @@ from shardplan.solve.constants import (
 )
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.highs.program import quiet_highs
-from shardplan.solve.problem import Costs, LinearSum, Multipliers, Plane, Problem, Solution
+from shardplan.solve.problem import Costs, LinearSum, Multipliers, Plane, Problem, Solution, Start
 from shardplan.solve.search.mixing import mixed
 
 Solve = Callable[[Problem, Mapping[int, float]], Solution]
@@ -37,23 +37,20 @@ Solve = Callable[[Problem, Mapping[int, float]], Solution]
 def by_averages(
     problem: Problem,
     solve: Solve,
-    start: Multipliers = (),
+    start: Start,
     stop: Callable[[], bool] = bool,
     most: int = AVERAGES_SOLVES,
-    known: Sequence[Plane] = (),
-    prices: Mapping[int, float] | None = None,
     below: float = np.inf,
 ) -> Solution:
     """The best assignment met and the best bound. `solve` solves a problem without maxima, from prices of a byte at
-    moments, `stop` says when to end, and it ends after `most` of them, or with a bound of `below`. `known`: planes
-    above L.
+    moments, `stop` says when to end, and it ends after `most` of them, or with a bound of `below`.
 
     The time that it takes and what is missing where nothing fits are those of the plain problems.
     """
-    search = _Search(problem, start, known)
+    search = _Search(problem, start)
     weights = search.first()
     seconds, reproducible = 0.0, True
-    paid: Mapping[int, float] = {moment: price * 2**MULTIPLIER_DIGITS for moment, price in (prices or {}).items()}
+    paid: Mapping[int, float] = {moment: price * 2**MULTIPLIER_DIGITS for moment, price in start.prices.items()}
     for _ in range(most):
         plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS), paid)
         paid = plain.prices or paid
@@ -100,10 +97,10 @@ def averaged(problem: Problem, weights: Sequence[int], digits: int) -> Problem:
 class _Search:
     """Planes and bounds so far. Multipliers are integers here, in units of 2 ** -DIGITS."""
 
-    def __init__(self, problem: Problem, start: Multipliers, known: Sequence[Plane]) -> None:
-        self.problem, self.start = problem, start
+    def __init__(self, problem: Problem, start: Start) -> None:
+        self.problem, self.start = problem, start.multipliers
         sums = sum(len(maximum.sums) for maximum in problem.maxima)
-        self.known = [plane for plane in known if len(plane.sums) == sums]
+        self.known = [plane for plane in start.planes if len(plane.sums) == sums]
         self.planes: dict[tuple[int, ...], Plane] = {}
         self.bound = -np.inf
         self.best: tuple[int, ...] = ()
