@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final, Literal
 
 import numpy as np
@@ -24,7 +23,6 @@ Costs = NDArray[np.float64]
 Bytes = NDArray[np.int64]
 Multipliers = tuple[tuple[float, ...], ...]
 """One per sum, by maximum."""
-NO_PRICES: Final[Mapping[int, float]] = MappingProxyType({})
 Outcome = Literal["optimal", "feasible", "infeasible", "interrupted", "limit"]
 
 
@@ -95,6 +93,9 @@ class Start:
     multipliers: Multipliers = ()
     planes: Sequence[Plane] = ()
     prices: Mapping[int, float] = field(default_factory=dict)
+
+
+ANYWHERE: Final = Start()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from shardplan.solve.constants import (
     TIGHTER_LIMITS,
 )
 from shardplan.solve.incumbent import Incumbent, offer
-from shardplan.solve.problem import Multipliers, Solution, Start
+from shardplan.solve.problem import ANYWHERE, Multipliers, Solution, Start
 from shardplan.solve.prove.cutset import cutset_branches, forbid
 from shardplan.solve.prove.exact import close
 from shardplan.solve.prove.integer import Effort, Pressure, integer
@@ -55,14 +55,13 @@ def fit(
     seed: int = 0,
     roomy: Solution | None = None,
     unproven: float = 0.0,
-    start: Start | None = None,
+    start: Start = ANYWHERE,
 ) -> None:
     """Solve a graph as it was built, with memory or maxima, to optimality or a relative `gap`, unless the budget
     ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
     it no further, and beyond which a fusion of what they gave is the last word; `start`: multipliers of the sums
     to begin with, and prices of a byte, from which a search of a large core begins."""
     again = graph.copy()
-    start = start or Start()
     short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start)
     for share in TIGHTER_LIMITS:
         if not again.hinges or not short or best.within(max(gap, unproven, TIGHTER_GAP)) or budget.expired():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from shardplan.solve.constants import (
 )
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.incumbent import Incumbent, Pool
-from shardplan.solve.problem import NO_PRICES, Multipliers, Outcome, Plane, Problem, Solution, Start
+from shardplan.solve.problem import ANYWHERE, Multipliers, Outcome, Plane, Problem, Solution, Start
 from shardplan.solve.prove.exact import close, prove
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.graph import Contradiction, Graph, build
@@ -33,7 +32,6 @@ from shardplan.solve.shortfall import least_limit
 from shardplan.solve.small import fit
 from shardplan.solve.validate import validate
 
-ANYWHERE: Final = Start()
 _EXACT, _ROUNDED = 2.0**53, 1e-12
 """Whole numbers beyond are rounded on their way through the search, by less than this part."""
 
@@ -52,7 +50,7 @@ def solve(
     start: Multipliers = (),
     averages: int = 0,
     planes: Sequence[Plane] = (),
-    prices: Mapping[int, float] = NO_PRICES,
+    prices: Mapping[int, float] = ANYWHERE.prices,
     below: float = math.inf,
     effort: float = math.inf,
 ) -> Solution:

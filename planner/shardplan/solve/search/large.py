@@ -56,13 +56,13 @@ def search_large(
     budget: Budget,
     whole: Profiles,
     seed: int,
-    enough: float = 0.0,
-    prices: Mapping[int, float] | None = None,
+    enough: float,
+    prices: Mapping[int, float],
 ) -> None:
     """Improve assignment and bound of a presolved graph until a share `enough` of the cost is between them, or the
     budget ends. `prices`: of a byte at moments to begin with, by their numbers."""
     search = _Search(graph, limit, best, budget, whole, seed, enough)
-    search.scene.begin(prices or {}, best.scale)
+    search.scene.begin(prices, best.scale)
     try:
         search.raise_bound()
         while not (best.within(enough) or budget.expired() or search.spent()):
@@ -114,7 +114,7 @@ class _Search:
             if self.best.within(self.enough) or self._slow(bounds):
                 break
         duals.back()
-        self.best.multipliers = self.scene.numbered(self.best.scale)
+        self.best.multipliers = {**self.best.multipliers, **self.scene.numbered(self.best.scale)}
         self._round()
 
     def _slow(self, bounds: list[float]) -> bool:

@@ -85,14 +85,7 @@ class Scene:
 
     def _inherit(self, other: Scene) -> None:
         """Take over the prices of a scene with more moments."""
-        place = {int(number): index for index, number in enumerate(self.graph.moments)}
-        prices = np.zeros(len(self.duals.prices))
-        for moment, price in other.prices.items():
-            index = place.get(int(other.graph.moments[moment]))
-            if index is not None:
-                prices[index] = price
-        self.duals.set_prices(prices)
-        self.duals.active |= prices > 0
+        self.begin(other.numbered(1.0), 1.0)
         self.duals.length = other.duals.length
 
     def likeliest(self, choices: Indices, width: float) -> list[tuple[int, ...]]:
