@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import errno
+import os.path
 from pathlib import Path
 
 MOST_BYTES = 1 << 26
 """The index of a checkpoint of a million tensors is larger than all else, and has this."""
+
+
+def is_there(given: str | Path) -> bool:
+    """Whether there is a file or a folder of that name; what is too long for a name is none, and no error."""
+    return os.path.exists(given)  # noqa: PTH110 - Path.exists raises for names that are too long
+
+
+def is_file(given: str | Path) -> bool:
+    """The same of a file."""
+    return os.path.isfile(given)  # noqa: PTH113
+
+
+def is_folder(given: str | Path) -> bool:
+    """The same of a folder."""
+    return os.path.isdir(given)  # noqa: PTH112
 
 
 def read_bytes(path: str | Path) -> bytes:

@@ -123,3 +123,9 @@ def test_settings_that_nobody_wrote(text, why, shardplan, mlp):
     Path("shardplan.toml").write_text(text)
     run = shardplan(*SOLVE)
     assert (run.code, run.err) == (2, f"shardplan.toml: error[bad-configuration]: {why}\n")
+
+
+def test_what_may_be_repeated_may_be_given_once(shardplan, mlp):
+    Path("shardplan.toml").write_text('cluster = "a100-dgx"\ndim = "batch=64"\n')
+    assert source(shardplan("sweep", "mlp.onnx", "-v"), "cluster") == "a100-dgx  (configuration)"
+    assert source(shardplan(*SOLVE, "-v"), "dim") == "batch=64  (configuration)"

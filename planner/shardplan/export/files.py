@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.text_files import is_there
 from shardplan.whole_files import settle, write_whole
 
 
@@ -67,7 +68,7 @@ def folder_in_place(output: str | Path, mark: str) -> Iterator[Path]:
 def refuse_inputs(output: str | Path, *inputs: str | Path) -> None:
     """Refuse an output that is one of the inputs. Raises `ShardplanError` (`output-is-input`)."""
     for given in inputs:
-        if Path(output).exists() and Path(given).exists() and Path(output).samefile(given):
+        if is_there(output) and is_there(given) and Path(output).samefile(given):
             summary = "the output is a file that is read"
             raise ShardplanError(error("output-is-input", summary, file=str(output), hint="write elsewhere"))
 

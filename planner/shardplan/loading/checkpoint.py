@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.loading.header import Entry, read_header
-from shardplan.text_files import read_bytes
+from shardplan.text_files import is_folder, read_bytes
 
 _SUFFIX = ".safetensors"
 _INDEX = ".safetensors.index.json"
@@ -52,7 +52,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     that names files outside its folder), `unknown-dtype`.
     """
     given = Path(path)
-    main = _main_file(given) if given.is_dir() else given
+    main = _main_file(given) if is_folder(given) else given
     if main.name.endswith(".json"):
         return _indexed(given, main)
     entries, metadata = read_header(main)

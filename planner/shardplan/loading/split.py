@@ -28,6 +28,7 @@ from shardplan.loading.layout import MANIFEST, OURS, RankFile, SplitLayout, lay_
 from shardplan.loading.load import renumber
 from shardplan.loading.ranged import WINDOW_BYTES, Array, Reader, Window, kept, windows
 from shardplan.runtime.shards import Run, Runs
+from shardplan.text_files import is_folder, is_there
 from shardplan.units import size
 from shardplan.whole_files import write_whole
 
@@ -288,9 +289,9 @@ def _is_done(folder: Path, layout: SplitLayout, assignment: Assignment) -> bool:
 
 def _check_folder(folder: Path, assignment: Assignment) -> None:
     """Refuse a folder in which something of the user's would be mixed up with ours."""
-    if folder.exists() and not folder.is_dir():
+    if is_there(folder) and not is_folder(folder):
         raise ShardplanError(_unwritable(folder, "it is a file", "name a folder"))
-    if not folder.is_dir():
+    if not is_folder(folder):
         return
     if any(file.parent.resolve() == folder.resolve() for file in assignment.checkpoint.files):
         raise ShardplanError(_unwritable(folder, "the checkpoint itself is in it", "name another folder"))

@@ -21,11 +21,21 @@ def routed_mlp(graph: GraphWriter, spec: TransformerSpec, x: str, router: str, m
     return graph.apply("Einsum", [combine, done], (batch, seq, spec.hidden), module, equation="bsec,ebch->bsh")
 
 
-def dropless_mlp(graph: GraphWriter, spec: TransformerSpec, x: str, router: str, module: str) -> str:
+def dropless_mlp(
+    graph: GraphWriter,
+    spec: TransformerSpec,
+    x: str,
+    router: str,
+    module: str,
+    latent: tuple[str, ...] = (),
+) -> str:
     """The same by index, as grouped products have it: tokens are brought to the slots of their experts and back, and
-    nothing is multiplied by masks. The fullest expert has `skew` times its fair share; the others wait for it."""
-    b, s, k, e, c, h = spec.batch, spec.seq, spec.top_k, spec.experts, spec.expert_slots, spec.hidden
+    nothing is multiplied by masks. The fullest expert has `skew` times its fair share; the others wait for it.
+    `latent`: modules that bring tokens to the size in which experts take them, and back."""
+    b, s, k, e, c, h = spec.batch, spec.seq, spec.top_k, spec.experts, spec.expert_slots, spec.expert_size
     shares, chosen = _choices(graph, spec, x, router)
+    if latent:
+        x = _linear(graph, spec, x, latent[0], (spec.hidden, h))
     on_off = graph.constant("off_on", np.array([0, 1], dtype=np.float32), spec.dtype)
     mask = graph.apply("OneHot", [chosen, _scalar(graph, e), on_off], (b, s, k, e), router, axis=-1)
     by_expert = graph.apply("ReduceSum", [mask, graph.integers(2)], (b, s, e), router, keepdims=0)
@@ -37,7 +47,13 @@ def dropless_mlp(graph: GraphWriter, spec: TransformerSpec, x: str, router: str,
     done = graph.apply("Reshape", [done, graph.integers(b, e * c, h)], (b, e * c, h), module)
     back = graph.apply("GatherND", [done, slot], (b, s, k, h), module, batch_dims=1)
     shares = graph.apply("Mul", [shares, in_time], (b, s, k), router)
-    return graph.apply("Einsum", [back, shares], (b, s, h), module, equation="bskh,bsk->bsh")
+    done = graph.apply("Einsum", [back, shares], (b, s, h), module, equation="bskh,bsk->bsh")
+    return _linear(graph, spec, done, latent[1], (h, spec.hidden)) if latent else done
+
+
+def _linear(graph: GraphWriter, spec: TransformerSpec, x: str, module: str, shape: tuple[int, int]) -> str:
+    weight = graph.weight(f"{module}.weight", shape, transposed=True)
+    return graph.apply("MatMul", [x, weight], (spec.batch, spec.seq, shape[1]), module)
 
 
 def _slots(
@@ -74,16 +90,25 @@ def _each_expert(graph: GraphWriter, spec: TransformerSpec, taken: str, module: 
     def weight(name: str, inner: int, outer: int) -> str:
         return graph.weight(f"{module}.{name}.weight", (experts, inner, outer))
 
-    by_slot, inside = (experts, spec.batch, slots, spec.hidden), (experts, spec.batch, slots, spec.inner)
-    up = einsum("ebch,ehf->ebcf", taken, weight("up", spec.hidden, spec.inner), inside)
+    size = spec.expert_size
+    by_slot, inside = (experts, spec.batch, slots, size), (experts, spec.batch, slots, spec.inner)
+    up = einsum("ebch,ehf->ebcf", taken, weight("up", size, spec.inner), inside)
     if spec.look.gated:
-        gate = einsum("ebch,ehf->ebcf", taken, weight("gate", spec.hidden, spec.inner), inside)
+        gate = einsum("ebch,ehf->ebcf", taken, weight("gate", size, spec.inner), inside)
         share = graph.apply("Sigmoid", [gate], inside, module)
         gate = graph.apply("Mul", [gate, share], inside, module)
         active = graph.apply("Mul", [gate, up], inside, module)
     else:
-        active = graph.apply("Gelu", [up], inside, module, approximate="tanh")
-    return einsum("ebcf,efh->ebch", active, weight("down", spec.inner, spec.hidden), by_slot)
+        active = activated(graph, spec, up, inside, module)
+    return einsum("ebcf,efh->ebch", active, weight("down", spec.inner, size), by_slot)
+
+
+def activated(graph: GraphWriter, spec: TransformerSpec, x: str, shape: tuple[int, ...], module: str) -> str:
+    """What an MLP without a gate does between its products."""
+    if spec.act == "relu2":
+        x = graph.apply("Relu", [x], shape, module)
+        return graph.apply("Mul", [x, x], shape, module)
+    return graph.apply("Gelu", [x], shape, module, approximate="none" if spec.style == "bert" else "tanh")
 
 
 def _routes(graph: GraphWriter, spec: TransformerSpec, x: str, router: str) -> tuple[str, str]:

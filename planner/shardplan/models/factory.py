@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from shardplan.text_files import is_there
 
 _FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 
@@ -11,7 +12,7 @@ _FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 def factory_of(given: str) -> tuple[str, str] | None:
     """`my_pkg.module:build` -> the module and the function; None for what is no such name, or a file."""
     found = _FACTORY.fullmatch(given)
-    return None if found is None or Path(given).exists() else (found[1], found[2])
+    return None if found is None or is_there(given) else (found[1], found[2])
 
 
 def title_of_factory(given: str) -> str | None:

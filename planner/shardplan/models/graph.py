@@ -19,8 +19,8 @@ Shape = Sequence[int]
 class GraphWriter:
     """Collects operators, tensors and parameters under their final names."""
 
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: str, opset: int = OPSET) -> None:
+        self.dtype, self.opset = dtype, opset
         self.tensors: dict[str, Tensor] = {}
         self.operators: list[Operator] = []
         self.parameters: list[Parameter] = []
@@ -83,7 +83,9 @@ class GraphWriter:
         for output, (shape, dtype) in zip(outputs, results, strict=True):
             self._tensor(output, shape, dtype, "activation")
         self.operators.append(
-            Operator(node, op_type, tuple(inputs), tuple(outputs), dict(attributes or {}), version=OPSET, module=module)
+            Operator(
+                node, op_type, tuple(inputs), tuple(outputs), dict(attributes or {}), version=self.opset, module=module
+            )
         )
         return tuple(outputs)
 
@@ -100,7 +102,7 @@ class GraphWriter:
             constants=self.constants,
             blocks=find_blocks(operators, self.tensors, self.constants),
             dims=dict(sorted(dims.items())),
-            opset=OPSET,
+            opset=self.opset,
             producer="shardplan transformer",
         )
 

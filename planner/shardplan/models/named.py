@@ -29,6 +29,16 @@ def _qwen3_moe(layers: int, hidden: int, heads: int, ffn: int) -> TransformerSpe
     )  # fmt: skip
 
 
+def _nemotron(
+    hidden: int, pattern: str, *, ffn: int, shared: int, experts: int, top_k: int, state_heads: int, latent: int = 0
+) -> TransformerSpec:
+    return TransformerSpec(
+        len(pattern), hidden, 32, 2, ffn, 131072, 8192, experts=experts, top_k=top_k, head_size=128, style="nemotron",
+        routing="dropless", shared_ffn=shared, pattern=pattern, state_heads=state_heads, state_groups=8,
+        expert_latent=latent,
+    )  # fmt: skip
+
+
 NAMED: Final[dict[str, TransformerSpec]] = {
     # Llama 2 and 3, and Mixtral: published configurations; sequences of 4096 are what they are trained on at first
     "llama2-7b": _llama(32, 4096, 32, 32, 11008, 32000, 4096),
@@ -75,6 +85,26 @@ NAMED: Final[dict[str, TransformerSpec]] = {
         post_norm=True,
         head="tied",
         activation="gelu",
+    ),
+    # hybrids of state spaces, attention and experts: published configurations, without what predicts further tokens
+    "nemotron-3-nano": _nemotron(
+        2688,
+        "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        ffn=1856,
+        shared=3712,
+        experts=128,
+        top_k=6,
+        state_heads=64,
+    ),
+    "nemotron-3-super": _nemotron(
+        4096,
+        "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+        ffn=2688,
+        shared=5376,
+        experts=512,
+        top_k=22,
+        state_heads=128,
+        latent=1024,
     ),
     # Megatron-LM (Narayanan et al. 2021, table 1; Korthikanti et al. 2022 for 22B)
     "gpt-1.7b": _gpt(2304, 24, 24),

@@ -1,4 +1,4 @@
-"""Checkpoint names of the three styles, as in the reference implementations of Llama, GPT-2 and BERT."""
+"""Checkpoint names of the styles, as in the reference implementations of Llama, GPT-2, BERT and Nemotron-H."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Final
 @dataclass(frozen=True, slots=True)
 class Names:
     """Module paths; those of a layer are below `layer` + its number. `transposed`: checkpoints hold linear weights as
-    (out, in). `kv`: names of the query, key and value projections, or of the one that makes all three."""
+    (out, in). `qkv`: names of the query, key and value projections, or of the one that makes all three. `latent`: of
+    the projections to and from the size in which tokens come to experts."""
 
     layer: str
     transposed: bool
@@ -26,6 +27,8 @@ class Names:
     experts: str
     shared: str = "mlp.shared_experts"
     post_norms: tuple[str, str] = ("post_attention_norm", "post_mlp_norm")
+    state_space: str = "mamba"
+    latent: tuple[str, str] = ("mlp.fc1_latent_proj", "mlp.fc2_latent_proj")
 
 
 NAMES: Final[dict[str, Names]] = {
@@ -48,5 +51,12 @@ NAMES: Final[dict[str, Names]] = {
         norms=("attention.output.LayerNorm", "output.LayerNorm"), mlp=("intermediate.dense", "output.dense"),
         final_norm="bert.embeddings.LayerNorm", head="cls.predictions.decoder", router="mlp.router",
         experts="mlp.experts",
+    ),
+    "nemotron": Names(
+        layer="backbone.layers", transposed=True, embed="backbone.embeddings", positions="", attention="mixer",
+        qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"), out="mixer.o_proj", norms=("norm", "norm"),
+        mlp=("mixer.up_proj", "mixer.down_proj"), final_norm="backbone.norm_f", head="lm_head", router="mixer.gate",
+        experts="mixer.experts", shared="mixer.shared_experts", state_space="mixer",
+        latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
     ),
 }  # fmt: skip

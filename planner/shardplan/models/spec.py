@@ -10,14 +10,18 @@ from typing import Final, Literal
 from shardplan.errors import Diagnostic, ShardplanError, error
 
 AttentionForm = Literal["fused", "decomposed"]
-StyleName = Literal["llama", "gpt", "bert"]
+StyleName = Literal["llama", "gpt", "bert", "nemotron"]
 RoutingName = Literal["capacity", "dropless"]
+Part = Literal["attention", "state_space", "mlp"]
+_PARTS: Final[dict[str, Part]] = {"M": "state_space", "*": "attention", "-": "mlp", "E": "mlp"}
+"""What a letter of a pattern is; `E` is an MLP of experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
     """What the sizes leave open. `norm_first`: normalise before attention and MLP, else after the residual. `packed`:
-    one weight makes queries, keys and values. `tied`: the embedding is also the output matrix."""
+    one weight makes queries, keys and values. `tied`: the embedding is also the output matrix. `activation`: of the
+    MLP."""
 
     norm: str
     norm_first: bool
@@ -28,12 +32,14 @@ class Style:
     causal: bool
     tied: bool
     epsilon: float
+    activation: str
 
 
 STYLES: Final[dict[str, Style]] = {
-    "llama": Style("RMSNormalization", True, True, True, False, False, True, False, 1e-5),
-    "gpt": Style("LayerNormalization", True, False, False, True, True, True, True, 1e-5),
-    "bert": Style("LayerNormalization", False, False, False, True, False, False, True, 1e-12),
+    "llama": Style("RMSNormalization", True, True, True, False, False, True, False, 1e-5, "silu"),
+    "gpt": Style("LayerNormalization", True, False, False, True, True, True, True, 1e-5, "gelu"),
+    "bert": Style("LayerNormalization", False, False, False, True, False, False, True, 1e-12, "gelu"),
+    "nemotron": Style("RMSNormalization", True, False, False, False, False, True, False, 1e-5, "relu2"),
 }
 
 
@@ -53,7 +59,13 @@ class TransformerSpec:
     `kv_rank`: multi-head latent attention (DeepSeek): keys and values are made from a latent of this size, and
     `rope_size` of the `head_size` of a key, which is rotated, is the same for all heads; values have `value_size`;
     `q_rank`: so are queries, from a latent of their own. `window`: attention sees so many tokens, except in every
-    `window_every`-th layer, which sees all. `post_norm`: what attention and MLP make is normalised too (Gemma)."""
+    `window_every`-th layer, which sees all. `post_norm`: what attention and MLP make is normalised too (Gemma).
+
+    `pattern`: what the layers are instead of attention and MLP, a letter for each, as Nemotron writes it: `M` a state
+    space (Mamba-2), `*` attention, `-` an MLP, `E` experts; from the start again where there are more layers. A state
+    space has `state_heads` heads of `state_head_size` (0: as many as twice `hidden` holds) with a state of
+    `state_size` for each of its size, read and written by `state_groups` groups of heads alike, behind a convolution of
+    `conv_size` tokens. `expert_latent`: tokens come to the experts in this size (Nemotron 3 Super)."""
 
     layers: int = 12
     hidden: int = 768
@@ -90,6 +102,13 @@ class TransformerSpec:
     window: int = 0
     window_every: int = 0
     post_norm: bool = False
+    pattern: str = ""
+    state_heads: int = 0
+    state_head_size: int = 64
+    state_size: int = 128
+    state_groups: int = 1
+    conv_size: int = 4
+    expert_latent: int = 0
 
     @property
     def look(self) -> Style:
@@ -120,8 +139,31 @@ class TransformerSpec:
         return max(1, int(self.capacity * self.top_k * self.seq / self.experts))
 
     def is_routed(self, layer: int) -> bool:
-        """Whether the MLP of a layer is a mixture of experts: the last of every `moe_every` layers."""
+        """Whether the MLP of a layer is a mixture of experts: as the pattern says, or the last of every `moe_every`."""
+        if self.pattern:
+            return self.pattern[layer % len(self.pattern)] == "E"
         return bool(self.experts) and layer >= self.dense_layers and layer % self.moe_every == self.moe_every - 1
+
+    def parts_of(self, layer: int) -> tuple[Part, ...]:
+        """What a layer consists of, in order; each part has a norm and a residual of its own."""
+        if self.pattern:
+            return (_PARTS[self.pattern[layer % len(self.pattern)]],)
+        return "attention", "mlp"
+
+    @property
+    def heads_of_state(self) -> int:
+        """Heads of a state space."""
+        return self.state_heads or 2 * self.hidden // self.state_head_size
+
+    @property
+    def expert_size(self) -> int:
+        """Size of a token when it comes to the experts."""
+        return self.expert_latent or self.hidden
+
+    @property
+    def act(self) -> str:
+        """The activation of MLPs."""
+        return self.activation or self.look.activation
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0 for all."""
@@ -135,14 +177,14 @@ MOST_LAYERS: Final = 4096
 """Sizes beyond which nobody describes a model, and nobody could plan it."""
 _MAY_BE_ZERO: Final = frozenset({
     "kv_heads", "ffn", "experts", "head_size", "shared_ffn", "dense_layers", "dense_ffn", "q_rank", "kv_rank",
-    "rope_size", "value_size", "window", "window_every",
+    "rope_size", "value_size", "window", "window_every", "state_heads", "expert_latent",
 })  # fmt: skip
 _CHOICES: Final[dict[str, Iterable[str]]] = {
     "style": tuple(STYLES),
     "attention": ("fused", "decomposed"),
     "dtype": ("bfloat16", "float16", "float"),
     "head": ("", "tied", "untied"),
-    "activation": ("", "silu", "gelu"),
+    "activation": ("", "silu", "gelu", "relu2"),
     "routing": ("capacity", "dropless"),
 }
 
@@ -174,6 +216,9 @@ def _wrong_choices(spec: TransformerSpec) -> Iterable[Diagnostic]:
         value = getattr(spec, name)
         if value not in allowed:
             yield _bad(f"{name} is '{value}', it must be one of {', '.join(allowed)}")
+    if wrong := sorted(set(spec.pattern) - set(_PARTS)):
+        known = "M (state space), * (attention), - (MLP) and E (experts)"
+        yield _bad(f"pattern has '{wrong[0]}'; its letters are {known}")
 
 
 def _contradictions(spec: TransformerSpec) -> Iterable[Diagnostic]:
@@ -183,11 +228,13 @@ def _contradictions(spec: TransformerSpec) -> Iterable[Diagnostic]:
         yield _bad(f"heads ({spec.heads}) is no multiple of kv_heads ({spec.key_heads})")
     if spec.look.rotary and spec.width % 2:
         yield _bad(f"the size of a head ({spec.width}) is odd, so it cannot be rotated", "choose even head sizes")
-    if spec.activation == "silu" and not spec.look.gated:
-        yield _bad(f"MLPs of style {spec.style} have no activation 'silu'", "leave it out, or choose style=llama")
+    gated = ("silu", "gelu") if spec.look.gated else ("gelu", "relu2")
+    if spec.activation and spec.activation not in gated:
+        hint = f"leave it out, or choose {' or '.join(gated)}"
+        yield _bad(f"MLPs of style {spec.style} have no activation '{spec.activation}'", hint)
     if (spec.qkv_bias or spec.qk_norm) and spec.style != "llama":
         yield _bad(f"qkv_bias and qk_norm are of style llama, not {spec.style}", "leave them out")
-    yield from (*_latent(spec), *_of_today(spec))
+    yield from (*_latent(spec), *_of_today(spec), *_of_pattern(spec))
     if spec.experts and spec.top_k > spec.experts:
         yield _bad(f"top_k ({spec.top_k}) is more than experts ({spec.experts})")
 
@@ -202,6 +249,26 @@ def _of_today(spec: TransformerSpec) -> Iterable[Diagnostic]:
         yield _bad(f"post_norm is of style llama, not {spec.style}", "leave it out")
     if spec.window and (spec.attention != "fused" or not spec.look.causal):
         yield _bad("windows are of fused causal attention", "leave out window, or attention=decomposed")
+
+
+def _of_pattern(spec: TransformerSpec) -> Iterable[Diagnostic]:
+    """What the letters of a pattern need, and what needs them."""
+    if spec.expert_latent and (not spec.experts or spec.routing != "dropless"):
+        yield _bad("expert_latent is of experts with dropless routing", "give experts and routing=dropless as well")
+    if not spec.pattern:
+        if spec.state_heads:
+            yield _bad("state_heads is of state spaces", "give pattern as well, such as pattern=M*")
+        return
+    if not spec.look.norm_first or spec.post_norm:
+        yield _bad("layers of a pattern are normalised before, and only there", "leave out style=bert and post_norm")
+    if "E" in spec.pattern and not spec.experts:
+        yield _bad("pattern has layers of experts (E)", "give experts as well")
+    if spec.experts and ("E" not in spec.pattern or spec.dense_layers or spec.moe_every > 1):
+        yield _bad("of a pattern the layers with letter E have experts", "leave out dense_layers and moe_every")
+    if "M" in spec.pattern and spec.heads_of_state % spec.state_groups:
+        yield _bad(f"state_heads ({spec.heads_of_state}) is no multiple of state_groups ({spec.state_groups})")
+    if "M" in spec.pattern and not spec.heads_of_state:
+        yield _bad(f"state_head_size ({spec.state_head_size}) is more than twice hidden ({spec.hidden})")
 
 
 def _latent(spec: TransformerSpec) -> Iterable[Diagnostic]:

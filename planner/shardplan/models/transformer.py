@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from shardplan.model.types import Model
-from shardplan.models.experts import dropless_mlp, routed_mlp
-from shardplan.models.graph import GraphWriter
+from shardplan.models.experts import activated, dropless_mlp, routed_mlp
+from shardplan.models.graph import OPSET, GraphWriter
 from shardplan.models.latent import latent_heads
 from shardplan.models.names import NAMES, Names
 from shardplan.models.spec import TransformerSpec, check
+from shardplan.models.state_space import STATE_SPACE_OPSET, state_space
 
 
 def transformer(name: str = "transformer", **sizes: object) -> Model:
@@ -37,7 +38,7 @@ class _Builder:
         self.spec = spec
         self.look = spec.look
         self.names: Names = NAMES[spec.style]
-        self.graph = GraphWriter(spec.dtype)
+        self.graph = GraphWriter(spec.dtype, STATE_SPACE_OPSET if "M" in spec.pattern else OPSET)
         self.rows = (spec.batch, spec.seq)
         self.wide = (*self.rows, spec.hidden)
         self.position_ids = ""
@@ -81,7 +82,9 @@ class _Builder:
 
     def _layer(self, x: str, layer: int) -> str:
         module = f"{self.names.layer}.{layer}"
-        for number, part in enumerate((self._attention, self._mlp)):
+        made = {"attention": self._attention, "state_space": self._state_space, "mlp": self._mlp}
+        for name in self.spec.parts_of(layer):
+            part, number = made[name], int(name == "mlp")
             norm = f"{module}.{self.names.norms[number]}"
             inner = part(self._norm(x, norm) if self.look.norm_first else x, layer)
             if self.spec.post_norm:
@@ -118,8 +121,12 @@ class _Builder:
         spec, module = self.spec, f"{self.names.layer}.{layer}"
         if not spec.is_routed(layer):
             return self._dense(x, module, spec.dense_ffn if spec.experts and spec.dense_ffn else spec.inner)
-        route = dropless_mlp if spec.routing == "dropless" else routed_mlp
-        y = route(self.graph, spec, x, f"{module}.{self.names.router}", f"{module}.{self.names.experts}")
+        router, experts = f"{module}.{self.names.router}", f"{module}.{self.names.experts}"
+        if spec.routing == "dropless":
+            latent = tuple(f"{module}.{name}" for name in self.names.latent) if spec.expert_latent else ()
+            y = dropless_mlp(self.graph, spec, x, router, experts, latent)
+        else:
+            y = routed_mlp(self.graph, spec, x, router, experts)
         return self._with_shared(x, y, module) if spec.shared_ffn else y
 
     def _with_shared(self, x: str, y: str, module: str) -> str:
@@ -145,14 +152,18 @@ class _Builder:
             gate = self._gate(made[0], shape, act)
             y = self.graph.apply("Mul", [gate, made[1]], shape, act)
         else:
-            y = self.graph.apply("Gelu", [made[0]], shape, act, approximate="tanh" if spec.style == "gpt" else "none")
+            y = activated(self.graph, spec, made[0], shape, act)
         return self._linear(y, down, inner, spec.hidden)
 
     def _gate(self, x: str, shape: tuple[int, ...], module: str) -> str:
-        if self.spec.activation == "gelu":
+        if self.spec.act == "gelu":
             return self.graph.apply("Gelu", [x], shape, module, approximate="tanh")
         share = self.graph.apply("Sigmoid", [x], shape, module)
         return self.graph.apply("Mul", [x, share], shape, module)
+
+    def _state_space(self, x: str, layer: int) -> str:
+        module = f"{self.names.layer}.{layer}.{self.names.state_space}"
+        return state_space(self.graph, self.spec, x, module, self._linear)
 
     def _attention(self, x: str, layer: int) -> str:
         spec, module = self.spec, f"{self.names.layer}.{layer}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from shardplan.errors import ShardplanError, error
+from shardplan.text_files import is_file
 
 NAMESPACE: Final = "shardplan"
 """What a signature is for: one made for something else is none of a plan."""
@@ -44,7 +45,7 @@ def signature_fault(text: str, file: str, signers: str | Path) -> str:
         hint = "a line of that file is a name and a public key: ada@example.org ssh-ed25519 AAAA…"
         raise ShardplanError(error("unreadable-signers", summary, hint=hint, file=str(signers))) from None
     signature = f"{file}.sig"
-    if not Path(signature).is_file():
+    if not is_file(signature):
         return f"it is not signed: there is no file {signature}"
     given = ["-f", str(signers), "-n", NAMESPACE, "-s", signature]
     named = _run([keygen, "-Y", "find-principals", *given], "")

@@ -31,6 +31,7 @@ from shardplan.plan.types import Plan
 from shardplan.request import AUTO, FIELDS, Request
 from shardplan.study.reuse import SECTIONS, Kept, constraints_of
 from shardplan.study.sources import sources_of
+from shardplan.text_files import is_file, is_there
 
 DESCRIBED = "transformer:"
 _ADAPTER = "shardplan.torch.planning.factory"
@@ -162,7 +163,7 @@ def _as_it_is(given: str | Path, dims: Mapping[str, int]) -> Model:
         return described(text, dims)
     if is_config(text):
         return configured(text, dims)
-    if text in NAMED and not Path(text).exists():
+    if text in NAMED and not is_there(text):
         summary, hint = f"there is no file '{text}'", f"{DESCRIBED}{text} is the described model of that name"
         raise ShardplanError(error("no-such-file", summary, hint=hint))
     factory = factory_of(text)
@@ -341,7 +342,7 @@ def _section(file: str) -> tuple[str, str]:
 def _is_plan_and_more(file: str) -> bool:
     """Whether it is the name of a plan, followed by what is none of its sections."""
     path, colon, _ = _section(file)[0].rpartition(":")
-    return bool(colon) and not Path(file).exists() and Path(path).is_file() and is_plan(path)
+    return bool(colon) and not is_there(file) and is_file(path) and is_plan(path)
 
 
 def _no_such_section(file: str) -> NoReturn:

@@ -53,7 +53,7 @@ def _has_zero_byte(value: object) -> bool:
 
 
 def _by_verb(table: Mapping[str, object], group: click.Group, file: str) -> Settings:
-    options = {verb: _option_names(command) for verb, command in sorted(group.commands.items())}
+    options = {verb: _options(command) for verb, command in sorted(group.commands.items())}
     everywhere = {name for names in options.values() for name in names}
     settings: Settings = {verb: {} for verb in options}
     problems: list[Diagnostic] = []
@@ -63,14 +63,14 @@ def _by_verb(table: Mapping[str, object], group: click.Group, file: str) -> Sett
             continue
         if key not in everywhere:
             problems.append(_unknown(key, [*everywhere, *options], file))
-        for verb, names in options.items():
-            if key in names:
-                settings[verb][names[key]] = value
+        for verb, named in options.items():
+            if key in named:
+                settings[verb] |= _set(named[key], value)
     for verb, values in own.items():
         assert isinstance(values, Mapping)
         for key, value in values.items():
             if key in options[verb]:
-                settings[verb][options[verb][key]] = value
+                settings[verb] |= _set(options[verb][key], value)
             else:
                 problems.append(_unknown(key, options[verb], file))
     if problems:
@@ -78,15 +78,20 @@ def _by_verb(table: Mapping[str, object], group: click.Group, file: str) -> Sett
     return settings
 
 
-def _option_names(command: click.Command) -> dict[str, str]:
-    """`memory-limit` -> `memory_limit`: names as written on the command line -> names of parameters."""
+def _options(command: click.Command) -> dict[str, click.Option]:
+    """Options by their names as written on the command line, without dashes: `memory-limit`."""
     return {
-        flag.lstrip("-"): str(parameter.name)
+        flag.lstrip("-"): parameter
         for parameter in command.params
         if isinstance(parameter, click.Option) and parameter.name != "help"
         for flag in parameter.opts
         if flag.startswith("--")
     }
+
+
+def _set(option: click.Option, value: object) -> dict[str, object]:
+    """A value by the name of its parameter; what may be repeated may be given once, as on the command line."""
+    return {str(option.name): [value] if option.multiple and not isinstance(value, list) else value}
 
 
 def _unknown(key: str, known: object, file: str) -> Diagnostic:

@@ -10,6 +10,7 @@ import click
 
 from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.export.targets import TARGETS, Target, find_target
+from shardplan.text_files import is_file
 from shardplan.verbs.asking import SIZES, budget_option, request_options
 from shardplan.verbs.inputs import load_model, parse_sizes
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, completing, verb
@@ -116,7 +117,7 @@ def _source(model: str, dims: Mapping[str, int], planned: Plan | None) -> Source
 
     bound = planned.model.get("dims", {}) if planned is not None else {}
     loaded = load_model(model, {**bound, **dims})  # type: ignore[dict-item]
-    return Source(loaded, Path(model) if Path(model).is_file() else None)
+    return Source(loaded, Path(model) if is_file(model) else None)
 
 
 def _run(target: Target, planned: Plan, source: Source | None, output: str | None) -> Exported:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardplan.text_files import is_there
 from shardplan.verbs.asking import profile_names
 from shardplan.verbs.session import Session, attended_verb, completing
 
@@ -66,7 +67,7 @@ def init(session: Session, /, **given: Any) -> int:
             for label, paths in (("wrote", written), ("same as", kept))
             for number, path in enumerate(paths)
         ]
-        if asked.model and not Path(asked.model).exists():
+        if asked.model and not is_there(asked.model):
             rows.append(("model", f"there is no {asked.model} yet"))
         emit(console, facts(*rows, ("next", f"shardplan solve {model}   plans it on {mesh} devices")))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from shardplan.errors import Attempts, ShardplanError, error
+from shardplan.text_files import is_file
 from shardplan.verbs.asking import SIZES, budget_option, model_argument, request_options, seed_option
 from shardplan.verbs.inputs import load_model, parse_sizes
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
@@ -92,7 +92,7 @@ def _run(
     else:
         from shardplan.program.machine.values import stored_values
 
-        values = stored_values(model, loaded) if Path(model).is_file() else {}
+        values = stored_values(model, loaded) if is_file(model) else {}
     return verify_plan(loaded, planned, values, rtol=rtol, seed=seed), loaded
 
 
