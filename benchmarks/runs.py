@@ -119,6 +119,7 @@ def fsdp(row: Columns, source: str = "fsdp") -> TrainingRun:
 _BRIDGE = {
     "LLAMA3_70B": "llama3-70b", "LLAMA3.1_405B": "llama3-405b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
     "Qwen3_235B_a22B": "qwen3-235b-a22b", "DeepSeekV3": "deepseek-v3",
+    "Nemotron_3_Nano": "nemotron-3-nano", "Nemotron_3_Super": "nemotron-3-super",
     "GPT OSS 120B": "style=llama,layers=36,hidden=2880,heads=64,head_size=64,kv_heads=8,ffn=2880,experts=128,top_k=4,"
     "routing=dropless,vocab=201088,window=128,window_every=2,qkv_bias=true",
 }  # fmt: skip

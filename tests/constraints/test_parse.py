@@ -15,6 +15,7 @@ from shardplan.errors import ShardplanError
         ("S(1)@gpu", Dims(((), ("gpu",)))),
         ("S(0)@machine,gpu", Dims((("machine", "gpu"),))),
         ("S(1)@machine, S(0)@gpu", Dims((("gpu",), ("machine",)))),
+        ("S(1;2x8,16)@gpu", Dims(((), ("gpu",)), segments=((), (8, 8, 16)))),
         ("replicate", Dims(())),
         ("R", Dims(())),
         ("null", Dims(())),

@@ -67,6 +67,28 @@ def test_a_config_of_deepseek(tmp_path):
     assert parameters(model) == 2 * 512 * 64 + 64 + 2 * (attention + 2 * 64) + dense + routed
 
 
+HYBRID = {
+    "model_type": "nemotron_h", "vocab_size": 512, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16,
+    "num_key_value_heads": 2, "intermediate_size": 96, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8,
+    "n_groups": 4, "conv_kernel": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 32,
+}  # fmt: skip
+
+
+def test_a_config_of_a_hybrid(tmp_path):
+    """Letters or words for the layers; sizes of experts count where there are any."""
+    state = 64 * (2 * 128 + 2 * 32 + 8) + (128 + 2 * 32) * 5 + 3 * 8 + 128 + 128 * 64
+    attention, dense = 2 * 64 * 64 + 2 * 64 * 32, 2 * 64 * 96
+    routed = 64 * 4 + 4 * 2 * 64 * 48 + 2 * 64 * 32
+    plain = configured(written(tmp_path, {**HYBRID, "hybrid_override_pattern": "M*-M"}), {})
+    assert parameters(plain) == 2 * 512 * 64 + 64 + 4 * 64 + 2 * state + attention + dense
+    kinds = ["linear_attention", "moe", "full_attention"]
+    mixed = configured(written(tmp_path, {**HYBRID, "layers_block_type": kinds}), {})
+    assert parameters(mixed) == 2 * 512 * 64 + 64 + 3 * 64 + state + attention + routed
+    with pytest.raises(ShardplanError, match="there is no hybrid_override_pattern of the letters M, "):
+        configured(written(tmp_path, {**HYBRID, "hybrid_override_pattern": "MX"}), {})
+
+
 @pytest.mark.parametrize(
     ("keys", "seen"),
     [

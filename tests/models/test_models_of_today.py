@@ -8,6 +8,7 @@ import shardplan
 from shardplan.cli import main
 from shardplan.errors import ShardplanError
 from shardplan.models import NAMED, build, described
+from shardplan.plan.file import read_plan
 
 ROUTED = "layers=2,hidden=32,heads=4,vocab=64,seq=16,batch=4,experts=4,ffn=48,routing=dropless,skew=1.5"
 SHARED = f"{ROUTED},shared_ffn=24,shared_gate=true,dense_layers=1,dense_ffn=40"
@@ -15,11 +16,21 @@ LATENT = (
     "layers=1,hidden=32,heads=4,vocab=64,seq=16,batch=4,head_size=24,q_rank=16,kv_rank=12,rope_size=8,value_size=16"
 )
 WINDOWS = "layers=2,hidden=32,heads=4,vocab=64,seq=16,batch=4,window=4,window_every=2,post_norm=true"
+HYBRID = (
+    "style=nemotron,layers=4,pattern=ME*-,hidden=32,heads=4,kv_heads=2,vocab=64,seq=16,batch=4,state_heads=8,"
+    "state_head_size=8,state_size=4,state_groups=4,experts=4,ffn=24,dense_ffn=40,shared_ffn=16,expert_latent=16,"
+    "routing=dropless"
+)
 
 
 @pytest.mark.parametrize(
     ("name", "billions", "active"),
-    [("deepseek-v3", 671.0, 37.6), ("qwen3-30b-a3b", 30.5, 3.35), ("gemma3-27b", 27.0, 27.0)],
+    [
+        ("deepseek-v3", 671.0, 37.6),
+        ("qwen3-30b-a3b", 30.5, 3.35),
+        ("gemma3-27b", 27.0, 27.0),
+        ("nemotron-3-nano", 31.6, 3.58),
+    ],
 )
 def test_named_models_have_as_many_parameters_as_published(name, billions, active):
     spec = NAMED[name]
@@ -38,6 +49,21 @@ def test_plans_of_them_compute_what_the_model_does(text, tmp_path, capsys):
     model = f"transformer:{text},dtype=float"
     assert main(["solve", model, "--mesh", "2x2", "-o", str(plan)]) == 0
     assert main(["verify", model, str(plan)]) == 0, capsys.readouterr()
+
+
+def test_heads_of_a_state_space_are_split_and_it_computes_the_same(tmp_path, capsys):
+    """One weight makes gate, value, keys, queries and steps; every device has its part of each."""
+    plan = tmp_path / "own.plan.json"
+    model = f"transformer:{HYBRID},dtype=float"
+    asked = tmp_path / "by_heads.yaml"
+    asked.write_text(
+        "parameters: {'*.in_proj.weight': 'S(0;2x64,2x16,8)@gpu'}\n"
+        "operators: {'*.mixer.LinearAttention': {gpu: h}, '*.out_proj': {gpu: k}}\n"
+    )
+    assert main(["solve", model, "--mesh", "2x2", "-o", str(plan), "--constraints", str(asked), "--no-advice"]) == 0
+    assert main(["verify", model, str(plan)]) == 0, capsys.readouterr()
+    held = {row["name"]: row["layout"] for row in read_plan(plan).records("parameters")}
+    assert held["backbone.layers.0.mixer.out_proj.weight"] == "S(1)@gpu"
 
 
 def test_by_index_nothing_is_multiplied_by_masks():
@@ -69,6 +95,12 @@ def test_what_an_expert_takes_grows_with_the_skew():
         ("shared_ffn=8", "are of mixtures of experts"),
         ("window=8,attention=decomposed", "windows are of fused causal attention"),
         ("experts=4,skew=0.5", "skew is 0.5, it must be at least 1"),
+        ("pattern=MXM", "pattern has 'X'; its letters are M (state space), * (attention), - (MLP) and E (experts)"),
+        ("pattern=ME", "pattern has layers of experts (E)"),
+        ("pattern=M*,state_heads=6,state_groups=4", "state_heads (6) is no multiple of state_groups (4)"),
+        ("pattern=M*,style=bert", "layers of a pattern are normalised before, and only there"),
+        ("state_heads=8", "state_heads is of state spaces"),
+        ("activation=relu2", "MLPs of style llama have no activation 'relu2'"),
         ("routing=random", "routing is 'random', it must be one of capacity, dropless"),
     ],
 )

@@ -24,13 +24,14 @@ from shardplan.cluster.quantity import MICROSECONDS, parse_quantity
 from shardplan.constraints.types import SECTIONS, AxisUse, Constraint, Dims, Section, Spec, Split
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.collective import FREE, CollectiveKind
+from shardplan.layout.text import read_segments
 from shardplan.text_files import read_text
 from shardplan.yaml_source import compose, is_null, mark_of
 
 _SECTIONS: dict[str, Section] = {section: section for section in get_args(Section)}
 _KINDS: dict[str, CollectiveKind] = {kind: kind for kind in get_args(CollectiveKind) if kind not in FREE}
 _WHOLE, _OPEN = ("replicate", "R"), "free"
-_PLACEMENT = re.compile(r"\s*S\((\d{1,3})\)@([^\s@()]+(?:\s*,\s*(?!S\()[^\s@(),]+)*)\s*")
+_PLACEMENT = re.compile(r"\s*S\((\d{1,3})(?:;([\dx,\s]+))?\)@([^\s@()]+(?:\s*,\s*(?!S\()[^\s@(),]+)*)\s*")
 _ELSEWHERE = ("stages", "pipeline_intermediate_axes")
 """Keys that `shardplan.pipeline.manual.stages` reads."""
 _AXIS_KEYS = ("inputs", "parameters", "forbid")
@@ -249,14 +250,22 @@ class _Parser:
 
 
 def _named_layout(text: str) -> Dims | None:
-    """`S(0)@machine, S(1)@gpu` as dims."""
+    """`S(0)@machine, S(1;3x768)@gpu` as dims."""
     axes: dict[int, tuple[str, ...]] = {}
+    segments: dict[int, tuple[int, ...]] = {}
     for piece in re.split(r",\s*(?=S\()", text):
         match = _PLACEMENT.fullmatch(piece)
         if match is None or int(match[1]) in axes:
             return None
-        axes[int(match[1])] = tuple(name.strip() for name in match[2].split(","))
-    return Dims(tuple(axes.get(dim, ()) for dim in range(max(axes) + 1)))
+        axes[int(match[1])] = tuple(name.strip() for name in match[3].split(","))
+        if match[2]:
+            try:
+                segments[int(match[1])] = read_segments(match[2], text)
+            except ShardplanError:
+                return None
+    dims = range(max(axes) + 1)
+    pieces = tuple(segments.get(dim, ()) for dim in dims) if segments else ()
+    return Dims(tuple(axes.get(dim, ()) for dim in dims), segments=pieces)
 
 
 def _is_axis_name(node: yaml.Node) -> bool:

@@ -15,11 +15,13 @@ from shardplan.model.types import Model
 
 @dataclass(frozen=True, slots=True)
 class TensorConstraint:
-    """How a tensor of the graph is to be kept: `dims[d]`, the mesh axes that shard dim d, major first; `None`: open."""
+    """How a tensor of the graph is to be kept: `dims[d]`, the mesh axes that shard dim d, major first; `None`: open.
+    `segments[d]`: the pieces each of which they shard on their own; `()`: open."""
 
     constraint: Constraint
     tensor: str
     dims: tuple[tuple[int, ...] | None, ...]
+    segments: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,10 @@ class _Resolver:
             return
         rest = (None,) if spec.rest_open else ((),)
         names = [*spec.entries, *rest * (len(shape) - len(spec.entries))]
-        in_graph = [names[dim] for dim in target.perm] if target.perm else names
+        order = target.perm or tuple(range(len(shape)))
+        in_graph = [names[dim] for dim in order]
+        pieces = [*spec.segments, *[()] * (len(shape) - len(spec.segments))]
+        segments = tuple(pieces[dim] for dim in order)
         used = [axis for entry in names for axis in entry or ()]
         dims = [None if entry is None else self.axes(constraint, entry) for entry in in_graph]
         if len(set(used)) < len(used):
@@ -162,8 +167,9 @@ class _Resolver:
             return
         for dim, axes in enumerate(dims):
             self.check_divides(constraint, target, dim, axes or ())
+            self.check_segments(constraint, target, dim, segments[dim])
         real = (None if axes is None else tuple(a for a in axes if self.mesh.shape[a] > 1) for axes in dims)
-        self.tensors.append(TensorConstraint(constraint, target.tensor, tuple(real)))
+        self.tensors.append(TensorConstraint(constraint, target.tensor, tuple(real), segments))
 
     def want_use(self, constraint: Constraint, use: AxisUse) -> None:
         axis = self.axis(constraint, constraint.pattern)
@@ -222,6 +228,13 @@ class _Resolver:
             summary = f"mesh_axis_names has {len(aliases)} name{'s' * (len(aliases) != 1)}; the mesh is {self.mesh}"
             self.problem(constraint, "unknown-axis", summary)
         return False
+
+    def check_segments(self, constraint: Constraint, target: Target, dim: int, segments: Sequence[int]) -> None:
+        size = self.model.tensor(target.tensor).shape[dim]
+        if segments and sum(segments) != size:
+            own = target.perm[dim] if target.perm else dim
+            summary = f"the segments of dim {own} of '{self.called(constraint, target)}' sum to {sum(segments)}"
+            self.problem(constraint, "bad-constraint", f"{summary}; it has {size}")
 
     def check_divides(self, constraint: Constraint, target: Target, dim: int, axes: Sequence[int]) -> None:
         size, ways = self.model.tensor(target.tensor).shape[dim], self.mesh.ways(axes)

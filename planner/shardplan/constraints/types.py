@@ -17,10 +17,12 @@ class Dims:
     """How a tensor is sharded, dim by dim: the axes of each dim, major first; `()` not sharded, `None` left open.
 
     `rest_open`: dims beyond the last entry are left open; else they are not sharded, as in a `PartitionSpec`.
+    `segments`: of an entry, the sizes of the pieces each of which its axes shard on their own; missing or `()`: open.
     """
 
     entries: tuple[tuple[str, ...] | None, ...]
     rest_open: bool = False
+    segments: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

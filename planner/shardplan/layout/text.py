@@ -119,7 +119,7 @@ def _placement(text: str, whole: str) -> Placement:
         _fail(whole, f"'{text}' is not a placement", None, _PLACEMENT_HINT)
     dim, segments, pair, replicated, reduction = match.groups()
     if dim is not None:
-        return S(int(dim), _segments(segments, whole) if segments is not None else ())
+        return S(int(dim), read_segments(segments, whole) if segments is not None else ())
     if pair or replicated:
         return RP if pair else R
     if reduction is not None and reduction not in REDUCTIONS:
@@ -128,8 +128,8 @@ def _placement(text: str, whole: str) -> Placement:
     return P(reduction or "sum")
 
 
-def _segments(text: str, whole: str) -> tuple[int, ...]:
-    """`3x768` or `512,256,256` as sizes."""
+def read_segments(text: str, whole: str) -> tuple[int, ...]:
+    """`3x768` or `512,256,256` as sizes; `whole`: the text that it is part of. Raises `ShardplanError`."""
     sizes: list[int] = []
     for part in text.split(","):
         match = _SEGMENT.fullmatch(part.strip())

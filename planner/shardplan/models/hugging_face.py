@@ -100,6 +100,24 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         "llama", _DECODER, _GELU, {**_PLAIN, "attn_logit_softcapping": (None,), "final_logit_softcapping": (None,)},
         {"activation": "gelu", "qk_norm": True, "post_norm": True}, _MAYBE, tied=True, activation="hidden_activation",
     ),
+    "nemotron_h": Architecture(
+        "nemotron",
+        {
+            "hidden": "hidden_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
+            "head_size": "head_dim", "vocab": "vocab_size", "dense_ffn": "intermediate_size",
+            "ffn": "moe_intermediate_size", "experts": "n_routed_experts", "top_k": "num_experts_per_tok",
+            "shared_ffn": "moe_shared_expert_intermediate_size", "expert_latent": "moe_latent_size",
+            "state_heads": "mamba_num_heads", "state_head_size": "mamba_head_dim", "state_size": "ssm_state_size",
+            "state_groups": "n_groups|mamba_n_groups", "conv_size": "conv_kernel|mamba_d_conv",
+        },
+        ("relu2",),
+        {
+            **_PLAIN, "use_bias": (False,), "mamba_proj_bias": (False,), "use_conv_bias": (True,),
+            "mamba_hidden_act": ("silu",), "n_shared_experts": (1, 0),
+        },
+        {"routing": "dropless"}, ("ffn", "experts", "top_k", "shared_ffn", "expert_latent"),
+        activation="mlp_hidden_act",
+    ),
     "gpt2": Architecture(
         "gpt", _GPT2, _GELU, {"add_cross_attention": (False,)}, {}, ("ffn",), tied=True, positions="n_positions",
         activation="activation_function",
@@ -152,7 +170,8 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     seq = dims.get("seq", min(longest, _LONGEST) if isinstance(longest, int) else _LONGEST)
     faults += _refused(architecture, config, path)
     window, wrong = _windows(config, seq, path)
-    faults += wrong
+    pattern, more = _pattern(config, path) if architecture.style == "nemotron" else ("", [])
+    faults += wrong + more
     faults += [
         error("unknown-dim", f"{path} leaves no '{name}' open", hint=did_you_mean(name, _BOUND) or "batch, seq")
         for name in dims
@@ -162,6 +181,8 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
         raise ShardplanError(*faults)
     named = config.get("dtype", config.get("torch_dtype")) or "bfloat16"
     asked: dict[str, Any] = {**sizes, **architecture.given, **window, "seq": seq, "dtype": _DTYPES[str(named)]}
+    if pattern:
+        asked = _of_pattern(asked, pattern, config)
     if "shared_gate" in asked and not asked.get("shared_ffn"):
         del asked["shared_gate"]
     if "batch" in dims:
@@ -225,6 +246,32 @@ def _windows(config: Mapping[str, Any], seq: int, path: str) -> tuple[dict[str, 
         return {"window": window, "window_every": every}, []
     hint = f"every n-th layer may see all: --dim seq={window}, or {_EXPORT}"
     return {}, [error("bad-config", f"{path}: layer_types are in no order that can be said", hint=hint)]
+
+
+_LETTERS: Final = {
+    "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
+}  # fmt: skip
+
+
+def _pattern(config: Mapping[str, Any], path: str) -> tuple[str, list[Diagnostic]]:
+    """What the layers are, a letter for each, which configurations say as letters or as words."""
+    kinds = config.get("layers_block_type", config.get("layer_types"))
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(kinds, list) and all(isinstance(kind, str) and kind in _LETTERS for kind in kinds):
+        pattern = "".join(_LETTERS[kind] for kind in kinds)
+    if not isinstance(pattern, str) or not pattern or set(pattern) - set(_LETTERS.values()):
+        summary = f"{path}: there is no hybrid_override_pattern of the letters M, *, - and E"
+        return "", [error("bad-config", summary, hint="or layers_block_type, a list of their names")]
+    return pattern, []
+
+
+def _of_pattern(sizes: Mapping[str, Any], pattern: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes without those of experts where the pattern has none: configurations give them all the same."""
+    asked = {**sizes, "pattern": pattern, "layers": len(pattern)}
+    if "E" in pattern:
+        return asked if config.get("n_shared_experts", 1) else {**asked, "shared_ffn": 0}
+    experts = ("experts", "top_k", "shared_ffn", "expert_latent", "routing")
+    return {**{name: size for name, size in asked.items() if name not in experts}, "ffn": asked["dense_ffn"]}
 
 
 def _cannot(path: str, key: str, value: Any, allowed: str) -> Diagnostic:

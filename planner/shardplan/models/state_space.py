@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from shardplan.model.types import AttributeValue
 from shardplan.models.graph import GraphWriter
 from shardplan.models.spec import TransformerSpec
 
@@ -95,7 +96,12 @@ class _Mixer:
             ((batch, seq, self.inner), graph.dtype),
             ((batch, self.heads, self.state, self.size), graph.dtype),
         ]
-        attributes = {"q_num_heads": self.heads, "kv_num_heads": self.heads, "scale": 1.0, "update_rule": "gated"}
+        attributes: dict[str, AttributeValue] = {
+            "q_num_heads": self.heads,
+            "kv_num_heads": self.heads,
+            "scale": 1.0,
+            "update_rule": "gated",
+        }
         operands = [self._repeated(query), self._repeated(key), written, "", decay]
         y = graph.apply_many("LinearAttention", operands, results, self.module, attributes=attributes)[0]
         past = self._reshape(graph.weight(f"{self.module}.D", (self.heads,)), (self.heads, 1))

@@ -44,7 +44,7 @@ def masks_of(built: CostGraph, constraints: ResolvedConstraints) -> tuple[Constr
             problems.append(_not_planned(asked))
             continue
         space = built.kept[asked.tensor]
-        mask = _dims_mask(space, asked.dims) if isinstance(asked, TensorConstraint) else _axis_mask(space, asked)
+        mask = _dims_mask(space, asked) if isinstance(asked, TensorConstraint) else _axis_mask(space, asked)
         found.append(ConstraintMask(asked.constraint, ("kept", asked.tensor), mask))
     problems += _unknown_factors(built, constraints)
     for wanted in constraints.operators:
@@ -134,12 +134,16 @@ def _sharded_dims(space: TensorSpace) -> NDArray[np.int64]:
     return dims
 
 
-def _dims_mask(space: TensorSpace, wanted: Sequence[tuple[int, ...] | None]) -> Mask:
+def _dims_mask(space: TensorSpace, wanted: TensorConstraint) -> Mask:
     dims = _sharded_dims(space)
     mask: Mask = np.ones(len(space), dtype=np.bool_)
-    if None not in wanted:
+    if None not in wanted.dims:
         mask &= (dims != _PARTIAL).all(axis=1)
-    for dim, axes in enumerate(wanted):
+    for dim, segments in enumerate(wanted.segments):
+        if segments:
+            others = [code for code, p in enumerate(space.kind.shards) if p.dim == dim and p.segments != segments]
+            mask &= ~np.isin(space.codes, others).any(axis=1)
+    for dim, axes in enumerate(wanted.dims):
         if axes is not None:
             asked = np.isin(np.arange(dims.shape[1]), axes)
             mask &= ((dims == dim) == asked).all(axis=1)
