@@ -6,6 +6,7 @@ The same function prices a move and emits it, so what is priced is what runs. It
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -93,9 +94,11 @@ def wire_share(collective: Collective, mesh: Mesh) -> Fraction:
     return collective.share * rounds * (ways - 1) / ways
 
 
+@functools.lru_cache(maxsize=64)
 def by_bytes(mesh: Mesh, tensor_bytes: int = 1 << 20, overhead_bytes: int = 64) -> Price:
     """A price without a cluster: bytes one device sends, plus `overhead_bytes` for each collective that sends any."""
 
+    @functools.cache
     def price(collective: Collective) -> float:
         sent = wire_share(collective, mesh)
         return float(sent * tensor_bytes + overhead_bytes) if sent else 0.0

@@ -73,8 +73,8 @@ def unshard(locals_: Sequence[Array], layout: Layout, mesh: Mesh, rtol: float = 
         number = mesh.number(axes, place)
         part = parts.setdefault(number, np.zeros(shape, local.dtype)).reshape(-1)
         seen = filled.setdefault(number, np.zeros(shape, np.bool_)).reshape(-1)
-        same = np.isclose(part[held], local, rtol=rtol, atol=atol, equal_nan=True)
-        if not np.all(same | ~seen[held]):
+        same = (part[held] == local) | ~seen[held]
+        if not np.all(same) and not np.all(same | np.isclose(part[held], local, rtol=rtol, atol=atol, equal_nan=True)):
             raise ValueError(f"device {rank} holds other values than the devices it should be a copy of")
         part[held] = local
         seen[held] = True
@@ -112,7 +112,7 @@ def run(
             return _mask(exchange, source)
         case "all_gather" | "all_to_all":
             result = exchange.in_groups(exchange.gather)
-            moved = [exchange.foreign_bytes(rank) for rank in range(mesh.size)]
+            moved = [exchange.foreign_bytes(rank) for rank in range(mesh.size)] if received is not None else []
         case "reduce_scatter" | "all_reduce":
             combine = COMBINE[_reduction(source)]
             result = exchange.in_groups(lambda members, rank: exchange.reduce(members, rank, combine))
@@ -207,6 +207,8 @@ class _Exchange:
 
     def gather(self, members: Sequence[int], rank: int) -> Array:
         """What `rank` wants, out of what `members` hold."""
+        if len(members) == 1 and np.array_equal(self.held[members[0]], self.wanted[rank]):
+            return self.locals[members[0]].copy()
         pool = np.concatenate([self.locals[member].reshape(-1) for member in members])
         known = np.concatenate([self.held[member].reshape(-1) for member in members])
         order = np.argsort(known, kind="stable")
@@ -223,8 +225,10 @@ class _Exchange:
 
     def foreign_bytes(self, rank: int) -> int:
         """Bytes of what `rank` wants and does not have."""
-        missing = np.isin(self.wanted[rank], self.held[rank], invert=True, assume_unique=True)
-        return int(np.count_nonzero(missing)) * self.locals[rank].itemsize
+        held, wanted = self.held[rank], self.wanted[rank]
+        here = np.zeros(1 + max(held.max(initial=0), wanted.max(initial=0)), np.bool_)
+        here[held] = True
+        return int(wanted.size - np.count_nonzero(here[wanted])) * self.locals[rank].itemsize
 
 
 def _mask(exchange: _Exchange, source: Layout) -> list[Array]:

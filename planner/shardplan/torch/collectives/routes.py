@@ -9,6 +9,7 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import legal_for
 from shardplan.layout.lower import Step, by_bytes, lower
@@ -203,9 +204,22 @@ class Router:
         number, move = self._moves.get(of, (-1, None))
         if move is not None:
             collectives = tuple(step.collective for step in move.steps)
-            found = retrace(self.mesh, shape, start, goal, collectives, [S(dim) for dim in range(len(shape))])
+            found = _planned_steps(self.mesh, shape, start, goal, collectives)
             if found is not None:
                 return Found(found, True, number)
-        legal = legal_for(self.mesh, shape)
-        way = () if any(p.kind == "P" for p in (*start.placements, *goal.placements)) else (P(),)
-        return Found(lower(self.mesh, start, goal, by_bytes(self.mesh), shards=way, legal=legal), planned=False)
+        return Found(_fewest_bytes(self.mesh, shape, start, goal), planned=False)
+
+
+@functools.lru_cache(maxsize=4096)
+def _planned_steps(
+    mesh: Mesh, shape: tuple[int, ...], start: Layout, goal: Layout, collectives: tuple[Collective, ...]
+) -> tuple[Step, ...] | None:
+    """The steps by which exactly these collectives lead from `start` to `goal`. All layers of a kind have the same."""
+    return retrace(mesh, shape, start, goal, collectives, [S(dim) for dim in range(len(shape))])
+
+
+@functools.lru_cache(maxsize=4096)
+def _fewest_bytes(mesh: Mesh, shape: tuple[int, ...], start: Layout, goal: Layout) -> tuple[Step, ...]:
+    """The steps of a move that no plan has."""
+    way = () if any(p.kind == "P" for p in (*start.placements, *goal.placements)) else (P(),)
+    return lower(mesh, start, goal, by_bytes(mesh), shards=way, legal=legal_for(mesh, shape))
