@@ -155,7 +155,7 @@ def test_looser_memory_is_never_slower(model, cluster, shard_optimizer):
     allowed = every_assignment(whole)
     least, most = int(allowed.peak.min()), int(1.5 * allowed.peak[allowed.cost.argmin()])
     steps = []
-    for share in (0.0, 0.2, 0.4, 0.7, 1.0):
+    for share in (0.0, 0.3, 1.0):
         limit = least + round(share * max(0, most - least))
         plan = Planner(built.model, built.cluster, replace(asked, memory_limit_bytes=limit)).plan()
         assert plan.summary.memory.total <= limit

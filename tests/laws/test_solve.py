@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_problems import between, problem_of_maxima
+from random_problems import between, optimum, problem_of_maxima
 
 from shardplan.solve import (
     Edge,
@@ -81,12 +81,7 @@ def assignments(problem: Problem):
     return itertools.product(*(range(len(costs)) for costs in problem.costs))
 
 
-def optimum(problem: Problem) -> float:
-    priced = [evaluate(problem, choices) for choices in assignments(problem)]
-    return min((each.cost for each in priced if each.feasible), default=math.inf)
-
-
-def check(problem: Problem, **options: object) -> None:
+def check(problem: Problem, **options: object) -> Solution:
     best = optimum(problem)
     solution = solve(problem, **options)
     if best == math.inf:
@@ -94,6 +89,7 @@ def check(problem: Problem, **options: object) -> None:
     else:
         assert (solution.outcome, solution.cost, solution.bound) == ("optimal", best, best)
         assert evaluate(problem, solution.choices).feasible
+    return solution
 
 
 @laws
@@ -181,15 +177,13 @@ def is_valid(problem: Problem, solution: Solution) -> None:
 @laws
 @given(problems_of_maxima(), st.booleans())
 def test_the_least_sum_of_maxima_is_that_of_enumeration(problem: Problem, presolve: bool) -> None:
-    check(problem, presolve=presolve)
-    is_valid(problem, solve(problem, presolve=presolve))
+    is_valid(problem, check(problem, presolve=presolve))
 
 
 @laws
 @given(problems_of_maxima(memory=True), st.booleans())
 def test_the_least_sum_of_maxima_under_memory_is_that_of_enumeration(problem: Problem, presolve: bool) -> None:
-    check(problem, presolve=presolve)
-    is_valid(problem, solve(problem, presolve=presolve))
+    is_valid(problem, check(problem, presolve=presolve))
 
 
 @laws
@@ -198,8 +192,7 @@ def test_the_least_sum_of_maxima_that_pull_apart_is_that_of_enumeration(
     seed: int, memory: bool, presolve: bool
 ) -> None:
     problem = problem_of_maxima(seed, memory)
-    check(problem, presolve=presolve)
-    is_valid(problem, solve(problem, presolve=presolve))
+    is_valid(problem, check(problem, presolve=presolve))
 
 
 @laws

@@ -57,7 +57,7 @@ class Assignments:
     cost: NDArray[np.float64]
     peak: NDArray[np.int64]
 
-    def within(self, limit_bytes: int) -> Assignments:
+    def within(self, limit_bytes: float) -> Assignments:
         """Those that fit, the cheapest first."""
         fits = np.flatnonzero(self.peak <= limit_bytes)
         order = fits[np.argsort(self.cost[fits], kind="stable")]
