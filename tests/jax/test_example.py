@@ -15,9 +15,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import shardplan
+from shardplan.cli import main
 from shardplan.plan.orientation import checkpoint_shape
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "train_jax.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "docs" / "examples" / "train_jax.py"
 
 
 def solve_command(plan: Path, constraints: str = "tensor_parallel.yaml") -> list[str]:
@@ -32,8 +34,9 @@ def printed(start, finish, tmp_path_factory):
     """What training prints: under tensor parallelism, and from a checkpoint with the weights cut over machines too."""
     folder = tmp_path_factory.mktemp("example")
     plans = {folder / f"{name}.plan.json": name for name in ("tensor_parallel.yaml", "zero_and_tensor_parallel.yaml")}
-    for process in [start("-m", "shardplan", *solve_command(*plan)) for plan in plans.items()]:
-        finish(process)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert [main(solve_command(*plan)) for plan in plans.items()] == [0, 0]
     generator = np.random.default_rng(0)
     weights = {
         tensor.checkpoint: generator.normal(0, 0.05, checkpoint_shape(tensor.shape, tensor.perm)).astype(np.float32)
@@ -41,7 +44,7 @@ def printed(start, finish, tmp_path_factory):
         if tensor.role == "parameter"
     }
     save_file(weights, folder / "model.safetensors")
-    extras = ((), ("--checkpoint", str(folder / "model.safetensors"), "--steps", "2"))
+    extras = (("--steps", "4"), ("--checkpoint", str(folder / "model.safetensors"), "--steps", "2"))
     first, second = [
         (str(SCRIPT), str(plan), "--heads", "8", *extra) for plan, extra in zip(plans, extras, strict=True)
     ]
@@ -50,9 +53,9 @@ def printed(start, finish, tmp_path_factory):
 
 def test_it_learns(printed):
     losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed[0], re.MULTILINE)]
-    assert len(losses) == 10
+    assert len(losses) == 4
     assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
 
 
 def test_it_sends_what_the_plan_says(printed):

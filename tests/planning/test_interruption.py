@@ -54,10 +54,12 @@ def outcomes(search, numbers):
             yield plan.summary.outcome
 
 
-@pytest.mark.parametrize("mesh", ["2x4", "4x2x2", "2x2x2x2"])
-def test_a_plan_that_is_known_survives_ctrl_c(model, mesh):
+@pytest.mark.parametrize(
+    ("mesh", "moments"), [("2x4", (1, 3, 6, 10, 15, 21)), ("4x2x2", (1, 6, 15)), ("2x2x2x2", (3, 10, 21))]
+)
+def test_a_plan_that_is_known_survives_ctrl_c(model, mesh, moments):
     cluster = on(mesh)
-    found = list(outcomes(lambda hurry: plan_model(model, cluster, PlanOptions(), hurry), (1, 3, 6, 10, 15, 21)))
+    found = list(outcomes(lambda hurry: plan_model(model, cluster, PlanOptions(), hurry), moments))
     assert "interrupted" in found
 
 

@@ -83,10 +83,17 @@ def models(tmp_path_factory):
     }
 
 
+_PLANNED = {}
+
+
 def planned(model, mesh, target, mode, **asked):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_plan(model, mesh, target=target, mode=mode, effort="quick", **asked)
+    """A plan, made once for all tests that ask the same."""
+    key = (model if isinstance(model, str) else id(model), mesh, target, mode, repr(asked))
+    if key not in _PLANNED:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _PLANNED[key] = make_plan(model, mesh, target=target, mode=mode, effort="quick", **asked)
+    return _PLANNED[key]
 
 
 def refusals(plan, target, model=None):
