@@ -41,8 +41,12 @@ TOGETHER = ("tests/torch/", "tests/jax/")
 """Folders whose tests run in one worker of pytest-xdist: they load a framework and share processes. They go first."""
 
 
+LONG = ("tests/test_tutorials.py", "tests/planning/")
+"""What takes long goes next: a file of a minute that begins last has a core for itself."""
+
+
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: not item.nodeid.startswith(TOGETHER))
+    items.sort(key=lambda item: (not item.nodeid.startswith(TOGETHER), not item.nodeid.startswith(LONG)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,14 +11,23 @@ import gc
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
+import time
 import traceback
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+_PATIENCE_S = 20.0
+"""How long the answers of others are waited for once a rank has failed."""
+
+
+class LostRanksError(AssertionError):
+    """A rank has died or does not answer."""
 
 
 class Ranks:
@@ -49,21 +58,37 @@ class Ranks:
             other.close()
 
     def run(self, module: str, function: str, *args: Any, timeout: float = 120) -> list[Any]:
-        """Results by rank. The first failure of a rank is raised with its traceback."""
+        """Results by rank. The first failure of a rank is raised with its traceback; `LostRanksError` where one has
+        died or does not answer: what the others do then is not known."""
+        answers: dict[int, tuple[bool, Any]] = {}
+        until = time.monotonic() + timeout
         for pipe in self.pipes:
-            pipe.send((module, function, args))
-        answers = []
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(timeout):
-                raise TimeoutError(f"rank {rank} does not answer")
-            try:
-                answers.append(pipe.recv())
-            except EOFError:
-                raise AssertionError(f"rank {rank} has died") from None
-        failures = [text for failed, text in answers if failed]
-        if failures:
+            with contextlib.suppress(OSError):  # of a rank that has died: its answer is missed
+                pipe.send((module, function, args))
+        while len(answers) < len(self.pipes):
+            left = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in answers}
+            ready = wait(left, max(0.0, until - time.monotonic()))
+            if not ready:
+                raise LostRanksError("\n".join([f"rank {min(left.values())} does not answer", *_failures(answers)]))
+            for pipe in ready:
+                rank = left[pipe]
+                try:
+                    answers[rank] = pipe.recv()
+                except (EOFError, OSError):
+                    raise LostRanksError("\n".join([f"rank {rank} has died", *_failures(answers)])) from None
+                if answers[rank][0]:  # the others may wait for it in a collective
+                    until = min(until, time.monotonic() + _PATIENCE_S)
+        if failures := _failures(answers):
             raise AssertionError(failures[0])
-        return [answer for _, answer in answers]
+        return [answers[rank][1] for rank in range(len(self.pipes))]
+
+    def kill(self) -> None:
+        """End them whatever they do."""
+        for nursery in self.nurseries:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, or is not yet a group
+                os.killpg(nursery.pid, signal.SIGKILL)
+            nursery.kill()
+            nursery.join()
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -75,7 +100,36 @@ class Ranks:
                 nursery.kill()
 
 
+class Pool:
+    """Ranks that are started when they are first asked for, and anew after some were lost: a test in which one dies or
+    hangs fails, and the next one has others."""
+
+    def __init__(self, make: Callable[[], Ranks]) -> None:
+        self.make, self.ranks = make, None
+
+    def run(self, module: str, function: str, *args: Any, **how: Any) -> list[Any]:
+        """As `Ranks.run`."""
+        self.ranks = self.ranks or self.make()
+        try:
+            return self.ranks.run(module, function, *args, **how)
+        except LostRanksError:
+            self.ranks.kill()
+            self.ranks = None
+            raise
+
+    def close(self) -> None:
+        """End those that there are."""
+        if self.ranks is not None:
+            self.ranks.close()
+        self.ranks = None
+
+
+def _failures(answers: dict[int, tuple[bool, Any]]) -> list[str]:
+    return [text for _, (failed, text) in sorted(answers.items()) if failed]
+
+
 def _nursery(pipes: list[Connection], ranks: list[int], world: int, meeting: str, modules: list[str]) -> None:
+    os.setpgid(0, 0)  # so that all that it starts can be ended together
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -95,6 +149,8 @@ def _nursery(pipes: list[Connection], ranks: list[int], world: int, meeting: str
             _rank(rank, world, own, meeting)
             os._exit(0)
         children.append(child)
+    for pipe in pipes:
+        pipe.close()  # so that the end of a rank is the end of its pipe
     for child in children:
         os.waitpid(child, 0)
     os._exit(0)  # an interpreter with torch in it takes seconds to end

@@ -1,7 +1,9 @@
-"""Ranks that all tests of a run share: started once, when first needed."""
+"""Ranks that all tests of this folder share: started once, when first needed."""
+
+from pathlib import Path
 
 import pytest
-from torch_ranks import Ranks
+from torch_ranks import Pool, Ranks
 
 MODULES = (
     "torch_cases",
@@ -13,9 +15,20 @@ MODULES = (
 """What ranks have imported when they are forked: what they run, and what torch imports when a model is first exported
 or compiled."""
 
+FOLDER = Path(__file__).parent
+POOLS = pytest.StashKey[Pool]()
+
 
 @pytest.fixture(scope="session")
-def four(tmp_path_factory):
-    ranks = Ranks(4, tmp_path_factory.mktemp("four"), MODULES)
-    yield ranks
-    ranks.close()
+def four(request, tmp_path_factory):
+    pool = Pool(lambda: Ranks(4, tmp_path_factory.mktemp("four"), MODULES))
+    request.config.stash[POOLS] = pool
+    yield pool
+    pool.close()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Behind the last of these tests the ranks end. Each group of a rank that waits looks a hundred times a second
+    whether there is something to do: all of them took a sixth of a core for as long as other tests ran."""
+    if (nextitem is None or FOLDER not in nextitem.path.parents) and POOLS in item.config.stash:
+        item.config.stash[POOLS].close()

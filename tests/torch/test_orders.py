@@ -24,7 +24,7 @@ def strangers(tmp_path_factory):
     while True:
         one, other = random.SystemRandom().sample(range(1 << 32), 2)
         seeds = [one, other, other, one]
-        ranks = Ranks(4, tmp_path_factory.mktemp("strangers"), hash_seeds=seeds)
+        ranks = Ranks(4, tmp_path_factory.mktemp("strangers"), ("torch_cases", "torch.export._trace"), seeds)
         if len(set(ranks.run("torch_orders", "order"))) > 1:
             break
         ranks.close()
