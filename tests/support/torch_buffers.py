@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_cases import _gradient_error, far, mesh_of
+from torch_steps import exported_once
 
 import shardplan.torch
 from shardplan.plan.types import Plan
@@ -134,7 +135,8 @@ def _under(plan: Plan, model: nn.Module, batch: Tensor, mode: str) -> nn.Module:
     """The model under a plan whose names have no dots."""
     given: dict[str, Any] = {"rename": lambda name: name.replace(".", "_"), "ignore": ("*",), "strict": False}
     if mode == "exported":
-        return shardplan.torch.parallelize_exported(model, (batch,), plan, mesh_of(plan), **given)
+        with exported_once(type(model)):
+            return shardplan.torch.parallelize_exported(model, (batch,), plan, mesh_of(plan), **given)
     shardplan.torch.parallelize(model, plan, mesh_of(plan), **given)
     return model
 

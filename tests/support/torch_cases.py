@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_steps import Descent, exported_once
 
 import shardplan.torch
 from shardplan.plan.types import Plan
@@ -61,18 +62,26 @@ def mesh_of(plan: Plan) -> Any:
     return _MESHES[plan.mesh]
 
 
+def under(
+    plan: Plan, tiny: Tiny, mode: str = "eager", *, fused: bool | str = False, strict: bool = True, backend: Any = None
+) -> nn.Module:
+    """A twin under `plan`, as a module or as a graph that is made for the rows of one microbatch."""
+    model = torch_twins.twin(tiny, fused=fused)
+    if mode != "exported":
+        return shardplan.torch.parallelize(model, plan, mesh_of(plan), strict=strict)
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    batch = (ids[: len(ids) // int(plan.model.get("microbatches", 1))],)
+    with exported_once(tiny.name, tiny.sizes, fused):
+        return shardplan.torch.parallelize_exported(model, batch, plan, mesh_of(plan), strict=strict, backend=backend)
+
+
 def train(
     tiny: Tiny, plan: Plan, mode: str = "eager", fused: bool | str = False, steps: int = 2, strict: bool = True,
     adam: bool = False,
 ) -> Seen:  # fmt: skip
     """Train a twin under `plan` and beside it the same in one process; what is sent in the last step is counted."""
-    model, reference = torch_twins.twin(tiny, fused=fused), torch_twins.twin(tiny)
+    model, reference = under(plan, tiny, mode, fused=fused, strict=strict), torch_twins.twin(tiny)
     ids = torch.tensor(tiny.inputs["input_ids"])
-    mesh = mesh_of(plan)
-    if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh, strict=strict)
-    else:
-        shardplan.torch.parallelize(model, plan, mesh, strict=strict)
     ours, theirs = (optimizer_of(m, adam=adam) for m in (model, reference))
     losses, errors = [], []
     for step in range(steps):
@@ -117,11 +126,7 @@ class _Products(TorchDispatchMode):
 
 def events_of_buckets(tiny: Tiny, plan: Plan, mode: str = "eager") -> list[str]:
     """What a backward pass does, in order: products, buckets that are sent, and buckets that are waited for."""
-    model, ids, mesh = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"]), mesh_of(plan)
-    if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh)
-    else:
-        shardplan.torch.parallelize(model, plan, mesh)
+    model, ids = under(plan, tiny, mode), torch.tensor(tiny.inputs["input_ids"])
     logits, events = model(ids), []
     (gradient,) = torch.autograd.grad(_loss(logits.full_tensor(), ids), logits)
     depart, arrive = Flights.depart, Flights.arrive
@@ -141,11 +146,7 @@ def events_of_buckets(tiny: Tiny, plan: Plan, mode: str = "eager") -> list[str]:
 
 def issues_of_gathers(tiny: Tiny, plan: Plan, mode: str) -> list[list[tuple[str, tuple[int, ...]]]]:
     """Of the first forward pass, the second one and its backward: which moves are issued and waited for, in order."""
-    model, ids, mesh = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"]), mesh_of(plan)
-    if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh)
-    else:
-        shardplan.torch.parallelize(model, plan, mesh)
+    model, ids = under(plan, tiny, mode), torch.tensor(tiny.inputs["input_ids"])
     events: list[tuple[str, tuple[int, ...]]] = []
     start, wait = MoveExecutor.start, Flight.wait
 
@@ -174,9 +175,9 @@ def issues_of_gathers(tiny: Tiny, plan: Plan, mode: str) -> list[list[tuple[str,
         return [first, second, taken()]
 
 
-def optimizer_of(model: Any, *, adam: bool = False) -> torch.optim.Optimizer:
-    """Of one operation for a weight, so that torch works out little; or of many."""
-    return torch.optim.AdamW(model.parameters(), 1e-3) if adam else torch.optim.SGD(model.parameters(), 0.5)
+def optimizer_of(model: Any, *, adam: bool = False) -> Any:
+    """One of torch's, or the least that makes a second step differ from the first."""
+    return torch.optim.AdamW(model.parameters(), 1e-3) if adam else Descent(model, 0.5)
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor, *, counted: bool) -> tuple[Any, Tensor]:
@@ -358,15 +359,24 @@ def infer(tiny: Tiny, plan: Plan) -> tuple[float, Any]:
     return (logits.full_tensor() - reference(ids)).abs().max().item(), dict(comms.differences)
 
 
+def forward(tiny: Tiny, plan: Plan) -> tuple[float, int, Any]:
+    """The forward pass of a plan for training: the largest error of a logit, the bytes that one device sends, and what
+    was sent otherwise than planned."""
+    model, ids = under(plan, tiny), torch.tensor(tiny.inputs["input_ids"])
+    with torch.no_grad(), shardplan.torch.count_comms(model) as comms:
+        logits = model(ids)
+    error = (logits.full_tensor() - torch_twins.twin(tiny)(ids)).abs().max().item()
+    return (
+        error,
+        comms.wire_bytes("forward"),
+        {key: pair for key, pair in comms.differences.items() if key[0] == "forward"},
+    )
+
+
 def accumulate(tiny: Tiny, plan: Plan, mode: str = "eager", steps: int = 2) -> Seen:
     """Train under a plan of several microbatches, and beside it one process with the whole batch."""
-    model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    model, reference = under(plan, tiny, mode), torch_twins.twin(tiny)
     ids = torch.tensor(tiny.inputs["input_ids"])
-    mesh, count = mesh_of(plan), int(plan.model["microbatches"])
-    if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (ids[: len(ids) // count],), plan, mesh)
-    else:
-        shardplan.torch.parallelize(model, plan, mesh)
     ours, theirs = (optimizer_of(m) for m in (model, reference))
     batch = {"input_ids": ids, "targets": ids.roll(-1, 1)}
     losses, errors = [], []
@@ -396,13 +406,9 @@ def accumulate(tiny: Tiny, plan: Plan, mode: str = "eager", steps: int = 2) -> S
 
 def dropping(tiny: Tiny, plan: Plan, mode: str) -> tuple[Tensor, list[float]]:
     """Train two steps with shares of attention dropped: the first logits and the losses, which all ranks see alike."""
-    model = torch_twins.twin(tiny, fused="dropping")
-    ids = torch.tensor(tiny.inputs["input_ids"])
     torch.manual_seed(3)
-    if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh_of(plan))
-    else:
-        shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    model = under(plan, tiny, mode, fused="dropping")
+    ids = torch.tensor(tiny.inputs["input_ids"])
     optimizer = optimizer_of(model)
     logits, losses = [], []
     torch.manual_seed(3)
@@ -419,12 +425,8 @@ def dropping(tiny: Tiny, plan: Plan, mode: str) -> tuple[Tensor, list[float]]:
 @unprofiled
 def compiled(tiny: Tiny, plan: Plan, what: str) -> tuple[float, float]:
     """Train one step with the model, its blocks or its graph compiled: errors of the loss and of the gradients."""
-    model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    model, reference = under(plan, tiny, "exported" if what == "graph" else "eager"), torch_twins.twin(tiny)
     ids = torch.tensor(tiny.inputs["input_ids"])
-    if what == "graph":
-        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh_of(plan))
-    else:
-        shardplan.torch.parallelize(model, plan, mesh_of(plan))
     run = model
     if what == "blocks":
         for block in model.transformer.h:
@@ -450,7 +452,7 @@ def compiled_between_moves(tiny: Tiny, plan: Plan) -> tuple[float, float, list[A
     sent = []
     for given in (None, backend):
         reference, ids = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"])
-        model = shardplan.torch.parallelize_exported(torch_twins.twin(tiny), (ids,), plan, mesh_of(plan), backend=given)
+        model = under(plan, tiny, "exported", backend=given)
         losses, gradients = [], []
         for counted in (False, True):  # nothing is compiled while sends are counted; what has been, runs
             with shardplan.torch.count_comms(model) if counted else contextlib.nullcontext() as comms:
@@ -500,15 +502,11 @@ def penalised(tiny: Tiny, plan: Plan) -> float:
 
 def measured(tiny: Tiny, plan: Plan, mode: str, trace: str) -> Any:
     """Two measured steps beside the schedule."""
-    model, ids, mesh = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"]), mesh_of(plan)
-    if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh)
-    else:
-        shardplan.torch.parallelize(model, plan, mesh)
+    model, ids = under(plan, tiny, mode), torch.tensor(tiny.inputs["input_ids"])
     found = shardplan.torch.compare_timeline(
-        model, ids, loss=lambda logits: _loss(logits.full_tensor(), ids), optimizer=optimizer_of(model, adam=False),
-        steps=2,
+        model, ids, loss=lambda logits: _loss(logits.full_tensor(), ids),
+        optimizer=torch.optim.SGD(model.parameters(), 0.5), steps=2,
     )  # fmt: skip
-    if mesh.get_rank() == 0:
+    if torch.distributed.get_rank() == 0:
         found.write_trace(trace)
     return found

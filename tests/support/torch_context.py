@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_cases import mesh_of
+from torch_steps import exported_once
 
 import shardplan.torch
 from shardplan.plan.types import Plan
@@ -63,7 +64,8 @@ def attended(plan: Plan, mode: str) -> tuple[float, float, Any]:
     model.load_state_dict(reference.state_dict())
     x = torch.randn(2, 16, 24).double()
     if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (x,), plan, mesh_of(plan))
+        with exported_once(Context):
+            model = shardplan.torch.parallelize_exported(model, (x,), plan, mesh_of(plan))
     else:
         shardplan.torch.parallelize(model, plan, mesh_of(plan))
     made, expected = model(x).full_tensor(), reference(x)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch_cases import _gradient_error, mesh_of
+from torch_steps import Descent, exported_once
 
 import shardplan.torch
 from shardplan.plan.types import Plan
@@ -139,12 +140,13 @@ def train(
     (model, batch), (reference, _) = seeded(name), seeded(name)
     model.recomputes = recomputes
     if mode == "exported":
-        model = shardplan.torch.parallelize_exported(
-            model, tuple(batch.values()), plan, mesh_of(plan), strict=strict, ignore=("*",)
-        )
+        with exported_once(name):
+            model = shardplan.torch.parallelize_exported(
+                model, tuple(batch.values()), plan, mesh_of(plan), strict=strict, ignore=("*",)
+            )
     else:
         shardplan.torch.parallelize(model, plan, mesh_of(plan), strict=strict, ignore=("*",))
-    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (model, reference)]
+    optimizers = [Descent(each, 0.1) for each in (model, reference)]
     found = []
     for _ in range(2):
         ours, theirs = model(*batch.values()), reference(*batch.values())

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch_cases import far, mesh_of
+from torch_steps import exported_once
 
 import shardplan.torch
 from shardplan.plan.types import Plan
@@ -41,9 +42,11 @@ def train(plan: Plan, mode: str, checkpoint: str) -> tuple[float, list[str]]:
     reference, x, mesh = Gated(), rows(), mesh_of(plan)
     model = Gated("meta" if checkpoint else "cpu")
     if mode == "pipeline":
-        model = shardplan.torch.pipeline(model, (x[:4],), plan, mesh, loss=lambda y, _: (y * y).mean())
+        with exported_once(Gated):
+            model = shardplan.torch.pipeline(model, (x[:4],), plan, mesh, loss=lambda y, _: (y * y).mean())
     elif mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, (x,), plan, mesh)
+        with exported_once(Gated):
+            model = shardplan.torch.parallelize_exported(model, (x,), plan, mesh)
     if checkpoint:
         shardplan.torch.load_(model, plan, mesh, checkpoint)
     elif mode == "eager":

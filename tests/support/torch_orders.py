@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_cases import _gradient_error, buffers_apart, mesh_of
+from torch_steps import exported_once
 
 import shardplan.torch
 from shardplan.errors import ShardplanError
@@ -130,7 +131,8 @@ def step(name: str, plan: Plan, mode: str = "eager") -> tuple[float, float, floa
     made, expected, x = _models(name)
     try:
         if mode == "exported":
-            made = shardplan.torch.parallelize_exported(made, (x,), plan, mesh_of(plan), strict=False)
+            with exported_once(name):
+                made = shardplan.torch.parallelize_exported(made, (x,), plan, mesh_of(plan), strict=False)
         else:
             shardplan.torch.parallelize(made, plan, mesh_of(plan), strict=False)
         ours = made(x)

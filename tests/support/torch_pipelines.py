@@ -14,6 +14,7 @@ from tiny_models import Tiny
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch_cases import _loss, far, mesh_of, optimizer_of
+from torch_steps import exported_once
 
 import shardplan.torch
 from shardplan.layout.collective import Collective
@@ -45,7 +46,8 @@ def train(tiny: Tiny, plan: Plan, steps: int, strict: bool = True) -> Seen:
     ids = torch.tensor(tiny.inputs["input_ids"])
     micro = int(plan.model["microbatches"])
     example = (ids[: len(ids) // micro],)
-    pipe = shardplan.torch.pipeline(model, example, plan, mesh_of(plan), loss=loss, strict=strict)
+    with exported_once(tiny.name, tiny.sizes):
+        pipe = shardplan.torch.pipeline(model, example, plan, mesh_of(plan), loss=loss, strict=strict)
     ours, theirs = optimizer_of(pipe), optimizer_of(reference)
     others = dict(reference.named_parameters(remove_duplicate=False))
     losses, gradients = [0.0], []
@@ -98,9 +100,10 @@ def train_mlp(plan: Plan, strict: bool = True) -> Seen:
     shape = next(t.shape for t in plan.pipeline.stages[0].plan.tensors if t.role == "input")
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     example = (x[: len(x) // int(plan.model["microbatches"])],)
-    pipe = shardplan.torch.pipeline(
-        model, example, plan, mesh_of(plan), loss=lambda y, _: (y * y).mean(), strict=strict
-    )
+    with exported_once(Mlp):
+        pipe = shardplan.torch.pipeline(
+            model, example, plan, mesh_of(plan), loss=lambda y, _: (y * y).mean(), strict=strict
+        )
     with shardplan.torch.count_comms(pipe) as comms:
         got = pipe.step(x, target=x)
     expected = (reference(x) ** 2).mean()
@@ -142,7 +145,8 @@ def load(tiny: Tiny, plan: Plan, path: str) -> tuple[float, list[float]]:
     model.transformer.mask = reference.transformer.mask
     ids = torch.tensor(tiny.inputs["input_ids"])
     micro = int(plan.model["microbatches"])
-    pipe = shardplan.torch.pipeline(model, (ids[: len(ids) // micro],), plan, mesh_of(plan))
+    with exported_once(tiny.name, tiny.sizes):
+        pipe = shardplan.torch.pipeline(model, (ids[: len(ids) // micro],), plan, mesh_of(plan))
     shardplan.torch.load_(pipe, plan, mesh_of(plan), path)
     wrong = [far(p.detach(), torch.tensor(tiny.weights[name])) for name, p in pipe.named_parameters()]
     found = pipe.forward(ids)

@@ -26,9 +26,10 @@ def check(results):
         assert without_rule == {}
 
 
-CASES = [(recipe, mode) for recipe in ("ZeRO-3", "Megatron") for mode in ("eager", "exported")]
+CASES = [("ZeRO-3", "eager"), ("Megatron", "eager"), ("ZeRO-3", "exported")]
 CASES += [("seed 1", "eager"), ("seed 2", "exported")]
-"""Plans drawn at random are the dearest to run, so each form of a program gets one of its own."""
+"""Plans drawn at random are the dearest to run, so each form of a program gets one of its own. Both forms ask the same
+rules of operators; Megatron's plans as graphs are those of GPTs in `test_training.py`."""
 
 
 @pytest.mark.parametrize(("recipe", "mode"), CASES)
