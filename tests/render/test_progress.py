@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from shardplan.render.progress import ProgressLine, Step, fitted, progress_parts
+from shardplan.render.progress import Pace, ProgressLine, Step, fitted, progress_parts, time_left
 
 PICOSECONDS_PER_MS = 1e9
 
@@ -39,30 +39,41 @@ class Terminal(io.StringIO):
     ],
 )
 def test_text(standing, text):
-    assert fitted(progress_parts(standing, 10), 200) == text
+    assert fitted(progress_parts(standing), 200) == text
 
 
 def test_what_is_left_of_an_effort_is_said_when_it_can_be_known():
-    assert "left" not in progress_parts(Effort(2.0, 1.0, 0.01), 10)
-    assert progress_parts(Effort(2.0, 1.0, 0.25), 10)["left"] == "at most 30 s more"
+    assert time_left(Effort(2.0, 1.0, 0.01), 10) == ""
+    assert time_left(Effort(2.0, 1.0, 0.25), 10) == "at most 30 s more"
+    assert time_left(Effort(2.0, 1.0, 0.25), 10, left_s=4) == "at most 4 s more"
+    assert time_left(Effort(2.0, 1.0, 0.25), 10, left_s=40) == "at most 30 s more"
 
 
 @pytest.mark.parametrize(
-    ("done", "counted_s", "text"),
+    ("told", "now_s", "left_s"),
     [
-        (0.5, 8.0, "half  about 6 s more  Ctrl-C stops"),
-        (0.5, 5.0, "half  Ctrl-C stops"),
-        (0.0, 0.0, "half  Ctrl-C stops"),
-        (1.0, 9.0, "half  Ctrl-C stops"),
+        ([(8, 4, 4)], 10, 6),
+        ([(8, 1, 1)], 30, 0),
+        ([(8, 1, 3)], 30, 16),
+        ([(8, 0, 4)], 10, 0),
+        ([(8, 1, 40)], 10, 0),
+        ([(8, 4, 4), (9, 4, 2)], 10, 2),
+        ([(8, 4, 4), (20, 0, 9), (23, 1, 8)], 24, 23),
+        ([(8, 4, 4), (20, 1, 9)], 24, 0),
+        ([(40, 1, 9), (42, 2, 8), (44, 3, 7)], 44, 14),
     ],
+    ids=["half", "last", "slow", "none", "few", "fewer left", "others", "others begun", "slow start"],
 )
-def test_things_that_are_left_take_as_long_as_those_that_are_done(done, counted_s, text):
-    """After 10 s: what took longer than was thought has no time left that could be said."""
-    assert fitted(progress_parts(Step("half", done), 10, counted_s=counted_s), 200) == text
+def test_things_that_are_left_take_as_long_as_those_that_are_done(told, now_s, left_s):
+    """Of things that are done and left from second 0 on; no longer than it has may take what is being done."""
+    pace = Pace(0.0)
+    for at_s, done, left in told:
+        pace = pace.after(Step("", done, left), at_s)
+    assert pace.left_s(now_s) == left_s
 
 
 def test_ctrl_c_keeps_the_best_only_of_what_ends_with_it():
-    assert progress_parts(Standing(2.0, 1.0), 10, keeps=False)["keys"] == "Ctrl-C stops"
+    assert progress_parts(Standing(2.0, 1.0), keeps=False)["keys"] == "Ctrl-C stops"
 
 
 @pytest.mark.parametrize(
@@ -77,8 +88,8 @@ def test_ctrl_c_keeps_the_best_only_of_what_ends_with_it():
     ],
 )
 def test_what_matters_least_is_left_out_of_a_narrow_terminal(room, text):
-    standing = Effort(2 * PICOSECONDS_PER_MS, PICOSECONDS_PER_MS, 0.25)
-    assert fitted(progress_parts(standing, 10), room) == text
+    standing = Standing(2 * PICOSECONDS_PER_MS, PICOSECONDS_PER_MS)
+    assert fitted(progress_parts(standing, "at most 30 s more"), room) == text
 
 
 def test_one_line_rewritten_and_cleared():

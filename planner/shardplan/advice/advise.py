@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -62,12 +62,19 @@ class Advice:
     option: str = ""
 
 
-def advise(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, left_s: float = math.inf) -> list[Advice]:
+def advise(
+    model: Model,
+    cluster: Cluster,
+    options: PlanOptions,
+    plan: Plan,
+    left_s: float = math.inf,
+    on_try: Callable[[str], object] = bool,
+) -> list[Advice]:
     """What would be faster than `plan`, the best one for `model` on `cluster`.
 
     Nothing for a pipeline, for other cost models, on meshes of so many axes that all layouts together are too many to
     solve for, where little was to be searched (`effort` quick), or where of a time limit not as much is left (`left_s`)
-    as half of it. Ends early where the user says so.
+    as half of it. `on_try` hears what is tried. Ends early where the user says so.
     """
     limit = options.time_limit
     late = limit is not None and left_s < limit / 2
@@ -75,7 +82,7 @@ def advise(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, lef
     if not is_ours or late or options.effort == "quick" or plan.summary.outcome == "interrupted":
         return []
     ends_s = time.monotonic() + left_s if limit is not None else math.inf
-    asked = Asked(model, cluster, replace(options, effort="quick", strict=False), plan, ends_s)
+    asked = Asked(model, cluster, replace(options, effort="quick", strict=False), plan, ends_s, on_try)
     if asked.has_many_axes:
         return []
     found: list[Advice] = []
@@ -87,13 +94,14 @@ def advise(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, lef
 
 @dataclass(frozen=True)
 class Asked:
-    """What was planned, and when there is no more time (`time.monotonic`)."""
+    """What was planned, when there is no more time (`time.monotonic`), and who hears what is tried."""
 
     model: Model
     cluster: Cluster
     options: PlanOptions
     plan: Plan
     ends_s: float
+    on_try: Callable[[str], object] = bool
 
     @property
     def has_many_axes(self) -> bool:
@@ -113,6 +121,7 @@ class Asked:
         classes, found = roundings(self.model, rules, self.plan, LEAST)
         tried: list[tuple[bool, float, int, Rounding, Model]] = []
         for number, one in enumerate(found[:MOST_TRIED]):
+            self.on_try(f"{one.what} {one.old:,} as {one.new:,}")
             model = self._held(one) if is_held else grown(self.model, rules, classes, one.root, one.new)
             if model is not None and self.has_many_axes:
                 return one, model
@@ -134,6 +143,7 @@ class Asked:
         meshes = [one for one in _coarser(self.cluster) if self._may_be_faster(one)]
         tried = []
         for number, one in enumerate(meshes[:MOST_TRIED]):
+            self.on_try(f"{one.mesh.size:,} devices")
             step_s = self._promised_s(self.model, one)
             if math.isfinite(step_s):
                 tried.append((step_s, number, one))

@@ -22,7 +22,8 @@ _FINISHING = 0.8
 class Course:
     """`best_ns`: the shortest step known, infinite before there is one; `bound_ns`: no pipeline takes less. `work`, in
     the units of `shardplan.solve.constants`: what planning stages and searching cuts has taken. `ends_s`
-    (`time.monotonic`): when the search ends with what it has."""
+    (`time.monotonic`): when the search ends with what it has. `planned`: cuts whose stages were planned, `left`: those
+    that may still be, 0 where nobody knows; for people."""
 
     options: PlanOptions
     interruption: Interruption = field(default_factory=Interruption)
@@ -31,6 +32,8 @@ class Course:
     best_ns: float = math.inf
     bound_ns: float = 0.0
     work: float = 0.0
+    planned: int = 0
+    left: int = 0
 
     @classmethod
     def of(
@@ -70,4 +73,5 @@ class Course:
         if self.on_progress is not None:
             share = self.work / self._most_work if math.isfinite(self._most_work) else 0.0
             bound = min(self.bound_ns, self.best_ns) * PS_PER_NS
-            self.on_progress(Standing(self.best_ns * PS_PER_NS, bound, min(1.0, share), doing))
+            best = self.best_ns * PS_PER_NS
+            self.on_progress(Standing(best, bound, min(1.0, share), doing, self.planned, self.left))

@@ -116,12 +116,14 @@ class PipelineSolver:
         best: PipelineResult | None = None
         costs_ns: list[float] = []
         for rounds in reversed(range(_MOST_ROUNDS)):
+            self.course.left = rounds + 1
             found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
             if best is None:  # later searches end at what is worth it
                 self.course.know(math.inf, self._bound(found, 0.0))
             if found.cuts is None or self.course.is_over:
                 break
             plans = self.planner.plans(found.cuts)
+            self.course.planned += 1
             if plans is None:
                 continue
             staged = self._staged(found.cuts, plans)
@@ -221,18 +223,19 @@ class PipelineSolver:
 
     def _explored(self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]]) -> PipelineResult:
         """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
-        for easing in EASINGS:
-            best = self._guessed(best, tried, easing)
+        for number, easing in enumerate(EASINGS, start=1):
+            best = self._guessed(best, tried, easing, later=_EXPLORED * (len(EASINGS) - number))
         return best
 
     def _guessed(
-        self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]], easing: float
+        self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]], easing: float, later: int = 0
     ) -> PipelineResult:
-        """The best of the cuts that one way to guess leads to."""
+        """The best of the cuts that one way to guess leads to; of `later` ones as many may be planned."""
         left = _EXPLORED
         for _ in range(_MOST_ROUNDS):
             if self.course.is_over or not left:
                 break
+            self.course.left = left + later
             found = self._cut(easing=easing)
             if found.cuts is None or _places(found.cuts) in tried:
                 break
@@ -318,6 +321,7 @@ class PipelineSolver:
         takes longer than `worth_ns`."""
         chosen = tuple(cuts) if self._small and self.schedule.pieces == 1 else self.stage_costs.with_best_layouts(cuts)
         plans = self.planner.plans(chosen, worth_ns)
+        self.course.planned += 1
         return None if plans is None else self._staged(chosen, plans)
 
     def _staged(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> PipelineResult:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias, TypeVar
 
@@ -19,12 +19,12 @@ import numpy as np
 from shardplan.graph.options import Effort
 from shardplan.graph.remat import Recompute
 from shardplan.interruption import Interruption
-from shardplan.planning.chain import AVERAGES, Answer, Question
+from shardplan.planning.chain import AVERAGES, Answer, Question, most_solved
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, Known, judged
 from shardplan.planning.recipes import RECIPES, without_axis
 from shardplan.planning.reduction import Restrict
-from shardplan.planning.rematerialisation import flags
+from shardplan.planning.rematerialisation import FLAGS, flags
 from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers, plain_sum
 from shardplan.solve import Plane
 from shardplan.units import PS_PER_S
@@ -120,10 +120,14 @@ class Found:
 @dataclass
 class Spent:
     """What a search has spent: `work`, in the units of `shardplan.solve.constants`, and the longest time (seconds) that
-    laying out a plan has taken."""
+    laying out a plan has taken. `solved`: plain problems of the questions answered, at most; `left`: those of questions
+    that may follow, and `later` of searches after that. These are for people; nothing is decided by them."""
 
     work: float = 0.0
     layout_s: float = 0.0
+    solved: int = 0
+    left: int = 0
+    later: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,11 @@ class Search:
         return (WORK[options.effort] if options.gap > 0.0 else math.inf) - self.spent.work
 
     @property
+    def averages(self) -> int:
+        """Plain problems of a question about all plans at most."""
+        return most_solved(Question(None), self.instance.options)
+
+    @property
     def is_over(self) -> bool:
         return self.interruption.asked or self._is_timed_out or self.work_left <= 0.0
 
@@ -187,11 +196,13 @@ class Search:
 def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
     """The plan of the shortest step. Where what is recomputed is to be chosen, the plans of the flags for that are
     candidates too. Raises `NoPlanError` where there is none, and `NoBetterError` where all take `enough_s` or more."""
-    instance = search.instance
+    instance, spent, most = search.instance, search.spent, _most_solved(search)
+    spent.later = most * len(FLAGS) if instance.chooses_remat else 0
     found = yield from searched(search, chooses_remat=instance.chooses_remat, enough_s=enough_s)
     if not instance.chooses_remat or found.limit_bytes is None or found.gap <= CLOSE:
         return found
     for remat in flags(found.candidate.layouts.built):
+        spent.later = max(0, spent.later - most)
         if found.outcome == "interrupted" or search.is_over:
             break
         with contextlib.suppress(NoPlanError):
@@ -210,7 +221,8 @@ def searched(
 ) -> Questions[Found]:
     """The best plan of all candidates; `remat`: what is recomputed, unless that is chosen; `below_s`: looked for only
     as long as it may have a shorter step. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
-    instance = search.instance
+    instance, looks = search.instance, _looks(search)
+    search.spent.left, after = _most_solved(search), sum(looks.values())
     found = yield from without_limit(search, remat, enough_s)
     if found is None or (found.bound_s < below_s and not found.candidate.keeps(instance.limit_bytes)):
         try:
@@ -219,19 +231,37 @@ def searched(
             found = yield from as_experts(search, none.answer)
     if found.candidate.step_s >= below_s:
         return found
-    tight = found.candidate.priced.memory.total > TIGHTER * instance.limit_bytes
-    if tight and found.limit_bytes is None and found.gap > CLOSE and not found.is_only_one:
+    if found.candidate.priced.memory.total <= TIGHTER * instance.limit_bytes:
+        after -= looks.pop(under_less_memory, 0)
+    elif found.limit_bytes is None and found.gap > CLOSE and not found.is_only_one:
+        search.spent.left = search.averages + after
         found = yield from at_the_limit(search, found, remat)
-    further = [with_plain_sums]
-    if not (instance.is_quick or search.restricted):
-        further += [with_experts, on_coarser_meshes]
-    if tight:
-        further.append(under_less_memory)
-    for look in further if instance.options.cost_model.is_ours else ():
+    for look, most in looks.items():
         if found.gap <= CLOSE or found.is_only_one or found.outcome == "interrupted" or search.is_over:
             break
+        search.spent.left, after = after, after - most
         found = yield from look(search, found)
     return found
+
+
+def _most_solved(search: Search) -> int:
+    """Plain problems of `searched` at most: all plans without a limit, near those and under it, and looks at others."""
+    return 2 * search.averages + 1 + sum(_looks(search).values())
+
+
+Look: TypeAlias = Callable[["Search", Found], Questions[Found]]
+
+
+def _looks(search: Search) -> dict[Look, int]:
+    """Where better plans are looked for once one is known, in this order, and the plain problems of each at most."""
+    instance = search.instance
+    if not instance.options.cost_model.is_ours:
+        return {}
+    axes, restricted = len(instance.cluster.mesh), 1 + AVERAGES["quick"]
+    looks: dict[Look, int] = {with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES)}
+    if not (instance.is_quick or search.restricted):
+        looks |= {with_experts: restricted * len(RECIPES), on_coarser_meshes: restricted * axes if axes > 1 else 0}
+    return {**looks, under_less_memory: 2}
 
 
 def without_limit(
@@ -334,8 +364,12 @@ def of_phases(
 
 def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
     """The answer to a question that may take so much work, which is noted."""
+    most = most_solved(question, search.instance.options)
+    search.spent.left = max(search.spent.left, most)
     answer = yield replace(question, work=work)
     search.spent.work += answer.solution.work
+    search.spent.solved += most
+    search.spent.left -= most
     return answer
 
 
@@ -380,6 +414,8 @@ def _restricted(search: Search, found: Found, restriction: Restrict, hope: float
     if bound_s < found.candidate.step_s * (1.0 - hope * found.gap):
         near = replace(question, linear=None, averages=AVERAGES["quick"])
         found, _ = yield from _with(search, found, near, proves=False)
+    else:
+        search.spent.left -= AVERAGES["quick"]
     return found
 
 

@@ -72,6 +72,13 @@ class Answer:
     candidates: tuple[tuple[Layouts, tuple[int, ...]], ...] = ()
 
 
+def most_solved(question: Question, options: PlanOptions) -> int:
+    """Plain problems that the answer takes at most: one of a linear function, else one for each averaging of maxima."""
+    if question.linear is not None or options.gap <= 0.0:
+        return 1
+    return question.averages or AVERAGES[options.effort]
+
+
 def chain(
     instance: Instance, question: Question, objective: Objective
 ) -> tuple[tuple[Reduction[Any], ...], tuple[Reduction[Any], ...]]:

@@ -68,9 +68,12 @@ class Coarser:
 def finer(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
     """The best plan of a finer mesh. `least_s`: a lower bound on the step of any. Raises `NoPlanError` where the plan
     of the coarser mesh is none of this one."""
+    axes = len(real_axes(search.instance.cluster.mesh))
+    together = WHOLE_AVERAGES if axes <= MOST_WHOLE else 0
+    search.spent.left = search.averages + AVERAGES["quick"] * math.comb(axes, 2) + together
     found = yield from lifted(search, coarser, least_s)
     found = yield from by_pairs(search, found)
-    if len(real_axes(search.instance.cluster.mesh)) > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
+    if axes > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
         return found
     with contextlib.suppress(NoPlanError):
         whole = yield from of_phases(

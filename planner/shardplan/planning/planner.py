@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from shardplan.cluster.mesh import merged
@@ -34,7 +34,7 @@ from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
 from shardplan.planning.runtimes.trainer import divides
 from shardplan.planning.said import best_said, said_with
-from shardplan.planning.standing import OnProgress, Watch
+from shardplan.planning.standing import OnProgress, Turn, Watch, of_part, of_some
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
 
@@ -223,15 +223,28 @@ class Planner:
             every = [roles for roles in every if divides(roles, cluster.mesh, model, microbatches)] or every
         some = [roles for roles in every if len(real_axes(merged(cluster, roles)[0].mesh)) <= MOST_WHOLE]
 
+        turn = Turn(self._on_progress, len(some))
+
         def ask(roles: Roles, enough_s: float) -> Found | None:
+            turn.next(", ".join(f"{axis} {role}" for axis, role in zip(cluster.mesh.names, roles, strict=True)))
             return self.with_roles(runtime, roles, search, restriction, enough_s)
 
-        found = best_said(some, ask, self.limit_bytes)
+        with self._telling(of_some(turn.tell)):
+            found = best_said(some, ask, self.limit_bytes)
         if found is None and len(real_axes(cluster.mesh)) > MOST_WHOLE:
             raise LimitError(no_coarser_plan(self.instance.model, cluster, merged(cluster)[0]))
         if found is None:  # asked here, so that a refusal speaks of this mesh
             return self._among_all(runtime, every[-1], search, restriction)
         return found if len(some) == len(every) else replace(found, bound_s=min(found.bound_s, self._least_s()))
+
+    @contextlib.contextmanager
+    def _telling(self, on_progress: OnProgress | None) -> Iterator[None]:
+        """Meanwhile another hears how far a search is."""
+        asker, self._on_progress = self._on_progress, on_progress
+        try:
+            yield
+        finally:
+            self._on_progress = asker
 
     def with_roles(
         self,
@@ -359,7 +372,7 @@ class Planner:
         if options.time_limit is not None:
             options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
         try:
-            other = Planner(self.instance.model, cluster, options, self._on_progress, reasons=False)
+            other = Planner(self.instance.model, cluster, options, of_part(self._on_progress), reasons=False)
             own = Search.of(other.instance, search.interruption)
             return Coarser.of(other._found(own, None)), own.spent.work
         except NoPlanError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import get_args
+from typing import Final, get_args
 
 import numpy as np
 
@@ -106,9 +106,13 @@ def everything(built: CostGraph) -> Recompute:
     return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved)
 
 
+FLAGS: Final[tuple[Remat, ...]] = tuple(flag for flag in get_args(Remat) if flag != "auto")
+"""`auto`, by itself, recomputes nothing."""
+
+
 def flags(built: CostGraph) -> Iterator[Recompute]:
     """What `--remat none`, `selective` and `full` recompute, as far as they differ."""
-    for flag in get_args(Remat):  # `auto`, by itself, is nothing
+    for flag in FLAGS:
         options = replace(built.options, remat=flag)
         remat = recompute(built.model, built.rules, built.flow, built.fusion, options)
         if flag == "none" or remat.until:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shardplan.planning.candidates import WORK, Search
-from shardplan.planning.chain import Answer, Question
+from shardplan.planning.chain import Answer, Question, most_solved
 from shardplan.solve import Progress
 from shardplan.units import PS_PER_S
 
@@ -16,14 +16,26 @@ from shardplan.units import PS_PER_S
 class Standing:
     """`best`: the shortest scheduled step, infinite until a plan is known; `bound`: no step is shorter; in picoseconds
     or the unit of another planner's prices. `effort`: share of the search's work that is done, 0 where it has no end.
-    `doing`: what takes the time. `done`: share of several searches that are over.
+    `doing`: what takes the time. `done`: how many things of one kind are over, the problems of a search or several
+    searches; `left`: how many there are still to come at most, 0 where nobody knows.
     """
 
     best: float
     bound: float
     effort: float = 0.0
     doing: str = ""
-    done: float = 0.0
+    done: int = 0
+    left: int = 0
+
+
+def of_part(on_progress: OnProgress | None) -> OnProgress | None:
+    """The same for a part of a search: when that ends says nothing of when the search does."""
+    return on_progress and (lambda standing: on_progress(replace(standing, effort=0.0, done=0, left=0)))
+
+
+def of_some(on_progress: OnProgress) -> OnProgress:
+    """The same for a search among some of the plans: no bound on these is one on all."""
+    return lambda standing: on_progress(replace(standing, bound=-math.inf))
 
 
 OnProgress = Callable[[Standing], None]
@@ -47,7 +59,8 @@ class Turn:
         """How far it is."""
         if self.on_progress is not None:
             doing = f"{self.name} ({self.number} of {self.count})"
-            self.on_progress(replace(standing, effort=0.0, doing=doing, done=(self.number - 1) / self.count))
+            done = self.number - 1
+            self.on_progress(replace(standing, effort=0.0, doing=doing, done=done, left=self.count - done))
 
 
 @dataclass
@@ -68,7 +81,14 @@ class Watch:
             steps = [candidate.step_s * PS_PER_S for candidate in search.known.values()]
             best = min(steps, default=progress.best)
             bound = self.bound if math.isfinite(self.bound) else progress.bound
-            tell(Standing(best, min(bound, best), self._share(search), doing))
+            spent, most = search.spent, most_solved(question, search.instance.options)
+            solved = min(progress.solved, most - 1)
+            tell(
+                Standing(
+                    best, min(bound, best), self._share(search, progress.work), doing,
+                    done=spent.solved + solved, left=max(spent.left, most) + spent.later - solved,
+                )
+            )  # fmt: skip
 
         update(Progress(0.0, math.inf, -math.inf, "reduce"))
         return update
@@ -79,10 +99,10 @@ class Watch:
         if question.restriction is None and question.near is None and question.linear is None:
             self.bound = max(self.bound, answer.solution.bound)
 
-    def _share(self, search: Search) -> float:
+    def _share(self, search: Search, work: float) -> float:
         options = search.instance.options
         whole = WORK[options.effort] if options.gap > 0.0 else math.inf
-        return min(1.0, search.spent.work / whole) if math.isfinite(whole) else 0.0
+        return min(1.0, (search.spent.work + work) / whole) if math.isfinite(whole) else 0.0
 
 
 def _doing(question: Question) -> str:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import IO, Protocol
 
@@ -24,7 +24,8 @@ _LEAST_SHARE = 0.05
 
 class Standing(Protocol):
     """How far something is, in picoseconds or another unit of cost; `best` is infinite until an answer is known. Some
-    say what share of their `effort` is spent, what share of things is `done`, and what they are `doing`."""
+    say what share of their `effort` is spent, how many things are `done` and how many `left` at most, and what they are
+    `doing`."""
 
     @property
     def best(self) -> float: ...
@@ -39,10 +40,11 @@ def picoseconds(cost: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that has no lower bound: what is being done, what `share` of it is done, and the best so far."""
+    """Something that has no lower bound: what is being done, how much of it is done and left, and the best so far."""
 
     doing: str = ""
     done: float = 0.0
+    left: float = 0.0
     best: float = math.inf
     bound: float = -math.inf
 
@@ -60,7 +62,7 @@ class ProgressLine:
         self._enabled = enabled and stream.isatty()
         self._started = self._begun = time.monotonic()
         self._standing: Standing = Step()
-        self._counted_s = 0.0
+        self._pace = Pace(self._begun)
         self._keeps, self._drawn, self._frame = False, False, 0
         self._ended, self._drawing = threading.Event(), threading.RLock()
         self._drawer = threading.Thread(target=self._draw, name="progress", daemon=True)
@@ -84,13 +86,13 @@ class ProgressLine:
         """Say from here on that this is done, `solving`; what comes back is called with how far it is. `amount` writes
         a cost; `keeps`: Ctrl-C ends it with the best so far."""
         self._standing, self._doing, self._begun = Step(), doing, time.monotonic()
+        self._pace = Pace(self._begun)
         self._amount, self._keeps = amount, keeps
         return self.update
 
     def update(self, standing: Standing) -> None:
         """What the next line says."""
-        if getattr(standing, "done", 0.0) != getattr(self._standing, "done", 0.0):
-            self._counted_s = time.monotonic() - self._begun
+        self._pace = self._pace.after(standing, time.monotonic())
         self._standing = standing
 
     @contextlib.contextmanager
@@ -106,9 +108,8 @@ class ProgressLine:
             with self._drawing:
                 begun = f"{self._doing} {_FRAMES[self._frame % len(_FRAMES)]} "
                 now = time.monotonic()
-                parts = progress_parts(
-                    self._standing, now - self._begun, self._amount, keeps=self._keeps, counted_s=self._counted_s
-                )
+                left = time_left(self._standing, now - self._begun, self._pace.left_s(now))
+                parts = progress_parts(self._standing, left, self._amount, keeps=self._keeps)
                 room = columns_of(self._stream) - len(begun) - 1
                 text = fitted({"time": f"{now - self._started:.0f} s", **parts}, room)
                 self._stream.write(f"{_CLEAR}{begun}{text}")
@@ -122,17 +123,49 @@ class ProgressLine:
             self._drawn = False
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast things are done: `done` of them by `counted_s` (`time.monotonic`), when `left` were still to come at
+    most; `before` of them by `began_s`: what is done once for all is no part of the pace."""
+
+    began_s: float
+    counted_s: float = 0.0
+    done: float = 0.0
+    left: float = 0.0
+    before: float = 0.0
+
+    def after(self, standing: Standing, now_s: float) -> Pace:
+        """The same with what a standing says; where less is done than before, others have begun."""
+        done, left = getattr(standing, "done", 0.0), getattr(standing, "left", 0.0)
+        if done < self.done:
+            return Pace(now_s, now_s, done, left, done)
+        if self.counted_s > self.began_s and not self.before and done > self.done:  # the second one
+            return Pace(self.counted_s, now_s, done, left, self.done)
+        return replace(self, counted_s=now_s if done > self.done else self.counted_s, done=done, left=left)
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds that what is left takes at this pace, 0 where nobody can know yet; what is being done takes no less
+        than it has, however long that is."""
+        if self.done <= self.before or self.done < _LEAST_SHARE * (self.done + self.left):
+            return 0.0
+        each_s = (self.counted_s - self.began_s) / (self.done - self.before)
+        return max(each_s * self.left - (now_s - self.counted_s), each_s * (self.left - 1.0))
+
+
+def time_left(standing: Standing, seconds: float, left_s: float = 0.0) -> str:
+    """`at most 20 s more`, `` where that cannot be known: what is left of the effort at the pace of the `seconds` since
+    it began, or of things that are counted (`left_s`), whatever ends first."""
+    share = getattr(standing, "effort", 0.0)
+    ends_s = [seconds * (1 - share) / share] if share >= _LEAST_SHARE else []
+    ends_s += [left_s] if left_s >= 1.0 else []
+    return f"at most {min(ends_s):.0f} s more" if ends_s else ""
+
+
 def progress_parts(
-    standing: Standing,
-    seconds: float,
-    amount: Callable[[float], str] = picoseconds,
-    *,
-    keeps: bool = True,
-    counted_s: float = 0.0,
+    standing: Standing, left: str = "", amount: Callable[[float], str] = picoseconds, *, keeps: bool = True
 ) -> dict[str, str]:
-    """`best 39.1 ms`, `bound 37.8 ms`, `gap 3.3 %`, `searching all plans`, `at most 20 s more`, `Ctrl-C keeps the
-    best`: `seconds` since it began, and what is left of the effort at the same pace. `keeps`: Ctrl-C does; `counted_s`:
-    seconds after which as many things were done."""
+    """`best 39.1 ms`, `bound 37.8 ms`, `gap 3.3 %`, `searching all plans`, what is `left`, `Ctrl-C keeps the best`.
+    `keeps`: Ctrl-C does."""
     parts = {}
     known = math.isfinite(standing.best)
     if known:
@@ -143,11 +176,8 @@ def progress_parts(
             parts["gap"] = f"gap {percent(1 - standing.bound / standing.best)}"
     if doing := getattr(standing, "doing", ""):
         parts["doing"] = doing
-    share, done = getattr(standing, "effort", 0.0), getattr(standing, "done", 0.0)
-    if share >= _LEAST_SHARE:
-        parts["left"] = f"at most {seconds * (1 - share) / share:.0f} s more"
-    elif 0.0 < done < 1.0 and (left_s := counted_s / done - seconds) >= 1.0:
-        parts["left"] = f"about {left_s:.0f} s more"
+    if left:
+        parts["left"] = left
     parts["keys"] = "Ctrl-C keeps the best" if known and keeps else "Ctrl-C stops"
     return parts
 

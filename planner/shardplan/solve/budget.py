@@ -15,12 +15,15 @@ Phase = Literal["reduce", "bound", "search", "prove"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a solve is. `best` is infinite until an assignment is known."""
+    """How far a solve is. `best` is infinite until an assignment is known; `work` is what it took so far, `solved` the
+    plain problems that are solved where several are."""
 
     seconds: float
     best: float
     bound: float
     phase: Phase
+    work: float = 0.0
+    solved: int = 0
 
 
 @dataclass

@@ -100,7 +100,7 @@ def search(
         failure = ""
         if on_progress is not None:
             best.report = lambda: on_progress(
-                Progress(budget.seconds, best.cost / best.scale, best.bound / best.scale, phase[0])
+                Progress(budget.seconds, best.cost / best.scale, best.bound / best.scale, phase[0], budget.work)
             )
         wide = sums_to_nodes(problem)
         try:
@@ -152,7 +152,7 @@ def _averaged(
             )  # fmt: skip
             budget.work += found.work
             failures.append(found.failure)
-            report(Progress(budget.seconds, np.inf, -np.inf, "bound"))
+            report(Progress(budget.seconds, np.inf, -np.inf, "bound", budget.work, len(failures) - 1))
             return found
 
         found = by_averages(problem, plain, start, budget.expired, most, below)

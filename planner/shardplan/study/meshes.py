@@ -25,7 +25,7 @@ from shardplan.plan.types import Plan
 from shardplan.planning import CoarsePlans, plan_model
 from shardplan.planning.finer import work_s
 from shardplan.planning.instance import MOST_AXES
-from shardplan.planning.standing import OnProgress, Standing
+from shardplan.planning.standing import OnProgress, Standing, of_part
 from shardplan.processes import run_all
 from shardplan.units import NS_PER_S, PS_PER_NS
 
@@ -154,7 +154,7 @@ def _standing(found: Mapping[str, MeshTrial], count: int) -> Standing:
     """How the search over meshes stands: no bound holds for those that are not done."""
     best = best_of(tuple(found.values()))
     best_ps = math.inf if best is None or best.step_ns is None else best.step_ns * PS_PER_NS
-    return Standing(best_ps, -math.inf, 0.0, f"{len(found)} of {count} meshes are done", len(found) / count)
+    return Standing(best_ps, -math.inf, 0.0, f"{len(found)} of {count} meshes are done", len(found), count - len(found))
 
 
 def _solved(
@@ -172,7 +172,7 @@ def _solved(
     first, *rest = sorted(meshes, key=lambda text: len(clusters[text].mesh))
     ends_s = math.inf if options.time_limit is None else time.monotonic() + options.time_limit
     coarse: CoarsePlans = {}
-    yield _try((model, coarse), (first, clusters[first], options, ends_s, 1 + len(rest)), on_progress)
+    yield _try((model, coarse), (first, clusters[first], options, ends_s, 1 + len(rest)), of_part(on_progress))
     if processes > 1:
         rest.reverse()
     waiting = [math.ceil((len(rest) - number) / processes) for number in range(len(rest))]

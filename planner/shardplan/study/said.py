@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from shardplan.errors import ShardplanError
 from shardplan.plan.types import Plan
+from shardplan.planning.standing import OnProgress
 from shardplan.study.instance import Instance
 from shardplan.study.solve import solve
 
@@ -28,12 +29,12 @@ class Limits:
         return {"target": self.target, "free_step_us": self.free_ns / 1e3, "slower": round(self.slower, 6)}
 
 
-def limits_of(instance: Instance, plan: Plan) -> Limits | None:
+def limits_of(instance: Instance, plan: Plan, on_progress: OnProgress | None = None) -> Limits | None:
     """What the limits of the runtime that `plan` is for cost; None where the free optimum was not found. A plan that
     the runtime says is one that is free."""
     free = replace(instance, options=replace(instance.options, target=""))
     try:
-        other = solve(free).plan
+        other = solve(free, on_progress).plan
     except ShardplanError:
         return None
     step_ns = plan.summary.step_ns

@@ -236,11 +236,13 @@ def _limits(session: Session, order: _Order, plan: Plan) -> Mapping[str, Any]:
     """What the runtime that the plan is for costs, said and for a document; nothing where any plan would do."""
     from shardplan.render.solve import describe_limits
     from shardplan.study.said import limits_of
+    from shardplan.units import Measure
 
     if not order.instance.options.target:
         return {}
-    session.begin("planning without a runtime's limits")
-    found = limits_of(_by_now(order.instance, session), plan)
+    measure = Measure(order.instance.options.cost_model.unit)
+    on_progress = session.begin("planning without a runtime's limits", measure.of_picoseconds)
+    found = limits_of(_by_now(order.instance, session), plan, on_progress)
     if found is None:
         return {}
     if not order.is_piped:
@@ -281,11 +283,14 @@ def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]
     from shardplan.study.robust import robustness
 
     instance = order.instance
-    on_progress, done = session.begin("trying other constants"), itertools.count(1)
-    found = robustness(
-        answer.model, answer.cluster, instance.options, answer.plan, order.draws,
-        lambda: on_progress(Standing(math.inf, -math.inf, doing=f"{next(done)} tried")),
-    )  # fmt: skip
+    told, done = session.begin("trying other constants"), itertools.count(1)
+
+    def tell() -> None:
+        number = next(done)
+        doing = f"{number} of {order.draws} tried"
+        told(Standing(math.inf, -math.inf, doing=doing, done=number, left=order.draws - number))
+
+    found = robustness(answer.model, answer.cluster, instance.options, answer.plan, order.draws, tell)
     if not order.is_piped:
         session.tell(lambda console: describe_sensitivity(console, found))
     return {"robustness": sensitivity_record(found)}
@@ -302,9 +307,13 @@ def _advice(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any
     instance = _by_now(order.instance, session)
     left_s = math.inf if instance.options.time_limit is None else instance.options.time_limit
     summary = answer.plan.summary
-    told = session.begin("trying other sizes", keeps=True)
-    told(Standing(summary.step_ns * PS_PER_NS, summary.least_ns * PS_PER_NS))
-    found = advise(answer.model, answer.cluster, order.instance.options, answer.plan, left_s)
+    stands = Standing(summary.step_ns * PS_PER_NS, summary.least_ns * PS_PER_NS)
+    told = session.begin("trying", keeps=True)
+    told(replace(stands, doing="other sizes"))
+    found = advise(
+        answer.model, answer.cluster, order.instance.options, answer.plan, left_s,
+        on_try=lambda what: told(replace(stands, doing=what)),
+    )  # fmt: skip
     if found:
         session.tell(lambda console: describe_advice(console, found))
     return {"advice": advice_record(found)}

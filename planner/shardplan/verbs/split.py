@@ -93,7 +93,7 @@ def _telling(session: Session) -> Progress:
     from shardplan.units import size
 
     tell = session.begin("splitting")
-    return lambda done, total, name: tell(Step(f"{size(done)} of {size(total)}  {name}", done / max(total, 1)))
+    return lambda done, total, name: tell(Step(f"{size(done)} of {size(total)}  {name}", done, total - done))
 
 
 def _show(console: Console, assignment: Assignment, made: Split, output: str) -> None:

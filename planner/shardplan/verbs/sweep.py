@@ -221,4 +221,4 @@ class _Told:
         from shardplan.render.progress import Step
 
         doing = f"{self.done} of {self.total} done"
-        self.tell(Step(doing, self.done / max(self.total, 1), self.best_us * 1e3 * PS_PER_NS))
+        self.tell(Step(doing, self.done, self.total - self.done, self.best_us * 1e3 * PS_PER_NS))
