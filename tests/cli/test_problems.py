@@ -42,11 +42,11 @@ def test_text(shardplan, example):
     run = shardplan("solve-problem", "example.json", "-o", "solution.json")
     assert (run.code, run.err) == (0, "")
     lines = run.out.splitlines()
-    assert lines[0] == "problem   example.json: 5 nodes of 1.80 choices, 5 edges"
+    assert lines[0] == "problem   example.json: 5 nodes with 1.80 choices each, 5 edges"
     assert lines[1].startswith("answer    cost ")
     assert lines[1].endswith(", proven optimal")
     assert lines[-2:] == [
-        "          work alone decided when to stop: the same again gives the same",
+        "          reproducible: no clock decided when to stop",
         "wrote     solution.json",
     ]
     written = json.loads(Path("solution.json").read_text())

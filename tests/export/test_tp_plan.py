@@ -101,7 +101,7 @@ def test_two_axes_are_refused():
         "error[cannot-say]: a portable tp_plan cannot say what this plan does\n"
         "  parameters are sharded over machine and gpu, and one axis is all there is: "
         "'model.embed_tokens.weight' over machine; 'model.embed_tokens.weight' over gpu\n"
-        "hint: shardplan solve --for tp-plan-portable finds the best plan that it can say, and what that costs"
+        "hint: solve --for tp-plan-portable finds the best plan that it can say, and what that costs"
     )
     assert "parameters are sharded over machine and gpu" in reasons(example_plan(), export_tp_plan)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 
 from shardplan.render.console import Folded, emit, table
 from shardplan.text_lines import KEPT
@@ -60,6 +61,13 @@ def test_names_are_folded_before_anything_else():
 )
 def test_names_are_folded_where_they_may_be(text, width, lines):
     assert [line.plain for line in Folded(text).wrap(Console(), width)] == lines
+
+
+def test_lines_outside_of_tables_end_between_words_and_keep_units():
+    """Rich joins bare texts to one of its own, which knows neither names nor units."""
+    written = io.StringIO()
+    emit(Console(file=written, width=34), Text("model.layers.0.mlp.weight: +600 MiB of model.embed_tokens.weight"))
+    assert written.getvalue() == "model.layers.0.mlp.weight:\n+600 MiB of\nmodel.embed_tokens.weight\n"
 
 
 @given(st.text(alphabet="ab. ,:%1_é", max_size=40), st.integers(1, 12))

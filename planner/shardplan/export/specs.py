@@ -50,7 +50,7 @@ def plain(text: object) -> str:
 
 def solve_for(target: str) -> str:
     """What to do where a format cannot say a plan."""
-    return f"shardplan solve --for {target} finds the best plan that it can say, and what that costs"
+    return f"solve --for {target} finds the best plan that it can say, and what that costs"
 
 
 def cannot_say(form: str, what: str, lines: Iterable[str], hint: str = "") -> list[Diagnostic]:

@@ -9,7 +9,7 @@ import sys
 from typing import IO, Any, Literal
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.containers import Lines
 from rich.style import StyleType
 from rich.table import Table
@@ -27,13 +27,18 @@ PIPE_WIDTH = 10_000
 """Wider than any line of ours: rich cuts long names to the width it is told, and a script needs them whole."""
 
 
-_ENDS = re.compile(rf"[.:,](?!\d)(?: +(?!{UNIT}))?|(?<!\d) +| +(?!{UNIT})")
+_WORDS = rf"(?<!\d) +| +(?!{UNIT})"
+_ENDS = re.compile(rf"[.:,](?!\d)(?: +(?!{UNIT}))?|{_WORDS}")
 """Where a name, or a list of names, may go on in another line; not between a number and its unit, nor at `KEPT`."""
+_BETWEEN_WORDS = re.compile(_WORDS)
+"""The same of a sentence, whose names stay whole."""
 
 
 class Folded(Text):
     """Text that is folded after the dots of names rather than inside of words; below a line that is indented the rest
     is by two more."""
+
+    ends = _ENDS
 
     def wrap(self, console: Console, width: int, **options: Any) -> Lines:  # noqa: ARG002 - rich's signature
         """The lines that are at most `width` wide, but for single characters."""
@@ -41,10 +46,16 @@ class Folded(Text):
             return Lines([_with_blanks(self)])
         leading = len(self.plain) - len(self.plain.lstrip())
         indent = min(leading + 2, width - 1) if leading else 0
-        lines = self.divide(_breaks(self.plain, width, indent))
+        lines = self.divide(_breaks(self.plain, width, indent, self.ends))
         for line in lines:
             _with_blanks(line).rstrip()
         return Lines([Text(" " * indent) + line if number else line for number, line in enumerate(lines)])
+
+
+class Sentence(Folded):
+    """The same between words only."""
+
+    ends = _BETWEEN_WORDS
 
 
 def _with_blanks(line: Text) -> Text:
@@ -53,11 +64,11 @@ def _with_blanks(line: Text) -> Text:
     return line
 
 
-def _breaks(text: str, width: int, indent: int) -> list[int]:
+def _breaks(text: str, width: int, indent: int, ends: re.Pattern[str] = _ENDS) -> list[int]:
     """Where lines after the first begin: as late as may be, inside a piece only where it is wider than a line."""
     breaks, room = list[int](), width
     start = end = 0
-    for after in [*(match.end() for match in _ENDS.finditer(text)), len(text)]:
+    for after in [*(match.end() for match in ends.finditer(text)), len(text)]:
         if start < end and text[start:end].strip() and cell_len(text[start:after].rstrip()) > room:
             breaks.append(start := end)
             room = max(1, width - indent)
@@ -166,18 +177,19 @@ def emit(console: Console, *renderables: RenderableType) -> None:
             )
             for part in parts:
                 console.width = max(width, _least_width(part))
-                console.print(part, soft_wrap=isinstance(part, Text) and part.no_wrap)
+                whole = isinstance(part, Text) and part.no_wrap
+                console.print(part if whole else Group(part), soft_wrap=whole)  # rich joins bare texts to plain ones
     console.width = width
     lines = (_shown(line.rstrip(), plain=console.no_color) for line in captured.get().split("\n")[:-1])
     console.file.write("".join(f"{line}\n" for line in lines))
 
 
 def _foldable(given: RenderableType) -> RenderableType:
-    """Text with the breaks of `Folded`, where it may be broken at all."""
+    """Text with the breaks of a `Sentence`, where it may be broken at all."""
     if isinstance(given, str):
-        return Folded(given)
+        return Sentence(given)
     if type(given) is Text and not given.no_wrap:
-        return Folded().append_text(given)
+        return Sentence().append_text(given)
     return given
 
 

@@ -13,6 +13,7 @@ from shardplan.plan.diff import without_operators
 from shardplan.plan.types import Plan
 from shardplan.render.console import emit, table
 from shardplan.render.diff import diff_document, effects, show_changes
+from shardplan.render.solve import time_line
 from shardplan.study.explain import Explanation
 from shardplan.study.instead import Instead
 from shardplan.study.shares import Share
@@ -22,12 +23,14 @@ MOST_SHARES = 15
 
 
 def show_shares(console: Console, plan: Plan, shares: Sequence[Share]) -> None:
-    """What a step is made of, dearest first."""
+    """What a step is made of, dearest first; the step itself last, where a terminal still shows it."""
     measure = measure_of(plan.model.get("cost_model"))
-    emit(console, f"step {measure.text(plan.summary.step_ns)}, of which", _share_rows(plan, shares[:MOST_SHARES]))
+    step = time_line(plan, measure)
+    emit(console, f"{step.partition('   ')[0]}, of which", _share_rows(plan, shares[:MOST_SHARES]))
     if len(shares) > MOST_SHARES:
         rest = sum(share.time_ns for share in shares[MOST_SHARES:])
         emit(console, f"and {len(shares) - MOST_SHARES} more: {measure.text(rest)}")
+    emit(console, "", step)
 
 
 def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:

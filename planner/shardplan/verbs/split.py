@@ -113,7 +113,7 @@ def _show(console: Console, assignment: Assignment, made: Split, output: str) ->
     ]
     peak = _peak_bytes()
     if peak is not None:
-        lines.append(f"memory      {size(peak)} at most")
+        lines.append(f"memory      {size(peak)} at the peak of this command")
     if made.resumed_bytes:
         lines.append(f"resumed     {size(made.resumed_bytes)} of the checkpoint had been done before")
     emit(console, "\n".join(lines))

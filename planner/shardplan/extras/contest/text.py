@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from shardplan.solve.evaluate import Evaluation
     from shardplan.solve.problem import Problem
 
-_DETERMINED = "work alone decided when to stop: the same again gives the same"
-_BY_CLOCK = "a clock or a person decided when to stop: another run may differ"
+_DETERMINED = "reproducible: no clock decided when to stop"
+_BY_CLOCK = "not reproducible: a clock or Ctrl-C decided when to stop"
 
 
 def show_solved(console: Console, name: str, solved: Solved, written: str | None) -> None:
@@ -33,7 +33,7 @@ def show_solved(console: Console, name: str, solved: Solved, written: str | None
 def problem_line(name: str, problem: Problem) -> str:
     """`A.json.gz: 34,932 nodes with 6.1 choices each, 54,801 edges`."""
     choices = sum(map(len, problem.costs)) / max(len(problem.costs), 1)
-    return f"{name}: {len(problem.costs):,} nodes of {digits(choices)} choices, {len(problem.edges):,} edges"
+    return f"{name}: {len(problem.costs):,} nodes with {digits(choices)} choices each, {len(problem.edges):,} edges"
 
 
 def answer_line(solved: Solved) -> str:
@@ -56,7 +56,7 @@ def bound_line(solved: Solved) -> str:
     solution = solved.solution
     if not math.isfinite(solution.bound):
         return "no bound is proven"
-    return f"bound {int(solution.bound):,}, gap {percent(solution.gap) if solution.gap else '0'}"
+    return f"lower bound {int(solution.bound):,}, optimality gap {percent(solution.gap)}"
 
 
 def memory_line(evaluation: Evaluation, limit: int | None) -> str:
