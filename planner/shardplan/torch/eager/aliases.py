@@ -7,7 +7,7 @@ how it was made. It is made again when what it views has changed, and written in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -87,3 +87,27 @@ def written_through(view: View, value: Value, made: Value, engine: Engine) -> Va
     )
     engine.write(target, source)
     return target
+
+
+def with_gradient_of(before: Value, made: Value, engine: Engine) -> Value:
+    """What has been changed in place, which is now `made`. With gradients off, its gradient stays as it was."""
+    if made.grad or not before.grad or torch.is_grad_enabled():
+        return made
+    kept = engine.convert(made, before.layout, inner=True)
+    with torch.enable_grad():
+        local = _Changed.apply(before.local, kept.local)
+    return replace(made, local=local, layout=before.layout, grad=True, forms={})
+
+
+class _Changed(torch.autograd.Function):  # type: ignore[misc]
+    """Another value, with the gradient of the first."""
+
+    @staticmethod
+    def forward(ctx: Any, before: Tensor, now: Tensor) -> Tensor:
+        del ctx, before
+        return now.view_as(now)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        del ctx
+        return gradient, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,17 +17,28 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardplan.errors import ShardplanError, error
-from shardplan.torch.eager.aliases import SELVES, View, is_contiguous, note_views, shares, written_through
+from shardplan.torch.eager.aliases import (
+    SELVES,
+    View,
+    is_contiguous,
+    note_views,
+    shares,
+    with_gradient_of,
+    written_through,
+)
 from shardplan.torch.eager.autograd_functions import with_gradient
 from shardplan.torch.eager.composites import body_of, is_composite
 from shardplan.torch.plain_forms import plain_form
 from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply, has_rule
 from shardplan.torch.rules.function_names import in_place, in_torch_names, name_of
 from shardplan.torch.rules.views import is_view
 
 _ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
+_SET = (Tensor.requires_grad, Tensor.data)
+"""Attributes that a program may set."""
 
 
 class Planned(Tensor):  # type: ignore[misc]
@@ -81,7 +92,7 @@ class Planned(Tensor):  # type: ignore[misc]
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = in_torch_names(func, kwargs) if kwargs else {}
         name = getattr(func, "__name__", "")
-        if name == "__get__" or (name == "__set__" and func.__self__ is Tensor.requires_grad):
+        if name == "__get__" or (name == "__set__" and func.__self__ in _SET):
             return _attribute(func, args)
         if name in _PLAIN or (_transforms() and _is_transformed((args, kwargs))):
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
@@ -93,7 +104,7 @@ class Planned(Tensor):  # type: ignore[misc]
             args, kwargs = _with_weights(args, engine), _with_weights(kwargs, engine)
         if name == "backward":
             raise ShardplanError(_INNER_BACKWARD)
-        body = plain_form(func, args, kwargs) or (None if has_rule(func) else body_of(func))
+        body = _body(func, args, kwargs)
         if body is not None:
             return body(*args, **kwargs)
         if not has_rule(func) and is_composite(func):
@@ -107,12 +118,14 @@ class Planned(Tensor):  # type: ignore[misc]
         if func is torch.ops.aten.detach.default:  # autograd gives back what it has saved, for a block to be recomputed
             return Planned.of(args[0].value, args[0].engine, is_leaf=False)
         engine = next(_planned((args, kwargs))).engine
+        if kwargs and kwargs.get("out") is not None:
+            return _filled(func.overloadpacket, *args, **kwargs)
         hidden = torch._C._dispatch_tls_local_exclude_set() - _AUTOGRAD  # noqa: SLF001 - there is no public way
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden):  # noqa: SLF001
             named = {key: _value(argument) for key, argument in (kwargs or {}).items()}
             made = apply(engine, func, [_value(argument) for argument in args], named)
         if in_place(func):
-            return _changed(args[0], made, engine)
+            return _changed(args[0], made, engine, func, args[1:], kwargs)
         return _wrap(made, engine, is_leaf=False)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
@@ -139,7 +152,7 @@ def _run(func: Any, args: Any, kwargs: Any, engine: Engine) -> Any:
     named = {key: _value(argument) for key, argument in kwargs.items() if key != "inplace"}
     made = apply(engine, func, values, named)
     if changes:
-        return _changed(args[0], made, engine)
+        return _changed(args[0], made, engine, func, args[1:], kwargs)
     if name_of(func) in SELVES and isinstance(args[0], Planned) and made.dtype == args[0].dtype:
         is_copy = kwargs.get("copy") or (name_of(func) == "contiguous" and not is_contiguous(args[0]))
         return _wrap(made, engine) if is_copy else args[0]
@@ -158,6 +171,10 @@ def _named(name: str, made: Any) -> Any:
 def _attribute(func: Any, args: Any) -> Any:
     name = getattr(getattr(func, "__self__", None), "__name__", "")
     planned: Planned = args[0]
+    if func.__name__ == "__set__" and name == "data":
+        with torch.no_grad():
+            planned.detach().copy_(args[1])
+        return None
     if func.__name__ == "__set__":
         planned.value = apply(planned.engine, Tensor.requires_grad_, [value_of(planned), args[1]], {})
         return None
@@ -166,15 +183,17 @@ def _attribute(func: Any, args: Any) -> Any:
     if name in _VIEWS:
         return _VIEWS[name](planned)
     if name == "data":
-        return planned
+        return planned.detach()
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as above
         return func(*args)
 
 
-def _changed(target: Any, made: Any, engine: Engine) -> Any:
-    """What a function has been told to change, which is now `made`."""
-    if isinstance(target, Planned):
-        target.value = made
+def _changed(target: Any, made: Any, engine: Engine, func: Any, rest: Any, named: Any) -> Any:
+    """What a function has been told to change, which is now `made`. `rest`, `named`: what else it was given."""
+    if isinstance(target, Planned) and made.shape != target.shape:
+        _reshape(target, made, getattr(Tensor, name_of(func)), rest, named or {})
+    elif isinstance(target, Planned):
+        target.value = with_gradient_of(target.value, made, engine)
         target.changes += 1
         _write_through(target)
     elif isinstance(made, Value):  # a tensor of the program, which every process has whole
@@ -185,12 +204,60 @@ def _changed(target: Any, made: Any, engine: Engine) -> Any:
     return target
 
 
+def _reshape(target: Planned, made: Value, func: Any, rest: Any, named: Any) -> None:
+    """Let a tensor have the shape that a function gives it (`unsqueeze_`), which changes nothing that is in it. If it
+    is a view, it is one of what it was."""
+    before = Planned.of(target.value, target.engine)
+    before.view_of, before.changes, target.value = target.view_of, target.changes, made
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - no other way
+        Tensor.data.__set__(target, Planned.of(made, target.engine))
+    if target.view_of is not None:
+        target.view_of = View(before, func, rest, named, None, before.changes)
+
+
+def _body(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """What a function does on planned tensors that has no rule, but calls functions that have; else None."""
+    if func is Tensor.register_hook:
+        return _hooked
+    if kwargs.get("out") is not None:
+        return functools.partial(_filled, func)
+    return plain_form(func, args, kwargs) or (None if has_rule(func) else body_of(func))
+
+
+def _filled(func: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
+    """What a function has been given to write its results into (`out=`), with these in it."""
+    made = func(*args, **kwargs)
+    with torch.no_grad():
+        for given, each in zip(out, made, strict=True) if isinstance(out, (tuple, list)) else [(out, made)]:
+            given.copy_(each)
+    return out
+
+
+def _hooked(planned: Planned, hook: Callable[[Planned], Tensor | None]) -> Any:
+    """A hook on a value's gradient, which it is given, and may give another for, as a planned tensor."""
+    value, engine = value_of(planned), planned.engine
+
+    def run(gradient: Tensor) -> Tensor | None:
+        key = Key(engine.graph.signatures.leaf("gradient"), value.shape)
+        told = value.lineage.then("gradient") if value.lineage else None
+        given = Value(gradient, value.layout.gradient, value.shape, gradient.dtype, False, key, lineage=told)
+        with engine.beside_plan():
+            made = hook(Planned.of(given, engine))
+            if made is None:
+                return None
+            found = value_of(made) if isinstance(made, Planned) else engine.constant(made, made.shape)
+            return engine.convert(found, value.layout.gradient, inner=True).local
+
+    return value.local.register_hook(run)
+
+
 def _write_through(planned: Planned) -> None:
     """Write a view that has been changed into what it is a view of."""
     view = _view_of(planned)
     if view is None:
         return
-    view.base.value = written_through(view, value_of(view.base), planned.value, planned.engine)
+    before, engine = value_of(view.base), planned.engine
+    view.base.value = with_gradient_of(before, written_through(view, before, planned.value, engine), engine)
     view.base.changes += 1
     view.seen = view.base.changes
     _write_through(view.base)

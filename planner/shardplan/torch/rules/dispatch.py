@@ -6,10 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-import torch
-
 from shardplan.torch.propagation.engine import Engine, Op, Rule
-from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules import (
     attention,
     channel_norms,
@@ -100,10 +97,6 @@ RULES: Mapping[str, Rule] = {
 }  # fmt: skip
 
 
-_NAMED = ("condition", "input", "self", "mask", "other", "exponent", "value", "min", "max")
-"""Operands that elementwise functions also take by name, in the order in which they take them by place."""
-
-
 def has_rule(func: Callable[..., Any]) -> bool:
     """Whether there is a rule for a function; of losses, for those of ATen, which take other arguments."""
     name = name_of(func)
@@ -113,10 +106,6 @@ def has_rule(func: Callable[..., Any]) -> bool:
 def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run one operation; `args` hold values where tensors would be."""
     name = name_of(func)
-    named = [key for key in _NAMED if isinstance(kwargs.get(key), (Value, torch.Tensor))]
-    if named and name in elementwise.ELEMENTWISE:
-        args = [*args, *(kwargs[key] for key in named)]
-        kwargs = {key: given for key, given in kwargs.items() if key not in named}
     op = Op(name, func, args, kwargs)
     if name not in RULES:
         return engine.run_rule(fallback.replicated, op)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,31 +36,34 @@ OTHERS = frozenset(
 )  # fmt: skip
 GUARDS = frozenset(("isnan", "isinf", "isfinite", "nan_to_num"))
 """What only asks whether a value is a number leaves it what it is: exporters guard a softmax so."""
+CASTS = frozenset(("to", "_to_copy", "type"))
+"""What may make another type of numbers of a value."""
 FILLS = frozenset(("zeros_like", "ones_like", "full_like", "empty_like", "zero", "fill"))
 """What takes nothing but a shape from a value: the result is a constant, unless what is filled in is a value."""
 ELEMENTWISE = SUMS | SCALES | SELECTS | SAME | GUARDS | OTHERS
 
 
+_NAMED = ("condition", "input", "self", "mask", "other", "exponent", "value", "min", "max")
+"""Operands that functions also take by name, in the order in which they take them by place."""
+
+
 def elementwise(engine: Engine, op: Op) -> Value:
     """A function of corresponding elements, dims of size 1 broadcast."""
-    operands: list[Value] = []
-    places: list[int] = []
-    for position, argument in enumerate(op.args):
-        if isinstance(argument, (Value, torch.Tensor)):
-            operands.append(as_value(engine, argument))
-            places.append(position)
+    given: dict[int | str, Any] = {**dict(enumerate(op.args)), **{key: op.kwargs[key] for key in _in_order(op.kwargs)}}
+    places = [place for place, argument in given.items() if isinstance(argument, (Value, torch.Tensor))]
+    operands = [as_value(engine, given[place]) for place in places]
     shapes = {value.shape for value in operands}
     shape = next(iter(shapes)) if len(shapes) == 1 else tuple(torch.broadcast_shapes(*shapes))
     plain = [argument for argument in op.args if not isinstance(argument, (Value, torch.Tensor))]
 
     def run(locals_: list[Any], site: Site) -> Any:
         del site
-        given = list(op.args)
+        args, named = list(op.args), dict(op.kwargs)
         for place, local in zip(places, locals_, strict=True):
-            given[place] = local
+            (named if isinstance(place, str) else args)[place] = local  # type: ignore[index]
         if in_place(op.func):
-            given[0] = with_own_memory(given[0])
-        return op.func(*given, **op.kwargs)
+            args[0] = with_own_memory(args[0])
+        return op.func(*args, **named)
 
     call = Call(
         operands=operands,
@@ -70,7 +73,7 @@ def elementwise(engine: Engine, op: Op) -> Value:
         keys=[_key(engine, op.name, operands, shape)],
         sizes={f"x{dim}": size for dim, size in enumerate(shape)},
         run=run,
-        linear=_linear(op.name, len(operands), plain),
+        linear=() if _rounds(op, operands) else _linear(op.name, len(operands), plain),
         chains=op.name not in SAME,
     )
     return engine.run(call)[0]
@@ -78,10 +81,10 @@ def elementwise(engine: Engine, op: Op) -> Value:
 
 def cast(engine: Engine, op: Op) -> Value:
     """`to`, `type_as`: what is named beside the value, as a tensor, says the dtype alone and may have any shape."""
-    value, *rest = op.args
+    named = {key: given for key, given in op.kwargs.items() if key != "other"}
+    value, *rest = [*op.args, *(op.kwargs[key] for key in op.kwargs if key == "other")]
     dtypes = [other.dtype if isinstance(other, (Value, torch.Tensor)) else other for other in rest]
-    func = torch.Tensor.to if op.name == "type_as" else op.func
-    return elementwise(engine, Op(op.name, func, [value, *dtypes], op.kwargs))
+    return elementwise(engine, Op("to", torch.Tensor.to if op.name == "type_as" else op.func, [value, *dtypes], named))
 
 
 def requires_grad(engine: Engine, op: Op) -> Value:
@@ -97,6 +100,23 @@ def requires_grad(engine: Engine, op: Op) -> Value:
 def _aligned(shape: tuple[int, ...], replicated: tuple[int, ...]) -> Dims:
     offset = len(replicated) - len(shape)
     return tuple((f"x{dim + offset}",) if size == replicated[dim + offset] else () for dim, size in enumerate(shape))
+
+
+def _in_order(named: Mapping[str, Any]) -> list[str]:
+    """Names of arguments, those of operands in the order in which these are taken by place."""
+    known = [key for key in _NAMED if key in named] if named else []
+    return [*known, *(key for key in named if key not in known)]
+
+
+def _rounds(op: Op, operands: Sequence[Value]) -> bool:
+    """Whether a function that is linear otherwise makes whole numbers: what is partial is added up before."""
+    if op.kwargs.get("rounding_mode"):
+        return True
+    first = operands[0]
+    if op.name not in CASTS or all(placement.kind != "P" for placement in first.layout.placements):
+        return False
+    made: torch.Tensor = op.func(torch.empty(0, dtype=first.dtype), *op.args[1:], **op.kwargs)
+    return not (made.is_floating_point() or made.is_complex()) and first.dtype.is_floating_point
 
 
 def _linear(name: str, count: int, plain: list[Any]) -> tuple[frozenset[int], ...]:

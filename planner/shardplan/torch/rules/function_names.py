@@ -46,7 +46,8 @@ def out_of_place(func: Any) -> Any:
 def in_place(func: Any) -> bool:
     """Whether an operation changes its first operand."""
     if isinstance(func, OpOverload):
-        return bool(func._schema.is_mutable)  # noqa: SLF001 - as above
+        first = func._schema.arguments[:1]  # noqa: SLF001 - as above
+        return any(given.alias_info is not None and given.alias_info.is_write for given in first)
     name = str(getattr(func, "__name__", ""))
     if name.startswith("__"):
         return name in _IN_PLACE

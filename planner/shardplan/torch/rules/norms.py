@@ -33,6 +33,8 @@ def normalised(engine: Engine, op: Op) -> Value:
     key = Key(softmax(engine.graph.signatures, [value.key.signature]), value.shape)
     read = engine.read(value, [key])
     if is_split(read, (dim,)):
+        if dtype is not None:
+            read = elementwise(engine, Op("to", torch.Tensor.to, [unknown(read), dtype]))
         return known_as(engine, _split_softmax(engine, read, dim, is_log=is_log), key)
     made = torch.log_softmax if is_log else torch.softmax
     call = unary(read, key, lambda locals_, _: made(locals_[0], dim, dtype=dtype), [dim])

@@ -69,11 +69,12 @@ def narrow(engine: Engine, op: Op) -> Value:
         # torch says the largest number for an end that was left out
         picked = slice(start, None if stop == sys.maxsize else stop, step)
         return _slice(engine, value, int(dim or 0) % value.rank, picked)
-    dim = int(op.kwargs.get("dim", op.args[1])) % value.rank
+    dim = int(op.kwargs["dim"] if "dim" in op.kwargs else op.args[1]) % value.rank
     if op.name == "select":
         index = int(op.kwargs.get("index", op.args[2] if len(op.args) > 2 else 0)) % value.shape[dim]
         return _selected(engine, value, dim, index)
     start = int(op.kwargs.get("start", op.args[2] if len(op.args) > 2 else 0))
+    start += value.shape[dim] if start < 0 else 0
     length = int(op.kwargs.get("length", op.args[3] if len(op.args) > 3 else 1))
     return _slice(engine, value, dim, slice(start, start + length))
 
