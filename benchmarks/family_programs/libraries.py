@@ -74,6 +74,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
                "n_mamba_heads": 4, "mamba_ngroups": 1, "attention_head_dim": 16, "num_mem_blocks": 1,
                "use_shared_attention_adapter": False, "attention_hidden_size": 64, "head_dim": 16},
     "mobilevitv2": {"image_size": 64},
+    "hiera": {"image_size": [IMAGE, IMAGE]},
     "longformer": {"attention_window": [4, 4]},
     "big_bird": {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1},
     "bigbird_pegasus": {"attention_type": "original_full"},

@@ -18,7 +18,7 @@ import shardplan.torch
 from shardplan.errors import ShardplanError
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
-from shardplan.layout.placement import R, S
+from shardplan.layout.placement import P, R, S
 from shardplan.plan.types import Plan
 from shardplan.torch.applied_plan import applied_to
 from shardplan.torch.collectives.steps import shard_of_whole
@@ -421,6 +421,22 @@ CASES: dict[str, Case] = {
     ),
     "items set": (lambda x, y: items_set(x * 1, y), [(4, 8), (4, 4)]),
     "items added to": (lambda x, y: items_added(x * 1, y), [(4, 8), (4, 4)]),
+    "operands by name": (
+        lambda x, y: x.clamp(max=y) + torch.lerp(input=x, end=y, weight=y.sigmoid()),
+        [(4, 8), (4, 8)],
+    ),
+    "whole numbers of sums": (
+        lambda x: x + (5 * x).to(torch.int64) + torch.div(x, 0.3, rounding_mode="floor"),
+        [(4, 8)],
+    ),
+    "gradients hooked": (lambda x: hooked(x * 2), [(4, 8)]),
+    "data": (lambda x: rounded_data(x * 1), [(4, 8)]),
+    "changes with gradients off": (lambda x: halved(x * 1), [(4, 8)]),
+    "results given": (lambda x, y: with_results_given(x * 1, y), [(4, 8), (4, 8)]),
+    "a shape changed in place": (lambda x: reshaped(x * 1), [(4, 8)]),
+    "rows of noise": (lambda x: functional.rrelu(x) + functional.logsigmoid(x), [(4, 8)]),
+    "windows of images": (lambda x: functional.unfold(x, 2, stride=2), [(4, 4, 4, 4)]),
+    "the last two": (lambda x: x.narrow(1, -2, 2), [(4, 8)]),
     "a function written in Python": (lambda x: functional.normalize(x, dim=-1), [(4, 8)]),
     "a function of ATen": (lambda x, y: torch.ops.aten.lerp.Scalar(x, y, 0.3), [(4, 8), (4, 8)]),
     "a function below torch's": (lambda x: below(torch.tanh, x), [(4, 8)]),
@@ -442,6 +458,50 @@ CASES: dict[str, Case] = {
         [(4, 8, 8, 4), (4, 4, 8, 4), (4, 4, 8, 4)],
     ),
 }
+
+
+def hooked(x: Tensor) -> Tensor:
+    """Gradients that are scaled and cut on their way."""
+    x.register_hook(lambda gradient: gradient.clamp(-1.5, 1.5) * 3)
+    return (x * x.sum(0)).sin()
+
+
+def rounded_data(x: Tensor) -> Tensor:
+    """As quantised nets do: values of which autograd knows nothing, read, changed and set."""
+    x = x + (x.round() - x).data
+    x.data.mul_(2)
+    x.data = x.data.clamp(-3, 3)
+    return x * x.data.abs().max()
+
+
+def halved(x: Tensor) -> Tensor:
+    """Values and views that are changed with gradients off, which leaves gradients as they are."""
+    with torch.no_grad():
+        x.clamp_(-1, 1)
+        x.t()[2:5].mul_(0.5)
+        x[:, 1] = 3.0
+    return x.sin()
+
+
+def with_results_given(x: Tensor, y: Tensor) -> Tensor:
+    """Results that are written into tensors of the program and into planned ones."""
+    with torch.no_grad():
+        values, numbers, made = torch.empty(4, 3, dtype=x.dtype), torch.empty(4, 3, dtype=torch.long), x * 0
+        torch.topk(x, 3, 1, out=(values, numbers))
+        torch.mul(x, y, out=made)
+    return made * x + values.sum() * y
+
+
+def reshaped(x: Tensor) -> Tensor:
+    """Dims added, dropped and turned in place, of a value and of a view of it."""
+    column = x[:, 1]
+    column.unsqueeze_(1)
+    column.mul_(2)
+    x.unsqueeze_(1)
+    assert x.shape == (4, 1, 8)
+    x.squeeze_(1)
+    x.t_()
+    return x + torch.quantile(x, 0.3, 0)
 
 
 def asked_for(x: Tensor) -> Tensor:
@@ -489,10 +549,10 @@ def _applied(tiny: Tiny, plan: Plan) -> Any:
 
 
 def _layouts(mesh: Any, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Layout, ...]]:
-    """All whole; and the first operand, then the second, sharded in every way that is legal, the others whole: by both
-    axes in whole dims, by one in two segments of a dim, each on its own."""
-    whole = Layout.replicated(len(mesh))
-    found = [(whole,) * len(shapes)]
+    """All whole; the first operand partial; and the first, then the second, sharded in every way that is legal, the
+    others whole: by both axes in whole dims, by one in two segments of a dim, each on its own."""
+    whole, partial = Layout.replicated(len(mesh)), Layout.of(P(), *[R] * (len(mesh) - 1))
+    found = [(whole,) * len(shapes), (partial, *[whole] * (len(shapes) - 1))]
     for place, shape in enumerate(shapes[:2]):
         choices = [R, *(S(dim) for dim in range(len(shape)))]
         several = [S(dim, _segments(size)) for dim, size in enumerate(shape) if size % 4 == 0]
@@ -512,10 +572,7 @@ def _problem(engine: Any, function: Any, plain: list[Tensor], layouts: tuple[Lay
     expected = function(*leaves)
     scale = torch.linspace(1, 2, expected.numel(), dtype=torch.float64).reshape(expected.shape)
     (expected * scale).sum().backward()
-    parts = [
-        shard_of_whole(tensor, layout, engine.groups).clone().requires_grad_()
-        for tensor, layout in zip(plain, layouts, strict=True)
-    ]
+    parts = [_part(tensor, layout, engine).requires_grad_() for tensor, layout in zip(plain, layouts, strict=True)]
     given = [
         Planned.of(Value(part, layout, tuple(tensor.shape), part.dtype, True, _key(engine, number, tensor)), engine)
         for number, (part, layout, tensor) in enumerate(zip(parts, layouts, plain, strict=True))
@@ -528,10 +585,22 @@ def _problem(engine: Any, function: Any, plain: list[Tensor], layouts: tuple[Lay
         return f"differs by {(whole.local - expected).abs().max().item():.1e}"
     (whole.local * scale).sum().backward()
     for number, (part, leaf, layout) in enumerate(zip(parts, leaves, layouts, strict=True)):
-        wanted = shard_of_whole(leaf.grad, layout, engine.groups)
+        wanted = shard_of_whole(leaf.grad, _added_up(layout), engine.groups)
         if part.grad is None or not torch.allclose(part.grad, wanted, rtol=1e-9, atol=1e-9):
             return f"the gradient of operand {number} differs"
     return ""
+
+
+def _part(tensor: Tensor, layout: Layout, engine: Any) -> Tensor:
+    """What a process has of a tensor; of a partial one, shares that add up to it."""
+    part = shard_of_whole(tensor, _added_up(layout), engine.groups).clone()
+    for place, coordinate in zip(layout.placements, engine.groups.coordinates, strict=True):
+        part *= (1.75, -0.75)[coordinate] if place.kind == "P" else 1
+    return part
+
+
+def _added_up(layout: Layout) -> Layout:
+    return Layout.of(*(R if place.kind == "P" else place for place in layout.placements), order=layout.order)
 
 
 def _key(engine: Any, number: int, tensor: Tensor) -> Key:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from shardplan.errors import Diagnostic, ShardplanError, error
@@ -96,6 +97,8 @@ def with_gradient(value: Value, node: Any, engine: Engine, wrap: Wrap) -> Value:
 
 def _inputs(node: Any, engine: Engine) -> list[tuple[int, Value]]:
     """The inputs that take a gradient, by position, as the function has read them."""
+    if getattr(node, "_forward_cls", None) is BackwardHookFunction:
+        raise ShardplanError(_HOOKED)
     takers = [edge for edge, _ in node.next_functions if edge is not None]
     if getattr(node, "_forward_cls", None) in (None, CheckpointFunction):
         raise ShardplanError(_lost(node, "it brings weights gradients that it is not given"))
@@ -105,6 +108,13 @@ def _inputs(node: Any, engine: Engine) -> list[tuple[int, Value]]:
         raise ShardplanError(_lost(node, "it is given what another one has returned"))
     places = [position for position, needed in enumerate(node.needs_input_grad) if needed]
     return [(position, _read(edge.variable, node, engine)) for position, edge in zip(places, takers, strict=True)]
+
+
+_HOOKED = error(
+    "lost-gradient",
+    "a module inside a model under a plan has full backward hooks, which would not be called",
+    hint="hook what it is given or returns instead, in a forward hook: tensor.register_hook(...)",
+)
 
 
 def _read(variable: Tensor, node: Any, engine: Engine) -> Value:

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from shardplan.torch.planning.packed_sequences import PackedSequences
+
 _MOST = 256
 """So many conditions are guessed: a loop that waits for one ends."""
 Numbers = np.ndarray
@@ -33,10 +35,13 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
         """`guesses`: whether a condition that depends on data is taken not to hold; `guessed`: how often it was."""
         super().__init__()
         self._known: dict[int, tuple[Tensor, Numbers]] = {}
+        self._packed = PackedSequences()
         self.guesses, self.guessed = False, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if getattr(func, "__self__", None) is Tensor.data:  # an exporter takes it for numbers that are known
+            return args[0].detach() if name == "__get__" else args[0].detach().copy_(args[1])
         numbers = self._known[id(args[0])][1] if args and id(args[0]) in self._known else None
         if numbers is not None and name in _LOOKS:
             looked = _LOOKS[name](numbers, *args[1:], **kwargs)
@@ -46,8 +51,8 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
         if self.guesses and asks and self.guessed < _MOST:
             self.guessed += 1
             return False
-        made = NotImplemented
-        if func in _FORMS or func in _PLACES:
+        made = self._packed.form(func, args)
+        if made is NotImplemented and (func in _FORMS or func in _PLACES):
             with torch._C.DisableTorchFunction():  # noqa: SLF001 - so that forms see torch's own
                 if func in _FORMS:
                     made = _FORMS[func](*args, **kwargs)
@@ -173,7 +178,15 @@ def _ctc(
     return loss.sum() if reduction in ("sum", 2) else loss.mean()
 
 
+def _first(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The first result of a function, without a look whether a matrix can be decomposed: a graph has no numbers."""
+    return lambda *args, **kwargs: func(*args, **kwargs)[0]
+
+
 _FORMS: Mapping[Any, Callable[..., Any]] = {
+    **dict.fromkeys((torch.linalg.inv, torch.inverse, Tensor.inverse), _first(torch.linalg.inv_ex)),
+    torch.linalg.solve: _first(torch.linalg.solve_ex),
+    torch.linalg.cholesky: _first(torch.linalg.cholesky_ex),
     functional.ctc_loss: _ctc,
     torch.ctc_loss: _ctc,
     Tensor.__getitem__: _item,

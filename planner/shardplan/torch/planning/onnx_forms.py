@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from shardplan.torch.planning.decompositions import decompositions
+
 
 def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
     """What `torch.onnx.export` takes as its `custom_translation_table`.
@@ -19,6 +21,8 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
     aten = torch.ops.aten
     grouped = [getattr(torch.ops.transformers, "grouped_mm_fallback", None), getattr(aten, "_grouped_mm", None)]
     return {
+        **decompositions(op),
+        aten._adaptive_avg_pool3d.default: functools.partial(_adaptive_mean, op),  # noqa: SLF001 - torch calls it so
         **{each.default: functools.partial(_grouped, op) for each in grouped if each is not None},
         aten.cummax.default: _running_best(op, op.Max, op.GreaterOrEqual),
         aten.cummin.default: _running_best(op, op.Min, op.LessOrEqual),
@@ -29,6 +33,15 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         ),
         aten.logcumsumexp.default: _running(op, lambda one, other: _log_of_sum(op, one, other)),
     }
+
+
+def _adaptive_mean(op: Any, value: Any, sizes: Any) -> Any:
+    """Means of windows of equal sizes, where these fit."""
+    space = [int(size) for size in value.shape[-3:]]
+    if any(size % wanted for size, wanted in zip(space, sizes, strict=True)):
+        raise NotImplementedError("windows of unequal sizes")
+    windows = [size // int(wanted) for size, wanted in zip(space, sizes, strict=True)]
+    return op.AveragePool(value, kernel_shape=windows, strides=windows)
 
 
 def _running(op: Any, combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:

@@ -87,20 +87,26 @@ RULES: Mapping[str, Rule] = {
     "linear": products.linear,
     **dict.fromkeys(("addmm", "baddbmm"), products.addmm),
     **dict.fromkeys((*convolution.CONVOLUTIONS, *convolution.TRANSPOSED, "convolution"), convolution.convolution),
-    **dict.fromkeys(("matmul", "mm", "bmm", "rmatmul", "mv", "dot"), products.matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm", "rmatmul", "mv", "dot", "vdot"), products.matmul),
     "tensordot": products.tensordot,
     "einsum": products.einsum,
     "embedding": products.embedding,
     "scaled_dot_product_attention": attention.attention,
     **dict.fromkeys(recurrent.LAYERS, recurrent.layer),
+    "_pad_packed_sequence": fallback.replicated,  # torch looks at numbers in it, so it cannot be taken apart
     **dict.fromkeys(recurrent.CELLS, recurrent.cell),
 }  # fmt: skip
 
 
+_OF_CALLED = losses.DISTANCES | {"unfold"}
+"""Functions of `torch.nn.functional` that share a name with what they call, or with a method of tensors."""
+
+
 def has_rule(func: Callable[..., Any]) -> bool:
-    """Whether there is a rule for a function; of losses, for those of ATen, which take other arguments."""
+    """Whether there is a rule for a function; of losses and `unfold`, for what they are called by, which takes other
+    arguments."""
     name = name_of(func)
-    return name in RULES and not (name in losses.DISTANCES and isinstance(func, FunctionType))
+    return name in RULES and not (name in _OF_CALLED and isinstance(func, FunctionType))
 
 
 def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

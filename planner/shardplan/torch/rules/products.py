@@ -50,6 +50,8 @@ def _plus(engine: Engine, value: Value, bias: Any) -> Value:
 def matmul(engine: Engine, op: Op) -> Value:
     """`matmul`, `mm`, `bmm`: batch dims broadcast. Of `rmatmul` the second operand comes first."""
     left, right = (as_value(engine, item) for item in (op.args[1::-1] if op.name == "rmatmul" else op.args[:2]))
+    if op.name == "vdot" and left.dtype.is_complex:  # of conjugates
+        return replicated(engine, op)  # type: ignore[no-any-return]
     row, column = left.rank > 1, right.rank > 1
     batch = torch.broadcast_shapes(left.shape[: max(0, left.rank - 2)], right.shape[: max(0, right.rank - 2)])
     sizes = {f"b{dim}": size for dim, size in enumerate(batch)}
