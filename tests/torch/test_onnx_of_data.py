@@ -12,6 +12,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch import distributions, nn
 from torch.nn import functional
+from torch.nn.utils import rnn
 
 from shardplan.torch.planning.onnx_program import onnx_bytes
 from shardplan.torch.planning.plan import read_module
@@ -108,6 +109,44 @@ def test_losses_that_look_at_numbers_can_be_planned():
         model = read_module(Losses(), (torch.randn(2, 5, 4), torch.tensor([[1, 2, 3], [4, 5, -1]])))
     assert [parameter.name for parameter in model.parameters] == ["out.weight", "out.bias"]
     assert distributions.Distribution._validate_args is checks
+
+
+class Spoken(nn.Module):
+    """A recurrent layer over sequences of their own lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        padded, lasted = rnn.pad_packed_sequence(self.layer(packed)[0], total_length=6)
+        return padded, lasted
+
+
+def test_packed_sequences_are_as_long_as_the_longest():
+    graph = onnx.load_from_string(onnx_bytes(Spoken(), (torch.randn(2, 5, 4), torch.tensor([3, 5])), {})).graph
+    shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in graph.output]
+    assert shapes == [[6, 2, 3], [2]]
+    assert [node.op_type for node in graph.node].count("GRU") == 1
+
+
+class Decomposed(nn.Module):
+    def forward(self, x):
+        square = x @ x.mT
+        values, vectors = torch.linalg.eigh(square)
+        left, sizes, right = torch.linalg.svd(x, full_matrices=False)
+        first, second = torch.linalg.qr(x.mT)
+        solved = torch.linalg.solve(square, x) + torch.cholesky_solve(x, torch.linalg.cholesky(square))
+        made = torch.matrix_exp(square) + torch.linalg.inv(square)
+        turned = torch.linalg.householder_product(first, values)
+        return values, vectors, left, sizes, right, first, second, solved, made, turned, torch.logdet(square)
+
+
+def test_decompositions_are_planned_by_their_sizes():
+    x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(1))
+    made = evaluated(Decomposed(), x)
+    assert [each.shape for each in made] == [tuple(each.shape) for each in Decomposed()(x)]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -149,6 +150,8 @@ def _run(func: Any, args: Any, kwargs: Any, engine: Engine) -> Any:
     """A function by its rule. Where it changes its first operand, that is what it returns."""
     changes = in_place(func) or bool(kwargs.get("inplace"))
     values = [_value(argument) for argument in args]
+    if changes and isinstance(args[0], Planned) and args[0].view_of is not None:  # it is written into what it views
+        values[0] = replace(values[0], local=values[0].local.clone(), forms={})
     named = {key: _value(argument) for key, argument in kwargs.items() if key != "inplace"}
     made = apply(engine, func, values, named)
     if changes:

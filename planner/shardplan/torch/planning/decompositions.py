@@ -18,7 +18,7 @@ _INT32 = 6
 
 def decompositions(op: Any) -> Mapping[Callable[..., Any], Callable[..., Any]]:
     """Forms for the translation table of `torch.onnx.export`."""
-    forms = {
+    forms: Mapping[str, Callable[..., Any]] = {
         "linalg_matrix_exp": _squared,
         "linalg_cholesky_ex": _cholesky,
         "linalg_inv_ex": _inverse,
