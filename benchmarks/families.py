@@ -7,7 +7,7 @@ own.
 
 A line for each: `exact`; `rounded` where the error is more than that, and no more than what a change of all parameters
 in the last digit does to one process; either with `more sent` where only `strict=False` takes it, with what `strict`
-said; `not made` where the library refuses the sizes; `refused`, `crashed`, `hung` or `WRONG`, with why.
+said; `not made` where the library refuses the sizes; `no numbers` where one process gives NaN; `refused`, `crashed`, `hung` or `WRONG`, with why.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ class Processes:
         is_double, own, single = args[-1] == torch.float64, worst.pop("own"), worst.pop("single")
         allowed = (PARTLY if single else DOUBLE) if is_double else SINGLE
         note = " (single precision inside)" if single and is_double else ""
+        if own == float("inf"):
+            return "no numbers", "one process gives NaN, too"
         wrong = {key: value for key, value in worst.items() if not value < allowed}
         said = ", ".join(f"{key} {value:.1e}" for key, value in wrong.items()) + note
         if not wrong:
