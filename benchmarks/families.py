@@ -7,7 +7,8 @@ own.
 
 A line for each: `exact`; `rounded` where the error is more than that, and no more than what a change of all parameters
 in the last digit does to one process; either with `more sent` where only `strict=False` takes it, with what `strict`
-said; `not made` where the library refuses the sizes; `no numbers` where one process gives NaN; `refused`, `crashed`, `hung` or `WRONG`, with why.
+said; `not made` where the library refuses the sizes; `no numbers` where one process gives NaN; `refused`, `crashed`,
+`hung` or `WRONG`, with why.
 """
 
 from __future__ import annotations
