@@ -53,8 +53,7 @@ def loss(made, targets):
 IDS = torch.zeros(8, 16, dtype=torch.long)
 
 
-@pytest.mark.parametrize("recipe", ["Megatron", "ZeRO-3"])
-@pytest.mark.parametrize("called", ["place", "name"])
+@pytest.mark.parametrize(("recipe", "called"), [("Megatron", "place"), ("ZeRO-3", "name")])
 def test_a_plan_has_the_loss_too(four, recipe, called):
     plan = forced_plan(read_model(FOLDER / "gpt_with_loss.onnx"), "2x2", recipe=recipe)
     for loss_error, gradient_error, strange, differences in four.run("torch_with_loss", "step", plan, called):
