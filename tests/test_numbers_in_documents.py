@@ -96,3 +96,10 @@ def test_rows_that_a_benchmark_prints_no_longer_are_found(docs):
     assert docs.printed_in_order(["gpt2", "10.7"], "| gpt2 | optimal | 10.7 | 5.0 |")
     assert not docs.printed_in_order(["gpt2", "10.7"], "gpt2 110.7")
     assert not docs.printed_in_order(["gpt2", "10.7"], "10.7 gpt2")
+
+
+def test_a_table_of_data_that_are_not_here_is_told_of_and_not_run(docs, capsys):
+    counts = [0, 0, 0]
+    docs._compare_table(ROOT / "README.md", "false $NO_SUCH_FOLDER", "| a |\n|---|\n| 1 |\n", ROOT, counts)
+    assert counts == [0, 0, 1]
+    assert "not run (needs NO_SUCH_FOLDER)" in capsys.readouterr().out

@@ -142,7 +142,7 @@ def draw_sweep(found: Sweep, path: str) -> None:
             faces = [color if point in front else "none" for point in alike]
             axes.scatter(times, held, s=48, marker=marker, edgecolors=color, facecolors=faces, label=label)
     axes.set(xlabel="predicted step, ms", ylabel="memory per device, GiB", ylim=(0, None), xlim=(0, None))
-    axes.set_title(f"{found.model}: filled where no other plan is as good in step, memory and devices", fontsize=10)
+    axes.set_title(f"{found.model}: filled points are Pareto-optimal in step, memory, devices", fontsize=10)
     axes.legend()
     try:
         figure.savefig(path, format="png", dpi=120, metadata={"Software": None})

@@ -82,7 +82,7 @@ function pareto(points) {
     steps.map((ns) => svg("text", { x: x(ns), y: height - pad.bottom + 16, "text-anchor": "middle" }, duration(Math.round(ns)))),
     sizes.map((size) => svg("text", { x: pad.left - 12, y: y(size) + 4, "text-anchor": "end" }, bytes(size))),
     svg("text", { x: (width - pad.right) / 2, y: height - 6, class: "strong" }, "step"), svg("text", { x: 4, y: 12, class: "strong" }, "memory of a device")),
-  el("ul", { class: "legend" }, clusters.map((name, number) => el("li", {}, el("i", { style: { background: axisColor(number) } }), name)), el("li", { class: "soft" }, "filled: no other plan is as good in step, memory and devices")));
+  el("ul", { class: "legend" }, clusters.map((name, number) => el("li", {}, el("i", { style: { background: axisColor(number) } }), name)), el("li", { class: "soft" }, "filled: Pareto-optimal in step, memory, devices")));
 }
 function sweepView(report) {
   const points = [...report.points].sort((a, b) => b.best - a.best || a.step - b.step), priced = points.some((one) => one.cost !== null && one.cost !== undefined);
