@@ -131,6 +131,23 @@ def test_packed_sequences_are_as_long_as_the_longest():
     assert [node.op_type for node in graph.node].count("GRU") == 1
 
 
+class Bags(nn.Module):
+    """Bags by offsets, one of them empty, and how often numbers are there."""
+
+    def forward(self, table, numbers, starts, shares):
+        bags = [functional.embedding_bag(numbers, table, starts, mode=mode) for mode in ("mean", "max")]
+        bags.append(functional.embedding_bag(numbers, table, starts, mode="sum", per_sample_weights=shares))
+        bags.append(functional.embedding_bag(numbers, table, starts[:-1], padding_idx=2, include_last_offset=True))
+        return torch.bincount(numbers, minlength=8), torch.bincount(numbers, shares, minlength=8), *bags
+
+
+def test_bags_by_offsets_and_counts():
+    numbers, starts = torch.tensor([1, 2, 2, 5, 0, 7, 7, 7]), torch.tensor([0, 3, 3, 6, 8])
+    given = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), numbers, starts, torch.linspace(0, 1, 8)
+    for mine, theirs in zip(evaluated(Bags(), *given), Bags()(*given), strict=True):
+        assert torch.allclose(torch.from_numpy(mine).to(theirs.dtype), theirs, atol=1e-6)
+
+
 class Decomposed(nn.Module):
     def forward(self, x):
         square = x @ x.mT

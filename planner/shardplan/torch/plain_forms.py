@@ -33,11 +33,14 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Bags of equal sizes as lookups and a reduction; others as torch does them."""
+    """Bags of equal sizes as lookups and a reduction; bags by offsets as products with what is in them."""
     given = (
         input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
         include_last_offset, padding_idx,
     )  # fmt: skip
+    if offsets is not None and max_norm is None:
+        starts = offsets[:-1] if include_last_offset else offsets
+        return _ragged(input, weight, starts, padding_idx, per_sample_weights, mode)
     if not _is_even(input, offsets, max_norm, scale_grad_by_freq, sparse, padding_idx):
         made: Tensor = _BAG(*given)
         return made
@@ -50,6 +53,24 @@ def embedding_bag(
         "max": lambda each: each.amax(1),
     }
     return reduced[mode](rows)
+
+
+def _ragged(
+    indices: Tensor, weight: Tensor, starts: Tensor, padding_idx: int | None, shares: Tensor | None, mode: str
+) -> Tensor:
+    """Bags that begin at `starts`, each up to the next."""
+    places = torch.arange(indices.shape[0], device=indices.device)
+    ends = torch.cat([starts[1:], torch.full_like(starts[:1], indices.shape[0])])
+    inside = (places >= starts.unsqueeze(1)) & (places < ends.unsqueeze(1))
+    if padding_idx is not None:
+        inside = inside & (indices != padding_idx)
+    rows = functional.embedding(indices, weight)
+    if mode == "max":
+        made: Tensor = torch.where(inside.unsqueeze(-1), rows, -math.inf).amax(1)
+        return torch.where(inside.any(1, keepdim=True), made, 0)
+    counts = inside.to(rows.dtype)
+    made = (counts if shares is None else counts * shares) @ rows
+    return made / counts.sum(1, keepdim=True).clamp(min=1) if mode == "mean" else made
 
 
 def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor:

@@ -178,6 +178,14 @@ def _ctc(
     return loss.sum() if reduction in ("sum", 2) else loss.mean()
 
 
+def _counts(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:  # noqa: A002 - as torch
+    """How often numbers below `minlength` are there, which they are taken to be."""
+    if not minlength:
+        return NotImplemented
+    same = input.unsqueeze(-1) == torch.arange(minlength, device=input.device)
+    return same.sum(0) if weights is None else (same * weights.unsqueeze(-1)).sum(0)
+
+
 def _first(func: Callable[..., Any]) -> Callable[..., Any]:
     """The first result of a function, without a look whether a matrix can be decomposed: a graph has no numbers."""
     return lambda *args, **kwargs: func(*args, **kwargs)[0]
@@ -191,6 +199,7 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.ctc_loss: _ctc,
     Tensor.__getitem__: _item,
     Tensor.__setitem__: _set_item,
+    **dict.fromkeys((torch.bincount, Tensor.bincount), _counts),
     torch.masked_select: _masked_select,
     Tensor.masked_select: _masked_select,
 }
