@@ -50,10 +50,11 @@ def interpreters() -> list[str]:
 
 
 def lowest(requirement: str) -> str:
-    """`numpy>=2.0` -> `numpy~=2.0.0`: the lowest release that is allowed, with its repairs."""
+    """`numpy>=2.0` -> `numpy~=2.0.0`: the lowest release that is allowed, with its repairs, on the Pythons it is for."""
+    requirement, _, marker = requirement.partition(";")
     name, _, version = requirement.partition(">=")
     parts = [*version.split("."), "0", "0"][:3]
-    return f"{name}~={'.'.join(parts)}"
+    return f"{name}~={'.'.join(parts)}{marker and ';' + marker}"
 
 
 def wanted(kind: str, extras: list[str]) -> list[str]:

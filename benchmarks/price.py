@@ -39,7 +39,7 @@ def priced(run: Run) -> Priced:
     return shardplan.price(
         build(replace(run.spec, batch=run.batch)), cluster=run.profile, tp=run.tensor, pp=run.pipeline, dp=run.data,
         cp=run.context, vp=run.interleave, zero=zero, sequence_parallel=sequence, micro_batch=run.microbatch,
-        recompute=run.remat,
+        recompute=run.remat, fused_loss=run.fused_loss,
     )  # fmt: skip
 
 

@@ -40,8 +40,8 @@ class Run:
     """One published run. `microbatch`: sequences per device group and microbatch; `batch`: sequences per step;
     `distributed_optimizer`: gradients are scattered once a step to where the optimizer's state is, and new weights
     gathered in the next forward; `tp_hidden`: the share of tensor-parallel traffic that runs in pieces beside matrix
-    products; `overlapped`: whether gradients are reduced while the backward pass still computes; `mesh`: where the
-    usual one of machines and GPUs does not do."""
+    products; `fused_loss`: the loss keeps no logits in fp32; `overlapped`: whether gradients are reduced while the
+    backward pass still computes; `mesh`: where the usual one of machines and GPUs does not do."""
 
     spec: TransformerSpec
     profile: str
@@ -58,6 +58,7 @@ class Run:
     tp_hidden: float = 0.0
     distributed_optimizer: bool = False
     overlapped: bool = True
+    fused_loss: bool = False
     mesh: str = ""
 
     @property

@@ -96,6 +96,7 @@ def price(
     recompute: Remat = "none",
     precision: PrecisionName = "",
     etp: int | None = None,
+    fused_loss: bool = False,
     **asked: Any,
 ) -> Priced:
     """What `model` takes under exactly this configuration, as `shardplan price` says it: `fits`, `peak` (memory of the
@@ -105,16 +106,17 @@ def price(
     True
 
     `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `etp`: tensor-parallel ways of
-    experts, 1 for whole ones, which `ep` then counts over `tp` and `dp`; None for those of `tp`. `asked`: `cluster`,
-    `dims`, `optimizer` and `memory_limit`, as `make_plan` takes them. Raises `ShardplanError` (`bad-parallelism`) for
-    sizes that do not divide.
+    experts, 1 for whole ones, which `ep` then counts over `tp` and `dp`; None for those of `tp`. `fused_loss`: the loss
+    holds no logits in fp32. `asked`: `cluster`, `dims`, `optimizer` and `memory_limit`, as `make_plan` takes them.
+    Raises `ShardplanError` (`bad-parallelism`) for sizes that do not divide.
     """
     from shardplan.planning.parallelism import Parallelism
     from shardplan.study.price import Batch, price_as_asked
 
     ways = Parallelism(tp, pp, dp, cp, ep, vp, zero, sequence_parallel, etp or 0)
     request = Request(model, **asked)
-    return price_as_asked(request, ways, Batch(global_batch, micro_batch), recompute, precision, compare=False).priced
+    batch, options = Batch(global_batch, micro_batch), (recompute, precision)
+    return price_as_asked(request, ways, batch, *options, compare=False, fused_loss=fused_loss).priced
 
 
 def save(plan: Plan, path: str | Path) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.types import Cluster
 from shardplan.graph.near import Near
@@ -24,6 +24,7 @@ from shardplan.planning.candidates import ROUGH, Found, NoPlanError, Questions, 
 from shardplan.planning.chain import AVERAGES, Question
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
+from shardplan.planning.runtimes.table import Roles
 from shardplan.schedule.objective import Weights
 from shardplan.solve import Plane
 
@@ -40,7 +41,7 @@ class Coarser:
     """The plan of a coarser mesh: what it decides there and what it recomputes, its proven lower bound (seconds) and
     the multipliers at which that was found. `limit_bytes`: under which it was sought; `reproducible`: no clock decided
     anything. `groups[i]`: the axes of the finer mesh in its axis i, once there is one. `planes`: of the assignments met
-    there, which are assignments of the finer mesh too."""
+    there, which are assignments of the finer mesh too. `step_s`: what its step takes there."""
 
     decided: Decided
     recompute: Recompute
@@ -51,18 +52,31 @@ class Coarser:
     reproducible: bool = True
     bound_s: float = 0.0
     planes: tuple[Plane, ...] = ()
+    step_s: float = 0.0
 
     @classmethod
     def of(cls, found: Found) -> Coarser:
         """What is found, for any finer mesh."""
         candidate = found.candidate
         decided, recompute = Decided.of_priced(candidate.priced), candidate.layouts.built.recompute
-        proof = found.outcome, found.reproducible, found.bound_s, found.planes
+        proof = found.outcome, found.reproducible, found.bound_s, found.planes, candidate.step_s
         return cls(decided, recompute, found.multipliers, found.limit_bytes, (), *proof)
 
     def on(self, mesh: Mesh) -> Decided:
         """What it decides, on the finer mesh."""
         return self.decided.on_finer(self.groups, {axis for axis, size in enumerate(mesh.shape) if size == 1})
+
+
+@dataclass
+class CoarsePlans:
+    """What other meshes over the same links taught, each with the roles of its axes where a runtime is planned for.
+
+    `plans`: the best plan, where there is one, and the work that it took; `None` where what is asked means nothing.
+    `bounds_s`: no step is shorter, where a search ended for that. `enough_s`: the shortest step of all so far."""
+
+    plans: dict[tuple[Mesh, Roles], tuple[Coarser | None, float] | None] = field(default_factory=dict)
+    bounds_s: dict[tuple[Mesh, Roles], float] = field(default_factory=dict)
+    enough_s: float = math.inf
 
 
 def finer(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:

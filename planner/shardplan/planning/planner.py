@@ -19,12 +19,12 @@ from shardplan.graph.remat import Recompute
 from shardplan.interruption import Interruption
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
-from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
+from shardplan.plan.assemble import Outcome, Priced, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
-from shardplan.planning.candidates import Found, NoPlanError, Questions, Search, T, of_linear, shortest
+from shardplan.planning.candidates import Found, NoBetterError, NoPlanError, Questions, Search, T, of_linear, shortest
 from shardplan.planning.chain import Answer, answer
 from shardplan.planning.decided import Decided
-from shardplan.planning.finer import Coarser, by_pairs, finer, lifted, work_s
+from shardplan.planning.finer import CoarsePlans, Coarser, by_pairs, finer, lifted, work_s
 from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.planning.judge import Known
@@ -56,9 +56,8 @@ def plan_model(
     return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse).plan()
 
 
-CoarsePlans = dict[tuple[Mesh, Roles], tuple[Coarser | None, float] | None]
-"""By mesh and, for a runtime, the roles of its axes: the best plan, where there is one, and the work that it took;
-`None` where what is asked means nothing."""
+_SAME_S = 1e-9
+"""Steps are told in nanoseconds."""
 
 
 class Planner:
@@ -89,7 +88,7 @@ class Planner:
         """
         self._on_progress, self._warn = on_progress, on_warning or (lambda _: None)
         self._reasons = reasons
-        self._coarse: CoarsePlans = {} if coarse is None else coarse
+        self._coarse = CoarsePlans() if coarse is None else coarse
         self.instance = instance_of(model, cluster, options, self._warn, complete=complete, decided=decided)
         self._graphs = CostGraphs(self.instance)
         self._others: dict[Mesh, Planner | None] = {}
@@ -98,6 +97,9 @@ class Planner:
         """Plans that `solve_at` laid out."""
         self.recompute: Recompute | None = None
         """What the last plan recomputes."""
+        self.priced: Priced | None = None
+        self.memory: Memory | None = None
+        """The last plan as it was chosen, and what its cost graph holds."""
         self.work = 0.0
         """What its searches took, in the units of `shardplan.solve.constants`."""
 
@@ -120,7 +122,7 @@ class Planner:
             except NoPlanError as none:
                 raise self.refusal(none.answer) from None
             if restriction is None and math.isinf(work):
-                self._coarse.setdefault((self.instance.cluster.mesh, ()), (Coarser.of(found), search.spent.work))
+                self._coarse.plans.setdefault((self.instance.cluster.mesh, ()), (Coarser.of(found), search.spent.work))
             return self._assembled(found, scheduled_bytes, interrupted=interruption.asked)
 
     def refined(
@@ -161,6 +163,7 @@ class Planner:
         if scheduled_bytes is not None:
             candidate, limit = candidate.under(scheduled_bytes), scheduled_bytes
         priced = in_best_buckets(candidate.priced, candidate.layouts.memory, limit)
+        self.priced, self.memory = priced, candidate.layouts.memory
         if priced.mismatch:
             self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
         proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, found.multipliers)
@@ -229,8 +232,11 @@ class Planner:
             turn.next(", ".join(f"{axis} {role}" for axis, role in zip(cluster.mesh.names, roles, strict=True)))
             return self.with_roles(runtime, roles, search, restriction, enough_s)
 
-        with self._telling(of_some(turn.tell)):
-            found = best_said(some, ask, self.limit_bytes)
+        try:
+            with self._telling(of_some(turn.tell)):
+                found = best_said(some, ask, self.limit_bytes, self._coarse.enough_s)
+        except NoBetterError as none:
+            raise none if len(some) == len(every) else NoBetterError(min(none.bound_s, self._least_s())) from None
         if found is None and len(real_axes(cluster.mesh)) > MOST_WHOLE:
             raise LimitError(no_coarser_plan(self.instance.model, cluster, merged(cluster)[0]))
         if found is None:  # asked here, so that a refusal speaks of this mesh
@@ -257,6 +263,21 @@ class Planner:
         """The best plan in which the axes have these roles, for `runtime`; where neighbours over one link share a role,
         from the plan of the mesh on which they are one axis, and where they are one to the runtime too, that plan.
         `None` where that mesh has none. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
+        known = self._coarse.bounds_s
+        key = self.instance.cluster.mesh, roles
+        if restriction is None and known.get(key, 0.0) >= enough_s:
+            raise NoBetterError(known[key])
+        try:
+            return self._with_roles(runtime, roles, search, restriction, enough_s)
+        except NoBetterError as none:
+            if restriction is None:
+                known[key] = none.bound_s
+            raise
+
+    def _with_roles(
+        self, runtime: Runtime, roles: Roles, search: Search, restriction: Restrict | None, enough_s: float
+    ) -> Found | None:
+        """As `with_roles`, whatever was proven before."""
         mesh, are_one = self.instance.cluster.mesh, FREE_ROLES.isdisjoint(roles)
         of_coarser_s = enough_s if are_one else math.inf
         known = None if restriction is not None else self._coarser_with(runtime, roles, search, of_coarser_s)
@@ -265,13 +286,15 @@ class Planner:
                 found = self._among_all(runtime, roles, search, restriction, enough_s)
             except NoPlanError:
                 if restriction is None:
-                    self._coarse[mesh, roles] = None, 0.0
+                    self._coarse.plans[mesh, roles] = None, 0.0
                 raise
             if restriction is None:
-                self._coarse[mesh, roles] = Coarser.of(found), 0.0
+                self._coarse.plans[mesh, roles] = Coarser.of(found), 0.0
             return found
         coarser, own = known[0], self._search_like(search, roles)
         if coarser is not None and are_one:
+            if coarser.step_s > enough_s - _SAME_S:
+                raise NoBetterError(coarser.bound_s)
             return self._answered(lifted(own, coarser, coarser.bound_s), own, None)
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
@@ -312,9 +335,9 @@ class Planner:
             return None
         cluster, groups = other
         key = cluster.mesh, tuple(roles[group[0]] for group in groups)
-        if key not in self._coarse:
-            self._coarse[key] = self._on_with(runtime, cluster, key[1], search, enough_s)
-        known = self._coarse[key]
+        if key not in self._coarse.plans:
+            self._coarse.plans[key] = self._on_with(runtime, cluster, key[1], search, enough_s)
+        known = self._coarse.plans[key]
         return known and (known[0] and replace(known[0], groups=groups),)
 
     def _on_with(
@@ -325,7 +348,9 @@ class Planner:
         if mesh not in self._others:
             try:
                 asked, reports = self.instance, self._on_progress
-                self._others[mesh] = Planner(asked.model, cluster, asked.options, reports, reasons=False)
+                self._others[mesh] = Planner(
+                    asked.model, cluster, asked.options, reports, reasons=False, coarse=self._coarse
+                )
             except ShardplanError:  # such as a constraint that names one of the axes
                 self._others[mesh] = None
         other = self._others[mesh]
@@ -352,9 +377,9 @@ class Planner:
             return None
         cluster, groups = other
         key = cluster.mesh, ()
-        if key not in self._coarse:
-            self._coarse[key] = self._on(cluster, search)
-        known = self._coarse[key]
+        if key not in self._coarse.plans:
+            self._coarse.plans[key] = self._on(cluster, search)
+        known = self._coarse.plans[key]
         if known is None:
             return None
         found, work = known

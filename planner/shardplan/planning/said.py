@@ -19,15 +19,19 @@ Chosen = tuple[CostGraph, Mapping[Node, int]]
 
 
 def best_said(
-    arrangements: Iterable[Roles], ask: Callable[[Roles, float], Found | None], limit_bytes: int
+    arrangements: Iterable[Roles],
+    ask: Callable[[Roles, float], Found | None],
+    limit_bytes: int,
+    enough_s: float = math.inf,
 ) -> Found | None:
     """The plan of the shortest step among those that keep `limit_bytes`, of all `arrangements`, with the bound that
     holds for all of them; `None` where there is none. `ask`: the best plan with some roles; it may raise
-    `NoPlanError`, and `NoBetterError` where all take so long."""
+    `NoPlanError`, and `NoBetterError` where all take so long. Raises that where all take `enough_s`."""
     best: Found | None = None
     bounds: list[float] = []
     for roles in arrangements:
-        enough_s = best.candidate.step_s if best and best.candidate.keeps(limit_bytes) else math.inf
+        if best and best.candidate.keeps(limit_bytes):
+            enough_s = min(enough_s, best.candidate.step_s)
         try:
             found = ask(roles, enough_s)
         except NoPlanError:
@@ -40,6 +44,8 @@ def best_said(
         bounds.append(found.bound_s)
         if best is None or _rank(found, limit_bytes) < _rank(best, limit_bytes):
             best = found
+    if best is None and bounds:
+        raise NoBetterError(min(bounds))
     return best and replace(best, bound_s=min(bounds))
 
 

@@ -23,8 +23,11 @@ from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import CoarsePlans, plan_model
+from shardplan.planning.candidates import NoBetterError
 from shardplan.planning.finer import work_s
 from shardplan.planning.instance import MOST_AXES
+from shardplan.planning.runtimes import RUNTIMES
+from shardplan.planning.runtimes.table import FREE_ROLES
 from shardplan.planning.standing import OnProgress, Standing, of_part
 from shardplan.processes import run_all
 from shardplan.units import NS_PER_S, PS_PER_NS
@@ -34,6 +37,7 @@ _SOME_SECONDS = 0.01
 _NO_ROOM = "does not fit in memory"
 OUT_OF_TIME = "out of time"
 INTERRUPTED = "interrupted"
+NO_FASTER = "not faster than the best before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,9 @@ def _solved(
         return
     first, *rest = sorted(meshes, key=lambda text: len(clusters[text].mesh))
     ends_s = math.inf if options.time_limit is None else time.monotonic() + options.time_limit
-    coarse: CoarsePlans = {}
+    coarse = CoarsePlans()
+    if options.target and FREE_ROLES.isdisjoint(RUNTIMES[options.target].roles):
+        processes = 1  # most of what one mesh says the next ones say too: it is searched once
     yield _try((model, coarse), (first, clusters[first], options, ends_s, 1 + len(rest)), of_part(on_progress))
     if processes > 1:
         rest.reverse()
@@ -195,8 +201,12 @@ def _try(
         plan = plan_model(model, cluster, options, on_progress=on_progress, on_warning=heard.append, coarse=coarse)
     except InfeasibleError as problem:
         return MeshTrial(text, cluster.mesh, None, 0, _NO_ROOM, problem.diagnostics)
+    except NoBetterError as none:
+        return MeshTrial(text, cluster.mesh, None, int(none.bound_s * NS_PER_S), NO_FASTER)
     except LimitError as problem:
         return MeshTrial(text, cluster.mesh, None, 0, OUT_OF_TIME, problem.diagnostics)
     except ShardplanError as problem:
         return MeshTrial(text, cluster.mesh, None, 0, problem.diagnostics[0].summary, problem.diagnostics)
+    if options.target:
+        coarse.enough_s = min(coarse.enough_s, plan.summary.step_ns / NS_PER_S)
     return MeshTrial(text, cluster.mesh, plan, plan.summary.step_bound_ns, "", tuple(heard))

@@ -34,6 +34,9 @@ from shardplan.plan.types import Memory, Plan
 from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_WHOLE
 from shardplan.planning.parallelism import (
+    CONTEXT,
+    DATA,
+    EXPERT,
     Parallelism,
     axes_of,
     bad,
@@ -49,7 +52,11 @@ from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
+from shardplan.study.run_memory import as_held
 from shardplan.study.trained import as_run, as_trained, loss_memory_bytes, with_sends
+
+FLAT = (CONTEXT, EXPERT, DATA)
+"""Kinds of ranks over which Megatron cuts the flat buffers of its distributed optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +132,14 @@ def price(
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
     options = replace(options, shard_optimizer=parallelism.zero == 1, effort="quick")
     fixed = restriction(parallelism, axes, hidden_of(model))
+    flat = [place for place, axis in enumerate(axes) if axis.kind in FLAT] if parallelism.zero == 1 else []
     if parallelism.pipeline == 1:
-        plan = _fastest(model, part.cluster, options, limit, fixed, on_progress, sharded=parallelism.shards_parameters)
+        plan = _fastest(
+            model, part.cluster, options, limit, fixed, on_progress, sharded=parallelism.shards_parameters, flat=flat
+        )
         return Priced(parallelism, plan, (plan.summary.memory,), limit, options.microbatches)
     whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
-    return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress)
+    return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress, flat=flat)
 
 
 def _fastest(
@@ -142,13 +152,15 @@ def _fastest(
     *,
     loss: bool = True,
     sharded: bool = False,
+    flat: Sequence[int] = (),
 ) -> Plan:
     """The fastest plan that fits, or the fastest of all where none does, as a trainer runs it. `loss`: the model ends
-    in it; `sharded`: parameters are."""
+    in it; `sharded`: parameters are; `flat`: axes over which the optimizer's state is cut as flat buffers."""
 
     def under(bytes_: int) -> Plan:
         asked = replace(options, memory_limit_bytes=bytes_)
-        found = finished(Planner(model, cluster, asked, on_progress, reasons=False).plan(fixed))
+        planner = Planner(model, cluster, asked, on_progress, reasons=False)
+        found = as_held(finished(planner.plan(fixed)), planner, cluster, loss=loss, flat=flat)
         return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded)
 
     plan = under(UNLIMITED_BYTES)
@@ -170,6 +182,8 @@ def _pipeline(
     limit: int,
     fixed: Restrict,
     on_progress: OnProgress | None,
+    *,
+    flat: Sequence[int],
 ) -> Priced:
     pieces, stages = parallelism.pieces, parallelism.pipeline
     schedule = Schedule("interleaved", parallelism.virtual) if parallelism.virtual > 1 else Schedule("1f1b")
@@ -186,7 +200,7 @@ def _pipeline(
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         asked = replace(options, in_flight=held)
         room, loss, sharded = limit // parallelism.virtual, place == pieces - 1, parallelism.shards_parameters
-        plans[place] = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss, sharded=sharded)
+        plans[place] = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss, sharded=sharded, flat=flat)
     stands_for, transfers = [0, *[inner] * (pieces - 2), pieces - 1], Transfers(cluster)
     found = assemble_result(
         chain,
@@ -288,10 +302,11 @@ def price_as_asked(
     precision: PrecisionName = "",
     *,
     compare: bool = True,
+    fused_loss: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Told:
     """What `request`'s model takes on its cluster under a configuration, beside the best plan if `compare`. Of the
-    request count `model`, `cluster`, `dims`, `optimizer` and `memory_limit`.
+    request count `model`, `cluster`, `dims`, `optimizer` and `memory_limit`. `fused_loss`: it holds no logits in fp32.
 
     Raises `ShardplanError` as `price` and as reading the inputs does.
     """
@@ -300,6 +315,8 @@ def price_as_asked(
     model = read_model_for(request.model, request.dims, batch, parallelism)
     cluster = request.cluster
     cluster = cluster if isinstance(cluster, Cluster) else make_cluster(load_profile(str(cluster)))
+    if fused_loss:
+        cluster = replace(cluster, training=replace(cluster.training, loss_memory=0.0))
     options = PlanOptions(
         optimizer=request.optimizer,
         microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),
@@ -364,7 +381,8 @@ def best_beside(
     for microbatches in sorted({each for each in halves if options.microbatches % each == 0} | {1}):
         asked = replace(options, microbatches=microbatches, shard_optimizer=True, effort="quick")
         try:
-            found = finished(Planner(model, whole, asked, on_progress, reasons=False).plan())
+            planner = Planner(model, whole, asked, on_progress, reasons=False)
+            found = as_held(finished(planner.plan()), planner, whole)
         except InfeasibleError:
             continue
         free = as_run(found, whole, recomputed=options.remat == "full", sharded=sharded)

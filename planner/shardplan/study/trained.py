@@ -30,11 +30,10 @@ from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.result import PipelineResult
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.tied_weights import waited_ns
-from shardplan.plan.held import held_bytes_of
 from shardplan.plan.phases import Phase
 from shardplan.plan.step import StepSchedule
 from shardplan.plan.timeline import step_schedule
-from shardplan.plan.types import Memory, Move, Plan
+from shardplan.plan.types import Move, Plan
 from shardplan.units import NS_PER_S
 
 _TOGETHER = 3.0
@@ -65,7 +64,7 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
 
 def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool = True, sharded: bool = False) -> Plan:
     """`plan` with the step that a trainer takes for it on `cluster`: `communication_ns` is what it waits for links, and
-    what is left of `step_ns` beside that and `compute_ns` what it waits for the host.
+    what is left of `step_ns` beside that and `compute_ns` what it waits for the host. Memory is the plan's.
 
     `recomputed`: all of forward runs again in backward; `loss`: the model ends in this plan, which is that of all or of
     a stage of a pipeline; `sharded`: parameters are (FSDP), whose gradients every trainer scatters beside backward.
@@ -92,7 +91,6 @@ def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool
     step_ns = alone_ns - hidden_ns + loss_ns + late_ns + waited_ns
     changed = replace(
         summary,
-        memory=_with_loss(plan, training) if loss else summary.memory,
         step_ns=step_ns,
         objective_ns=step_ns,
         compute_ns=summary.compute_ns + loss_ns,
@@ -160,18 +158,9 @@ def _logits(plan: Plan) -> float:
 
 
 def loss_memory_bytes(plan: Plan, training: Training) -> int:
-    """What the loss of one microbatch holds beside the logits and their gradient."""
-    microbatches = plan.model.get("microbatches", 1)
-    return round(training.loss_memory * _logits(plan) / float(str(microbatches)))
-
-
-def _with_loss(plan: Plan, training: Training) -> Memory:
-    """The memory of a plan whose logits go into a loss: more of it at the turn from forward to backward."""
-    memory, held, turn = plan.summary.memory, held_bytes_of(plan), len(plan.operators)
-    if not training.loss_memory or not turn:
-        return memory
-    at_the_turn = max(held[turn - 1 : turn + 1]) + loss_memory_bytes(plan, training)
-    return replace(memory, temporaries=memory.temporaries + max(0, at_the_turn - max(held)))
+    """What the loss of one microbatch holds beside the logits: their gradient, and those in fp32."""
+    gradient = sum(tensor.bytes_per_device for tensor in plan.tensors if tensor.role == "output")
+    return gradient + round(training.loss_memory * _logits(plan) / float(str(plan.model.get("microbatches", 1))))
 
 
 def _started(phase: Phase, training: Training) -> float:

@@ -50,6 +50,8 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
     type=click.Choice(["fp8", "mxfp8", "nvfp4"]),
     help="Type of products with weights inside of layers, as Transformer Engine casts.  [default: the model's]",
 )
+@click.option("--fused-loss", is_flag=True, help="The loss holds logits in the model's type (a fused cross entropy), "
+        "not in fp32.")  # fmt: skip
 @click.option("--best/--no-best", default=True, help="Set the best plan on as many devices beside it.")
 @budget_option
 @verb
@@ -78,6 +80,7 @@ def price(session: Session, /, **given: Any) -> int:
         given["recompute"],
         given["precision"] or "",
         compare=given["best"],
+        fused_loss=given["fused_loss"],
         on_progress=on_progress,
     )
     session.finish(price_document(told), lambda console: show_price(console, told))

@@ -1,0 +1,164 @@
+"""Memory of a run whose layouts are decided: what a search has to count for every operator is counted once here.
+
+A search adds up what nodes hold, each by itself, so that an operator is charged its operands and results although most
+of them are held already, in the same layout: a bound that no assignment exceeds. Once all is chosen it is known which
+reads are copies:
+
+* an operand that is read in the layout in which it is kept, or served, is that value; so is a result. What backward
+  does not read is not there any more;
+* a weight that is served as it is kept is not gathered;
+* the loss runs between the last operator's forward and its backward, when neither holds anything of its own;
+* a trainer's sharded optimizer cuts flat buffers, padded, and not the dims of weights: its state comes out even.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.cluster.types import Cluster
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.memory import Memory as Holdings
+from shardplan.graph.tensors import TensorSpace
+from shardplan.plan.assemble import held_bytes, peak_of
+from shardplan.plan.types import Memory, Plan
+from shardplan.planning import Planner
+from shardplan.study.trained import loss_memory_bytes
+
+_OPTIMIZER, _TEMPORARIES = 2, 4
+"""Rows of what is held, in the order of the categories of `Memory`."""
+
+
+def as_held(plan: Plan, planner: Planner, cluster: Cluster, *, loss: bool = True, flat: Sequence[int] = ()) -> Plan:
+    """The last plan of `planner` with the memory that a run of it takes on `cluster`. `loss`: the model ends in it;
+    `flat`: axes over which the optimizer's state is cut as flat buffers."""
+    assert planner.priced is not None
+    assert planner.memory is not None
+    decided = Decided(planner.priced.built, planner.memory, planner.priced.choice)
+    memory = decided.peak(loss_memory_bytes(plan, cluster.training) if loss else None)
+    if flat:
+        memory = replace(memory, optimizer=_flat_state_bytes(decided, flat, memory))
+    return replace(plan, summary=replace(plan.summary, memory=memory))
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A cost graph with the choice of every node, and what it holds."""
+
+    built: CostGraph
+    holdings: Holdings
+    choice: Mapping[Node, int]
+
+    def peak(self, loss_bytes: int | None = None) -> Memory:
+        """What a device holds when that is most. `loss_bytes`: of the loss, beside the logits; None where there is
+        none."""
+        held = held_bytes(self.holdings.holdings, self.holdings.moments, self.choice)
+        held[_TEMPORARIES] -= self._twice()
+        assert (held >= 0).all()
+        peak = peak_of(held)
+        if loss_bytes is None:
+            return peak
+        turn = self._at_the_turn(held)
+        turn = replace(turn, temporaries=turn.temporaries + loss_bytes)
+        return max(peak, turn, key=lambda memory: memory.total)
+
+    def _at_the_turn(self, held: NDArray[np.int64]) -> Memory:
+        """What is held from the last operator's forward to its backward: all but what operators hold as they run."""
+        turn, parts = self.holdings.count, held[:, -1].copy()
+        parts[3:] = 0
+        names = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+        for holding in self.holdings.holdings:
+            row = names.index(holding.category)
+            if row > _OPTIMIZER and holding.node[0] != "operator" and holding.start < turn <= holding.end:
+                parts[row] += int(holding.amount[self.choice[holding.node]])
+        return Memory(*map(int, parts))
+
+    def _twice(self) -> NDArray[np.int64]:
+        """Bytes that are counted twice, at every moment."""
+        change, time, flow = np.zeros(self.holdings.moments + 1, dtype=np.int64), self.holdings.time, self.built.flow
+        training = self.built.options.training
+
+        def off(start: int, end: int, amount: int) -> None:
+            change[start] += amount
+            change[end] -= amount
+
+        for index in range(self.holdings.count):
+            first, last = flow.windows.get(index, (index, index))
+            forward, backward = self._of_operator(index)
+            off(first, last + 1, forward)
+            if training:
+                off(time.backward(last), time.backward(first) + 1, backward)
+            if index in self.built.recompute.until:
+                moment = time.again(index, self.built.recompute.until[index])
+                off(moment, moment + 1, forward)
+        for name, space in self.built.served.items():
+            if name in self.built.fusion.inner or not self._is_served_as_kept(name):
+                continue
+            amount = int(space.state_bytes[space.forward[self.choice["served", name]]])
+            first, last = flow.first_reader(name), flow.last_reader(name)
+            off(first, last + 1, amount)
+            if training and name in flow.needs_grad:
+                off(time.backward(last), time.backward(first) + 1, amount)
+        return change.cumsum()[:-1]
+
+    def _of_operator(self, index: int) -> tuple[int, int]:
+        """Of what an operator is charged in forward and in backward, what others are charged or is gone."""
+        built, forward, backward = self.built, 0, 0
+        for name, space, value, gradient, needed in self._operands(index):
+            kept, amount = built.kept[name], int(space.state_bytes[value])
+            same = value == self._state(name, served=needed is not None)
+            forward += amount * same
+            is_read = name in built.recompute.saved if needed is None else needed
+            backward += amount * (same or not is_read)
+            if name not in built.flow.needs_grad:
+                backward += amount
+            elif name in built.flow.makers:
+                backward += amount * bool(gradient == kept.gradient[self.choice["kept", name]])
+        return forward, backward
+
+    def _operands(self, index: int) -> Iterator[tuple[str, TensorSpace, int, int, bool | None]]:
+        """Operands, then results, that are in memory: (name, space, states of the value and of the gradient, whether
+        backward reads the operand; None of a result)."""
+        operator, strategies = self.built.model.operators[index], self.built.operators[index].strategies
+        chosen, inner = self.choice["operator", operator.name], self.built.fusion.inner
+        sides = (
+            (operator.inputs, strategies.operands, strategies.reads, True),
+            (operator.outputs, strategies.results, strategies.makes, False),
+        )
+        for names, spaces, states, reads in sides:
+            for position, (name, space, pair) in enumerate(zip(names, spaces, states, strict=False)):
+                if space is None or pair is None or name in inner or name not in self.built.kept:
+                    continue
+                needed = (index, position) in self.built.recompute.needed if reads else None
+                yield name, space, int(pair[0][chosen]), int(pair[1][chosen]), needed
+
+    def _state(self, name: str, *, served: bool) -> int:
+        """The state of a value as its readers find it (`served`), or as it is kept."""
+        place = "served" if served and name in self.built.served else "kept"
+        space = self.built.places[place][name]
+        return int(space.forward[self.choice[place, name]])
+
+    def _is_served_as_kept(self, name: str) -> bool:
+        return self._state(name, served=True) == self._state(name, served=False)
+
+
+def _flat_state_bytes(decided: Decided, axes: Sequence[int], memory: Memory) -> int:
+    """Optimizer state of a device where flat buffers are cut over `axes` of the mesh, of those over which a weight is
+    whole, instead of its dims: the same bytes, in as many pieces."""
+    built, found = decided.built, 0.0
+    for holding in decided.holdings.holdings:
+        if holding.category != "optimizer":
+            continue
+        name = holding.node[1]
+        kept, state = built.kept[name], built.updated.get(name, built.kept[name])
+        own, chosen = state.forward[decided.choice[holding.node]], decided.choice["kept", name]
+        shape, codes = built.cluster.mesh.shape, kept.codes[chosen]
+        whole = math.prod(shape[axis] for axis in axes if codes[axis] >= len(kept.kind.shards))
+        ways = int(kept.space.tiles[kept.forward[chosen]].prod()) * whole
+        cut = int(state.space.tiles[own].prod())
+        found += int(holding.amount[decided.choice[holding.node]]) * cut / max(cut, ways)
+    return min(memory.optimizer, math.ceil(found))
