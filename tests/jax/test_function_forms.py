@@ -42,6 +42,12 @@ FORMS = {
     ),
     "mapped rows": (jax.vmap(lambda a, k: a[k]), f(6, 5, 4), i(5, 6)),
     "mapped many": (jax.vmap(lambda a, k: a[k]), f(6, 5, 4), i(5, 6, 3)),
+    "one of two": (lambda x, t: jax.lax.cond(t[0] > 2, lambda x: x * 2, lambda x: x - 1, x), f(6, 5), i(5, 7)),
+    "one of three": (
+        lambda x, t: jax.lax.switch(t.sum() - 9, [jnp.sin, lambda x: x.T.reshape(6, 5), jnp.exp], x),
+        f(6, 5),
+        i(9, 3),
+    ),
     "negative": (lambda x, t: x[t - 5], f(6, 5), i(5, 7)),
     "static list": (lambda x, t: x[jnp.array([0, 2, 4])] * t.sum(), f(6, 5), i(6, 7)),
     "set": (lambda x, t: x.at[t].set(1.0), f(6, 5), i(6, 3)),

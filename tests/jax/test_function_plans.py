@@ -110,12 +110,7 @@ def test_what_is_not_trained_needs_no_optimizer():
             "there is no form for the primitive 'random_",
             "without dropout",
         ),
-        (
-            lambda p, x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + p, x),
-            "the primitive 'while'",
-            "jax.lax.scan",
-        ),
-        (lambda p, x: jax.lax.cond(x[0, 0] > 0, lambda: p, lambda: -p) * x, "the primitive 'cond'", "jnp.where"),
+        (lambda p, x: jnp.fft.fft(x).real * p, "there is no form for the primitive 'fft'", "no complex numbers"),
         (lambda p, x: jnp.lexsort((x, x * p)), "by several keys", "other functions of jax.numpy"),
     ],
 )
@@ -127,6 +122,24 @@ def test_what_has_no_form_is_refused_with_its_line(fn, said, hint):
     assert said in told
     assert hint in told
     assert "test_function_plans.py:" in told
+
+
+def test_all_branches_of_a_choice_and_one_turn_of_a_loop_are_planned():
+    def fn(p, x):
+        branches = [lambda x: x @ p["one"], lambda x: jnp.tanh(x @ p["two"]), lambda x: x]
+        x = jax.lax.switch(x[0, 0].astype(int), branches, x)
+        x = jax.lax.cond(x.sum() > 0, lambda x: x @ p["three"], lambda x: x, x)
+        return jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (c[0] @ p["again"], c[1] + 1), (x, 0))[0].sum()
+
+    params = {name: 0.1 * jnp.ones((8, 8)) for name in ("one", "two", "three", "again")}
+    x = jnp.arange(64.0).reshape(8, 8) / 64
+    with pytest.warns(UserWarning, match="one turn of it is planned"):
+        plan = shardplan.jax.plan(fn, params, x, mesh="1x4", cluster="generic")
+    assert sorted(t.checkpoint for t in plan.tensors if t.role == "parameter") == sorted(params)
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[:4])
+    with pytest.warns(UserWarning, match="one turn"):
+        ours = jax.jit(shardplan.jax.parallelize(fn, plan, mesh))(params, x)
+    np.testing.assert_allclose(ours, fn(params, x), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "others"])

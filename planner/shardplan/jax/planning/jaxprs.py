@@ -1,7 +1,11 @@
-"""A jaxpr -> ONNX nodes: calls are written out, scans become `Scan`, all else goes by the table of primitives."""
+"""A jaxpr -> ONNX nodes: calls are written out, scans become `Scan`, all else goes by the table of primitives.
+
+What depends on data is planned as far as that can be: of a choice all branches (`If`), of a `while` one turn.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,8 +28,7 @@ REMATS = frozenset(("checkpoint", "remat", "remat2"))
 CUSTOM = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"))
 _REFUSED: Mapping[str, str] = {
     "shard_map": "plan the function as it is for one device: the plan says how it is split",
-    "while": "use jax.lax.scan, or fori_loop with bounds that are numbers of Python",
-    "cond": "choose with jnp.where, or in Python",
+    "fft": "there are no complex numbers in a plan; plan what is around it",
     "pure_callback": "leave callbacks out of what is planned",
     "debug_callback": "leave jax.debug out of what is planned",
     "io_callback": "leave callbacks out of what is planned",
@@ -93,6 +96,10 @@ def _written(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list
         return _call(graph, equation, inputs, step)
     if name == "scan":
         return _scan(graph, equation, inputs, step)
+    if name == "cond":
+        return _chosen(graph, inputs[0], equation.params["branches"], inputs[1:])
+    if name == "while":
+        return _one_turn(graph, equation, inputs, step)
     if name == "optimization_barrier":
         return inputs
     row = ROWS.get(name)
@@ -159,3 +166,38 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
     )  # fmt: skip
     step.loop = graph.nodes[-1].name
     return [found] if carried + stacked == 1 else list(found)
+
+
+def _chosen(graph: Graph, which: str, branches: Sequence[Any], inputs: Sequence[str], first: int = 0) -> list[str]:
+    """The results of the branch of that number, counted from `first`; numbers beyond either end are those of the ends.
+    All branches are planned."""
+    if len(branches) == 1:
+        inner = branches[0]
+        return write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs)
+    bodies = []
+    for rest, number in ((branches[:1], first), (branches[1:], first + 1)):
+        body = graph.body()
+        made = _chosen(body, which, rest, inputs, number)
+        results = [
+            value_info(body.add("Identity", [name]), aval)
+            for name, aval in zip(made, branches[0].out_avals, strict=True)
+        ]
+        bodies.append(helper.make_graph(body.nodes, "branch", [], results, initializer=body.constants))
+    is_first = graph.add("LessOrEqual", [which, graph.constant(np.asarray(first, dtype=np.int32))])
+    found = graph.add(
+        "If", [is_first], results=len(branches[0].out_avals), then_branch=bodies[0], else_branch=bodies[1]
+    )
+    return [found] if isinstance(found, str) else list(found)
+
+
+_ONE_TURN = "how often a while loop turns depends on data: one turn of it is planned"
+
+
+def _one_turn(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
+    """What a loop carries after its first turn; nobody knows how many there will be."""
+    warnings.warn(_ONE_TURN, stacklevel=2)
+    inner, of_condition = equation.params["body_jaxpr"], equation.params["cond_nconsts"]
+    outer, graph.steps = graph.steps, step.inner
+    made = write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs[of_condition:])
+    graph.steps = outer
+    return made
