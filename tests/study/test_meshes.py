@@ -16,7 +16,8 @@ from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
-from shardplan.planning import plan_model
+from shardplan.models import TransformerSpec, build
+from shardplan.planning import Planner, plan_model
 from shardplan.request import Request
 from shardplan.study import meshes
 from shardplan.study.instance import read
@@ -167,3 +168,25 @@ def test_devices_need_an_automatic_mesh(shardplan, mlp: Path):
     run = shardplan("solve", "mlp.onnx", "--mesh", "2x2", "--devices", "2x2")
     assert run.code == 2
     assert "--devices goes with --mesh auto; otherwise --mesh says which devices there are" in run.err
+
+
+def test_for_a_runtime_what_one_mesh_says_is_searched_once(monkeypatch):
+    searched, among_all = [], Planner._among_all
+
+    def counted(self, runtime, roles, *rest):
+        searched.append((self.instance.cluster.mesh, roles))
+        return among_all(self, runtime, roles, *rest)
+
+    monkeypatch.setattr(Planner, "_among_all", counted)
+    model = build(TransformerSpec(layers=1, hidden=64, heads=4, vocab=256, seq=32, batch=8, style="gpt"))
+    options = PlanOptions(target="megatron", effort="quick")
+    trials = try_meshes(model, PROFILE, options, logical_meshes(PROFILE, "1x8"), processes=2)
+    assert len(searched) == len(set(searched))
+    best = best_of(trials)
+    for trial in trials:
+        if trial.plan is None:
+            assert trial.reason == meshes.NO_FASTER
+            assert trial.bound_ns <= best.step_ns
+            alone = plan_model(model, make_cluster(PROFILE, trial.text), options)
+            assert alone.summary.step_ns >= best.step_ns
+    assert {trial.reason for trial in trials} == {"", meshes.NO_FASTER}

@@ -33,7 +33,7 @@ from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
 from shardplan.planning.runtimes.trainer import divides
-from shardplan.planning.said import best_said, said_with
+from shardplan.planning.said import best_said, said_with, weights_fit
 from shardplan.planning.standing import OnProgress, Turn, Watch, of_part, of_some
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
@@ -224,6 +224,7 @@ class Planner:
         if runtime.is_trainer:
             model, microbatches = self.instance.model, self.instance.options.microbatches
             every = [roles for roles in every if divides(roles, cluster.mesh, model, microbatches)] or every
+        every = [roles for roles in every if weights_fit(self.instance, roles)] or every[-1:]
         some = [roles for roles in every if len(real_axes(merged(cluster, roles)[0].mesh)) <= MOST_WHOLE]
 
         turn = Turn(self._on_progress, len(some))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from shardplan.cost.recipes import state_bytes
 from shardplan.graph.build import CostGraph, Node
 from shardplan.planning.candidates import Found, NoBetterError, NoPlanError
+from shardplan.planning.instance import Instance
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes.alike import Alike, Way, differing
 from shardplan.planning.runtimes.arrangement import Arrangement
@@ -16,6 +18,25 @@ from shardplan.planning.runtimes.table import MODULE_ROLES, Roles, Runtime
 
 T = TypeVar("T")
 Chosen = tuple[CostGraph, Mapping[Node, int]]
+_TRAINED: Final = frozenset({"float", "float16", "bfloat16", "double"})
+
+
+def weights_fit(instance: Instance, roles: Roles) -> bool:
+    """Whether weights, gradients and optimizer state fit at all where each is in as many pieces as axes of these roles
+    may make of it: a search that ends without a plan takes as long as one with."""
+    options, mesh = instance.options, instance.cluster.mesh
+    whole = frozenset(() if "shards" in roles else ("data", "context"))
+    pieces = math.prod(size for role, size in zip(roles, mesh.shape, strict=True) if role not in whole)
+    apart = mesh.size if options.shard_optimizer else pieces
+    least = 0.0
+    for parameter in instance.model.parameters:
+        tensor = instance.model.tensor(parameter.tensor)
+        if options.training and parameter.trainable and tensor.dtype in _TRAINED:
+            each = state_bytes(options.optimizer, tensor.dtype)
+            least += tensor.elements * ((each.parameter + each.gradient) / pieces + each.state / apart)
+        else:
+            least += tensor.size_bytes / pieces
+    return least <= instance.limit_bytes
 
 
 def best_said(

@@ -1,0 +1,48 @@
+"""Memory of runs: what is held once is counted once, as a sum by hand says."""
+
+import pytest
+
+import shardplan
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.graph.options import PlanOptions
+from shardplan.models import TransformerSpec, build
+from shardplan.planning import Planner
+from shardplan.study.run_memory import Decided
+
+ROWS, SEQ, HIDDEN, VOCAB, LAYERS = 4, 128, 64, 4096, 2
+
+
+def priced(**asked):
+    spec = TransformerSpec(LAYERS, HIDDEN, 4, vocab=VOCAB, seq=SEQ, style="gpt", batch=asked.pop("batch", ROWS))
+    return shardplan.price(build(spec), **{"micro_batch": ROWS, "cluster": "h100-dgx", **asked}).peak
+
+
+def test_a_step_holds_saved_values_logits_and_the_loss_and_nothing_twice():
+    """Of a layer, in 16 bits: 16 times the hidden state (inputs of norms and products, queries, keys, values, twice
+    four times as much in the MLP), and at most four such beside the layers; logits, their gradient, and 8 bytes more of
+    each in fp32; and the table once more, turned around to be the output matrix."""
+    hidden, logits = 2 * ROWS * SEQ * HIDDEN, 2 * ROWS * SEQ * VOCAB
+    plain, fused = priced(), priced(fused_loss=True)
+    assert plain.total - fused.total == 4 * logits
+    held = fused.activations + fused.temporaries
+    least = 16 * LAYERS * hidden + 2 * logits + 2 * VOCAB * HIDDEN
+    assert least <= held <= least + 4 * hidden
+
+
+def test_a_sharded_optimizer_cuts_flat_buffers_whatever_sizes_divide():
+    weights = priced().parameters
+    for ranks in (3, 8):
+        peak = priced(dp=ranks, zero=1, batch=ranks * ROWS)
+        assert peak.parameters == weights
+        assert abs(peak.optimizer - 6 * weights / ranks) <= 0.01 * weights
+
+
+@pytest.mark.parametrize("asked", [{}, {"remat": "full", "shard_optimizer": True, "microbatches": 2}], ids=str)
+def test_a_run_holds_no_more_than_a_plan_is_charged(asked):
+    model = build(TransformerSpec(LAYERS, HIDDEN, 4, vocab=VOCAB, seq=SEQ, batch=8))
+    planner = Planner(model, make_cluster(load_profile("generic"), "2x2"), PlanOptions(effort="quick", **asked))
+    plan = planner.plan()
+    held = Decided(planner.priced.built, planner.memory, planner.priced.choice).peak()
+    assert held.total < plan.summary.memory.total
+    assert held.parameters == plan.summary.memory.parameters
