@@ -2,22 +2,23 @@
 
 import math
 import warnings
+from pathlib import Path
 
 import pytest
 from small_models import proto_of
 from tensor_parallel import MIXTRAL, QWEN, one_layer
 
 from shardplan import make_plan
-from shardplan.errors import InfeasibleError
+from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.export.targets import TARGETS as FORMATS
 from shardplan.export.targets import find_target
 from shardplan.export.types import Source
 from shardplan.layout.mesh import Mesh
-from shardplan.model.read import read_model_bytes
+from shardplan.model.read import read_model, read_model_bytes
 from shardplan.planning import Planner
 from shardplan.planning.candidates import NoBetterError, Search
 from shardplan.planning.runtimes import RUNTIMES
-from shardplan.planning.runtimes.trainer import divides
+from shardplan.planning.runtimes.trainer import check_kind, divides
 from shardplan.request import TARGETS, Request
 from shardplan.study.instance import load_model, read
 
@@ -230,3 +231,12 @@ def test_degrees_that_divide_no_size_are_not_tried(models):
     roles = {each for each in RUNTIMES["megatron"].arrangements(mesh) if divides(each, mesh, model, 1)}
     assert ("data", "tensor") in roles
     assert not roles & {("data", "data"), ("expert", "tensor"), ("shards", "shards")}
+
+
+def test_trainers_of_language_models_take_no_convolutional_network():
+    with pytest.raises(ShardplanError) as problem:
+        check_kind(read_model(Path(__file__).parents[1] / "models" / "resnet50.onnx"), "megatron")
+    assert str(problem.value) == (
+        "error[cannot-say]: megatron trains language models, and 'resnet50' is mostly convolutions\n"
+        "hint: leave out --for megatron; --for jax and shardy say what is done to convolutions"
+    )

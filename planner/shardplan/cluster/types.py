@@ -103,8 +103,8 @@ class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
     `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory traffic
     of the loss for every logit; `attention`: instead of that of `GemmEfficiency`, None for the same; `fsdp_kappa`,
-    `fsdp_attention`, `fsdp_memory`, `fsdp_loss_bytes`: where parameters are sharded, instead of `Overlap.kappa`,
-    `attention`, `memory` and `loss_bytes`; `sustained`, `memory`:
+    `fsdp_attention`, `fsdp_memory`, `fsdp_loss_bytes`, `fsdp_loss_memory`: where parameters are sharded, instead of
+    `Overlap.kappa`, `attention`, `memory`, `loss_bytes` and `loss_memory`; `sustained`, `memory`:
     times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the tensor-
     parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens take
     between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole
@@ -132,6 +132,7 @@ class Training:
     partial_groups: float = 1.0
     sends: float | None = None
     loss_memory: float = 0.0
+    fsdp_loss_memory: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

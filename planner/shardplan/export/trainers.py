@@ -21,7 +21,7 @@ from shardplan.planning.parallelism import Parallelism, rows_of
 from shardplan.planning.reduction import Allowed
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import RUNTIMES, Roles
-from shardplan.planning.runtimes.trainer import parallelism_of
+from shardplan.planning.runtimes.trainer import check_kind, parallelism_of
 
 
 def export_megatron(plan: Plan, source: Source) -> Exported:
@@ -100,6 +100,7 @@ def _parallelism(plan: Plan, roles: Roles) -> Parallelism:
 
 def _degrees(plan: Plan, source: Source, name: str) -> tuple[Exported, Roles | None]:
     """The roles of the axes under which the trainer does what the plan decides; or why there are none."""
+    check_kind(source.model, name)
     options = options_of(plan, "the plan")
     planner = Planner(source.model, cluster_of(plan, "the plan"), options, reasons=False)
     built, _ = planner.built_at()

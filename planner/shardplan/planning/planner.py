@@ -32,7 +32,7 @@ from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
-from shardplan.planning.runtimes.trainer import divides
+from shardplan.planning.runtimes.trainer import check_kind, divides
 from shardplan.planning.said import best_said, said_with, weights_fit
 from shardplan.planning.standing import OnProgress, Turn, Watch, of_part, of_some
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
@@ -222,6 +222,7 @@ class Planner:
         runtime, cluster = RUNTIMES[self.instance.options.target], self.instance.cluster
         every = [*runtime.arrangements(cluster.mesh)]
         if runtime.is_trainer:
+            check_kind(self.instance.model, self.instance.options.target)
             model, microbatches = self.instance.model, self.instance.options.microbatches
             every = [roles for roles in every if divides(roles, cluster.mesh, model, microbatches)] or every
         every = [roles for roles in every if weights_fit(self.instance, roles)] or every[-1:]

@@ -316,7 +316,7 @@ def price_as_asked(
     cluster = request.cluster
     cluster = cluster if isinstance(cluster, Cluster) else make_cluster(load_profile(str(cluster)))
     if fused_loss:
-        cluster = replace(cluster, training=replace(cluster.training, loss_memory=0.0))
+        cluster = replace(cluster, training=replace(cluster.training, loss_memory=0.0, fsdp_loss_memory=None))
     options = PlanOptions(
         optimizer=request.optimizer,
         microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),
@@ -373,7 +373,8 @@ def best_beside(
     """The best plan without a pipeline on as many devices for the same trainer, with an axis for each link and in as
     few microbatches as fit, or the configuration itself where that is faster; None where none fits."""
     sharded = priced.parallelism.shards_parameters
-    profile = replace(profile_from_resolved(as_trained(cluster, sharded=sharded).resolved), training=cluster.training)
+    trained = as_trained(cluster, sharded=sharded)
+    profile = replace(profile_from_resolved(trained.resolved), training=trained.training)
     given = priced.plan if priced.fits and priced.parallelism.pipeline == 1 else None
     simple = Parallelism(data=priced.parallelism.devices)
     whole = make_cluster(profile, mesh_text(axes_of(simple, profile), profile))

@@ -59,7 +59,8 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
     device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * memory)}
     overlap = dict(resolved["overlap"]) | ({"kappa": training.fsdp_kappa} if sharded and training.fsdp_kappa else {})
     told = cluster_from_resolved({**resolved, "device": device, "overlap": overlap})
-    return replace(told, training=training)
+    held = training.fsdp_loss_memory if sharded and training.fsdp_loss_memory is not None else training.loss_memory
+    return replace(told, training=replace(training, loss_memory=held))
 
 
 def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool = True, sharded: bool = False) -> Plan:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from shardplan.errors import ShardplanError
+from shardplan.errors import ShardplanError, error
 from shardplan.graph.build import CostGraph
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
@@ -44,6 +44,18 @@ def parallelism_of(roles: Roles, mesh: Mesh, *, sharded_optimizer: bool) -> Para
         zero=3 if any(roles[axis] == "shards" for axis in real) else 1 if sharded_optimizer else 0,
         sequence=any(roles[axis] == "sequence" for axis in real),
     )
+
+
+def check_kind(model: Model, target: str) -> None:
+    """Refuse a model that is mostly convolutions: degrees of parallelism are words of trainers of language models.
+
+    Raises `ShardplanError` (`cannot-say`)."""
+    read = {name for operator in model.operators if "Conv" in operator.op_type for name in operator.inputs}
+    sizes = {parameter.tensor: model.tensor(parameter.tensor).elements for parameter in model.parameters}
+    if 2 * sum(size for name, size in sizes.items() if name in read) > sum(sizes.values()):
+        hint = f"leave out --for {target}; --for jax and shardy say what is done to convolutions"
+        summary = f"{target} trains language models, and '{model.name}' is mostly convolutions"
+        raise ShardplanError(error("cannot-say", summary, hint=hint))
 
 
 def divides(roles: Roles, mesh: Mesh, model: Model, microbatches: int) -> bool:
