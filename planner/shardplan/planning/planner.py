@@ -267,7 +267,7 @@ class Planner:
         `None` where that mesh has none. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
         known = self._coarse.bounds_s
         key = self.instance.cluster.mesh, roles
-        if restriction is None and known.get(key, 0.0) >= enough_s:
+        if restriction is None and key in known and known[key] >= enough_s:
             raise NoBetterError(known[key])
         try:
             return self._with_roles(runtime, roles, search, restriction, enough_s)
