@@ -50,7 +50,7 @@ def interpreters() -> list[str]:
 
 
 def lowest(requirement: str) -> str:
-    """`numpy>=2.0` -> `numpy~=2.0.0`: the lowest release that is allowed, with its repairs, on the Pythons it is for."""
+    """`numpy>=2.0` -> `numpy~=2.0.0`: the lowest release that is allowed, with repairs, on the Pythons it is for."""
     requirement, _, marker = requirement.partition(";")
     name, _, version = requirement.partition(">=")
     parts = [*version.split("."), "0", "0"][:3]

@@ -57,8 +57,7 @@ class Decided:
         """What a device holds when that is most. `loss_bytes`: of the loss, beside the logits; None where there is
         none."""
         held = held_bytes(self.holdings.holdings, self.holdings.moments, self.choice)
-        held[_TEMPORARIES] -= self._twice()
-        assert (held >= 0).all()
+        held[_TEMPORARIES] = np.maximum(held[_TEMPORARIES] - self._twice(), 0)
         peak = peak_of(held)
         if loss_bytes is None:
             return peak
