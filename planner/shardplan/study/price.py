@@ -168,7 +168,7 @@ def _fastest(
         return plan
     room = limit - (loss_memory_bytes(plan, cluster.training) if loss else 0)
     try:
-        return under(room)
+        return under(room) if room > 0 else plan
     except InfeasibleError:
         return plan
 
