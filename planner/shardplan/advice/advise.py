@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -21,7 +21,7 @@ from shardplan.cluster.mesh import make_cluster, merged
 from shardplan.cluster.types import Cluster
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.problem import objective_of
+from shardplan.layout.mesh import Mesh
 from shardplan.model.dims import flag
 from shardplan.model.types import Model
 from shardplan.padding.growth import grown
@@ -102,6 +102,8 @@ class Asked:
     plan: Plan
     ends_s: float
     on_try: Callable[[str], object] = bool
+    planners: dict[tuple[int, Mesh], tuple[Model, Planner]] = field(default_factory=dict, compare=False)
+    """By the `id` of a model, which stands beside, and mesh: cost graphs are built once for all that is asked."""
 
     @property
     def has_many_axes(self) -> bool:
@@ -193,11 +195,8 @@ class Asked:
             return math.inf
         try:
             rough = cluster if self.options.constraints else merged(cluster)[0]  # constraints may name its axes
-            planner = Planner(model, rough, self.options, reasons=False)
-            multipliers = self.plan.summary.multipliers
-            if usual:
-                multipliers = objective_of(planner.built_at()[0]).usual_multipliers
-            answer = planner.solve_at(multipliers)
+            planner = self._planner(model, rough)
+            answer = planner.solve_at(planner.usual_multipliers if usual else self.plan.summary.multipliers)
         except ShardplanError:
             return math.inf
         if answer.solution.outcome == "interrupted":
@@ -205,13 +204,23 @@ class Asked:
         plans = [one for one in judged(answer, planner.limit_bytes, {}) if one.keeps(planner.limit_bytes)]
         return plans[0].step_s if plans else math.inf
 
+    def _planner(self, model: Model, cluster: Cluster) -> Planner:
+        """Raises `ShardplanError` for what cannot be planned."""
+        key = id(model), cluster.mesh
+        if key not in self.planners:
+            self.planners[key] = model, Planner(model, cluster, self.options, reasons=False)
+        return self.planners[key][1]
+
     def _said(self, model: Model, cluster: Cluster, size: Rounding | None) -> Iterator[Advice]:
         """The advice, where the step that a search comes to is short enough."""
-        options, left_s = self.options, self.ends_s - time.monotonic()
-        if math.isfinite(left_s):
-            options = replace(options, time_limit=max(0.0, left_s))
+        left_s = self.ends_s - time.monotonic()
         try:
-            step_ns = finished(Planner(model, cluster, options, reasons=False).plan(work=WORK)).summary.step_ns
+            if math.isfinite(left_s):
+                options = replace(self.options, time_limit=max(0.0, left_s))
+                planner = Planner(model, cluster, options, reasons=False)
+            else:
+                planner = self._planner(model, cluster)
+            step_ns = finished(planner.plan(work=WORK)).summary.step_ns
         except ShardplanError:
             return
         saves = 1 - step_ns / self.plan.summary.step_ns

@@ -90,6 +90,17 @@ class CostGraph:
         return {operator.name: index for index, operator in enumerate(self.model.operators)}
 
     @cached_property
+    def node_numbers(self) -> Mapping[Node, int]:
+        """The place of every node in graph order."""
+        return {node: place for place, (node, _) in enumerate(self.node_data)}
+
+    @cached_property
+    def ends(self) -> tuple[tuple[int, int], ...]:
+        """Numbers of the two nodes of every edge, in graph order."""
+        numbers = self.node_numbers
+        return tuple((numbers[data["source"]], numbers[data["target"]]) for data in self.edge_data)
+
+    @cached_property
     def joins(self) -> tuple[Join, ...]:
         """The edges in graph order."""
         numbers: dict[tuple[Node, Node], int] = {}

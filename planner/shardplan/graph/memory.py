@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.cache import cache_bytes
 from shardplan.graph.moments import Moments
 from shardplan.graph.tensors import TensorSpace
+from shardplan.solve.problem import Usage
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
 Fate = Literal["passing", "saved", "saved again"] | int
@@ -51,6 +53,12 @@ class Memory:
         self.moments = self.time.count
         self._amounts: dict[tuple[object, ...], Index] = {}
         self.holdings: tuple[Holding, ...] = tuple(self._all())
+
+    @cached_property
+    def usages(self) -> tuple[Usage, ...]:
+        """The holdings as a problem has them: nodes by their numbers."""
+        numbers = self.built.node_numbers
+        return tuple(Usage(numbers[one.node], one.start, one.end, one.amount) for one in self.holdings)
 
     def _all(self) -> Iterator[Holding]:
         parameters = {parameter.tensor for parameter in self.built.model.parameters}

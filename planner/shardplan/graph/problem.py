@@ -16,7 +16,7 @@ from shardplan.schedule.objective import (
     step_objective,
 )
 from shardplan.schedule.terms import Priced, Table, Term
-from shardplan.solve.problem import Edge, Problem, Usage
+from shardplan.solve.problem import Edge, Problem
 
 _SOME_SIZE = 0.002
 """Share of all parameters."""
@@ -73,12 +73,10 @@ def _readers_of_weights(built: CostGraph) -> list[int]:
 def to_problem(built: CostGraph, memory: Memory, limit_bytes: int | None, linear: Linear) -> Problem:
     """Arrays for the solver, of one linear function of the terms; equal tables stay the same objects."""
     costs, tables = arrays(built, linear)
-    number = {node: index for index, node in enumerate(node_order(built))}
-    ends = [(number[data["source"]], number[data["target"]]) for data in built.edge_data]
     return Problem(
         costs=costs,
-        edges=tuple(Edge(u, v, table) for (u, v), table in zip(ends, tables, strict=True)),
-        usages=tuple(Usage(number[h.node], h.start, h.end, h.amount) for h in memory.holdings),
+        edges=tuple(Edge(u, v, table) for (u, v), table in zip(built.ends, tables, strict=True)),
+        usages=memory.usages,
         limit=limit_bytes,
     )
 

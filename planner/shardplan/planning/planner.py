@@ -169,6 +169,11 @@ class Planner:
         proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, found.multipliers)
         return assemble(priced, limit, proof)
 
+    @property
+    def usual_multipliers(self) -> Weights:
+        """Multipliers of the objective's sums that searches begin with."""
+        return objective_of(self._graphs.asked()[0]).usual_multipliers
+
     def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
         """The best assignment at given multipliers of the objective's sums, or the proof that there is none."""
         linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
