@@ -12,12 +12,13 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of
 from shardplan.model.read import read_model
-from shardplan.planning.candidates import NoPlanError, Search, of_phases, shortest
+from shardplan.planning.candidates import of_phases, shortest
 from shardplan.planning.chain import MOST_JUDGED, Question, answer, chain
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.judge import judged
 from shardplan.planning.reduction import Assignment, Posed
 from shardplan.planning.rematerialisation import Rematerialisation
+from shardplan.planning.search import NoPlanError, Search
 from shardplan.schedule.objective import at_multipliers
 from shardplan.solve import Solution, evaluate
 

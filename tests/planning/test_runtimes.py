@@ -16,9 +16,9 @@ from shardplan.export.types import Source
 from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model, read_model_bytes
 from shardplan.planning import Planner
-from shardplan.planning.candidates import NoBetterError, Search
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.trainer import check_kind, divides
+from shardplan.planning.search import NoBetterError, Search
 from shardplan.request import TARGETS, Request
 from shardplan.study.instance import load_model, read
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from shardplan.graph.options import PlanOptions
 from shardplan.interruption import Interruption
-from shardplan.planning.candidates import WORK
+from shardplan.planning.search import WORK
 from shardplan.planning.standing import OnProgress, Standing
 from shardplan.units import PS_PER_NS
 

@@ -20,11 +20,12 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
-from shardplan.planning.candidates import ROUGH, Found, NoPlanError, Questions, Search, asked, of_phases
+from shardplan.planning.candidates import ROUGH, asked, of_phases
 from shardplan.planning.chain import AVERAGES, Question
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.planning.runtimes.table import Roles
+from shardplan.planning.search import Found, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Weights
 from shardplan.solve import Plane
 

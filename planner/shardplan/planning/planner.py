@@ -21,7 +21,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Priced, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
-from shardplan.planning.candidates import Found, NoBetterError, NoPlanError, Questions, Search, T, of_linear, shortest
+from shardplan.planning.candidates import of_linear, shortest
 from shardplan.planning.chain import Answer, answer
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import CoarsePlans, Coarser, by_pairs, finer, lifted, work_s
@@ -34,6 +34,7 @@ from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
 from shardplan.planning.runtimes.trainer import check_kind, divides
 from shardplan.planning.said import best_said, said_with, weights_fit
+from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search, T
 from shardplan.planning.standing import OnProgress, Turn, Watch, of_part, of_some
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 

@@ -9,12 +9,12 @@ from typing import Final, TypeVar
 
 from shardplan.cost.recipes import state_bytes
 from shardplan.graph.build import CostGraph, Node
-from shardplan.planning.candidates import Found, NoBetterError, NoPlanError
 from shardplan.planning.instance import Instance
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes.alike import Alike, Way, differing
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import MODULE_ROLES, Roles, Runtime
+from shardplan.planning.search import Found, NoBetterError, NoPlanError
 
 T = TypeVar("T")
 Chosen = tuple[CostGraph, Mapping[Node, int]]

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from shardplan.planning.candidates import WORK, Search
 from shardplan.planning.chain import Answer, Question, most_solved
+from shardplan.planning.search import WORK, Search
 from shardplan.solve import Progress
 from shardplan.units import PS_PER_S
 

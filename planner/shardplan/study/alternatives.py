@@ -22,7 +22,6 @@ from shardplan.plan.assemble import Priced, in_best_buckets
 from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
-from shardplan.planning.candidates import NoPlanError
 from shardplan.planning.chain import Answer
 from shardplan.planning.decided import Decided
 from shardplan.planning.judge import judged
@@ -30,6 +29,7 @@ from shardplan.planning.reduction import Allowed, Restrict, both
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import RUNTIMES, Roles, Runtime
 from shardplan.planning.said import Chosen, alike
+from shardplan.planning.search import NoPlanError
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.units import NS_PER_S, size
 

@@ -23,11 +23,11 @@ from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import CoarsePlans, plan_model
-from shardplan.planning.candidates import NoBetterError
 from shardplan.planning.finer import work_s
 from shardplan.planning.instance import MOST_AXES
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.table import FREE_ROLES
+from shardplan.planning.search import NoBetterError
 from shardplan.planning.standing import OnProgress, Standing, of_part
 from shardplan.processes import run_all
 from shardplan.units import NS_PER_S, PS_PER_NS

@@ -1,0 +1,159 @@
+"""A search for the best plan of an instance: until when it goes on, what it has spent, and what it has found."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias, TypeVar
+
+import numpy as np
+
+from shardplan.graph.options import Effort
+from shardplan.interruption import Interruption
+from shardplan.planning.chain import Answer, Question, most_solved
+from shardplan.planning.instance import Instance
+from shardplan.planning.judge import Candidate, Known, judged
+from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers
+from shardplan.solve import Plane
+
+T = TypeVar("T")
+Questions: TypeAlias = Generator[Question, Answer, T]
+"""What asks questions, is sent their answers, and returns what they come to."""
+
+WORK: Final[Mapping[Effort, float]] = {"quick": 1e4, "thorough": 2e4, "exhaustive": math.inf}
+"""Work, in the units of `shardplan.solve.constants` (a thousand are about a second), after which no further question is
+asked and the best plan is the answer: more finds better plans and bounds of models whose proofs take long."""
+CLOSING = 3.5
+"""Times that laying out a plan takes, which are left of a time limit for making the file of the best one."""
+
+
+class NoPlanError(Exception):
+    """A question that had to have an answer has none."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.solution.outcome)
+        self.answer = answer
+
+
+class NoBetterError(Exception):
+    """No plan of a search is shorter than what was enough: `bound_s` is a lower bound on all of them."""
+
+    def __init__(self, bound_s: float) -> None:
+        super().__init__(f"no step is below {bound_s} s")
+        self.bound_s = bound_s
+
+
+@dataclass(frozen=True)
+class Found:
+    """The plan with the shortest schedule found, the greatest proven lower bound on any (seconds), and the multipliers
+    at which that was found. `limit_bytes`: under which that was proven; further questions are asked under it too: one
+    that stands in no way only costs time. `outcome`: of the last answer; `reproducible`: no clock decided anything;
+    `planes`: of the assignments met; `prices`: of a byte at moments, picoseconds."""
+
+    candidate: Candidate
+    bound_s: float
+    objective: Objective
+    multipliers: Weights
+    limit_bytes: int | None
+    outcome: str = "feasible"
+    reproducible: bool = True
+    planes: tuple[Plane, ...] = ()
+    prices: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def linear(self) -> Linear:
+        """The objective at the best multipliers."""
+        return at_multipliers(self.objective, self.multipliers)
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of the bound."""
+        return 1.0 - self.bound_s / self.candidate.step_s if self.candidate.step_s else 0.0
+
+    @property
+    def is_only_one(self) -> bool:
+        """Whether the layouts are given: no node has a second choice."""
+        return all(np.isfinite(cost).sum() <= 1 for cost in self.candidate.layouts.problem.costs)
+
+    def better(self, others: list[Candidate], limit_bytes: int) -> Found:
+        """The same proof with the best of these plans."""
+        known = [self.candidate, *(other for other in others if other.keeps(limit_bytes))]
+        return replace(self, candidate=min(known, key=lambda one: (not one.keeps(limit_bytes), one.step_s)))
+
+
+@dataclass
+class Spent:
+    """What a search has spent: `work`, in the units of `shardplan.solve.constants`, and the longest time (seconds) that
+    laying out a plan has taken. `solved`: plain problems of the questions answered, at most; `left`: those of questions
+    that may follow, and `later` of searches after that. These are for people; nothing is decided by them."""
+
+    work: float = 0.0
+    layout_s: float = 0.0
+    solved: int = 0
+    left: int = 0
+    later: int = 0
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and until when (`time.monotonic`); `interruption` hears when the user wants what there is.
+    `restricted`: in the layouts of an expert, so that those of others lead nowhere."""
+
+    instance: Instance
+    limit_s: float
+    interruption: Interruption = field(default_factory=Interruption)
+    restricted: bool = False
+    known: Known = field(default_factory=dict)
+    """Plans that were laid out already."""
+    spent: Spent = field(default_factory=Spent)
+
+    @classmethod
+    def of(cls, instance: Instance, interruption: Interruption | None = None, *, restricted: bool = False) -> Search:
+        """The search for a plan of an instance, from now on."""
+        limit = instance.options.time_limit
+        ends_s = math.inf if limit is None else time.monotonic() + limit
+        return cls(instance, ends_s, interruption or Interruption(), restricted)
+
+    @property
+    def ends_s(self) -> float:
+        """When no further question is asked: what is left of the time limit then makes the plan's file."""
+        return self.limit_s - CLOSING * self.spent.layout_s
+
+    @property
+    def work_left(self) -> float:
+        """The work that may still be spent."""
+        options = self.instance.options
+        return (WORK[options.effort] if options.gap > 0.0 else math.inf) - self.spent.work
+
+    @property
+    def averages(self) -> int:
+        """Plain problems of a question about all plans at most."""
+        return most_solved(Question(None), self.instance.options)
+
+    @property
+    def is_over(self) -> bool:
+        return self.interruption.asked or self._is_timed_out or self.work_left <= 0.0
+
+    @property
+    def _is_timed_out(self) -> bool:
+        return time.monotonic() >= self.ends_s
+
+    def share(self, parts: float) -> float:
+        """When one of so many parts of the time that is left has passed."""
+        now = time.monotonic()
+        return now + max(0.0, self.ends_s - now) / parts
+
+    def judged(self, answer: Answer) -> list[Candidate]:
+        """The plans of an answer, the best first; one at least, however late it is."""
+        before, known = time.monotonic(), len(self.known)
+        found = judged(answer, self.instance.limit_bytes, self.known, lambda: self._is_late(before, known))
+        self._is_late(before, known)
+        return found
+
+    def _is_late(self, before: float, known: int) -> bool:
+        """Whether to lay out no more plans; notes how long that takes."""
+        taken = (time.monotonic() - before) / max(1, len(self.known) - known)
+        self.spent.layout_s = max(self.spent.layout_s, taken)
+        return self.interruption.asked or self._is_timed_out
