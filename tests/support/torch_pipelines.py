@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from fractions import Fraction
@@ -157,8 +158,13 @@ def transferred(cases: Any, shape: tuple[int, ...]) -> int:
     """How many transfers from one endpoint to another, some of them gathered, give every process its part."""
     whole = torch.arange(float(math.prod(shape))).view(shape)
     parts = sorted({(end.first_rank, end.mesh.shape) for case in cases for end in case[:2]})
-    meshes = {key: DeviceMesh("cpu", torch.arange(key[0], key[0] + math.prod(key[1])).view(key[1])) for key in parts}
+    meshes = {key: _mesh(*key) for key in parts}
     return sum(_transferred(source, target, gathered, whole, meshes) for source, target, gathered in cases)
+
+
+@functools.cache
+def _mesh(first: int, shape: tuple[int, ...]) -> DeviceMesh:
+    return DeviceMesh("cpu", torch.arange(first, first + math.prod(shape)).view(shape))
 
 
 def _transferred(source: Endpoint, target: Endpoint, gathered: bool, whole: Any, meshes: Any) -> bool:

@@ -64,11 +64,12 @@ def words_of(parallelism: Parallelism) -> str:
 
 
 def verdict(told: Told) -> str:
-    """Whether it fits, in a sentence."""
+    """Whether it fits, and what trainers report of it, in two sentences."""
     used, limit = told.priced.peak.total, told.priced.limit_bytes
+    reserved = f"An allocator reserves about {size(told.priced.reserved_bytes)} for that."
     if told.priced.fits:
-        return f"It fits: {size(used)} of {size(limit)}, {size(limit - used)} to spare."
-    return f"It does not fit: {size(used)} of {size(limit)}, {size(used - limit)} too much."
+        return f"It fits: {size(used)} of {size(limit)}, {size(limit - used)} to spare. {reserved}"
+    return f"It does not fit: {size(used)} of {size(limit)}, {size(used - limit)} too much. {reserved}"
 
 
 def best_line(told: Told) -> str:
@@ -104,6 +105,7 @@ def price_document(told: Told) -> dict[str, object]:
         "fits": priced.fits,
         "memory_limit_bytes": priced.limit_bytes,
         "memory_bytes": {**{name: getattr(priced.peak, name) for name in CATEGORIES}, "total": priced.peak.total},
+        "reserved_bytes": priced.reserved_bytes,
         "memory_of_stages_bytes": [memory.total for memory in priced.memory],
         "step_us": summary.step_ns / 1000,
         "compute_us": spent.compute_ns / 1000,

@@ -80,6 +80,13 @@ class Priced:
     memory: tuple[Memory, ...]
     limit_bytes: int
     microbatches: int
+    usable_fraction: float
+    """Of what an allocator reserves, so much is held at a peak: the rest is between its blocks."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What an allocator reserves for the peak: what trainers report as memory."""
+        return round(self.peak.total / self.usable_fraction)
 
     @property
     def peak(self) -> Memory:
@@ -137,7 +144,8 @@ def price(
         plan = _fastest(
             model, part.cluster, options, limit, fixed, on_progress, sharded=parallelism.shards_parameters, flat=flat
         )
-        return Priced(parallelism, plan, (plan.summary.memory,), limit, options.microbatches)
+        held = (plan.summary.memory,)
+        return Priced(parallelism, plan, held, limit, options.microbatches, cluster.device.usable_fraction)
     whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
     return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress, flat=flat)
 
@@ -216,7 +224,8 @@ def _pipeline(
     found = with_sends(found, transfers, schedule, options.microbatches)
     plan = plan_of(Asked(model, cluster, options, schedule, stages), found)
     memory = tuple(_sum([plans[place].summary.memory for place in stands_for[at::stages]]) for at in range(stages))
-    return Priced(parallelism, plan, memory, limit, options.microbatches)
+    fraction = cluster.device.usable_fraction
+    return Priced(parallelism, plan, memory, limit, options.microbatches, fraction)
 
 
 def _borders(

@@ -55,7 +55,7 @@ def pipeline(
     """
     stages = _check(model, plan)
     ProcessGroups(plan, mesh)
-    build = _Build(model, stages, stage_meshes(stages, mesh.device_type), strict=strict)
+    build = _Build(model, stages, stage_meshes(stages, mesh), strict=strict)
     build.program = export_program(model, example_inputs, dict(example_kwargs or {}))
     every = name_parameters(model, _union(plan, stages), rename=rename, ignore=ignore, strict=strict)
     build.named = [
