@@ -28,7 +28,7 @@ def planned(monkeypatch):
 
     def plan_as(outcome):
         monkeypatch.setattr("shardplan.study.remedies.find_remedies", lambda *_: ())
-        monkeypatch.setattr("shardplan.advice.advise.advise", lambda *_: [])  # the plan is of another model
+        monkeypatch.setattr("shardplan.advice.advise.advise", lambda *_, **__: [])  # the plan is of another model
 
         def plan_model(model, cluster, options, *hooks):
             asked.append(options)
