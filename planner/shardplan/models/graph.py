@@ -89,6 +89,12 @@ class GraphWriter:
         )
         return tuple(outputs)
 
+    def split(self, x: str, shape: Shape, sizes: Sequence[int], module: str, axis: int = -1) -> tuple[str, ...]:
+        """The pieces of a value of `shape` along a dim, by default the last one."""
+        axis %= len(shape)
+        results = [((*shape[:axis], size, *shape[axis + 1 :]), self.dtype) for size in sizes]
+        return self.apply_many("Split", [x, self.integers(*sizes)], results, module, attributes={"axis": axis})
+
     def model(self, name: str, outputs: Sequence[str], dims: Mapping[str, int]) -> Model:
         """The finished model, with its repeated blocks found."""
         operators = tuple(self.operators)

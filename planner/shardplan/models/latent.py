@@ -25,12 +25,12 @@ def latent_heads(
         q, inner = norm(latent, f"{module}.q_a_layernorm", (*rows, spec.q_rank)), spec.q_rank
     q = linear(q, f"{module}.q_b_proj" if spec.q_rank else f"{module}.q_proj", inner, heads * width)
     down = linear(x, f"{module}.kv_a_proj_with_mqa", spec.hidden, spec.kv_rank + rope)
-    latent, turned = _split(graph, down, (*rows, spec.kv_rank + rope), (spec.kv_rank, rope), module)
+    latent, turned = graph.split(down, (*rows, spec.kv_rank + rope), (spec.kv_rank, rope), module)
     latent = norm(latent, f"{module}.kv_a_layernorm", (*rows, spec.kv_rank))
     both = linear(latent, f"{module}.kv_b_proj", spec.kv_rank, heads * (width - rope + value))
     both = by_head(graph, both, rows, heads, width - rope + value, module)
     shape = (spec.batch, heads, spec.seq, width - rope + value)
-    plain, v = _split(graph, both, shape, (width - rope, value), module)
+    plain, v = graph.split(both, shape, (width - rope, value), module)
     turned = graph.apply("Unsqueeze", [turned, graph.integers(1)], (spec.batch, 1, spec.seq, rope), module)
     shared = (spec.batch, heads, spec.seq, rope)
     turned = graph.apply("Expand", [turned, graph.integers(*shared)], shared, module)
@@ -43,8 +43,3 @@ def by_head(graph: GraphWriter, x: str, rows: tuple[int, int], heads: int, width
     shape = (*rows, heads, width)
     x = graph.apply("Reshape", [x, graph.integers(*shape)], shape, module)
     return graph.apply("Transpose", [x], (rows[0], heads, rows[1], width), module, perm=(0, 2, 1, 3))
-
-
-def _split(graph: GraphWriter, x: str, shape: tuple[int, ...], sizes: tuple[int, int], module: str) -> tuple[str, ...]:
-    results = [((*shape[:-1], size), graph.dtype) for size in sizes]
-    return graph.apply_many("Split", [x, graph.integers(*sizes)], results, module, attributes={"axis": len(shape) - 1})

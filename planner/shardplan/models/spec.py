@@ -138,16 +138,20 @@ class TransformerSpec:
             return min(self.seq, max(1, math.ceil(self.skew * self.top_k * self.seq / self.experts)))
         return max(1, int(self.capacity * self.top_k * self.seq / self.experts))
 
+    def letter_of(self, layer: int) -> str:
+        """What the pattern says of a layer."""
+        return self.pattern[layer % len(self.pattern)]
+
     def is_routed(self, layer: int) -> bool:
         """Whether the MLP of a layer is a mixture of experts: as the pattern says, or the last of every `moe_every`."""
         if self.pattern:
-            return self.pattern[layer % len(self.pattern)] == "E"
+            return self.letter_of(layer) == "E"
         return bool(self.experts) and layer >= self.dense_layers and layer % self.moe_every == self.moe_every - 1
 
     def parts_of(self, layer: int) -> tuple[Part, ...]:
         """What a layer consists of, in order; each part has a norm and a residual of its own."""
         if self.pattern:
-            return (_PARTS[self.pattern[layer % len(self.pattern)]],)
+            return (_PARTS[self.letter_of(layer)],)
         return "attention", "mlp"
 
     @property
@@ -228,9 +232,9 @@ def _contradictions(spec: TransformerSpec) -> Iterable[Diagnostic]:
         yield _bad(f"heads ({spec.heads}) is no multiple of kv_heads ({spec.key_heads})")
     if spec.look.rotary and spec.width % 2:
         yield _bad(f"the size of a head ({spec.width}) is odd, so it cannot be rotated", "choose even head sizes")
-    gated = ("silu", "gelu") if spec.look.gated else ("gelu", "relu2")
-    if spec.activation and spec.activation not in gated:
-        hint = f"leave it out, or choose {' or '.join(gated)}"
+    allowed = ("silu", "gelu") if spec.look.gated else ("gelu", "relu2")
+    if spec.activation and spec.activation not in allowed:
+        hint = f"leave it out, or choose {' or '.join(allowed)}"
         yield _bad(f"MLPs of style {spec.style} have no activation '{spec.activation}'", hint)
     if (spec.qkv_bias or spec.qk_norm) and spec.style != "llama":
         yield _bad(f"qkv_bias and qk_norm are of style llama, not {spec.style}", "leave them out")

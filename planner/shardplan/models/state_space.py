@@ -44,29 +44,20 @@ class _Mixer:
         spec, module = self.spec, self.module
         sizes = (self.inner, self.inner, self.shared, self.shared, self.heads)
         made = linear(x, f"{module}.in_proj", spec.hidden, sum(sizes))
-        gate, *convolved, step = self._split(made, sizes)
+        gate, *convolved, step = self.graph.split(made, (*self.rows, sum(sizes)), sizes, f"{module}.in_proj")
         value, key, query = self._convolved(convolved, sizes[1:4])
         y = self._recurrence(query, key, value, self._step(step))
         return linear(self._gated_norm(y, gate), f"{module}.out_proj", self.inner, spec.hidden)
-
-    def _split(self, x: str, sizes: Sequence[int]) -> tuple[str, ...]:
-        results = [((*self.rows, size), self.graph.dtype) for size in sizes]
-        return self.graph.apply_many(
-            "Split", [x, self.graph.integers(*sizes)], results, f"{self.module}.in_proj", attributes={"axis": 2}
-        )
 
     def _convolved(self, parts: Sequence[str], sizes: Sequence[int]) -> tuple[str, ...]:
         """Every channel over its last tokens. Checkpoints hold one weight for all parts."""
         graph, module, taps = self.graph, f"{self.module}.conv1d", self.spec.conv_size
         batch, seq = self.rows
-        channels, split = sum(sizes), graph.integers(*sizes)
+        channels = sum(sizes)
         weight = graph.weight(f"{module}.weight", (channels, 1, taps))
         bias = graph.weight(f"{module}.bias", (channels,))
-        cut = {"axis": 0}
-        weights = graph.apply_many(
-            "Split", [weight, split], [((n, 1, taps), graph.dtype) for n in sizes], module, attributes=cut
-        )
-        biases = graph.apply_many("Split", [bias, split], [((n,), graph.dtype) for n in sizes], module, attributes=cut)
+        weights = graph.split(weight, (channels, 1, taps), sizes, module, axis=0)
+        biases = graph.split(bias, (channels,), sizes, module)
         found = []
         for part, size, one, shift in zip(parts, sizes, weights, biases, strict=True):
             y = graph.apply("Transpose", [part], (batch, size, seq), module, perm=(0, 2, 1))

@@ -206,9 +206,7 @@ class _Builder:
             hidden, bias = self.spec.hidden, self.spec.qkv_bias
             return tuple(self._linear(x, m, hidden, size, bias=bias) for m, size in zip(modules, sizes, strict=True))
         packed = self._linear(x, modules[0], self.spec.hidden, sum(sizes))
-        results = [((*self.rows, size), self.spec.dtype) for size in sizes]
-        operands = [packed, self.graph.integers(*sizes)]
-        return self.graph.apply_many("Split", operands, results, modules[0], attributes={"axis": 2})
+        return self.graph.split(packed, (*self.rows, sum(sizes)), sizes, modules[0])
 
     def _by_head(self, x: str, heads: int, module: str) -> str:
         """[batch, seq, heads * width] -> [batch, heads, seq, width]."""
