@@ -74,9 +74,12 @@ class Answer:
 
 def most_solved(question: Question, options: PlanOptions) -> int:
     """Plain problems that the answer takes at most: one of a linear function, else one for each averaging of maxima."""
-    if question.linear is not None or options.gap <= 0.0:
-        return 1
-    return question.averages or AVERAGES[options.effort]
+    return max(1, _averages(question, options)) if question.linear is None else 1
+
+
+def _averages(question: Question, options: PlanOptions) -> int:
+    """Averagings of maxima at most; 0 where the maxima themselves are to be solved for."""
+    return (question.averages or AVERAGES[options.effort]) if options.gap > 0.0 else 0
 
 
 def chain(
@@ -172,7 +175,7 @@ def _solved(
         on_progress=on_progress,
         unproven=question.unproven,
         start=start,
-        averages=(question.averages or AVERAGES[options.effort]) if options.gap > 0.0 else 0,
+        averages=_averages(question, options),
         planes=question.planes,
         prices=question.prices,
         below=question.below_s * PS_PER_S,

@@ -59,7 +59,7 @@ def alpa_products(built: CostGraph) -> Allowed:
 
 def _restricted(problem: Problem, built: CostGraph, rules: Sequence[Callable[[CostGraph], Allowed]]) -> Problem:
     """`problem` under `rules`, each at the nodes where it leaves a choice."""
-    number = {node: index for index, node in enumerate(node_order(built))}
+    number = built.node_numbers
     for rule in rules:
         possible = (
             (node, mask) for node, mask in rule(built).items() if np.isfinite(problem.costs[number[node]][mask]).any()
