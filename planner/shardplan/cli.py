@@ -31,6 +31,7 @@ from shardplan.verbs.evaluate import evaluate
 from shardplan.verbs.evaluate_problem import evaluate_problem
 from shardplan.verbs.explain import explain
 from shardplan.verbs.export import export
+from shardplan.verbs.help import whole_words
 from shardplan.verbs.init import init
 from shardplan.verbs.inspect import inspect
 from shardplan.verbs.launch import launch, launch_env
@@ -122,6 +123,7 @@ for _verb in (
     evaluate_problem,
 ):
     cli.add_command(_verb)
+whole_words(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

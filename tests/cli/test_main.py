@@ -2,22 +2,32 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from command_line import unproven
 from example_plans import example_plan, example_summary
 
 import shardplan.study.solve
+from shardplan.cli import cli
 from shardplan.errors import InfeasibleError, LimitError, error
 from shardplan.plan.file import read_plan, write_plan
 from shardplan.planning import PlanOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLVE = ("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
+
+
+def _commands(command: click.Command, *path: str):
+    """The words that lead to every command."""
+    yield path
+    for name, each in command.commands.items() if isinstance(command, click.Group) else ():
+        yield from _commands(each, *path, name)
 
 
 @pytest.fixture
@@ -115,6 +125,11 @@ class TestCodes:
 
     def test_bad_choice(self, shardplan, folder):
         assert shardplan("solve", "m.onnx", "--mode", "serving").code == 2
+
+    def test_no_line_of_help_ends_inside_a_name(self, shardplan):
+        for path in _commands(cli):
+            for line in shardplan(*path, "--help").out.splitlines():
+                assert not re.search(r"\w-$|(?<!\])\.\.\.$", line) or line.startswith("Usage: "), line
 
     @pytest.mark.parametrize("arguments", [("--help",), ("solve", "--help"), ("--version",), ("profiles", "--help")])
     def test_help(self, shardplan, arguments):

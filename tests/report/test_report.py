@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def test_the_parts_of_a_step_are_the_step(plan: Plan) -> None:
     summary = summary_bar(plan)
     assert sum(part for _, part, _ in summary["parts"]) == pytest.approx(plan.summary.step_ns, rel=1e-3)
     assert sum(size for _, size in summary["memory"]) == summary["held"] == plan.summary.memory.total
+
+
+def test_what_is_not_proven_optimal_is_called_so_nowhere(plan: Plan) -> None:
+    bound = plan.summary.step_ns - 1
+    near = replace(plan, summary=replace(plan.summary, outcome="feasible", bound_ns=bound, step_bound_ns=bound))
+    assert summary_bar(near)["proof"].startswith("optimality gap <0.1 % ")
+    proven = replace(near, summary=replace(near.summary, outcome="optimal"))
+    assert summary_bar(proven)["proof"].startswith("optimal: ")
 
 
 def test_the_critical_path_takes_as_long_as_the_step_and_its_tasks_follow_each_other(plan: Plan) -> None:

@@ -42,7 +42,6 @@ def _about(plan: Plan, file: str, alternatives: Alternatives) -> dict[str, objec
         "kind": "pipeline" if plan.pipeline else "plan",
         "file": one_line(file),
         "line": one_line(plan_line(plan)),
-        "proof": one_line(proof_line(plan.summary, measure, staged=plan.pipeline is not None)),
         "unit": measure.unit,
         "facts": _facts(plan),
         "summary": summary_bar(plan),
@@ -84,12 +83,12 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def summary_bar(plan: Plan) -> dict[str, object]:
-    """Step, its bound, what it consists of, and memory by category."""
+    """Step, what proves it, what it consists of, and memory by category."""
     summary, spent = plan.summary, breakdown(plan)
+    measure = measure_of(plan.model.get(_PRICED))
     return {
         "step": summary.step_ns,
-        "bound": summary.least_ns,
-        "gap": summary.slack,
+        "proof": one_line(proof_line(summary, measure, staged=plan.pipeline is not None)),
         "parts": _step_parts(plan, spent),
         "overlapped": spent.overlapped_ns,
         "memory": list(memory_parts(summary.memory).items()),

@@ -17,8 +17,6 @@ from shardplan.verbs.session import Session, verb
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardplan.extras.calibration.collectives import Fitted
-
 _GROUP = re.compile(r"(\d+)[xX×](\d+)")
 _FAR_OFF = 1.5
 """A measured step that differs from the predicted one by more than this factor hints at another plan or machine."""
@@ -35,7 +33,7 @@ def calibrate() -> None:
     """Fit a cluster profile to measurements on your machine: collectives, matrix products, traces of a run, a step."""
 
 
-@calibrate.command()
+@calibrate.command(short_help="Fit links to logs of nccl-tests or rccl-tests.")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=str))
 @_base_option
 @click.option("--group", metavar="MACHINESxDEVICES", help="What the logs ran on, if they do not list their ranks.")
@@ -51,6 +49,7 @@ def nccl(session: Session, /, logs: tuple[str, ...], cluster: str, group: str | 
     from shardplan.cluster.profile import load_profile
     from shardplan.extras.calibration.collectives import calibrate as fit
     from shardplan.extras.calibration.nccl_log import read_logs
+    from shardplan.render.calibration import show_fits
 
     _refuse_two_documents(session, output)
     base = load_profile(cluster)
@@ -70,10 +69,10 @@ def nccl(session: Session, /, logs: tuple[str, ...], cluster: str, group: str | 
         for entry in fits
     ]
     _deliver(session, text, output)
-    return _finish(session, {"profile": output, "fits": rows}, output, lambda console: _show_fits(console, fits))
+    return _finish(session, {"profile": output, "fits": rows}, output, lambda console: show_fits(console, rows))
 
 
-@calibrate.command()
+@calibrate.command(short_help="Fit a device to measured matrix products.")
 @click.argument("table", metavar="CSV", type=click.Path(path_type=str))
 @_base_option
 @_output_option
@@ -101,7 +100,7 @@ def gemm(session: Session, /, table: str, cluster: str, output: str) -> int:
     return _finish(session, {"profile": output, "products": len(products), "error": round(left, 4)}, output, show)
 
 
-@calibrate.command()
+@calibrate.command(short_help="Fit a profile to traces of torch.profiler.")
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path(path_type=str))
 @_base_option
 @_output_option
@@ -116,6 +115,7 @@ def trace(session: Session, /, traces: tuple[str, ...], cluster: str, output: st
     from shardplan.cluster.profile import load_profile
     from shardplan.extras.calibration.kineto import read_traces
     from shardplan.extras.calibration.traced import calibrate as fit
+    from shardplan.render.calibration import show_factors
 
     _refuse_two_documents(session, output)
     base = load_profile(cluster)
@@ -132,21 +132,10 @@ def trace(session: Session, /, traces: tuple[str, ...], cluster: str, output: st
         for each in factors
     ]
 
-    def show(console: Console) -> None:
-        from shardplan.render.console import emit
-
-        for each in factors:
-            what = f"{each.kind} ({each.level})" if each.level else each.kind
-            emit(
-                console,
-                f"{what:<24}{each.factor:6.2f} times the predicted time, ±{100 * each.spread:.0f} %, "
-                f"of {each.count} kernels",
-            )
-
-    return _finish(session, {"profile": output, "factors": rows}, output, show)
+    return _finish(session, {"profile": output, "factors": rows}, output, lambda console: show_factors(console, rows))
 
 
-@calibrate.command()
+@calibrate.command(short_help="Compare a measured step with a plan.")
 @click.argument("plan", type=click.Path(path_type=str))
 @click.option(
     "--measured-ms", type=click.FloatRange(min=0, min_open=True), required=True, help="What one step really takes."
@@ -159,6 +148,7 @@ def step(session: Session, /, plan: str, measured_ms: float) -> int:
     changes no choice.
     """
     from shardplan.plan.file import read_plan
+    from shardplan.render.calibration import show_step
 
     if not math.isfinite(measured_ms):
         raise click.BadParameter(f"{measured_ms} is no time.", param_hint="'--measured-ms'")
@@ -179,31 +169,15 @@ def step(session: Session, /, plan: str, measured_ms: float) -> int:
         "scheduled_factor": round(factor, 4),
     }
 
-    def show(console: Console) -> None:
-        from shardplan.render.console import emit
-
-        emit(console, f"measured   {measured_ms:.4g} ms")
-        emit(console, f"planned    {predicted_ms:.4g} ms, measured is {factor:.3f} times that")
-
-    return session.finish(document, show)
-
-
-def _show_fits(console: Console, fits: list[Fitted]) -> None:
-    from shardplan.render.console import emit
-
-    for entry in fits:
-        found = entry.measurement
-        where = f"{found.collective} on {found.nodes}x{found.per_node}"
-        speed = f"{entry.busbw_bytes_per_s / GIGA:8.1f} GB/s, {entry.latency_s * US_PER_S:7.1f} us"
-        kept = ", kept as measured" if entry.kept else ""
-        emit(console, f"{where:<24}{speed}, off by {100 * entry.error:.1f} %{kept}")
+    return session.finish(document, lambda console: show_step(console, measured_ms, predicted_ms))
 
 
 def _deliver(session: Session, text: str, output: str) -> None:
     from shardplan.cluster.profile import profile_from_text
     from shardplan.plan.file import write_other
 
-    for diagnostic in profile_from_text(text, "calibrated").warnings:
+    name = "calibrated" if output == "-" else re.sub(r"\.ya?ml$", "", output)
+    for diagnostic in profile_from_text(text, name).warnings:
         session.say(diagnostic)
     if output == "-":
         session.write_text(text)

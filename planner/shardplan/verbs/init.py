@@ -49,6 +49,8 @@ def init(session: Session, /, **given: Any) -> int:
     from shardplan.cluster.profile import load_profile
     from shardplan.study.project import project_files
 
+    if given["like"]:  # a wrong name is said before anything is asked
+        load_profile(f"builtin:{given['like']}")
     asked = _project(given, ask=sys.stdin.isatty() and not session.as_json)
     profile = load_profile(f"builtin:{asked.base}")
     files = project_files(asked, profile)
@@ -88,7 +90,12 @@ def _project(given: Mapping[str, Any], *, ask: bool) -> Project:
         found[name] = given[name]
         if found[name] is None and ask:
             found[name] = click.prompt(
-                _QUESTIONS[name], default=default, type=kinds.get(name), show_choices=False, err=True
+                _QUESTIONS[name],
+                default=default,
+                type=kinds.get(name),
+                show_choices=False,
+                show_default=bool(default),
+                err=True,
             )
         found[name] = default if found[name] is None else found[name]
     workflow = not given["no_ci"]

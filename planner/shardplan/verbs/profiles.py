@@ -40,7 +40,7 @@ def list_all(session: Session, /) -> int:
     return session.finish(document, lambda console: show_profiles(console, loaded))
 
 
-@profiles.command("show")
+@profiles.command("show", short_help="Print a profile with every default written out.")
 @click.argument("name", shell_complete=completing(profile_names, files=True))
 @verb
 def show_one(session: Session, /, name: str) -> int:
@@ -93,7 +93,7 @@ def detect(session: Session, /, files: tuple[str, ...], machines: int | None, ou
     return session.finish(document, lambda console: emit(console, f"wrote {output}, which extends {found.base}"))
 
 
-@profiles.command("check")
+@profiles.command("check", short_help="Check profile files: every fault, with line and column.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @verb
 def check(session: Session, /, files: tuple[str, ...]) -> int:

@@ -6,10 +6,10 @@ function costs(report) {
 const partColor = (name, axis) => (axis >= 0 ? axisColor(axis) : name === "compute" ? "var(--compute)" : name === "bubble" ? "var(--bubble)" : "var(--other)");
 // `whole`: what the full width of the bar stands for, where two plans are compared
 function stepCard(report, whole = 0) {
-  const { step, bound, gap, parts, overlapped } = report.summary, format = costs(report);
+  const { step, proof, parts, overlapped } = report.summary, format = costs(report);
   const width = Math.max(whole, step, parts.reduce((sum, [, value]) => sum + value, 0)) || 1;
   return el("div", { class: "card" }, el("h3", {}, "Step"),
-    el("div", { class: "big" }, format(step)), el("div", { class: "soft" }, gap >= 0.0005 ? `optimality gap ${percent(gap)} (lower bound ${format(bound)})` : "optimal"),
+    el("div", { class: "big" }, format(step)), el("div", { class: "soft" }, proof.split(": ")[0]),
     bar(parts.map(([name, value, axis]) => [name, value, partColor(name, axis)]), width, format, "step"),
     overlapped ? el("p", { class: "soft" }, `overlapped communication ${format(overlapped)}`) : null);
 }
@@ -56,7 +56,7 @@ function meshCard(report) {
 }
 function head(report) {
   return section("summary", "Summary",
-    el("p", { class: "lead" }, report.line, ". ", el("b", {}, report.proof), "."),
+    el("p", { class: "lead" }, report.line, ". ", el("b", {}, report.summary.proof), "."),
     el("dl", { class: "facts" }, report.facts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text)))),
     el("div", { class: "grid" }, stepCard(report), memoryCard(report.summary), meshCard(report)),
     report.warnings.map((text) => el("p", { class: "warning" }, text)));
