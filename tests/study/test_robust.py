@@ -50,12 +50,16 @@ def test_a_plan_for_another_machine_has_some(model, cluster, plan):
 
 def test_ends_of_the_slack_are_around_the_profile(model, cluster, plan):
     counted = []
-    found = robustness(model, cluster, OPTIONS, plan, draws=2, on_done=lambda: counted.append(1))
+    found = robustness(model, cluster, OPTIONS, plan, draws=2, on_done=lambda *told: counted.append(told))
     assert [slack.constant for slack in found.slacks] == list(constants(cluster))
     assert all(0 <= slack.low <= 1 <= slack.high for slack in found.slacks)
     assert len(found.regrets) == 2
     assert 0 <= found.regrets[0] <= found.regrets[1] < math.inf
     assert 2 + 2 * len(found.slacks) <= len(counted) <= 2 + 6 * len(found.slacks)
+    totals = [done + left for done, left in counted]
+    assert [done for done, _ in counted] == list(range(1, len(counted) + 1))
+    assert totals == sorted(totals, reverse=True)
+    assert (totals[0], totals[-1]) == (2 + 6 * len(found.slacks), len(counted))
 
 
 def test_draws_depend_on_the_seed_alone(model, cluster, plan):

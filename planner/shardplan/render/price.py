@@ -39,7 +39,7 @@ def show_price(console: Console, told: Told) -> None:
         console,
         facts(
             ("runs as", ", ".join(filter(None, [words_of(priced.parallelism), _PRECISIONS[told.precision]]))),
-            ("on", f"{priced.parallelism.devices:,} devices of {priced.plan.cluster['name']}"),
+            ("on", f"{priced.parallelism.devices:,} device{'s' * (priced.parallelism.devices != 1)} of {priced.plan.cluster['name']}"),
             ("batch", _batch(told)),
         ),
         "", rows, "", parts, "", verdict(told), best_line(told),
@@ -49,7 +49,7 @@ def show_price(console: Console, told: Told) -> None:
 def _batch(told: Told) -> str:
     count, rows = told.priced.microbatches, "row" if told.micro_batch == 1 else "rows"
     parts = f"{count:,} microbatch{'es' * (count != 1)} of {told.micro_batch} {rows} per rank"
-    return f"{told.global_batch:,} rows: {parts}"
+    return f"{told.global_batch:,} row{'s' * (told.global_batch != 1)}: {parts}"
 
 
 def words_of(parallelism: Parallelism) -> str:

@@ -31,6 +31,8 @@ WORTH_HAVING = 0.01
 FARTHEST = 2.0
 NOT_OF_A_PIPELINE = error("pipeline-plan", "robustness is known of plans of one mesh, not of pipelines")
 _HALVINGS = 2
+_MOST_ASKED = 2 * (1 + _HALVINGS)
+"""Factors of one constant that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +74,31 @@ def robustness(
     options: PlanOptions,
     plan: Plan,
     draws: int,
-    on_done: Callable[[], None] | None = None,
+    on_done: Callable[[int, int], None] | None = None,
 ) -> Robustness:
     """What `plan`, the best one for `model` on `cluster`, is worth when the constants of `cluster` are others.
 
-    Two solves per draw, and up to a dozen per constant; `on_done` is called after every two. Raises `ShardplanError`
-    (`pipeline-plan`) for a pipeline.
+    Two solves per draw, and up to a dozen per constant; `on_done` hears after every two how many pairs are done and how
+    many are left at most. Raises `ShardplanError` (`pipeline-plan`) for a pipeline.
     """
     if plan.pipeline is not None:
         raise ShardplanError(NOT_OF_A_PIPELINE)
-    rng = np.random.default_rng(options.seed)
+    rng, names, done = np.random.default_rng(options.seed), constants(cluster), itertools.count(1)
 
-    def regret_on(other: Cluster) -> float:
+    def regret_on(other: Cluster, left: int) -> float:
         found = regret(model, other, options, plan)
         if on_done is not None:
-            on_done()
+            on_done(next(done), left)
         return found
 
-    regrets = sorted(regret_on(drawn(cluster, rng)) for _ in range(draws))
-    slacks = tuple(_slack(name, lambda factors: regret_on(perturbed(cluster, factors))) for name in constants(cluster))
-    spreads = [spread_of(cluster, name) for name in constants(cluster)]
+    def slack(number: int, name: str) -> Slack:
+        later = (len(names) - number) * _MOST_ASKED
+        return _slack(name, lambda factors, left: regret_on(perturbed(cluster, factors), left + later))
+
+    later = len(names) * _MOST_ASKED
+    regrets = sorted(regret_on(drawn(cluster, rng), draws - number + later) for number in range(1, draws + 1))
+    slacks = tuple(slack(number, name) for number, name in enumerate(names, 1))
+    spreads = [spread_of(cluster, name) for name in names]
     return Robustness(tuple(regrets), slacks, (min(spreads), max(spreads)))
 
 
@@ -106,22 +113,23 @@ def regret(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan) -> 
     return max(0.0, held / max(best, 1) - 1.0)
 
 
-def _slack(name: str, regret_at: Callable[[Mapping[str, float]], float]) -> Slack:
-    """Both ends by halving the interval on the logarithm, from twice (half) the value down."""
+def _slack(name: str, regret_at: Callable[[Mapping[str, float], int], float]) -> Slack:
+    """Both ends by halving the interval on the logarithm, from twice (half) the value down. `regret_at` also takes how
+    many are asked after it at most."""
 
-    def holds(power: float) -> bool:
-        return regret_at({name: FARTHEST**power}) <= WORTH_HAVING
+    def reach(direction: float, later: int) -> float:
+        def holds(power: float, left: int) -> bool:
+            return regret_at({name: FARTHEST ** (direction * power)}, left + later) <= WORTH_HAVING
 
-    def reach(direction: float) -> float:
-        if holds(direction):
+        if holds(1.0, _HALVINGS):
             return math.inf
         inside, outside = 0.0, 1.0
-        for _ in range(_HALVINGS):
+        for left in reversed(range(_HALVINGS)):
             middle = (inside + outside) / 2
-            inside, outside = (middle, outside) if holds(direction * middle) else (inside, middle)
+            inside, outside = (middle, outside) if holds(middle, left) else (inside, middle)
         return inside
 
-    return Slack(name, FARTHEST ** -reach(-1.0), FARTHEST ** reach(1.0))
+    return Slack(name, FARTHEST ** -reach(-1.0, _MOST_ASKED // 2), FARTHEST ** reach(1.0, 0))
 
 
 @dataclass(frozen=True, slots=True)

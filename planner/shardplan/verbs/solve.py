@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import time
@@ -283,12 +282,10 @@ def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]
     from shardplan.study.robust import robustness
 
     instance = order.instance
-    told, done = session.begin("trying other constants"), itertools.count(1)
+    told = session.begin("trying other constants")
 
-    def tell() -> None:
-        number = next(done)
-        doing = f"{number} of {order.draws} tried"
-        told(Standing(math.inf, -math.inf, doing=doing, done=number, left=order.draws - number))
+    def tell(done: int, left: int) -> None:
+        told(Standing(math.inf, -math.inf, doing=f"{done} of at most {done + left} tried", done=done, left=left))
 
     found = robustness(answer.model, answer.cluster, instance.options, answer.plan, order.draws, tell)
     if not order.is_piped:
