@@ -39,17 +39,21 @@ def show_price(console: Console, told: Told) -> None:
         console,
         facts(
             ("runs as", ", ".join(filter(None, [words_of(priced.parallelism), _PRECISIONS[told.precision]]))),
-            ("on", f"{priced.parallelism.devices:,} device{'s' * (priced.parallelism.devices != 1)} of {priced.plan.cluster['name']}"),
+            ("on", f"{_counted(priced.parallelism.devices, 'device')} of {priced.plan.cluster['name']}"),
             ("batch", _batch(told)),
         ),
         "", rows, "", parts, "", verdict(told), best_line(told),
     )  # fmt: skip
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def _batch(told: Told) -> str:
-    count, rows = told.priced.microbatches, "row" if told.micro_batch == 1 else "rows"
-    parts = f"{count:,} microbatch{'es' * (count != 1)} of {told.micro_batch} {rows} per rank"
-    return f"{told.global_batch:,} row{'s' * (told.global_batch != 1)}: {parts}"
+    count = told.priced.microbatches
+    parts = f"{count:,} microbatch{'es' * (count != 1)} of {_counted(told.micro_batch, 'row')} per rank"
+    return f"{_counted(told.global_batch, 'row')}: {parts}"
 
 
 def words_of(parallelism: Parallelism) -> str:
