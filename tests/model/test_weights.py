@@ -298,11 +298,35 @@ def test_two_weights_of_one_module_keep_their_own_names(read, proto):
     assert [parameter.name for parameter in read(model).parameters] == ["fc.weight", "val_2"]
 
 
-def test_weights_merged_by_the_exporter_have_aliases(read, proto):
-    text = "g (float[2, 3] x) => (float[2, 3] y) { a = RMSNormalization(x, s)  y = RMSNormalization(a, s) }"
-    model = rename(with_weights(proto, text, opset=23, s=B), "s", "norm1.weight")
-    scope(model, ["norm1"], ["norm2"])
-    assert only(read(model)).aliases == ("norm2.weight",)
+def test_vectors_merged_by_the_exporter_are_each_modules_own(read, proto):
+    """`torch.onnx.export` stores equal vectors once, under the first name."""
+    text = """g (float[2, 3] x) => (float[2, 3] y) {
+        a = RMSNormalization(x, s)  b = RMSNormalization(a, s)  c = Mul(b, s)  d = Mul(c, s)  y = Add(d, s) }"""
+    model = rename(with_weights(proto, text, opset=23, s=B), "s", "layers.0.norm.gain")
+    scope(model, ["layers.0.norm"], ["layers.1.norm"], ["layers.1.q_norm"], ["layers.0"], ["layers.1.fc"])
+    found = read(model)
+    assert [(each.name, each.onnx, each.aliases) for each in found.parameters] == [
+        ("layers.0.norm.gain", "layers.0.norm.gain", ()),  # which the module that contains the norm reads, too
+        ("layers.1.norm.gain", "layers.0.norm.gain", ()),
+        ("layers.1.q_norm.gain", "layers.0.norm.gain", ()),
+        ("layers.1.fc.bias", "layers.0.norm.gain", ()),
+    ]
+    assert [operator.inputs[1] for operator in found.operators][3] == "layers.0.norm.gain"
+
+
+def test_a_vector_of_no_reader_stays_one(read, proto):
+    """`scale` belongs to a module that reads nothing itself: two readers share it."""
+    text = "g (float[2, 3] x) => (float[2, 3] y) { a = Mul(x, s)  y = Mul(a, s) }"
+    model = rename(with_weights(proto, text, s=B), "s", "shared.scale")
+    scope(model, ["one"], ["two"])
+    assert [each.name for each in read(model).parameters] == ["shared.scale"]
+
+
+def test_matrices_of_two_modules_are_tied(read, proto):
+    text = "g (float[2, 3] x) => (float[2, 3] y) { a = MatMul(x, w)  y = MatMul(a, w) }"
+    model = rename(with_weights(proto, text, w=np.eye(3, dtype=np.float32)), "w", "one.weight")
+    scope(model, ["one"], ["two"])
+    assert only(read(model)).aliases == ("two.weight",)
 
 
 def test_a_module_that_contains_the_weight_is_no_other_owner(read, proto):

@@ -225,7 +225,7 @@ class _Builder:
                 Parameter(
                     name=identity.name,
                     tensor=root.tensor,
-                    onnx=root.onnx,
+                    onnx=self.draft.merged.get(root.onnx, root.onnx),
                     perm=root.perm or identity.perm,
                     aliases=tuple(dict.fromkeys(entry for entry in others if entry not in taken)),
                     trainable=self.weights.trained[root.onnx],

@@ -58,7 +58,7 @@ class Stored:
 @dataclass(slots=True)
 class Draft:
     """A checked graph. `nodes` are in execution order; `inputs` are those without an initializer; `trips`: how often
-    the loops run that have been taken apart."""
+    the loops run that have been taken apart; `merged`: initializers that are copies, and the stored one of each."""
 
     nodes: list[Node]
     inputs: dict[str, Stored]
@@ -70,6 +70,7 @@ class Draft:
     ir_version: int
     producer: str
     trips: dict[str, int] = field(default_factory=dict)
+    merged: dict[str, str] = field(default_factory=dict)
 
 
 def draft_graph(proto: onnx.ModelProto) -> Draft:

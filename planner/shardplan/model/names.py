@@ -57,14 +57,19 @@ def other_names(name: str, uses: Sequence[Use]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _module_name(node: Node, slot: int, *, owner_only: bool = False) -> str:
+def slot_of(node: Node, slot: int, *, owner_only: bool = False) -> str:
+    """What a module calls the weight that a slot of its node reads (`weight`, `bias`); `""`: nothing that is known."""
     kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     slots = SLOTS.get(kind, {})
     if node.op_type == "Gather" and slot == 0:
         slots = {0: "weight"}
     if node.op_type == "Transpose" or (kind == "Einsum" and owner_only):
         slots = {}
-    attribute = slots.get(slot, "" if owner_only else _ELEMENTWISE.get(kind, ""))
+    return slots.get(slot, "" if owner_only else _ELEMENTWISE.get(kind, ""))
+
+
+def _module_name(node: Node, slot: int, *, owner_only: bool = False) -> str:
+    attribute = slot_of(node, slot, owner_only=owner_only)
     return f"{node.module}.{attribute}" if attribute and node.module else ""
 
 

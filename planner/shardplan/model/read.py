@@ -15,6 +15,7 @@ from shardplan.model.dims import bind
 from shardplan.model.draft import draft_graph
 from shardplan.model.infer import infer
 from shardplan.model.load import load_bytes, load_proto
+from shardplan.model.merged import part_merged
 from shardplan.model.types import Model
 from shardplan.model.weights import find_weights
 
@@ -50,6 +51,8 @@ def _located(diagnostics: Iterable[Diagnostic], path: Path) -> tuple[Diagnostic,
 def _read(proto: onnx.ModelProto, name: str, dims: Mapping[str, int], known: Mapping[str, bool] | None = None) -> Model:
     draft = draft_graph(proto)
     draft.nodes = needed_nodes(draft.nodes, draft.outputs)
+    if known is None:
+        part_merged(draft)
     binding = bind(draft, dims)
     weights = find_weights(draft, known)
     inferred = infer(draft, binding, weights)
