@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
+from jax import dtypes
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -17,7 +18,10 @@ _WEIGHTS = "weights"
 
 
 def onnx_type(dtype: Any) -> int:
-    """ONNX's number of a dtype of JAX. Raises `TypeError` for one that ONNX does not have (keys of random numbers)."""
+    """ONNX's number of a dtype of JAX; a key of random numbers is one number. Raises `TypeError` for one that ONNX does
+    not have."""
+    if dtypes.issubdtype(dtype, dtypes.prng_key):
+        return int(onnx.TensorProto.UINT32)
     name = np.dtype(dtype).name
     if name == "bfloat16":
         return int(onnx.TensorProto.BFLOAT16)
@@ -44,7 +48,7 @@ class Step:
 @dataclass
 class Graph:
     """Nodes and constants so far, and what each equation has become. `scope`, `line`: where in the
-    program nodes come from."""
+    program nodes come from; `drawn`: values that are random numbers, of bodies too."""
 
     INT64: ClassVar[int] = int(onnx.TensorProto.INT64)
 
@@ -54,10 +58,11 @@ class Graph:
     constants: list[onnx.TensorProto] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     counted: list[int] = field(default_factory=lambda: [0])
+    drawn: set[str] = field(default_factory=set)
 
     def body(self) -> Graph:
         """A graph inside this one; no name is in both."""
-        return Graph(self.scope, self.line, counted=self.counted)
+        return Graph(self.scope, self.line, counted=self.counted, drawn=self.drawn)
 
     def name(self, kind: str) -> str:
         """A new name."""
@@ -73,7 +78,8 @@ class Graph:
 
     def constant(self, value: Any) -> str:
         """The name of a known value."""
-        name, array = self.name("const"), np.asarray(value)
+        is_key = dtypes.issubdtype(getattr(value, "dtype", np.float32), dtypes.prng_key)
+        name, array = self.name("const"), np.zeros(value.shape, np.uint32) if is_key else np.asarray(value)
         if array.dtype.name == "bfloat16":
             made = helper.make_tensor(name, onnx.TensorProto.BFLOAT16, array.shape, array.astype(np.float32).flatten())
         else:

@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from onnx import helper
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.jax.planning.draws import drawn, is_draw
 from shardplan.jax.planning.graph import Graph, Step, onnx_type, value_info
 from shardplan.jax.planning.primitives import ROWS
 
@@ -32,18 +33,6 @@ _REFUSED: Mapping[str, str] = {
     "pure_callback": "leave callbacks out of what is planned",
     "debug_callback": "leave jax.debug out of what is planned",
     "io_callback": "leave callbacks out of what is planned",
-    **dict.fromkeys(
-        (
-            "random_bits",
-            "random_wrap",
-            "random_unwrap",
-            "random_seed",
-            "random_fold_in",
-            "random_split",
-            "threefry2x32",
-        ),
-        "plan the function without dropout (deterministic=True): it costs next to nothing",
-    ),
 }
 
 
@@ -92,7 +81,7 @@ def write(graph: Graph, jaxpr: Any, consts: Sequence[str], arguments: Sequence[s
 
 def _written(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
     name = equation.primitive.name
-    if name in CALLS | REMATS | CUSTOM:
+    if name in CALLS | REMATS | CUSTOM and not is_draw(equation):
         return _call(graph, equation, inputs, step)
     if name == "scan":
         return _scan(graph, equation, inputs, step)
@@ -102,7 +91,7 @@ def _written(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list
         return _one_turn(graph, equation, inputs, step)
     if name == "optimization_barrier":
         return inputs
-    row = ROWS.get(name)
+    row = drawn if is_draw(equation) else ROWS.get(name)
     if row is None:
         raise ShardplanError(_no_form(graph, f"there is no form for the primitive '{name}'", _REFUSED.get(name)))
     try:

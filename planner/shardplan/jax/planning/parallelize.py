@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from shardplan.errors import ShardplanError, error
 from shardplan.jax.device_mesh import check_automatic
+from shardplan.jax.planning.draws import is_draw
 from shardplan.jax.planning.graph import Graph, Step
 from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, traced
 from shardplan.jax.planning.plan import inputs_of, weights_of, written
@@ -44,7 +45,7 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
         weights = weights_of(params)
         arguments = [*weights, *inputs_of(fn, batch, weights)]
         written(graph, closed, arguments)
-        layouts = _Layouts(plan, mesh, *_known(plan))
+        layouts = _Layouts(plan, mesh, *_known(plan), frozenset(graph.drawn))
         _check_made_for(plan, graph, arguments)
         values = layouts.results(arguments, jax.tree.leaves((params, *batch)))
         results = _run(layouts, closed.jaxpr, closed.consts, values, graph.steps)
@@ -55,17 +56,19 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
 
 @dataclass(frozen=True)
 class _Layouts:
-    """The plan, with the names of its tensors and who reads them; `loop`: before names in the body of a scan."""
+    """The plan, with the names of its tensors and who reads them; `drawn`: random numbers, of which each device makes
+    those that its readers want, whatever the plan says; `loop`: before names in the body of a scan."""
 
     plan: Plan
     mesh: Mesh
     tensors: frozenset[str]
     reads: frozenset[tuple[str, str]]
+    drawn: frozenset[str]
     loop: str = ""
 
     def inside(self, loop: str) -> _Layouts:
         """The same in a loop of this name."""
-        return _Layouts(self.plan, self.mesh, self.tensors, self.reads, f"{self.loop}{loop}/")
+        return replace(self, loop=f"{self.loop}{loop}/")
 
     def operands(self, step: Step, values: Sequence[Any]) -> list[Any]:
         """What a step reads, as the plan's operators read it."""
@@ -85,7 +88,7 @@ class _Layouts:
 
     def _constrained(self, name: str, value: Any, reader: str = "") -> Any:
         called_so = self._called(name)
-        if called_so not in self.tensors or not getattr(value, "ndim", 0):
+        if called_so not in self.tensors or name in self.drawn or not getattr(value, "ndim", 0):
             return value
         try:
             return constrain(self.plan, self.mesh, called_so, value, reader=reader)
@@ -127,7 +130,7 @@ def _evaluated(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -
     name = equation.primitive.name
     if name == "scan":
         return _scanned(layouts, equation, given, step)
-    if name in CALLS | REMATS:
+    if name in CALLS | REMATS and not is_draw(equation):
         jaxpr, consts = called(equation)
         if name in CALLS:
             return _run(layouts, jaxpr, consts, given, step.inner)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardplan.jax.planning.convolutions import convolution, window
+from shardplan.jax.planning.draws import DRAWS
 from shardplan.jax.planning.gathers import SCATTERS, gathered, scattered, updated
 from shardplan.jax.planning.graph import Graph, Row, onnx_type
 
@@ -281,7 +282,7 @@ ROWS: Mapping[str, Row] = {
     "reduce_sum": _reduce("ReduceSum"), "reduce_max": _reduce("ReduceMax"), "reduce_min": _reduce("ReduceMin"),
     "reduce_prod": _reduce("ReduceProd"), "reduce_or": _of_booleans("ReduceMax"),
     "reduce_and": _of_booleans("ReduceMin"), "argmax": _extreme("ArgMax"), "argmin": _extreme("ArgMin"),
-    "dot_general": _product, "conv_general_dilated": convolution,
+    **DRAWS, "dot_general": _product, "conv_general_dilated": convolution,
     "reduce_window_max": window("MaxPool"), "reduce_window_sum": window("AveragePool"),
 }  # fmt: skip
 """Rows by the name of the primitive."""

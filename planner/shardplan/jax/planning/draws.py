@@ -1,0 +1,79 @@
+"""Random numbers of JAX in a plan: a key is one number, and what is drawn with it a value of the shape that is drawn.
+
+No graph draws what JAX does, and nothing of a plan depends on the numbers: a draw of any kind stands there as numbers
+between 0 and 1, which `verify` draws. A function under the plan draws as it does without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax import dtypes
+
+from shardplan.jax.planning.graph import Graph, Row, onnx_type
+
+
+def is_key(aval: Any) -> bool:
+    """Whether a value is keys of random numbers."""
+    return bool(dtypes.issubdtype(aval.dtype, dtypes.prng_key))
+
+
+def is_draw(equation: Any) -> bool:
+    """Whether a call draws: it reads keys and single numbers (bounds, a probability), and returns no keys."""
+    given = [each.aval for each in equation.invars]
+    made = [each.aval for each in equation.outvars]
+    reads = any(map(is_key, given)) and all(is_key(one) or not one.shape for one in given)
+    return equation.primitive.name in {"jit", "pjit"} and reads and not any(map(is_key, made))
+
+
+def drawn(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
+    """The results of a call that draws: of as many keys as the first dims of a result count, a row by each."""
+    place = next(place for place, each in enumerate(equation.invars) if is_key(each.aval))
+    made = [_laid_out(graph, inputs[place], equation.invars[place].aval, each.aval) for each in equation.outvars]
+    graph.drawn.update(made)
+    return made
+
+
+def _laid_out(graph: Graph, key: str, given: Any, made: Any) -> str:
+    """Numbers between 0 and 1, or what they are in the dtype of `made`: true, or 0."""
+    kept = len(given.shape) if made.shape[: len(given.shape)] == given.shape else 0
+    if not kept and given.shape:
+        key = graph.add("ReduceMax", [key], keepdims=0)
+    number = graph.add("Cast", [key], to=onnx_type(np.float32))
+    number = graph.add("Reshape", [number, graph.ints(*given.shape[:kept], *(1 for _ in made.shape[kept:]))])
+    number = graph.add("RandomUniformLike", [graph.add("Expand", [number, graph.ints(*made.shape)])])
+    return str(graph.add("Cast", [number], to=onnx_type(made.dtype)))
+
+
+def _more(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """Several keys, words or bits of each key, in dims after its own."""
+    given, made = equation.invars[0].aval, equation.outvars[0].aval
+    one = graph.add("Reshape", [inputs[0], graph.ints(*given.shape, *(1 for _ in made.shape[len(given.shape) :]))])
+    cast = graph.add("Cast", [one], to=onnx_type(made.dtype))
+    return str(graph.add("Expand", [cast, graph.ints(*made.shape)]))
+
+
+def _of_number(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    return str(graph.add("Cast", [inputs[0]], to=onnx_type(equation.outvars[0].aval.dtype)))
+
+
+def _of_words(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    last = graph.ints(len(equation.outvars[0].aval.shape))
+    return str(graph.add("ReduceMax", [inputs[0], last], keepdims=0))
+
+
+def _folded(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    number = graph.add("Cast", [inputs[1]], to=onnx_type(equation.outvars[0].aval.dtype))
+    return str(graph.add("Add", [inputs[0], number]))
+
+
+DRAWS: Mapping[str, Row] = {
+    "random_seed": _of_number,
+    "random_wrap": _of_words,
+    "random_fold_in": _folded,
+    **dict.fromkeys(("random_split", "random_unwrap", "random_bits"), _more),
+    "random_clone": lambda graph, _, inputs: graph.add("Identity", inputs),
+}
+"""Rows by the name of the primitive."""
