@@ -329,30 +329,39 @@ def checked(
             values[name] = term(name).check(called(name), value)
         except ShardplanError as problem:
             faults[name] = problem.diagnostics
-    for name, summary in _combinations(values, called):
-        faults[name] = (error("bad-argument", summary),)
+    for name, summary, hint in _combinations(values, called):
+        faults[name] = (error("bad-argument", summary, hint=hint),)
     return values, faults
 
 
-def _combinations(values: Mapping[str, Any], called: Callable[[str], str]) -> list[tuple[str, str]]:
-    """What is wrong with fields together, by one of them."""
-    mesh, stages, devices = called("mesh"), called("stages"), called("devices")
+def _combinations(values: Mapping[str, Any], called: Callable[[str], str]) -> list[tuple[str, str, str]]:
+    """What is wrong with fields together: by one of them, with what helps."""
+    mesh, stages, devices, uneven = called("mesh"), called("stages"), called("devices"), called("uneven")
     auto = values.get("mesh") == AUTO
     found = []
     if auto and values.get("stages") is not None:
-        found.append(("stages", f"{mesh} auto and {stages}: stages choose their meshes among the parts of one {mesh}"))
+        summary = f"{mesh} auto and {stages}: stages choose their meshes among the parts of one {mesh}"
+        found.append(("stages", summary, ""))
     if values.get("uneven"):
-        others = {"mesh": auto, "stages": values.get("stages") is not None, "target": values.get("target")}
+        others = {
+            "mesh": (auto, f"choose the mesh without {uneven}, then plan for it with {uneven}"),
+            "stages": (values.get("stages") is not None, ""),
+            "target": (
+                values.get("target"),
+                f"a runtime reads weights of the model's own sizes: pad them in the model, or leave out {uneven}",
+            ),
+        }
         found += [
-            ("uneven", f"{called('uneven')} goes with one mesh, and not with {called(name)} {values[name]}")
-            for name, is_given in others.items()
+            ("uneven", f"{uneven} goes with one mesh, and not with {called(name)} {values[name]}", hint)
+            for name, (is_given, hint) in others.items()
             if is_given
         ]
     if not auto and values.get("devices") is not None:
-        found.append(("devices", f"{devices} goes with {mesh} auto; otherwise {mesh} says which devices there are"))
+        summary = f"{devices} goes with {mesh} auto; otherwise {mesh} says which devices there are"
+        found.append(("devices", summary, ""))
     if values.get("mode") == "inference":
         found += [
-            (name, f"{called(name)} is of training, and {called('mode')} is inference, which has no {lacks}")
+            (name, f"{called(name)} is of training, and {called('mode')} is inference, which has no {lacks}", "")
             for name, lacks in (("optimizer", "optimizer"), ("shard_optimizer", "optimizer"), ("remat", "backward"))
             if values.get(name, FIELDS[name].default) not in (FIELDS[name].default, "none")
         ]

@@ -44,9 +44,12 @@ def test_the_command_says_what_is_held(tmp_path, shardplan):
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"mesh": "auto"}, "uneven goes with one mesh, and not with mesh auto"),
+        ({"mesh": "auto"}, "uneven goes with one mesh, and not with mesh auto\nhint: choose the mesh without uneven"),
         ({"mesh": "4x4", "stages": 2}, "uneven goes with one mesh, and not with stages 2"),
-        ({"mesh": "4x4", "target": "tp-plan"}, "uneven goes with one mesh, and not with target tp-plan"),
+        (
+            {"mesh": "4x4", "target": "tp-plan"},
+            "not with target tp-plan\nhint: a runtime reads weights of the model's own",
+        ),
     ],
 )
 def test_it_goes_with_one_mesh(others, message):
