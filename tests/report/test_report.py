@@ -156,7 +156,7 @@ def test_every_study_writes_its_report(shardplan: Callable[..., Run], mlp: Path)
     for number, words in enumerate(asked):
         ran = shardplan(*words, *(("--dim", "batch=64") if words[0] != "diff" else ()), "--html", f"{number}.html")
         assert ran.code == 0, ran.err
-        assert f"report: {number}.html" in ran.err
+        assert f"report    {number}.html" in ran.err
         kinds.append(re.search(r'"kind":"(\w+)"', Path(f"{number}.html").read_text())[1])
     assert kinds == ["plan", "plan", "comparison", "sweep", "diff"]
     assert '"tried":[["' in Path("1.html").read_text()

@@ -60,4 +60,4 @@ def write_report(session: Session, path: str | None, document: Document) -> None
     session.begin("writing the report")
     write_other(page(document()), path, "report")
     if not session.quiet:
-        session.note(f"report: {one_line(path)}")
+        session.note(f"report    {one_line(path)}")
