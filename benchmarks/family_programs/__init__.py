@@ -4,6 +4,7 @@ from family_programs.audio import AUDIO
 from family_programs.constructs import CONSTRUCTS
 from family_programs.data_shapes import DATA_SHAPES
 from family_programs.forms import FORMS
+from family_programs.functions import FUNCTIONS
 from family_programs.idioms import IDIOMS
 from family_programs.libraries import LIBRARIES as MODELS
 from family_programs.odd import ODD
@@ -26,6 +27,7 @@ OWN = {
     **FORMS,
     **IDIOMS,
     **DATA_SHAPES,
+    **FUNCTIONS,
 }
 LIBRARIES = {**VISION_LIBRARIES, **MODELS}
 PROGRAMS = {**OWN, **LIBRARIES}

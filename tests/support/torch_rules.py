@@ -166,6 +166,7 @@ LOST: dict[str, Callable[[Tensor], Tensor]] = {
 """What cannot be done with functions of one's own."""
 
 
+WEIGHTS = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
 PLACES = torch.tensor([[0, 3, 1, 2, 7, 5, 6, 4], [3] * 8, [7] * 8, [0, 1] * 4])
 """Rows of a table that are looked up."""
 Case = tuple[Callable[..., Any], Sequence[tuple[int, ...]]]
@@ -210,6 +211,26 @@ CASES: dict[str, Case] = {
     "mean of all": (lambda x: x.mean(), [(4, 8)]),
     "amax": (lambda x: x.amax(-1), [(4, 8)]),
     "var": (lambda x: x.var(-1, unbiased=False), [(4, 8)]),
+    "var of all and std": (lambda x: x.std(-1, keepdim=True) / x.var(True), [(4, 8)]),
+    "var_mean": (lambda x: torch.stack(torch.var_mean(x, (0, -1), correction=0)), [(4, 8, 4)]),
+    "norms": (lambda x: x.norm() * x.norm(3, dim=1) + torch.linalg.vector_norm(0 * x, dim=1), [(4, 8, 4)]),
+    "prelu and hardshrink": (lambda x, y: functional.hardshrink(functional.prelu(x, y), 0.2), [(4, 8), (8,)]),
+    "set by a mask": (lambda x: _set(x * 1, x < 0, 0.5), [(4, 8)]),
+    "binary cross entropy": (
+        lambda x, y: (
+            functional.binary_cross_entropy_with_logits(x, y, pos_weight=WEIGHTS)
+            + functional.binary_cross_entropy(x.sigmoid(), y.sigmoid(), WEIGHTS, reduction="sum")
+        ),
+        [(4, 8), (4, 8)],
+    ),
+    "cross entropy of soft labels": (
+        lambda x, y: functional.cross_entropy(x, y.softmax(1), WEIGHTS, label_smoothing=0.1),
+        [(4, 8, 2), (4, 8, 2)],
+    ),
+    "cross entropy, weighted and smoothed": (
+        lambda x: functional.cross_entropy(x, PLACES[:, :2], WEIGHTS, ignore_index=3, label_smoothing=0.1),
+        [(4, 8, 2)],
+    ),
     "logsumexp": (lambda x: x.logsumexp(-1), [(4, 8)]),
     "cumsum": (lambda x: x.cumsum(1), [(4, 8)]),
     "softmax": (lambda x: x.softmax(-1), [(4, 8)]),

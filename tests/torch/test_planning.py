@@ -132,10 +132,14 @@ class Running(nn.Module):
     def forward(self, x):
         best, least = torch.cummax(x, 1), torch.cummin(x.round(), -1)
         middle = [*torch.median(x, 1), *torch.median(x, -1, keepdim=True)]
-        return *best, *least, *middle, torch.cumprod(x, 1), torch.logcumsumexp(x, 0)
+        clipped, rows = x.clone(), x.clone()
+        clipped[x < 0] = 0.5
+        rows[x[..., 0] > 0] = x[0, 1]
+        added = x.index_put((x > 1,), x[0, 0, :1], accumulate=True)
+        return *best, *least, *middle, torch.cumprod(x, 1), torch.logcumsumexp(x, 0), clipped, rows, added
 
 
-def test_running_values_and_medians_have_onnx_forms():
+def test_running_values_medians_and_what_masks_set_have_onnx_forms():
     """Which the exporter has not."""
     pytest.importorskip("onnxscript")
     x = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0))
@@ -143,6 +147,17 @@ def test_running_values_and_medians_have_onnx_forms():
     found = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: x.numpy()})
     for mine, theirs in zip(found, Running()(x), strict=True):
         torch.testing.assert_close(torch.from_numpy(mine), theirs)
+
+
+def test_a_buffer_may_have_the_name_of_something_of_a_graph_module():
+    """torch fails there."""
+    pytest.importorskip("onnxscript")
+    module = nn.Linear(4, 4)
+    module.register_buffer("code", torch.ones(4))
+    module.code_ = nn.Parameter(torch.ones(4))
+    module.forward = lambda x: nn.functional.linear(x, module.weight, module.bias) * module.code + module.code_
+    model = onnx.load_from_string(onnx_bytes(module, (torch.randn(2, 4),), {}))
+    assert {each.name for each in model.graph.initializer} >= {"weight", "bias", "code", "code_"}
 
 
 FACTORIES = """

@@ -31,6 +31,7 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.diagonal_scatter.default: lambda self, src, offset=0, dim1=0, dim2=1: _with_diagonal(
             op, self, src, offset, (dim1, dim2)
         ),
+        aten.index_put.default: functools.partial(_with_items, op),
         aten.logcumsumexp.default: _running(op, lambda one, other: _log_of_sum(op, one, other)),
     }
 
@@ -42,6 +43,23 @@ def _adaptive_mean(op: Any, value: Any, sizes: Any) -> Any:
         raise NotImplementedError("windows of unequal sizes")
     windows = [size // int(wanted) for size, wanted in zip(space, sizes, strict=True)]
     return op.AveragePool(value, kernel_shape=windows, strides=windows)
+
+
+def _with_items(op: Any, value: Any, indices: Any, items: Any, accumulate: bool = False) -> Any:
+    """`value` with items set. By a mask, where no item depends on how many are set, it is a choice, whose sizes are
+    known."""
+    from onnxscript.function_libs.torch_lib.ops.core import aten_index_put  # noqa: PLC0415 - of the extra, as above
+
+    mask = indices[0] if len(indices) == 1 else None
+    shape = [int(size) for size in items.shape]
+    more = 0 if mask is None else len(value.shape) - len(mask.shape)
+    if mask is None or mask.dtype != _BOOL or (len(shape) > more and any(size != 1 for size in shape)):
+        return aten_index_put(value, indices, items, accumulate)
+    if len(shape) > more:
+        items = op.Reshape(items, op.Constant(value_ints=[1] * max(1, len(value.shape))))
+    axes = list(range(len(mask.shape), len(value.shape)))
+    chosen = op.Unsqueeze(mask, op.Constant(value_ints=axes)) if axes else mask
+    return op.Where(chosen, op.Add(value, items) if accumulate else items, value)
 
 
 def _running(op: Any, combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:

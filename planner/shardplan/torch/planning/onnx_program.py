@@ -26,6 +26,7 @@ from shardplan.torch.planning.complex_pairs import in_pairs
 from shardplan.torch.planning.largest_shapes import LargestShapes
 from shardplan.torch.planning.onnx_forms import onnx_forms
 from shardplan.torch.planning.refusals import is_of_complex_numbers, is_of_data, refusal
+from shardplan.torch.planning.reserved_names import renamed, reserved_names, restore
 from shardplan.torch.with_loss import WithLoss, argument_names
 
 _WEIGHTS = "weights"
@@ -98,10 +99,15 @@ def _in_real_numbers(model: nn.Module, args: Any, kwargs: Any, names: list[str])
 
 
 def _by_torch(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
-    return torch.onnx.export(
+    reserved = reserved_names(model)
+    if reserved:
+        model = renamed(torch.export.export(model, args, kwargs, strict=False), reserved)
+    program = torch.onnx.export(
         model, args, kwargs=kwargs, dynamo=True, optimize=False, verbose=False, input_names=names,
         custom_translation_table=onnx_forms(),
     )  # fmt: skip
+    restore(program, reserved)
+    return program
 
 
 def _check_packages() -> None:

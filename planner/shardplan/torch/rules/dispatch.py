@@ -17,6 +17,7 @@ from shardplan.torch.rules import (
     fallback,
     indexing,
     losses,
+    moments,
     norms,
     numbers,
     products,
@@ -48,19 +49,21 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("to", "type_as"), elementwise.cast),
     "requires_grad": elementwise.requires_grad,
     **dict.fromkeys(losses.DISTANCES, losses.distance),
+    **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits"), losses.binary_cross_entropy),
     "broadcast_tensors": views.broadcast,
     "cross_entropy_loss": losses.cross_entropy,
     "nll_loss_nd": losses.nll_loss,
     **dict.fromkeys(("dropout", "feature_dropout"), dropout.dropout),
     **dict.fromkeys(
-        ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "any", "all",
+        ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "any", "all",
          "logsumexp", "nansum"),
         reductions.reduction,
     ),
     **dict.fromkeys(
         ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "topk", "sort", "argsort"), reductions.along_dim
     ),
-    **dict.fromkeys(("norm", "linalg_vector_norm"), reductions.norm),
+    **dict.fromkeys(("norm", "linalg_vector_norm"), moments.norm),
+    **dict.fromkeys(moments.VARIANCES, moments.variance),
     **dict.fromkeys(("tril", "triu"), reductions.triangle),
     **dict.fromkeys(("im2col", "col2im"), windows.per_sample),
     "unfold": windows.unfold,
@@ -98,7 +101,7 @@ RULES: Mapping[str, Rule] = {
 }  # fmt: skip
 
 
-_OF_CALLED = losses.DISTANCES | {"unfold"}
+_OF_CALLED = losses.DISTANCES | {"unfold", "binary_cross_entropy", "binary_cross_entropy_with_logits"}
 """Functions of `torch.nn.functional` that share a name with what they call, or with a method of tensors."""
 
 

@@ -32,7 +32,11 @@ OTHERS = frozenset(
      "or", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "floor", "ceil", "round",
      "remainder", "mod", "floordiv", "floor_divide", "fmod", "atan2", "long", "int", "bool", "erfc", "expm1",
      "addcmul", "addcdiv", "lerp", "softsign", "tan", "fill", "zeros_like", "ones_like", "full_like", "zero",
-     "empty_like", "copysign", "xlogy", "logaddexp", "hypot", "polar", "angle", "sgn")
+     "empty_like", "copysign", "xlogy", "logaddexp", "hypot", "polar", "angle", "sgn",
+     "_prelu_kernel", "celu", "selu", "hardshrink", "softshrink", "threshold", "logit", "log2", "log10", "exp2",
+     "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erfinv", "lgamma", "digamma", "trunc", "frac",
+     "sinc", "logaddexp2", "fmax", "fmin", "float_power", "heaviside", "signbit", "isposinf", "isneginf",
+     "bitwise_xor")
 )  # fmt: skip
 GUARDS = frozenset(("isnan", "isinf", "isfinite", "nan_to_num"))
 """What only asks whether a value is a number leaves it what it is: exporters guard a softmax so."""

@@ -150,6 +150,8 @@ def setitem(engine: Engine, op: Op) -> Value:
     value, given, items = op.args[:3]
     index = list(given) if isinstance(given, tuple) else [given]
     value = as_value(engine, value)
+    if _is_mask(index, value.shape) and not getattr(items, "shape", ()):
+        return elementwise(engine, Op("masked_fill", torch.masked_fill, [value, index[0], items]))
     plain = all(isinstance(item, slice) or item is Ellipsis or type(item) is int for item in index)
     if not plain or not value.rank:
         return replicated(engine, Op(op.name, _with_items, [value, given, items]))  # type: ignore[no-any-return]
@@ -181,6 +183,12 @@ def setitem(engine: Engine, op: Op) -> Value:
         frozenset(f"{kind}{place}" for place in cut for kind in "xn"), linear if len(operands) > 1 or not items else (),
     )  # fmt: skip
     return engine.run(call)[0]
+
+
+def _is_mask(index: Sequence[Any], shape: tuple[int, ...]) -> bool:
+    """Whether one mask says of every element if it is set."""
+    mask = index[0] if len(index) == 1 else None
+    return isinstance(mask, (Value, torch.Tensor)) and mask.dtype == torch.bool and tuple(mask.shape) == shape
 
 
 def _with_items(whole: Any, index: Any, items: Any) -> Any:

@@ -10,7 +10,6 @@ from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Dims, Site, Value
 from shardplan.torch.rules.elementwise import elementwise, unary
-from shardplan.torch.rules.fallback import replicated
 
 _MEANS = frozenset(("mean",))
 _ADDED = frozenset(("sum", "mean", "nansum"))
@@ -23,7 +22,7 @@ def reduction(engine: Engine, op: Op) -> Any:
     if any(isinstance(other, (Value, torch.Tensor)) for other in others):  # `max` and `min` of two
         return elementwise(engine, Op(f"{op.name}imum", op.func, [*op.args, *others[-1:]][:2]))
     given = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 and not isinstance(op.args[1], torch.dtype) else None)
-    dims = _dims_of(given, value.rank)
+    dims = dims_of(given, value.rank)
     meta = torch.empty(value.shape, device="meta", dtype=value.dtype)
     made = op.func(meta, *op.args[1:], **op.kwargs)
     results = list(made) if isinstance(made, (tuple, list)) else [made]
@@ -49,24 +48,8 @@ def reduction(engine: Engine, op: Op) -> Any:
     return type(made)(found) if isinstance(made, tuple) and len(found) > 1 else found[0]
 
 
-def norm(engine: Engine, op: Op) -> Value:
-    """`norm`, `linalg_vector_norm` of dims, which are whole."""
-    names = ("input", "p", "dim", "keepdim", "dtype")
-    given = {**dict(zip(names, op.args, strict=False)), **op.kwargs}
-    value, order = given["input"], given.get("p", given.get("ord", 2))
-    kept, dtype = bool(given.get("keepdim", False)), given.get("dtype")
-    if isinstance(order, str):
-        return replicated(engine, op)  # type: ignore[no-any-return]
-    dims = _dims_of(given.get("dim"), value.rank)
-    order = 2 if order is None else order
-
-    def of_whole(local: Any, *_: Any) -> Any:
-        return torch.linalg.vector_norm(local, order, dims or None, kept, dtype=dtype)
-
-    return reduction(engine, Op("norm", of_whole, [value, dims]))  # type: ignore[no-any-return]
-
-
-def _dims_of(given: Any, rank: int) -> tuple[int, ...]:
+def dims_of(given: Any, rank: int) -> tuple[int, ...]:
+    """The dims that a call names, all where it names none."""
     if given is None or not rank:
         return tuple(range(rank))
     wanted = given if isinstance(given, (tuple, list)) else (given,)
@@ -113,7 +96,7 @@ def shifted(engine: Engine, op: Op) -> Value:
     place = 2 if op.name == "roll" else 1
     given = op.kwargs.get("dims", op.args[place:])
     given = given[0] if isinstance(given, (tuple, list)) and len(given) == 1 else given
-    dims = tuple(range(value.rank)) if given == () else _dims_of(given, value.rank)
+    dims = tuple(range(value.rank)) if given == () else dims_of(given, value.rank)
     call = unary(value, value.key, lambda locals_, _: op.func(locals_[0], *op.args[1:], **op.kwargs), dims)
     call.keys = [Key(engine.graph.signatures.nonlinear([value.key.signature]), value.shape)]
     call.linear = (frozenset({0}),)
