@@ -92,7 +92,8 @@ def printed_by(example: Example, copy: Path) -> tuple[str, ...]:
 
 def output_of(command: str, copy: Path) -> tuple[str, ...]:
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}  # XLA's alarms about slow compilation tell of the machine
-    planner = {**os.environ, **quiet, "PYTHONPATH": str(copy / "planner")}
+    paths = os.pathsep.join(filter(None, (str(copy / "planner"), os.environ.get("PYTHONPATH"))))
+    planner = {**os.environ, **quiet, "PYTHONPATH": paths}
     text = re.sub(r"^python(?= )", sys.executable, command)
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; exec 2>&1; {text}"], cwd=copy, env=planner, capture_output=True, text=True,
