@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.plan.decode import loads, loads_whole
+from shardplan.layout.mesh import Mesh
+from shardplan.plan.decode import loads, loads_subject, loads_whole
 from shardplan.plan.encode import dumps
 from shardplan.plan.fields import MAJOR
 from shardplan.plan.parse import Document
@@ -42,6 +43,12 @@ _OTHERS = {
 def read_plan(path: str | Path) -> Plan:
     """The plan in the file at `path`. Raises `ShardplanError` (`unreadable-plan`, or as `loads`)."""
     return loads(_text_of(path), str(path))
+
+
+def read_subject(path: str | Path) -> tuple[str, str, Mesh]:
+    """The names of the model and of the cluster that the plan in the file at `path` is for, and its mesh. Raises as
+    `read_plan`."""
+    return loads_subject(_text_of(path), str(path))
 
 
 def read_whole(path: str | Path) -> tuple[Document, Plan]:

@@ -251,19 +251,15 @@ def _limits(session: Session, order: _Order, plan: Plan) -> Mapping[str, Any]:
 
 def _replaced(path: str, plan: Plan) -> str:
     """What the plan in a file was for, where that is another model, cluster or mesh; empty where nothing is lost."""
-    from shardplan.plan.file import read_plan
+    from shardplan.plan.file import read_subject
 
     try:
-        old = read_plan(path)
+        model, cluster, mesh = read_subject(path)
     except ShardplanError:
         return ""
-    if (old.model.get("name"), old.cluster.get("name"), old.mesh) == (
-        plan.model.get("name"),
-        plan.cluster.get("name"),
-        plan.mesh,
-    ):
+    if (model, cluster, mesh) == (plan.model.get("name"), plan.cluster.get("name"), plan.mesh):
         return ""
-    return f"it replaces the plan for {old.model.get('name')} on {old.cluster.get('name')} ({old.mesh})"
+    return f"it replaces the plan for {model} on {cluster} ({mesh})"
 
 
 def _report(order: _Order, answer: Solved) -> Mapping[str, Any]:
