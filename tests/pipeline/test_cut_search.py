@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardplan.errors import ShardplanError
-from shardplan.pipeline.cut_search import Choices, Cut, search
+from shardplan.pipeline.cut_choices import Choices, Cut
+from shardplan.pipeline.cut_search import search
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.submeshes import placed
 

@@ -22,8 +22,9 @@ from shardplan.layout.placement import P
 from shardplan.layout.text import to_text
 from shardplan.model.read import read_model
 from shardplan.pipeline.bounds.run_costs import RunCosts
+from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import chain_of, part_of
-from shardplan.pipeline.cut_search import Cut, balanced
+from shardplan.pipeline.cut_search import balanced
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.solver import PipelineSolver

@@ -10,7 +10,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.errors import InfeasibleError
 from shardplan.graph.options import PlanOptions
 from shardplan.models.named import described
-from shardplan.pipeline.cut_search import Cut
+from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.solver import PipelineSolver, _arrives
 from shardplan.pipeline.stage_costs import EASINGS, _Seen, _strained
@@ -61,6 +61,24 @@ def test_equal_stages_are_planned_once_and_alike(remat, monkeypatch):
         assert parts_of(plan) == parts_of(alone)
         assert plan.model == alone.model
         assert plan.blocks == alone.blocks
+
+
+def test_a_stage_that_holds_less_is_no_slower(monkeypatch):
+    found, plan_alone = stager(), StagePlanner._plan
+
+    def badly(self, cut, in_flight, name, *, like=None, **named):
+        """As if the search for a plan with one microbatch in flight went astray."""
+        plan = plan_alone(self, cut, in_flight, name, like=like, **named)
+        slower = 2 if in_flight == 1 and like is None else 1
+        summary = replace(plan.summary, step_ns=slower * plan.summary.step_ns)
+        return replace(plan, summary=summary)
+
+    monkeypatch.setattr(StagePlanner, "_plan", badly)
+    cut = cuts_of_two_layers(found)[1]
+    more = found.planner.plan(cut, 2, 1).summary
+    less = found.planner.plan(cut, 1, 1).summary
+    assert less.step_ns == less.objective_ns == more.step_ns
+    assert less.gap == pytest.approx(1 - less.bound_ns / less.step_ns)
 
 
 def test_stages_are_planned_each_for_itself_where_layers_are_named():

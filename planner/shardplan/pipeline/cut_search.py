@@ -12,35 +12,21 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
+from shardplan.pipeline.cut_bounds import sums_before, work_before
+from shardplan.pipeline.cut_choices import Choices, Cut
 from shardplan.solve.problem import Costs
 
-Counts = NDArray[np.int64]
 OnBound = Callable[[float], None]
 _ROUNDINGS = 1e-9
 _ROUGHLY = 0.02
 _LARGEST = 1 << 20
 """Elements of a temporary array, which then stays in the cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """One stage: units `first` .. `last` - 1 on submesh number `submesh`; `enters`, `leaves`: number of the layout at
-    either end; `tied`: of the weight that the first and the last stage hold, -1 where it is left open."""
-
-    first: int
-    last: int
-    submesh: int
-    enters: int
-    leaves: int
-    tied: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,63 +38,6 @@ class Found:
     cost: float
     bound: float
     work: float = 0.0
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What may be chosen. `costs[s]`: of units a .. b - 1 on submesh s, shape (a, b, layouts in, layouts out), `inf`
-    where impossible; `sizes[s]`: devices of submesh s. `handing[s][t]`: exposed transfers from a stage on s to one on t
-    at unit b, shape (b, layouts out, layouts in). `most_behind[s][a, b]`: a stage may have so many stages behind it at
-    most, for memory (-1: none fits)."""
-
-    costs: Sequence[Costs]
-    sizes: Sequence[int]
-    handing: Sequence[Sequence[Costs]]
-    most_behind: Sequence[Counts]
-    devices: int
-    share: float
-    """1 / (M V)."""
-    stages: int | None = None
-    costs_behind: Mapping[tuple[int, int], Costs] = field(default_factory=dict)
-    """By how many stages come behind and submesh: the costs there, where they are more than those of `costs`; equal
-    ones are the same array."""
-    apart: Costs | None = None
-    """What several stages cost besides, by the submeshes of the first and of the last."""
-
-    @property
-    def units(self) -> int:
-        return int(self.costs[0].shape[1]) - 1
-
-    def between(self, first: int, last: int) -> float:
-        """What several stages cost besides when the first and the last run on these submeshes."""
-        return 0.0 if self.apart is None else float(self.apart[first, last])
-
-    @property
-    def endings(self) -> tuple[frozenset[int], ...]:
-        """Submeshes for the last stage, together where they make no difference to what stages cost besides."""
-        alike: dict[bytes, list[int]] = {}
-        for number in range(len(self.sizes)):
-            column = b"" if self.apart is None else self.apart[:, number].tobytes()
-            alike.setdefault(column, []).append(number)
-        return tuple(frozenset(numbers) for numbers in alike.values())
-
-    def cost(self, submesh: int, behind: int) -> Costs:
-        """Costs of a stage on a submesh with so many stages behind it."""
-        return self.costs_behind.get((behind, submesh), self.costs[submesh])
-
-    @cached_property
-    def leasts(self) -> list[Costs]:
-        """Of each submesh and run the cost in its best layouts."""
-        return [cost.min(axis=(2, 3)) for cost in self.costs]
-
-    @cached_property
-    def hands_on(self) -> frozenset[int]:
-        """Submeshes on which a stage may have others behind it."""
-        return frozenset(number for number, least in enumerate(self.leasts) if np.isfinite(least[:, :-1]).any())
-
-    @property
-    def most_stages(self) -> int:
-        return min(self.units, self.devices // min(self.sizes))
 
 
 def search(
@@ -138,7 +67,7 @@ def search(
 
 def _first(choices: Choices, values: Costs) -> int:
     """The place of the least value that the slowest stage may cost: all the work, shared by all devices."""
-    work = float(_work(choices, float(values[-1]))[-1])
+    work = float(work_before(choices, float(values[-1]))[-1])
     return int(np.searchsorted(values, work / choices.devices * (1.0 - _ROUNDINGS)))
 
 
@@ -162,6 +91,9 @@ def _ending_so(
     first = _first(choices, values)
     bound, entries = best.cost, 0.0
     waiting = [(first, len(values) - 1, 0.0)]
+    if best.cuts is not None:  # dearer stages are tried when it is known how little they may save
+        known = min(max(first, _place(choices, values, best)), len(values) - 1)
+        waiting = [(first, known, 0.0), (known + 1, len(values) - 1, 0.0)]
     while waiting:
         waiting.sort(
             key=lambda part: part[2] + slow * values[part[0]] if part[0] <= part[1] else math.inf, reverse=True
@@ -189,7 +121,7 @@ def _ending_so(
 def _of_equal_stages(choices: Choices, ends_s: float) -> Found:
     """The best cut into stages of one size, roughly: no stage of a better one costs more than all of that."""
     found, work = Found(None, math.inf, math.inf), 0.0
-    for number, size in enumerate(choices.sizes):
+    for number, size in reversed([*enumerate(choices.sizes)]):
         ends = (choices.costs[number][0, :-1], choices.costs[number][1:, -1])
         if len(choices.sizes) > 1 and choices.devices % size == 0 and all(np.isfinite(end).any() for end in ends):
             alone = replace(
@@ -203,9 +135,9 @@ def _of_equal_stages(choices: Choices, ends_s: float) -> Found:
                     (behind, 0): cost for (behind, other), cost in choices.costs_behind.items() if other == number
                 },
             )
-            best = search(alone, _ROUGHLY, ends_s=ends_s)
+            best = search(alone, _ROUGHLY, found.cost, ends_s)
             work += best.work
-            if best.cuts is not None and best.cost < found.cost:
+            if best.cuts is not None:
                 found = replace(best, cuts=tuple(replace(cut, submesh=number) for cut in best.cuts))
     return replace(found, work=work)
 
@@ -231,20 +163,9 @@ def _limited(choices: Choices, ending: frozenset[int], limit: float, most: float
     """The least sum of shares and transfers, at most `most`, when no stage costs more than `limit` and the last runs on
     one of `ending`; `cost` is that sum."""
     run = _Run(choices, ending, limit, most)
-    run.fill()
+    if run.before.of_all(choices.devices) <= most * (1.0 + _ROUNDINGS):
+        run.fill()
     return run.best()
-
-
-def _work(choices: Choices, limit: float) -> Costs:
-    """Of the units before each: the least sum of cost times devices, in any stages none of which costs more than
-    `limit`. They need devices enough for it."""
-    pairs = zip(choices.sizes, choices.leasts, strict=True)
-    per_run = np.minimum.reduce([size * np.where(least <= limit, least, np.inf) for size, least in pairs])
-    work = np.full(choices.units + 1, np.inf)
-    work[0] = 0.0
-    for last in range(1, choices.units + 1):
-        work[last] = (work[:last] + per_run[:last, last]).min()
-    return work
 
 
 class _Stage(NamedTuple):
@@ -304,7 +225,8 @@ class _Run:
         self.limit, self.most = limit, most
         self.limited: dict[tuple[int, bytes], _Stage] = {}
         self.levels: list[_Level] = [_Level((), {})]
-        self.work = _work(choices, limit)
+        self.work = work_before(choices, limit)
+        self.before = sums_before(choices, limit)
         self.entries = 0.0
 
     def costs(self, number: int, behind: int) -> _Stage:
@@ -353,7 +275,8 @@ class _Run:
         left = self.choices.devices - np.array(devices, dtype=np.float64)
         enough = self.work[None, :] <= self.limit * left[:, None] * (1.0 + _ROUNDINGS)
         enough[left > 0, 0] = False
-        least = np.where(enough[:, :, None] & (least <= self.most * (1.0 + _ROUNDINGS)), least, np.inf)
+        possible = self.most * (1.0 + _ROUNDINGS) - self.before.sums(left)
+        least = np.where(enough[:, :, None] & (least <= possible[:, :, None]), least, np.inf)
         rows = np.flatnonzero(np.isfinite(least).any(axis=(1, 2)))
         return [devices[row] for row in rows], least[rows]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.layout import Layout
+from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain
-from shardplan.pipeline.cut_search import Cut
 from shardplan.pipeline.p2p import Transfers, exposed_ns
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.submeshes import Submesh

@@ -21,8 +21,9 @@ from shardplan.graph.options import PlanOptions
 from shardplan.interruption import Interruption
 from shardplan.model.types import Model
 from shardplan.pipeline.course import Course
+from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_of
-from shardplan.pipeline.cut_search import Cut, Found, balanced
+from shardplan.pipeline.cut_search import Found, balanced
 from shardplan.pipeline.finer import FinerStages, searched_on
 from shardplan.pipeline.result import CLOSE, PipelineResult, assemble_result
 from shardplan.pipeline.schedule import Schedule

@@ -17,8 +17,9 @@ from shardplan.pipeline.bounds.cost import CostBounds
 from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.pipeline.bounds.tied_layouts import StageSite, TiedLayouts
 from shardplan.pipeline.bounds.weighted import WeightedBounds
+from shardplan.pipeline.cut_choices import Choices, Counts, Cut
 from shardplan.pipeline.cut_points import Chain
-from shardplan.pipeline.cut_search import Choices, Counts, Cut, Found, OnBound, search
+from shardplan.pipeline.cut_search import Found, OnBound, search
 from shardplan.pipeline.p2p import Transfers, exposed_ns
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.stage_inputs import limit_bytes, weight_bytes

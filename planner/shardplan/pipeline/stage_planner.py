@@ -18,8 +18,8 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.course import Course
+from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import part_of
-from shardplan.pipeline.cut_search import Cut
 from shardplan.pipeline.stage_costs import StageCosts
 from shardplan.pipeline.stage_inputs import all_kept_so, constraints_on, kept_so, limit_bytes
 from shardplan.plan.types import Plan, TensorDecision
@@ -38,7 +38,8 @@ class StagePlanner:
     _left: int = field(init=False, default=1)
     _planned: dict[tuple[Cut, int], Plan | None] = field(init=False, default_factory=dict)
     _recompute: dict[tuple[Cut, int], Recompute] = field(init=False, default_factory=dict)
-    _alike: dict[tuple[object, ...], tuple[Model, Plan]] = field(init=False, default_factory=dict)
+    _alike: dict[tuple[object, int], tuple[Model, Plan]] = field(init=False, default_factory=dict)
+    """By kind of stage and microbatches in flight: the first such stage, and its plan."""
 
     def plans(self, cuts: Sequence[Cut], worth_ns: float = math.inf) -> tuple[Plan, ...] | None:
         """A plan of every stage; `None` when one does not fit, which is then left out of the search, or when the step
@@ -77,35 +78,47 @@ class StagePlanner:
         key = (cut, in_flight)
         if key not in self._planned:
             name = f"{self.stage_costs.model.name}.stage{place}"
-            kind = (*self.stage_costs.kind_of(cut), in_flight)
-            plan = self._like(*self._alike[kind], cut, in_flight, name) if kind in self._alike else None
+            kind = self.stage_costs.kind_of(cut)
+            known = self._alike.get((kind, in_flight))
+            plan = self._as_before(*known, cut, in_flight, name) if known else None
             if plan is None and (plan := self._plan(cut, in_flight, name)) is not None and not self.options.constraints:
-                self._alike[kind] = part_of(self.stage_costs.chain, cut.first, cut.last, name), plan
+                plan = self._or_with_more(plan, kind, cut, in_flight, name)
+                self._alike[kind, in_flight] = part_of(self.stage_costs.chain, cut.first, cut.last, name), plan
             self._planned[key] = plan
         return self._planned[key]
 
-    def _like(self, model: Model, plan: Plan, cut: Cut, in_flight: int, name: str) -> Plan | None:
+    def _as_before(self, model: Model, plan: Plan, cut: Cut, in_flight: int, name: str) -> Plan | None:
         """`plan`, of `model`, for a stage of equal units; None where that takes another time."""
+        found = self._like(model, plan, cut, in_flight, name)
+        if found is None or found.summary.step_ns != plan.summary.step_ns:
+            return None
+        return _with_proof(found, plan)
+
+    def _or_with_more(self, plan: Plan, kind: object, cut: Cut, in_flight: int, name: str) -> Plan:
+        """The better of `plan` and the fastest of equal stages that hold more microbatches: that fits here as well."""
+        waiting = [
+            (other.summary.step_ns, more)
+            for (known, more), (_, other) in self._alike.items()
+            if known == kind and more > in_flight and other.summary.step_ns < plan.summary.step_ns
+        ]
+        if not waiting:
+            return plan
+        decided = self._recompute[cut, in_flight]
+        found = self._like(*self._alike[kind, min(waiting)[1]], cut, in_flight, name)
+        if found is None or found.summary.step_ns >= plan.summary.step_ns:
+            self._recompute[cut, in_flight] = decided
+            return plan
+        return _with_proof(found, plan)
+
+    def _like(self, model: Model, plan: Plan, cut: Cut, in_flight: int, name: str) -> Plan | None:
+        """The plan of a stage in the layouts of `plan`, which is of `model`; None where units differ or none fits."""
         own = part_of(self.stage_costs.chain, cut.first, cut.last, name)
         called = _called(own, model)
         if called is None:
             return None
         tensors = {tensor.name: tensor for tensor in plan.tensors}
         layouts = {mine: tensors[theirs] for mine, theirs in called.items() if theirs in tensors}
-        found = self._plan(cut, in_flight, name, like=layouts)
-        if found is None or found.summary.step_ns != plan.summary.step_ns:
-            return None
-        proof = plan.summary
-        summary = replace(
-            found.summary,
-            outcome=proof.outcome,
-            objective_ns=proof.objective_ns,
-            bound_ns=proof.bound_ns,
-            gap=proof.gap,
-            step_bound_ns=proof.step_bound_ns,
-            reproducible=proof.reproducible,
-        )
-        return replace(found, summary=summary)
+        return self._plan(cut, in_flight, name, like=layouts)
 
     def _plan(
         self,
@@ -159,6 +172,21 @@ class StagePlanner:
     def recompute_of(self, cut: Cut, in_flight: int) -> Recompute:
         """What the plan of a stage, which has one, recomputes."""
         return self._recompute[cut, in_flight]
+
+
+def _with_proof(plan: Plan, proven: Plan) -> Plan:
+    """A plan with what was proven of another one of equal stages."""
+    proof, step_ns = proven.summary, plan.summary.step_ns
+    summary = replace(
+        plan.summary,
+        outcome=proof.outcome,
+        objective_ns=step_ns,
+        bound_ns=proof.bound_ns,
+        gap=(step_ns - proof.bound_ns) / step_ns if step_ns else 0.0,
+        step_bound_ns=proof.step_bound_ns,
+        reproducible=proof.reproducible,
+    )
+    return replace(plan, summary=summary)
 
 
 def _called(model: Model, other: Model) -> dict[str, str] | None:

@@ -88,7 +88,7 @@ def searched(
             found = yield from as_experts(search, none.answer)
     if found.candidate.step_s >= below_s:
         return found
-    if found.candidate.priced.memory.total <= TIGHTER * instance.limit_bytes:
+    if not found.candidate.is_tight(instance.limit_bytes, TIGHTER):
         after -= looks.pop(under_less_memory, 0)
     elif found.limit_bytes is None and found.gap > CLOSE and not found.is_only_one:
         search.spent.left = search.averages + after

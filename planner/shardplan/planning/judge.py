@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardplan.plan.assemble import Priced, held_bytes, peak_of, price
+from shardplan.plan.phases import EAGER
 from shardplan.planning.chain import Answer
 from shardplan.planning.reduction import Layouts
 
@@ -30,6 +31,11 @@ class Candidate:
     def keeps(self, limit_bytes: int) -> bool:
         """Whether the plan keeps a limit on memory."""
         return self.priced.memory.total <= limit_bytes
+
+    def is_tight(self, limit_bytes: int, share: float) -> bool:
+        """Whether a limit on memory stands in the way: the plan holds more than this share of it, or would, if weights
+        were gathered and gradients reduced as is fastest."""
+        return self.priced.memory.total > share * limit_bytes or self.priced.scheduled.policy != EAGER
 
 
 Known = dict[tuple[int, tuple[int, ...]], Candidate]

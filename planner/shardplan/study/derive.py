@@ -20,8 +20,8 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order, objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
+from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, part_of
-from shardplan.pipeline.cut_search import Cut
 from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.plan import Asked, plan_of, stage_name
 from shardplan.pipeline.result import PipelineResult, assemble_result

@@ -22,8 +22,8 @@ from shardplan.graph.precision import PrecisionName
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.models import is_config
+from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_at, chain_of, part_of
-from shardplan.pipeline.cut_search import Cut
 from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.plan import Asked, plan_of
 from shardplan.pipeline.result import assemble_result

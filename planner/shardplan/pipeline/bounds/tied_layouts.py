@@ -15,8 +15,8 @@ import numpy as np
 from shardplan.graph.build import CostGraph
 from shardplan.layout.layout import Layout
 from shardplan.pipeline.bounds.weighted import WeightedBounds
+from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_part
-from shardplan.pipeline.cut_search import Cut
 from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.pipeline.tied_weights import tied_at_both_ends, tied_ns

@@ -15,8 +15,8 @@ from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
+from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_at, part_of
-from shardplan.pipeline.cut_search import Cut
 from shardplan.pipeline.manual.matching import stage_starts
 from shardplan.pipeline.manual.stages import ManualStage, ManualStages
 from shardplan.pipeline.p2p import Transfers
