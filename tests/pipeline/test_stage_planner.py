@@ -15,6 +15,8 @@ from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.solver import PipelineSolver, _arrives
 from shardplan.pipeline.stage_costs import EASINGS, _Seen, _strained
 from shardplan.pipeline.stage_planner import StagePlanner
+from shardplan.planning import Planner
+from shardplan.planning.search import NoBetterError
 
 MODEL, LARGER = (
     described(f"transformer:layers={layers},hidden=128,heads=4,vocab=256,seq=64,batch=16") for layers in (8, 14)
@@ -97,6 +99,25 @@ def test_what_cannot_be_worth_it_is_not_planned():
     assert found.planner.plans(cuts, worth_ns=0.9 * least_ns) is None
     assert not found.planner._planned
     assert found.planner.plans(cuts) is not None
+
+
+def test_a_stage_that_is_proven_too_slow_ends_the_plan_of_a_cut(monkeypatch):
+    """It is told within what time it has to be, beside the least that the others take, and what was proven is seen."""
+    found, told = stager(), []
+    cuts = cuts_of_two_layers(found)
+    least_ns = [found.stage_costs.bound_ns(cut, found.planner.in_flight(place, 4)) for place, cut in enumerate(cuts)]
+
+    def too_slow(self, restriction, *, enough_s):
+        told.append(enough_s)
+        raise NoBetterError(3e-9 * least_ns[0])
+
+    monkeypatch.setattr(Planner, "plan", too_slow)
+    worth_ns = 1.5 * found.stage_costs.step_ns(least_ns)
+    assert found.planner.plans(cuts, worth_ns) is None
+    assert found.stage_costs.step_ns([1e9 * told[0], *least_ns[1:]]) == pytest.approx(worth_ns)
+    assert [seen.strain for seen in found.stage_costs._seen] == [
+        pytest.approx(3 * least_ns[0] / found.stage_costs.least_ns(cuts[0]))
+    ]
 
 
 def test_guesses_from_what_was_seen_raise_no_bound():

@@ -24,6 +24,11 @@ from shardplan.pipeline.stage_costs import StageCosts
 from shardplan.pipeline.stage_inputs import all_kept_so, constraints_on, kept_so, limit_bytes
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
+from shardplan.planning.search import NoBetterError
+from shardplan.units import NS_PER_S
+
+_HALVINGS = 40
+"""Of the time within which a stage's greatest time is looked for: that is then exact to a nanosecond."""
 
 
 @dataclass
@@ -52,7 +57,10 @@ class StagePlanner:
             waiting, self._left = self.in_flight(place, len(cuts)), len(cuts) - place
             self.course.tell(f"planning stage {place + 1} of {len(cuts)}")
             try:
-                plan = self.plan(cut, waiting, place)
+                plan = self.plan(cut, waiting, place, self._enough_ns(steps_ns, place, worth_ns))
+            except NoBetterError as none:
+                self.stage_costs.see(cut, waiting, none.bound_s * NS_PER_S)
+                return None
             except (LimitError, KeyboardInterrupt):
                 if not self.course.is_over:
                     raise
@@ -73,15 +81,32 @@ class StagePlanner:
         stages = count // self.pieces
         return self.stage_costs.in_flight(stages - 1 - place % stages, stages)
 
-    def plan(self, cut: Cut, in_flight: int, place: int) -> Plan | None:
-        """The plan of a stage with so many microbatches in flight; None where none fits."""
+    def _enough_ns(self, steps_ns: Sequence[float], place: int, worth_ns: float) -> float:
+        """With a stage that takes so long the step is longer than `worth_ns`, whatever the others take beyond these."""
+        if math.isinf(worth_ns):
+            return math.inf
+        enough_ns, least_ns = worth_ns, 0.0
+        for _ in range(_HALVINGS):
+            middle_ns = (least_ns + enough_ns) / 2
+            if self.stage_costs.step_ns([*steps_ns[:place], middle_ns, *steps_ns[place + 1 :]]) > worth_ns:
+                enough_ns = middle_ns
+            else:
+                least_ns = middle_ns
+        return enough_ns
+
+    def plan(self, cut: Cut, in_flight: int, place: int, enough_ns: float = math.inf) -> Plan | None:
+        """The plan of a stage with so many microbatches in flight; None where none fits. Raises `NoBetterError` where
+        it is proven early that all take `enough_ns`."""
         key = (cut, in_flight)
         if key not in self._planned:
             name = f"{self.stage_costs.model.name}.stage{place}"
             kind = self.stage_costs.kind_of(cut)
             known = self._alike.get((kind, in_flight))
             plan = self._as_before(*known, cut, in_flight, name) if known else None
-            if plan is None and (plan := self._plan(cut, in_flight, name)) is not None and not self.options.constraints:
+            is_new = plan is None
+            if is_new:
+                plan = self._plan(cut, in_flight, name, enough_ns=enough_ns)
+            if is_new and plan is not None and not self.options.constraints:
                 plan = self._or_with_more(plan, kind, cut, in_flight, name)
                 self._alike[kind, in_flight] = part_of(self.stage_costs.chain, cut.first, cut.last, name), plan
             self._planned[key] = plan
@@ -128,9 +153,10 @@ class StagePlanner:
         *,
         free: bool = False,
         like: Mapping[str, TensorDecision] | None = None,
+        enough_ns: float = math.inf,
     ) -> Plan | None:
         """The plan of a stage, its borders as the cut has them or `free`, or all of its values `like` these; None where
-        none fits."""
+        none fits. Raises `NoBetterError` as `plan`."""
         chain, cluster = self.stage_costs.chain, self.stage_costs.parts[cut.submesh].cluster
         model = part_of(chain, cut.first, cut.last, name)
         options = self.options_of(model, cluster.mesh, in_flight)
@@ -144,7 +170,8 @@ class StagePlanner:
             if like is not None:
                 plan = planner.plan(lambda built: all_kept_so(built, like))
             else:
-                plan = planner.plan(None if free else lambda built: kept_so(built, ends))
+                enough_s = enough_ns / NS_PER_S
+                plan = planner.plan(None if free else lambda built: kept_so(built, ends), enough_s=enough_s)
         except InfeasibleError:
             return None
         finally:

@@ -110,16 +110,21 @@ class Planner:
         return self.instance.limit_bytes
 
     def plan(
-        self, restriction: Restrict | None = None, scheduled_bytes: int | None = None, work: float = math.inf
+        self,
+        restriction: Restrict | None = None,
+        scheduled_bytes: int | None = None,
+        work: float = math.inf,
+        enough_s: float = math.inf,
     ) -> Plan:
         """The best plan, of those that `restriction` allows. `scheduled_bytes`: the limit on memory that its schedule
         is to keep where it can, if not the one under which the plan is sought. `work`: that the search may take, where
-        that is less than its effort is. Raises as `plan_model`."""
+        that is less than its effort is. Raises as `plan_model`, and `NoBetterError` where it is proven early that all
+        take `enough_s`."""
         with Interruption() as interruption:
             try:
                 search = Search.of(self.instance, interruption, restricted=restriction is not None)
                 search.spent.work += max(0.0, search.work_left - work)
-                found = self._found(search, restriction)
+                found = self._found(search, restriction, enough_s)
             except NoPlanError as none:
                 raise self.refusal(none.answer) from None
             if restriction is None and math.isinf(work):
@@ -205,13 +210,14 @@ class Planner:
             return InfeasibleError(replace(first, summary=said, hint=hint), *others)
         return found
 
-    def _found(self, search: Search, restriction: Restrict | None) -> Found:
-        """The best plan, before its file is made. Raises `NoPlanError`, and `LimitError` on a mesh of too many axes."""
+    def _found(self, search: Search, restriction: Restrict | None, enough_s: float = math.inf) -> Found:
+        """The best plan, before its file is made. Raises `NoPlanError`, `LimitError` on a mesh of too many axes, and
+        `NoBetterError` as `plan`."""
         if self.instance.options.target:
             return self._said(search, restriction)
         coarser = None if restriction is not None else self._coarser(search)
         if coarser is None:
-            return self._answered(shortest(search), search, restriction)
+            return self._answered(shortest(search, enough_s), search, restriction)
         try:
             return self._answered(finer(search, coarser, self._least_s()), search, None)
         except NoPlanError:
