@@ -15,7 +15,10 @@ from shardplan.export.targets import find_target
 from shardplan.export.types import Source
 from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model, read_model_bytes
-from shardplan.planning import Planner
+from shardplan.planning.answers import Answers
+from shardplan.planning.finer import CoarsePlans
+from shardplan.planning.for_runtime import RuntimePlans
+from shardplan.planning.instance import instance_of
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.trainer import check_kind, divides
 from shardplan.planning.search import NoBetterError, Search
@@ -210,11 +213,11 @@ def test_roles_of_axes():
 def test_roles_that_bring_nothing_are_not_searched_to_the_end(models):
     """What is enough ends a search with a bound that is one; plans that are shorter are found all the same."""
     instance = read(Request(model=models["llama"], mesh="2x2", target="tp-plan", mode="training", effort="quick"))
-    planner = Planner(instance.model, instance.cluster, instance.options)
-    tp_plan, roles = RUNTIMES["tp-plan"], ("data", "tensor")
+    posed = instance_of(instance.model, instance.cluster, instance.options, pytest.fail)
+    plans = RuntimePlans(Answers(posed, pytest.fail), RUNTIMES["tp-plan"], CoarsePlans())
 
     def step_and_bound(enough_s):
-        found = planner.with_roles(tp_plan, roles, Search.of(planner.instance), enough_s=enough_s)
+        found = plans.with_roles(("data", "tensor"), Search.of(posed), enough_s)
         return found.candidate.step_s, found.bound_s
 
     step_s, bound_s = step_and_bound(math.inf)

@@ -14,6 +14,7 @@ import itertools
 import math
 from dataclasses import dataclass, field, replace
 
+from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
 from shardplan.graph.near import Near
 from shardplan.graph.options import PlanOptions
@@ -23,7 +24,7 @@ from shardplan.model.types import Model
 from shardplan.planning.candidates import ROUGH, asked, of_phases
 from shardplan.planning.chain import AVERAGES, Question
 from shardplan.planning.decided import Decided
-from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
+from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes
 from shardplan.planning.runtimes.table import Roles
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Weights
@@ -80,13 +81,25 @@ class CoarsePlans:
     enough_s: float = math.inf
 
 
-def finer(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
-    """The best plan of a finer mesh. `least_s`: a lower bound on the step of any. Raises `NoPlanError` where the plan
+def with_fewer_axes(instance: Instance, roles: Roles = ()) -> tuple[Cluster, tuple[tuple[int, ...], ...]] | None:
+    """As `merged`, where that is another mesh, whose plans are plans of this one."""
+    cluster, groups = merged(instance.cluster, roles)
+    is_same = len(groups) == len(instance.cluster.mesh)
+    return None if is_same or instance.complete or not instance.options.cost_model.is_ours else (cluster, groups)
+
+
+def least_s(instance: Instance) -> float:
+    """No step is shorter: the model's work, cut evenly."""
+    return work_s(instance.model, instance.cluster, instance.options) / instance.cluster.mesh.size
+
+
+def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found]:
+    """The best plan of a finer mesh. `no_less_s`: a lower bound on the step of any. Raises `NoPlanError` where the plan
     of the coarser mesh is none of this one."""
     axes = len(real_axes(search.instance.cluster.mesh))
     together = WHOLE_AVERAGES if axes <= MOST_WHOLE else 0
     search.spent.left = search.averages + AVERAGES["quick"] * math.comb(axes, 2) + together
-    found = yield from lifted(search, coarser, least_s)
+    found = yield from lifted(search, coarser, no_less_s)
     found = yield from by_pairs(search, found)
     if axes > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
         return found
@@ -99,7 +112,7 @@ def finer(search: Search, coarser: Coarser, least_s: float) -> Questions[Found]:
     return found
 
 
-def lifted(search: Search, coarser: Coarser, least_s: float, decided: Decided | None = None) -> Questions[Found]:
+def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided | None = None) -> Questions[Found]:
     """The coarser mesh's plan on the finer one, or another that is `decided` there. Raises `NoPlanError` where it is
     none of that."""
     decided, limit_bytes = decided or coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
@@ -109,7 +122,7 @@ def lifted(search: Search, coarser: Coarser, least_s: float, decided: Decided | 
         raise NoPlanError(answer)
     best = search.judged(answer)[0]
     none = tuple(() for _ in answer.objective.sizes)
-    bound_s = min(least_s, best.step_s)
+    bound_s = min(no_less_s, best.step_s)
     planes = (*coarser.planes, *answer.solution.planes)
     return Found(best, bound_s, answer.objective, none, limit_bytes, coarser.outcome, coarser.reproducible, planes)
 

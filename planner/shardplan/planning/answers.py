@@ -1,0 +1,58 @@
+"""Answers questions about one instance: its cost graphs, the chain down to the solver, and what is told meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from shardplan.errors import Diagnostic, warning
+from shardplan.planning.chain import answer
+from shardplan.planning.instance import CostGraphs, Instance
+from shardplan.planning.reduction import Restrict, both
+from shardplan.planning.search import Questions, Search, T
+from shardplan.planning.standing import OnProgress, Watch
+
+
+@dataclass
+class Answers:
+    """Of `instance`; prices are computed once for all questions. `warn` hears of steps of a search that failed; `work`:
+    what all searches took, in the units of `shardplan.solve.constants`."""
+
+    instance: Instance
+    warn: Callable[[Diagnostic], None]
+    graphs: CostGraphs = field(init=False)
+    work: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self.graphs = CostGraphs(self.instance)
+
+    def to(
+        self,
+        questions: Questions[T],
+        search: Search,
+        restriction: Restrict | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> T:
+        """What a generator of questions comes to when all of them are answered, among what `restriction` allows.
+        `on_progress` hears how far that is. Raises what the generator does."""
+        watch = Watch(on_progress)
+        try:
+            question = next(questions)
+            while True:
+                asked = replace(question, restriction=both(question.restriction, restriction))
+                found = answer(self.graphs, asked, watch.of(search, question))
+                self.work += found.solution.work
+                if found.solution.choices is not None:
+                    search.interruption.arm()
+                watch.heard(found)
+                if found.solution.failure:
+                    self.warn(_step_failed(found.solution.failure))
+                question = questions.send(found)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def _step_failed(failure: str) -> Diagnostic:
+    hint = "the plan stands; please report this defect of shardplan as CONTRIBUTING.md says"
+    return warning("search-failed", f"a step of the search was given up: {failure}", hint=hint)

@@ -1,0 +1,194 @@
+"""The best plan that a runtime can say: each way to give roles to the axes is a search of its own.
+
+Neighbours over one link that share a role are one axis of a coarser mesh, whose plans are kept for all meshes that have
+it. What takes as long as the best plan so far is left as soon as that is proven.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, field, replace
+
+from shardplan.cluster.mesh import merged
+from shardplan.cluster.types import Cluster
+from shardplan.errors import LimitError, ShardplanError
+from shardplan.layout.mesh import Mesh
+from shardplan.planning.answers import Answers
+from shardplan.planning.candidates import shortest
+from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, lifted, with_fewer_axes
+from shardplan.planning.infeasible import no_coarser_plan
+from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of, real_axes
+from shardplan.planning.judge import Known
+from shardplan.planning.reduction import Restrict, both
+from shardplan.planning.runtimes.arrangement import Arrangement
+from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
+from shardplan.planning.runtimes.trainer import check_kind, divides
+from shardplan.planning.said import best_said, said_with, weights_fit
+from shardplan.planning.search import Found, NoBetterError, NoPlanError, Search
+from shardplan.planning.standing import OnProgress, Turn, of_some
+
+_SAME_S = 1e-9
+"""Steps are told in nanoseconds."""
+
+
+def best_for_runtime(
+    answers: Answers,
+    runtime: Runtime,
+    search: Search,
+    *,
+    restriction: Restrict | None = None,
+    coarse: CoarsePlans,
+    on_progress: OnProgress | None = None,
+) -> Found:
+    """The best plan that `runtime` can say, of those that `restriction` allows. `coarse`: plans of coarser meshes.
+
+    Raises `NoPlanError`, `LimitError` on a mesh of too many axes, `NoBetterError` where all take what is enough, and
+    `ShardplanError` for a model that the runtime does not train.
+    """
+    instance = answers.instance
+    cluster = instance.cluster
+    every = _roles(instance, runtime)
+    some = [roles for roles in every if len(real_axes(merged(cluster, roles)[0].mesh)) <= MOST_WHOLE]
+    turn = Turn(on_progress, len(some))
+    plans = RuntimePlans(answers, runtime, coarse, restriction, of_some(turn.tell))
+
+    def ask(roles: Roles, enough_s: float) -> Found | None:
+        turn.next(", ".join(f"{axis} {role}" for axis, role in zip(cluster.mesh.names, roles, strict=True)))
+        return plans.with_roles(roles, search, enough_s)
+
+    try:
+        found = best_said(some, ask, instance.limit_bytes, coarse.enough_s)
+    except NoBetterError as none:
+        raise none if len(some) == len(every) else NoBetterError(min(none.bound_s, least_s(instance))) from None
+    if found is None and len(real_axes(cluster.mesh)) > MOST_WHOLE:
+        raise LimitError(no_coarser_plan(instance.model, cluster, merged(cluster)[0]))
+    if found is None:  # asked here, so that a refusal speaks of this mesh
+        return replace(plans, on_progress=on_progress).among_all(every[-1], search)
+    return found if len(some) == len(every) else replace(found, bound_s=min(found.bound_s, least_s(instance)))
+
+
+def _roles(instance: Instance, runtime: Runtime) -> list[Roles]:
+    """The roles that the axes may have, without those that cannot be: all of them, or the last, where none can."""
+    mesh = instance.cluster.mesh
+    every = [*runtime.arrangements(mesh)]
+    if runtime.is_trainer:
+        check_kind(instance.model, instance.options.target)
+        every = [
+            roles for roles in every if divides(roles, mesh, instance.model, instance.options.microbatches)
+        ] or every
+    return [roles for roles in every if weights_fit(instance, roles)] or every[-1:]
+
+
+@dataclass
+class RuntimePlans:
+    """The best plans of one instance that `runtime` can say, of those that `restriction` allows."""
+
+    answers: Answers
+    runtime: Runtime
+    coarse: CoarsePlans
+    restriction: Restrict | None = None
+    on_progress: OnProgress | None = None
+    _others: dict[Mesh, RuntimePlans | None] = field(init=False, default_factory=dict)
+    """Of coarser meshes."""
+
+    @property
+    def _instance(self) -> Instance:
+        return self.answers.instance
+
+    def with_roles(self, roles: Roles, search: Search, enough_s: float = math.inf) -> Found | None:
+        """The best plan in which the axes have these roles; where neighbours over one link share a role, from the plan
+        of the mesh on which they are one axis, and where they are one to the runtime too, that plan. `None` where that
+        mesh has none. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
+        known = self.coarse.bounds_s
+        key = self._instance.cluster.mesh, roles
+        if self.restriction is None and key in known and known[key] >= enough_s:
+            raise NoBetterError(known[key])
+        try:
+            return self._with_roles(roles, search, enough_s)
+        except NoBetterError as none:
+            if self.restriction is None:
+                known[key] = none.bound_s
+            raise
+
+    def _with_roles(self, roles: Roles, search: Search, enough_s: float) -> Found | None:
+        """As `with_roles`, whatever was proven before."""
+        mesh, are_one = self._instance.cluster.mesh, FREE_ROLES.isdisjoint(roles)
+        of_coarser_s = enough_s if are_one else math.inf
+        known = None if self.restriction is not None else self._coarser(roles, search, of_coarser_s)
+        if known is None:
+            return self._kept(roles, search, enough_s)
+        coarser, own = known[0], self._search_like(search, roles)
+        if coarser is not None and are_one:
+            if coarser.step_s > enough_s - _SAME_S:
+                raise NoBetterError(coarser.bound_s)
+            return self.answers.to(lifted(own, coarser, coarser.bound_s), own, on_progress=self.on_progress)
+        if coarser is not None:
+            questions = finer(own, coarser, least_s(self._instance))
+            with contextlib.suppress(NoPlanError):
+                return self.answers.to(questions, own, Arrangement(self.runtime, roles), self.on_progress)
+        if are_one or len(real_axes(mesh)) > MOST_WHOLE:
+            return None
+        return self.among_all(roles, search, enough_s)
+
+    def _kept(self, roles: Roles, search: Search, enough_s: float) -> Found:
+        """As `among_all`; what is found is kept for finer meshes."""
+        key = self._instance.cluster.mesh, roles
+        try:
+            found = self.among_all(roles, search, enough_s)
+        except NoPlanError:
+            if self.restriction is None:
+                self.coarse.plans[key] = None, 0.0
+            raise
+        if self.restriction is None:
+            self.coarse.plans[key] = Coarser.of(found), 0.0
+        return found
+
+    def among_all(self, roles: Roles, search: Search, enough_s: float = math.inf) -> Found:
+        """The best plan of all with these roles. Raises as `with_roles`."""
+
+        def asked(limits: Restrict) -> Found:
+            own = self._search_like(search, roles, search.known)
+            return self.answers.to(shortest(own, enough_s), own, both(limits, self.restriction), self.on_progress)
+
+        return said_with(self.runtime, roles, asked)
+
+    def _search_like(self, search: Search, roles: Roles, known: Known | None = None) -> Search:
+        """One of its own, for as long; unless axes have roles in which everything is said, in few choices alone."""
+        known = {} if known is None else known
+        restricted = "any" not in roles
+        return Search(self._instance, search.limit_s, search.interruption, restricted=restricted, known=known)
+
+    def _coarser(self, roles: Roles, search: Search, enough_s: float) -> tuple[Coarser | None] | None:
+        """The plan of the mesh on which neighbours over one link with one role are one axis, where it has one; `None`
+        where that is this mesh, or what is asked means nothing there. Raises `NoBetterError`."""
+        other = with_fewer_axes(self._instance, roles)
+        if other is None:
+            return None
+        cluster, groups = other
+        key = cluster.mesh, tuple(roles[group[0]] for group in groups)
+        if key not in self.coarse.plans:
+            self.coarse.plans[key] = self._on(cluster, key[1], search, enough_s)
+        known = self.coarse.plans[key]
+        return known and (known[0] and replace(known[0], groups=groups),)
+
+    def _on(
+        self, cluster: Cluster, roles: Roles, search: Search, enough_s: float
+    ) -> tuple[Coarser | None, float] | None:
+        """What is known of another mesh whose axes have these roles. Raises `NoBetterError`."""
+        mesh, asked = cluster.mesh, self._instance
+        if mesh not in self._others:
+            try:
+                there = Answers(instance_of(asked.model, cluster, asked.options, lambda _: None), lambda _: None)
+                self._others[mesh] = RuntimePlans(there, self.runtime, self.coarse, None, self.on_progress)
+            except ShardplanError:  # such as a constraint that names one of the axes
+                self._others[mesh] = None
+        other = self._others[mesh]
+        if other is None:
+            return None
+        try:
+            own = Search(other.answers.instance, search.share(2), search.interruption)
+            found = other.with_roles(roles, own, enough_s)
+        except NoPlanError:
+            return None, 0.0
+        return None if found is None else Coarser.of(found), 0.0
