@@ -8,8 +8,9 @@ from shardplan.api import make_plan
 from shardplan.plan.breakdown import breakdown
 from shardplan.plan.timeline import timeline
 from shardplan.render.solve import time_line
-from shardplan.render.timeline import gantt
+from shardplan.render.timeline import _slowed, gantt
 from shardplan.schedule.tasks import Task, schedule
+from shardplan.units import duration
 
 MODEL = "transformer:layers=2,hidden=64,heads=4,vocab=128,seq=32,batch=8"
 TASKS = schedule((Task("a", 0, 2.0), Task("b", 1, 1.0), Task("c", 1, 0.25, (0,)), Task("d", 0, 2.0, (0,))))
@@ -44,6 +45,8 @@ def test_microbatches_that_are_not_listed_count(microbatches):
     assert sum(part.times for part in made.unlisted) == 2 * max(0, microbatches - 2) - max(0, microbatches > 2)
     assert plan.summary.compute_ns <= made.busy(0) * 1e9 * (1 + 1e-9) <= 1.1 * plan.summary.compute_ns
     assert made.busy(0) <= made.seconds * (1 + 1e-9)
+    said = f"compute takes {duration(plan.summary.compute_ns)} alone, and longer beside communication"
+    assert [*_slowed(made, plan)] == [said] * (made.busy(0) * 1e9 > 1.001 * plan.summary.compute_ns)
     for part in made.unlisted:
         assert part.start == pytest.approx(max(made.ends[part.first : part.last]), rel=0.01)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -11,7 +11,7 @@ from shardplan.plan.timeline import streams_of
 from shardplan.plan.types import Plan
 from shardplan.render.console import PIPE_WIDTH, emit, table
 from shardplan.render.solve import time_line
-from shardplan.schedule.tasks import Timeline
+from shardplan.schedule.tasks import COMPUTE, Timeline
 from shardplan.units import NS_PER_S, duration
 
 SAME_STEP = 1e-3
@@ -35,7 +35,7 @@ def show_timeline(console: Console, made: Timeline, plan: Plan, trace: str | Non
         chart = Text(gantt(made, stream, cells), style="cyan" if stream else "")
         rows.add_row(name, duration(busy * NS_PER_S), f"{100 * share:.0f} %", chart)
     legend = ", ".join(f"{shade} {_percent_from(least)}" for least, shade in _SHADES)
-    emit(console, rows, f"of its time a stream is busy: {legend}", "")
+    emit(console, rows, f"of its time a stream is busy: {legend}", *_slowed(made, plan), "")
     step_ns = round(made.seconds * NS_PER_S)
     if abs(step_ns - plan.summary.step_ns) <= SAME_STEP * step_ns:
         emit(console, time_line(plan))
@@ -43,6 +43,13 @@ def show_timeline(console: Console, made: Timeline, plan: Plan, trace: str | Non
         emit(console, f"step {duration(step_ns)}; {_other_step(plan)}")
     if trace:
         emit(console, f"wrote {trace} ({len(made.tasks):,} tasks); open it in ui.perfetto.dev")
+
+
+def _slowed(made: Timeline, plan: Plan) -> Iterator[str]:
+    """Why compute is busy for longer than the plan says that it takes, where that is so."""
+    alone_s = plan.summary.compute_ns / NS_PER_S
+    if plan.pipeline is None and made.busy(COMPUTE) > alone_s * (1.0 + SAME_STEP):
+        yield f"compute takes {duration(plan.summary.compute_ns)} alone, and longer beside communication"
 
 
 def gantt(made: Timeline, stream: int, cells: int) -> str:
