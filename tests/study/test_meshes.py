@@ -17,7 +17,8 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.models import TransformerSpec, build
-from shardplan.planning import Planner, plan_model
+from shardplan.planning import plan_model
+from shardplan.planning.for_runtime import RuntimePlans
 from shardplan.request import Request
 from shardplan.study import meshes
 from shardplan.study.instance import read
@@ -171,13 +172,13 @@ def test_devices_need_an_automatic_mesh(shardplan, mlp: Path):
 
 
 def test_for_a_runtime_what_one_mesh_says_is_searched_once(monkeypatch):
-    searched, among_all = [], Planner._among_all
+    searched, among_all = [], RuntimePlans.among_all
 
-    def counted(self, runtime, roles, *rest):
-        searched.append((self.instance.cluster.mesh, roles))
-        return among_all(self, runtime, roles, *rest)
+    def counted(self, roles, *rest):
+        searched.append((self.answers.instance.cluster.mesh, roles))
+        return among_all(self, roles, *rest)
 
-    monkeypatch.setattr(Planner, "_among_all", counted)
+    monkeypatch.setattr(RuntimePlans, "among_all", counted)
     model = build(TransformerSpec(layers=1, hidden=64, heads=4, vocab=256, seq=32, batch=8, style="gpt"))
     options = PlanOptions(target="megatron", effort="quick")
     trials = try_meshes(model, PROFILE, options, logical_meshes(PROFILE, "1x4"), processes=2)
