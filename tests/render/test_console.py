@@ -1,6 +1,7 @@
 """Tables on terminals of any width: text is folded, numbers are never cut."""
 
 import io
+import json
 import re
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
+from shardplan.cluster.profile import load_profile
 from shardplan.render.console import Folded, emit, table
+from shardplan.render.profiles import show_profile
 from shardplan.text_lines import KEPT
 
 ROWS = [("model.layers.*.mlp.down_proj.weight", "12.1 %", "1.25 GiB"), ("lm_head.weight", "<0.1 %", "125 MiB")]
@@ -75,3 +78,16 @@ def test_folding_loses_nothing_but_blanks(text, width):
     lines = [line.plain for line in Folded(text).wrap(Console(), width)]
     assert "".join("".join(lines).split()) == "".join(text.split())
     assert max(map(len, lines)) <= max(width, 2)
+
+
+def test_lines_of_a_text_are_folded_each_by_itself():
+    written = io.StringIO()
+    emit(Console(file=written, width=24), "first\n    a second line of many words\nthird")
+    assert written.getvalue() == "first\n    a second line of\n      many words\nthird\n"
+
+
+def test_a_profile_on_a_narrow_terminal_is_json():
+    written, profile = io.StringIO(), load_profile("a100-dgx")
+    show_profile(Console(file=written, width=40), profile)
+    assert json.loads(written.getvalue()) == json.loads(json.dumps(profile.resolved, default=dict))
+    assert '        "level": "net"\n' in written.getvalue()

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from typing import IO, Any, Literal
 
 from rich.cells import cell_len
@@ -168,7 +169,7 @@ def emit(console: Console, *renderables: RenderableType) -> None:
     folds its lines, but half a number is none."""
     width = console.width
     with console.capture() as captured:
-        for given in renderables:
+        for given in _lines(renderables):
             renderable = _foldable(given)
             parts = (
                 renderable.stacked(width)
@@ -182,6 +183,12 @@ def emit(console: Console, *renderables: RenderableType) -> None:
     console.width = width
     lines = (_shown(line.rstrip(), plain=console.no_color) for line in captured.get().split("\n")[:-1])
     console.file.write("".join(f"{line}\n" for line in lines))
+
+
+def _lines(renderables: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    """The same, plain text line by line: each is folded by itself."""
+    for given in renderables:
+        yield from given.split("\n") if isinstance(given, str) else (given,)
 
 
 def _foldable(given: RenderableType) -> RenderableType:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
+from rich.text import Text
 
 from shardplan.cluster.build import Profile
 from shardplan.escapes import one_line
@@ -61,5 +62,5 @@ def _tflops(peaks: Mapping[str, float]) -> str:
 
 
 def show_profile(console: Console, profile: Profile) -> None:
-    """Every value of a profile, defaults included, as the plan file carries it."""
-    emit(console, json.dumps(profile.resolved, indent=2, ensure_ascii=False, default=dict))
+    """Every value of a profile, defaults included, as the plan file carries it: JSON, whose lines stay whole."""
+    emit(console, Text(json.dumps(profile.resolved, indent=2, ensure_ascii=False, default=dict), no_wrap=True))
