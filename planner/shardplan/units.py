@@ -34,6 +34,11 @@ def size(number_of_bytes: float) -> str:
     return f"{digits(number_of_bytes / unit[0])} {unit[1]}"
 
 
+def counted(number: int, what: str) -> str:
+    """`1 row`, `1,200 rows`."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def sizes_in_one_unit(values: list[int], reference: int) -> tuple[list[str], str]:
     """Each of `values` in the unit that suits `reference`, and that unit: `(["12.3", "0.4"], "GiB")`."""
     scale, unit = _byte_unit(reference)

@@ -4,7 +4,7 @@ plan = shardplan.load("model.plan.json")
 mesh = shardplan.jax.mesh(plan)
 params = shardplan.jax.load(plan, mesh, shapes, "model.safetensors", names=shardplan.jax.flax_names)
 h = shardplan.jax.constrain(plan, mesh, "model.layers.0.mlp", h)         # inside the function
-print(shardplan.jax.check(step, (params, batch), plan))                 # bytes that XLA sends, against the plan
+sent = shardplan.jax.check(step, (params, batch), plan)                 # bytes that XLA sends, against the plan
 """
 
 from shardplan.extras.xla.check import Check

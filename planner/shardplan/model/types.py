@@ -10,6 +10,7 @@ from typing import Final, Literal
 import numpy as np
 
 from shardplan.errors import Diagnostic
+from shardplan.units import counted
 
 Role = Literal["input", "parameter", "constant", "activation"]
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray
@@ -166,7 +167,7 @@ class Model:
             "input": self.inputs,
             "output": self.outputs,
         }
-        said = ", ".join(f"{len(these):,} {what}{'s' * (len(these) != 1)}" for what, these in amounts.items())
+        said = ", ".join(counted(len(these), what) for what, these in amounts.items())
         return f"<Model {self.name}: {said}>"
 
     def tensor(self, name: str) -> Tensor:

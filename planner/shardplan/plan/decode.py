@@ -5,7 +5,8 @@ Reading is the inverse of `encode.dumps`; tensors come back section by section (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardplan.errors import ShardplanError, error
@@ -29,31 +30,35 @@ def loads(text: str, path: str = "plan") -> Plan:
 def loads_whole(text: str, path: str = "plan") -> tuple[Document, Plan]:
     """The document in `text`, and the plan that it is. Raises as `loads`."""
     document = parsed(text, path)
-    try:
+    with _damage_said(text, path):
         return document, read_document(document)
-    except _DamagedError as problem:
-        place = {"file": path, "line": _line(text, problem.section, problem.row)}
-        raise ShardplanError(error("damaged-plan", str(problem), hint="solve again", **place)) from None
 
 
 def loads_subject(text: str, path: str = "plan") -> tuple[str, str, Mesh]:
     """The names of the model and of the cluster that the plan in `text` is for, and its mesh. Nothing else is read, so
     that this is quick. Raises as `loads`."""
     document = parsed(text, path)
-    try:
-        field = next(field for field in PLAN.fields if field.key == "mesh")
+    field = next(field for field in PLAN.fields if field.key == "mesh")
+    with _damage_said(text, path):
         mesh: Mesh = _read_section(field, document, {}, Context(Mesh(()), read_document))["mesh"]
-        model, cluster = (str(_named(document, key)) for key in ("model", "cluster"))
+        return _named(document, "model"), _named(document, "cluster"), mesh
+
+
+@contextlib.contextmanager
+def _damage_said(text: str, path: str) -> Iterator[None]:
+    """What is wrong with the plan in `text`, said with its file and line."""
+    try:
+        yield
     except _DamagedError as problem:
-        raise ShardplanError(error("damaged-plan", str(problem), hint="solve again", file=path)) from None
-    return model, cluster, mesh
+        place = {"file": path, "line": _line(text, problem.section, problem.row)}
+        raise ShardplanError(error("damaged-plan", str(problem), hint="solve again", **place)) from None
 
 
-def _named(document: Mapping[str, Any], section: str) -> object:
+def _named(document: Mapping[str, Any], section: str) -> str:
     about = document.get(section)
     if not isinstance(about, dict) or "name" not in about:
         raise _DamagedError(section, None, "it has no name")
-    return about["name"]
+    return str(about["name"])
 
 
 class _DamagedError(RecordError):

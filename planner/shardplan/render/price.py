@@ -8,7 +8,7 @@ from rich.console import Console
 
 from shardplan.render.console import emit, table
 from shardplan.render.solve import facts
-from shardplan.units import duration, percent, size
+from shardplan.units import counted, duration, percent, size
 
 if TYPE_CHECKING:
     from shardplan.planning.parallelism import Parallelism
@@ -39,21 +39,17 @@ def show_price(console: Console, told: Told) -> None:
         console,
         facts(
             ("runs as", ", ".join(filter(None, [words_of(priced.parallelism), _PRECISIONS[told.precision]]))),
-            ("on", f"{_counted(priced.parallelism.devices, 'device')} of {priced.plan.cluster['name']}"),
+            ("on", f"{counted(priced.parallelism.devices, 'device')} of {priced.plan.cluster['name']}"),
             ("batch", _batch(told)),
         ),
         "", rows, "", parts, "", verdict(told), best_line(told),
     )  # fmt: skip
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
-
-
 def _batch(told: Told) -> str:
     count = told.priced.microbatches
-    parts = f"{count:,} microbatch{'es' * (count != 1)} of {_counted(told.micro_batch, 'row')} per rank"
-    return f"{_counted(told.global_batch, 'row')}: {parts}"
+    parts = f"{count:,} microbatch{'es' * (count != 1)} of {counted(told.micro_batch, 'row')} per rank"
+    return f"{counted(told.global_batch, 'row')}: {parts}"
 
 
 def words_of(parallelism: Parallelism) -> str:

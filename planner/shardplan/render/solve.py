@@ -14,7 +14,7 @@ from shardplan.plan.padding import pads_of
 from shardplan.plan.types import Memory, Plan, Summary
 from shardplan.render.console import Folded, emit
 from shardplan.render.pins import pin_lines
-from shardplan.units import TIME, Measure, count, percent, rate, size, sizes_in_one_unit
+from shardplan.units import TIME, Measure, count, counted, percent, rate, size, sizes_in_one_unit
 
 if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster
@@ -69,7 +69,7 @@ def model_line(model: Model) -> str:
     elements, stored = sum(w.elements for w in weights), sum(w.size_bytes for w in weights)
     copies = max((len(block.copies) for block in model.blocks), default=0)
     blocks = f", {copies} identical blocks" if copies else ""
-    operators = f"{len(model.operators):,} operator{'s' * (len(model.operators) != 1)}"
+    operators = counted(len(model.operators), "operator")
     return f"{model.name}: {operators}, {count(elements)} parameters ({size(stored)}){blocks}"
 
 
