@@ -23,6 +23,7 @@ from shardplan.request import Request
 from shardplan.study import meshes
 from shardplan.study.instance import read
 from shardplan.study.meshes import best_of, logical_meshes, ordered_factorisations, try_meshes
+from shardplan.study.said import limits_of
 from shardplan.study.solve import solve
 
 PROFILE = load_profile("generic")
@@ -126,6 +127,17 @@ def test_an_interrupt_keeps_the_best_plan_of_the_meshes_that_are_done(model, mon
     calls[:] = [None, None]
     with pytest.raises(KeyboardInterrupt):
         solve(instance)
+
+
+def test_limits_of_a_runtime_are_told_of_the_mesh_that_was_chosen(monkeypatch):
+    model = "transformer:llama3-8b,layers=1,batch=4,seq=512"
+    asked = read(Request(model, "auto", devices="1x4", target="tp-plan", effort="quick"))
+    found = solve(asked)
+    free = plan_model(asked.model, found.cluster, PlanOptions(effort="quick"))
+    monkeypatch.setattr(meshes, "_try", lambda *_: pytest.fail("other meshes are planned"))
+    limits = limits_of(asked, found)
+    assert (limits.step_ns, limits.free_ns) == (found.plan.summary.step_ns, free.summary.step_ns)
+    assert limits.slower > 0.2
 
 
 def test_devices_are_given_whole():

@@ -117,9 +117,10 @@ def shared_rate(link_bytes_per_s: float, node_bytes_per_s: float, devices: int) 
 
 
 def describe_limits(console: Console, limits: Limits) -> None:
-    """`18.3 % slower than the free optimum (121 ms) for tp-plan`."""
+    """`18.3 % slower than the free optimum of this mesh (121 ms) for tp-plan`."""
     free = TIME.text(limits.free_ns)
-    said = f"{percent(limits.slower)} slower than the free optimum ({free})" if limits.slower else "the free optimum"
+    optimum = "the free optimum of this mesh"
+    said = f"{percent(limits.slower)} slower than {optimum} ({free})" if limits.slower else optimum
     emit(console, facts(("limits", f"{said} for {limits.target}")))
 
 

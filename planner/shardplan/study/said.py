@@ -1,19 +1,18 @@
-"""What the limits of a runtime cost: the best plan that it can say, beside the best plan there is."""
+"""What the limits of a runtime cost: the best plan that it can say, beside the best plan there is on the same mesh."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from shardplan.errors import ShardplanError
-from shardplan.plan.types import Plan
 from shardplan.planning.standing import OnProgress
 from shardplan.study.instance import Instance
-from shardplan.study.solve import solve
+from shardplan.study.solve import Solved, solve
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`target`: the format; `step_ns`: of its plan; `free_ns`: of the best plan there is."""
+    """`target`: the format; `step_ns`: of its plan; `free_ns`: of the best plan there is on its mesh."""
 
     target: str
     step_ns: int
@@ -29,13 +28,17 @@ class Limits:
         return {"target": self.target, "free_step_us": self.free_ns / 1e3, "slower": round(self.slower, 6)}
 
 
-def limits_of(instance: Instance, plan: Plan, on_progress: OnProgress | None = None) -> Limits | None:
-    """What the limits of the runtime that `plan` is for cost; None where the free optimum was not found. A plan that
-    the runtime says is one that is free."""
-    free = replace(instance, options=replace(instance.options, target=""))
+def limits_of(instance: Instance, solved: Solved, on_progress: OnProgress | None = None) -> Limits | None:
+    """What the limits of the runtime that a plan is for cost on the plan's mesh; None where the search for the free
+    optimum found none or was stopped. Where the mesh was chosen, others are not planned for this: that takes several
+    times as long as the plan. A plan that the runtime says is one that is free."""
+    options = replace(instance.options, target="")
+    free = replace(instance, cluster=solved.cluster, options=options, is_auto=False)
     try:
         other = solve(free, on_progress).plan
     except ShardplanError:
         return None
-    step_ns = plan.summary.step_ns
+    if other.summary.outcome == "interrupted":
+        return None
+    step_ns = solved.plan.summary.step_ns
     return Limits(instance.options.target, step_ns, min(step_ns, other.summary.step_ns))

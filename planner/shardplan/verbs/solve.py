@@ -219,7 +219,7 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
     from shardplan.render.meshes import meshes_record
 
     plan = answer.plan
-    limits = _limits(session, order, plan)
+    limits = _limits(session, order, answer)
     write_report(session, order.html, lambda: _report(order, answer))
     code = _judge(session, plan, order.instance.options.gap, require_optimal=require_optimal)
     study = _study(session, order, answer) if order.draws else {}
@@ -231,7 +231,7 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
     return code
 
 
-def _limits(session: Session, order: _Order, plan: Plan) -> Mapping[str, Any]:
+def _limits(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:
     """What the runtime that the plan is for costs, said and for a document; nothing where any plan would do."""
     from shardplan.render.solve import describe_limits
     from shardplan.study.said import limits_of
@@ -241,7 +241,7 @@ def _limits(session: Session, order: _Order, plan: Plan) -> Mapping[str, Any]:
         return {}
     measure = Measure(order.instance.options.cost_model.unit)
     on_progress = session.begin("planning without a runtime's limits", measure.of_picoseconds)
-    found = limits_of(_by_now(order.instance, session), plan, on_progress)
+    found = limits_of(_by_now(order.instance, session), answer, on_progress)
     if found is None:
         return {}
     if not order.is_piped:
