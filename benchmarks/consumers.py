@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -55,6 +56,29 @@ def python_program(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     exec(compile(text, path.name, "exec"), {"__name__": "exported"})
     return f"{len(text.splitlines())} lines imported"
+
+
+def jax_arrays(path: Path) -> str:
+    """Every parameter is put onto two devices, each of which gets what the plan says its rank holds."""
+    jax = importlib.import_module("jax")
+
+    from shardplan import load
+    from shardplan.runtime.shards import shard_of
+
+    plan = load(path.parent / "jax.plan.json")
+    jax.config.update("jax_num_cpu_devices", plan.mesh.size)
+    made: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(path.read_text(encoding="utf-8"), path.name, "exec"), made)
+    shardings = made["shardings"](made["make_mesh"]())
+    for name, sharding in shardings.items():
+        shape = shard_of(plan, name, 0).shape
+        array = jax.device_put(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), sharding)
+        for rank, shard in enumerate(array.addressable_shards):
+            (piece,) = shard_of(plan, name, rank).pieces
+            if not np.array_equal(shard.data, np.asarray(array)[piece.source]):
+                raise ValueError(f"device {rank} does not hold what the plan says of '{name}'")
+    cut = sum(not sharding.is_fully_replicated for sharding in shardings.values())
+    return f"{len(shardings)} parameters on {plan.mesh.size} devices as planned, {cut} in pieces"
 
 
 def mlir_module(path: Path) -> str:
@@ -178,9 +202,11 @@ def onnxruntime_ranks(path: Path) -> str:
 
 CONSUMERS: tuple[tuple[str, str, str, Callable[[Path], str]], ...] = (
     ("tp-plan", "tp-plan", "transformers", transformers_styles),
+    ("tp-plan-portable", "tp-plan-portable", "transformers", transformers_styles),
     ("deepspeed", "deepspeed", "deepspeed", deepspeed_config),
     ("torchtitan", "torchtitan", "torchtitan", python_program),
     ("fsdp2", "fsdp2", "torch", python_program),
+    ("jax", "jax", "jax", jax_arrays),
     ("shardy", "shardy", "jaxlib", mlir_module),
     ("maxtext", "maxtext", "maxtext", maxtext_config),
     ("megatron", "megatron", "megatron-core", megatron_arguments),
@@ -213,7 +239,7 @@ def exported(target: str, form: str, folder: Path) -> Path:
 
 def main() -> int:
     """Print the table."""
-    print(f"{'format':12} {'consumer':14} {'version':12} said")
+    print(f"{'format':16} {'consumer':14} {'version':12} said")
     chosen, refused = set(sys.argv[1:]), 0
     with tempfile.TemporaryDirectory() as folder:
         for target, form, package, take in CONSUMERS:
@@ -222,14 +248,14 @@ def main() -> int:
             try:
                 version = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
-                print(f"{form:12} {package:14} {'-':12} not installed")
+                print(f"{form:16} {package:14} {'-':12} not installed")
                 continue
             try:
                 said = take(exported(target, form, Path(folder)))
             except (Exception, SystemExit) as problem:  # noqa: BLE001 - a refusal of any kind is what the line says
                 said = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
                 refused += 1
-            print(f"{form:12} {package:14} {version:12} {said}", flush=True)
+            print(f"{form:16} {package:14} {version:12} {said}", flush=True)
     return 1 if refused else 0
 
 
