@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from shardplan.cli import cli
 from shardplan.render.progress import Pace, ProgressLine, Step, fitted, progress_parts, time_left
+from shardplan.verbs.session import _read_first
 
 PICOSECONDS_PER_MS = 1e9
 
@@ -107,6 +109,25 @@ def test_what_ends_at_once_draws_nothing():
     with ProgressLine(terminal) as progress:
         progress.update(Standing(2.0, 1.0))
     assert terminal.getvalue() == ""
+
+
+def test_a_long_name_leaves_room_for_what_matters(monkeypatch):
+    monkeypatch.setattr("shardplan.render.progress.columns_of", lambda _: 44)
+    terminal = Terminal()
+    with ProgressLine(terminal, doing=f"reading {'x' * 90}.onnx", after_s=0.0):
+        time.sleep(0.05)
+    (line,) = filter(None, terminal.getvalue().split("\r\x1b[2K"))
+    assert line == f"reading {'x' * 13}… ⠋ 0 s  Ctrl-C stops"
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [("diff old.json new.json", "old.json"), ("show -", ""), ("explain a.json b", "a.json"), ("profiles list", "")],
+)
+def test_what_is_read_first_is_named(given, first):
+    context = cli.make_context("shardplan", given.split())
+    name, command, arguments = cli.resolve_command(context, given.split())
+    assert _read_first(command.make_context(name, arguments)) == first
 
 
 @pytest.mark.parametrize(("stream", "enabled"), [(io.StringIO(), True), (Terminal(), False)])

@@ -15,8 +15,8 @@ from shardplan.text_lines import columns_of
 from shardplan.units import PS_PER_NS, duration, percent
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_INTERVAL_S, _FIRST_S = 0.1, 0.15
-"""Seconds between two lines; the first comes so long after the start, as what is short needs none."""
+_INTERVAL_S, FIRST_S = 0.1, 0.2
+"""Seconds between two lines; the first comes so long after the process began, as what is short needs none."""
 _CLEAR = "\r\x1b[2K"
 _LEAST_SHARE = 0.05
 """Of an effort: before that nobody knows how long the rest takes."""
@@ -56,10 +56,12 @@ class ProgressLine:
     The line is drawn by a thread of its own: what takes long before anybody says anything is seen to go on.
     """
 
-    def __init__(self, stream: IO[str], *, enabled: bool = True, doing: str = "reading") -> None:
+    def __init__(
+        self, stream: IO[str], *, enabled: bool = True, doing: str = "reading", after_s: float = FIRST_S
+    ) -> None:
         self._stream, self._doing = stream, doing
         self._amount: Callable[[float], str] = picoseconds
-        self._enabled = enabled and stream.isatty()
+        self._after_s, self._enabled = after_s, enabled and stream.isatty()
         self._started = self._begun = time.monotonic()
         self._standing: Standing = Step()
         self._pace = Pace(self._begun)
@@ -103,14 +105,15 @@ class ProgressLine:
             yield
 
     def _draw(self) -> None:
-        wait = _FIRST_S
+        wait = self._after_s
         while not self._ended.wait(wait):
             with self._drawing:
-                begun = f"{self._doing} {_FRAMES[self._frame % len(_FRAMES)]} "
+                columns = columns_of(self._stream)
+                begun = f"{shortened(self._doing, columns // 2)} {_FRAMES[self._frame % len(_FRAMES)]} "
                 now = time.monotonic()
                 left = time_left(self._standing, now - self._begun, self._pace.left_s(now))
                 parts = progress_parts(self._standing, left, self._amount, keeps=self._keeps)
-                room = columns_of(self._stream) - len(begun) - 1
+                room = columns - len(begun) - 1
                 text = fitted({"time": f"{now - self._started:.0f} s", **parts}, room)
                 self._stream.write(f"{_CLEAR}{begun}{text}")
                 self._stream.flush()
@@ -180,6 +183,11 @@ def progress_parts(
         parts["left"] = left
     parts["keys"] = "Ctrl-C keeps the best" if known and keeps else "Ctrl-C stops"
     return parts
+
+
+def shortened(text: str, columns: int) -> str:
+    """`reading a-very-long-na…`: the text in so many columns."""
+    return text if len(text) <= columns else f"{text[: max(0, columns - 1)]}…"
 
 
 def fitted(parts: Mapping[str, str], room: int) -> str:

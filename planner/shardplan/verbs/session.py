@@ -86,11 +86,14 @@ class Session:
             self.say(diagnostic)
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Meanwhile a terminal has a line that says what is being done: `reading ⠹ 3 s`."""
-        from shardplan.render.progress import ProgressLine
+    def working(self, reads: str = "") -> Iterator[None]:
+        """Meanwhile a terminal has a line that says what is being done: `reading model.onnx ⠹ 3 s`. `reads`: the file
+        that the verb reads first."""
+        from shardplan.render.progress import FIRST_S, ProgressLine
 
-        with ProgressLine(sys.stderr, enabled=not self.quiet) as self.line:
+        after_s = max(0.0, FIRST_S - time.process_time())  # imports have taken their part of it
+        doing = f"reading {one_line(reads.rpartition('/')[2])}".rstrip()
+        with ProgressLine(sys.stderr, enabled=not self.quiet, doing=doing, after_s=after_s) as self.line:
             yield
         self.line = None
 
@@ -196,10 +199,17 @@ def verb(function: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(function)
     def at_work(session: Session, /, *arguments: object, **options: object) -> int:
-        with session.working():
+        with session.working(_read_first(click.get_current_context())):
             return function(session, *arguments, **options)
 
     return attended_verb(at_work)
+
+
+def _read_first(context: click.Context) -> str:
+    """The first argument of the command, or the first of several; empty where that is none or standard input."""
+    named = [context.params.get(each.name or "") for each in context.command.params if isinstance(each, click.Argument)]
+    first = next((name for value in named for name in (value if isinstance(value, tuple) else (value,))), None)
+    return str(first) if first not in (None, "-") else ""
 
 
 def attended_verb(function: Callable[..., int]) -> Callable[..., int]:
