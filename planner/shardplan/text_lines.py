@@ -11,7 +11,9 @@ from typing import IO
 UNIT = r"(?:%|[KMGTPE]?i?B(?:/s)?|Gb/s|[KMGTPE]?FLOP/s|[num]?s)(?![\w-])"
 """A unit behind a number and a blank: the two stay in one line."""
 _INDENT = 2
-_BEFORE_UNIT = re.compile(rf"(?<=\d) (?={UNIT})")
+TOGETHER = rf"(?<=\d) (?={UNIT})|(?<=[a-z]) (?=[+−]?\d)| (?=×\d)"
+"""Blanks at which no line ends: before a unit, between a word and its number, and before how many there are."""
+_TOGETHER = re.compile(TOGETHER)
 KEPT = "\N{NO-BREAK SPACE}"
 """A blank at which no line ends; it is printed as any other."""
 _COMMAND = re.compile(r"(hint: |  (- )?)?(shardplan|pip|torchrun) ")
@@ -27,12 +29,12 @@ def columns_of(stream: IO[str]) -> int:
 
 def folded_line(line: str, columns: int) -> str:
     """The line as several of at most so many columns, broken between words, the later ones indented by two more; names
-    stay whole, numbers with their units too, and so does a command, which is there to be copied."""
+    stay whole, numbers with their words and units too, and so does a command, which is there to be copied."""
     if len(line) <= columns or _COMMAND.match(line):
         return line
     own = len(line) - len(line.lstrip())
     parts = textwrap.wrap(
-        _BEFORE_UNIT.sub(KEPT, line),
+        _TOGETHER.sub(KEPT, line),
         columns,
         subsequent_indent=" " * (own + _INDENT),
         break_long_words=False,

@@ -1,5 +1,6 @@
 """`shardplan explain`: shares of the step, and alternatives that were solved again."""
 
+import io
 import json
 from dataclasses import replace
 from importlib.resources import files
@@ -8,11 +9,17 @@ from pathlib import Path
 import onnx
 import pytest
 from jsonschema import Draft202012Validator
+from rich.console import Console
 from small_models import proto_of
 
 from shardplan.plan.file import read_plan, write_plan
+from shardplan.render.explain import show_explanation
+from shardplan.study.alternatives import Alternative
+from shardplan.study.explain import described
+from shardplan.study.named import Named
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
+CHOSEN = Alternative("S(1)@gpu", chosen=True, cost_ns=0, memory_bytes=0)
 PLAN = "plans/mlp.2x2.plan.json"
 SOLVE = ("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2")
 
@@ -53,6 +60,25 @@ def explained(shardplan, name: str, *options: str) -> dict:
     Draft202012Validator(SCHEMA).validate(document)
     assert (run.code, run.err) == (0, "")
     return document["result"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "subject", "tied"),
+    [
+        ("lm_head.weight", "lm_head.weight", "transformer.wte.weight"),
+        ("transformer.wte.weight", "transformer.wte.weight", "lm_head.weight"),
+        ("lm_head.*", "lm_head.weight", "transformer.wte.weight"),
+    ],
+)
+def test_a_tied_weight_is_called_as_it_was_asked_for(asked, subject, tied):
+    plan = read_plan(Path(__file__).parents[2] / "plans" / "gpt2_small.4x4.plan.json")
+    weight = next(tensor for tensor in plan.tensors if tensor.aliases)
+    found = described(plan, Named((weight,)), asked)
+    assert (found.subject, found.tied) == (subject, (tied,))
+    written = io.StringIO()
+    show_explanation(Console(file=written, width=80), plan, replace(found, alternatives=(CHOSEN,)))
+    assert written.getvalue().startswith(f"{subject}  [50257, 768] float")
+    assert f" per device, tied with {tied}\n" in written.getvalue()
 
 
 def test_what_a_step_is_made_of(shardplan, solved):

@@ -173,7 +173,9 @@ def test_every_line_of_the_table_leads_to_a_function(target):
 def test_the_formats_are_in_the_help(shardplan):
     assert len({target.name for target in TARGETS}) == len(TARGETS)
     out = shardplan("export", "--help").out
-    assert all(target.summary in out for target in TARGETS)
+    said = " ".join(out.split())
+    assert all(f"{target.name} {target.summary}" in said for target in TARGETS)
+    assert all(len(line) <= 100 for line in out.splitlines())
 
 
 def test_a_plan_becomes_programs_and_annotations(shardplan, mlp):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shardplan.cluster.profile import load_profile
-from shardplan.render.console import Folded, emit, table
+from shardplan.render.console import Folded, Sentence, emit, table
 from shardplan.render.profiles import show_profile
 from shardplan.text_lines import KEPT
 
@@ -70,7 +70,19 @@ def test_lines_outside_of_tables_end_between_words_and_keep_units():
     """Rich joins bare texts to one of its own, which knows neither names nor units."""
     written = io.StringIO()
     emit(Console(file=written, width=34), Text("model.layers.0.mlp.weight: +600 MiB of model.embed_tokens.weight"))
-    assert written.getvalue() == "model.layers.0.mlp.weight:\n+600 MiB of\nmodel.embed_tokens.weight\n"
+    assert written.getvalue() == "model.layers.0.mlp.weight:\n  +600 MiB of\n  model.embed_tokens.weight\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("compute 6.39, exposed communication 1.30", 24, ["compute 6.39, exposed", "  communication 1.30"]),
+        ("Add ×49, Mul ×48, Pow ×12", 10, ["Add ×49,", "  Mul ×48,", "  Pow ×12"]),
+        ("ZeRO-3 0.0 % → 28.5 %, row 1.0 % → 2.0 %", 30, ["ZeRO-3 0.0 % → 28.5 %,", "  row 1.0 % → 2.0 %"]),
+    ],
+)
+def test_a_number_stays_with_its_word_and_what_was_with_what_is(text, width, lines):
+    assert [line.plain for line in Sentence(text).wrap(Console(), width)] == lines
 
 
 @given(st.text(alphabet="ab. ,:%1_é", max_size=40), st.integers(1, 12))

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardplan.escapes import one_line, visible
-from shardplan.text_lines import KEPT, UNIT
+from shardplan.text_lines import KEPT, TOGETHER, UNIT
 
 Color = Literal["auto", "always", "never"]
 _GUTTER, _LEAST_FOLDED, _BELOW = 2, 12, 4
@@ -28,11 +28,11 @@ PIPE_WIDTH = 10_000
 """Wider than any line of ours: rich cuts long names to the width it is told, and a script needs them whole."""
 
 
-_WORDS = rf"(?<!\d) +| +(?!{UNIT})"
+_WORDS = rf"(?!{TOGETHER}) +"
 _ENDS = re.compile(rf"[.:,](?!\d)(?: +(?!{UNIT}))?|{_WORDS}")
 """Where a name, or a list of names, may go on in another line; not between a number and its unit, nor at `KEPT`."""
-_BETWEEN_WORDS = re.compile(_WORDS)
-"""The same of a sentence, whose names stay whole."""
+_BETWEEN_WORDS = re.compile(rf"(?!{TOGETHER}|(?<=→) | →) +")
+"""The same of a sentence, whose names stay whole, and what was with what is."""
 
 
 class Folded(Text):
@@ -40,13 +40,14 @@ class Folded(Text):
     is by two more."""
 
     ends = _ENDS
+    hangs = False
 
     def wrap(self, console: Console, width: int, **options: Any) -> Lines:  # noqa: ARG002 - rich's signature
         """The lines that are at most `width` wide, but for single characters."""
         if cell_len(self.plain) <= width:
             return Lines([_with_blanks(self)])
         leading = len(self.plain) - len(self.plain.lstrip())
-        indent = min(leading + 2, width - 1) if leading else 0
+        indent = min(leading + 2, width - 1) if leading or self.hangs else 0
         lines = self.divide(_breaks(self.plain, width, indent, self.ends))
         for line in lines:
             _with_blanks(line).rstrip()
@@ -54,9 +55,10 @@ class Folded(Text):
 
 
 class Sentence(Folded):
-    """The same between words only."""
+    """The same between words only, and the rest is indented in any case."""
 
     ends = _BETWEEN_WORDS
+    hangs = True
 
 
 def _with_blanks(line: Text) -> Text:

@@ -11,6 +11,7 @@ from rich.text import Text
 from shardplan.escapes import command_message, command_property, markdown, markdown_code, markdown_comment
 from shardplan.plan.diff import Change, Effect, PlanDiff
 from shardplan.render.console import emit, table
+from shardplan.text_lines import KEPT
 from shardplan.units import percent, size
 
 MOST_ROWS = 20
@@ -19,6 +20,7 @@ COMMENT_LIMIT = 60_000
 """Characters: GitHub refuses comments above 65,536."""
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
 _SAID = {"communication": "exposed communication"}
+_APART = "   "
 _NO_CAUSE = "none in what was asked: the planner decides otherwise (another version of it?)"
 
 
@@ -32,8 +34,13 @@ def show_diff(console: Console, diff: PlanDiff, recipes: Recipes, *, everything:
         emit(console, "the plans say the same")
         return
     show_changes(console, diff, everything=everything)
-    for line in totals(diff, recipes):
-        emit(console, Text(line))
+    emit(console, *map(in_parts, totals(diff, recipes)))
+
+
+def in_parts(line: str) -> Text:
+    """A line of `totals` for a terminal: where it has parts, it is broken between them."""
+    parts = line.split(_APART)
+    return Text(line if len(parts) == 1 else _APART.join(part.replace(" ", KEPT) for part in parts))
 
 
 def show_changes(console: Console, diff: PlanDiff, *, everything: bool = False) -> None:
@@ -127,7 +134,7 @@ def effects(diff: PlanDiff) -> list[str]:
     parts = [_effect(diff, name) for name in ("step", "compute", "communication")]
     changed = sorted((effect for effect in diff.held if effect.delta), key=lambda effect: -abs(effect.delta))
     held = ", ".join(f"{effect.name} {_signed(size, effect.delta)}" for effect in changed)
-    return ["   ".join(parts), _effect(diff, "memory") + (f": {held}" if held else "")]
+    return [_APART.join(parts), _effect(diff, "memory") + (f": {held}" if held else "")]
 
 
 def _headline(diff: PlanDiff) -> str:

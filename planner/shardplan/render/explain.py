@@ -12,7 +12,7 @@ from shardplan.cost.named import measure_of
 from shardplan.plan.diff import without_operators
 from shardplan.plan.types import Plan
 from shardplan.render.console import emit, table
-from shardplan.render.diff import diff_document, effects, show_changes
+from shardplan.render.diff import diff_document, effects, in_parts, show_changes
 from shardplan.render.solve import time_line
 from shardplan.study.explain import Explanation
 from shardplan.study.instead import Instead
@@ -52,7 +52,7 @@ def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
 def show_instead(console: Console, plan: Plan, found: Explanation, other: Instead, *, everything: bool = False) -> None:
     """What was asked for beside what there is: totals, what a step takes longer and shorter for, what else changes."""
     measure = measure_of(plan.model.get("cost_model"))
-    emit(console, *_head(plan, found, f"→ {other.spec}"), "", *(Text(line) for line in effects(other.diff)))
+    emit(console, *_head(plan, found, f"→ {other.spec}"), "", *map(in_parts, effects(other.diff)))
     shown = other.terms if everything else other.terms[:MOST_SHARES]
     rows = table(">", "*", "*")
     rows.show_header = False
@@ -93,6 +93,8 @@ def _head(plan: Plan, found: Explanation, choice: str) -> tuple[Text, str]:
     takes = f"{percent(whole)} of the step"
     if found.bytes_per_device is not None:
         takes += f", {size(found.bytes_per_device)} per device"
+    if found.tied:
+        takes += f", tied with {', '.join(found.tied)}"
     return Text(f"{found.subject}  {found.about}{many}  {choice}", style="bold"), takes
 
 

@@ -42,7 +42,7 @@ def show_price(console: Console, told: Told) -> None:
             ("on", f"{counted(priced.parallelism.devices, 'device')} of {priced.plan.cluster['name']}"),
             ("batch", _batch(told)),
         ),
-        "", rows, "", parts, "", verdict(told), best_line(told),
+        "", rows, "", parts, "", verdict(told), *filter(None, [best_line(told)]),
     )  # fmt: skip
 
 

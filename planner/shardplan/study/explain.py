@@ -29,7 +29,7 @@ _SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """`subject`: folded name; `about`: its shape and type, or equation; `count`: how many things it stands for;
-    `bytes_per_device`: what all of them take there, None for an operator."""
+    `bytes_per_device`: what all of them take there, None for an operator; `tied`: other names of the same weight."""
 
     subject: str
     about: str
@@ -37,6 +37,7 @@ class Explanation:
     shares: tuple[Share, ...]
     alternatives: tuple[Alternative, ...]
     bytes_per_device: int | None = None
+    tied: tuple[str, ...] = ()
 
 
 def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgress | None = None) -> Explanation:
@@ -56,7 +57,7 @@ def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgr
         complete = Constraint("operators", literal(nodes[0][1]), (), "", Mark(file, 1, 1), is_pin=True)
         options = replace(options, constraints=(*options.constraints, complete))
     tried = alternatives(Planner(model, instance.cluster, options, decided=plan), plan, nodes, on_progress)
-    return replace(described(plan, found), alternatives=tried)
+    return replace(described(plan, found, name), alternatives=tried)
 
 
 def check_model(plan: Plan, file: str, model: Model) -> None:
@@ -65,8 +66,8 @@ def check_model(plan: Plan, file: str, model: Model) -> None:
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
 
 
-def described(plan: Plan, found: Named) -> Explanation:
-    """What was found and what it takes, without alternatives."""
+def described(plan: Plan, found: Named, name: str) -> Explanation:
+    """What was found by `name` and what it takes, without alternatives. A tied weight is called as it was asked for."""
     if found.operators:
         first, names = found.operators[0], [operator.name for operator in found.operators]
         agains = sorted({operator.again for operator in found.operators if operator.again})
@@ -81,9 +82,12 @@ def described(plan: Plan, found: Named) -> Explanation:
     about = f"{shape} {first_one.dtype}{_recomputed(found.tensors)}"
     called = [tensor.checkpoint or tensor.name for tensor in found.tensors]
     subject = _together(called, [tensor.checkpoint or tensor.name for tensor in plan.tensors])
+    ties = dict.fromkeys((*called, *first_one.aliases)) if len(called) == 1 else {}
+    subject = name if name in ties else subject
     shares = shares_of(plan, tensors=[tensor.name for tensor in found.tensors])
     held = sum(tensor.bytes_per_device for tensor in found.tensors)
-    return Explanation(subject, about, len(found.tensors), shares, (), held)
+    tied = tuple(other for other in ties if other != subject)
+    return Explanation(subject, about, len(found.tensors), shares, (), held, tied)
 
 
 def _together(names: Sequence[str], everything: Sequence[str]) -> str:

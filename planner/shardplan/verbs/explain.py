@@ -72,7 +72,7 @@ def explain(
 
     check_model(subject, file, part)
     named = find(subject, part, name)
-    described_one = described(subject, named)
+    described_one = described(subject, named, name)
     other = plan_instead(subject, file, part, named, instead, session.begin("planning instead"))
     described_one = replace(described_one, subject=label + described_one.subject)
     document = explain_document(loaded, described_one.subject, described_one.shares, described_one)

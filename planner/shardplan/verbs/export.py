@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 STANDARD_OUTPUT = "-"
 
 
-def _formats() -> str:
-    """The table of formats, as click leaves it alone."""
-    width = max((len(target.name) for target in TARGETS), default=0)
-    lines = [f"  {target.name:{width}}  {target.summary}" for target in TARGETS]
-    return "\n".join(["\b", "Formats:", *lines])
+class _WithFormats(click.Command):
+    """Its help ends with the formats."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        with formatter.section("Formats"):
+            formatter.write_dl([(target.name, target.summary) for target in TARGETS])
 
 
-@click.command(short_help="Write a plan in another program's format.", epilog=_formats())
+@click.command(cls=_WithFormats, short_help="Write a plan in another program's format.")
 @click.argument("plan", type=click.Path(path_type=str))
 @click.argument("model", type=click.Path(path_type=str), required=False)
 @click.option(
