@@ -16,7 +16,13 @@ TOGETHER = rf"(?<=\d) (?={UNIT})|(?<=[a-z]) (?=[+−]?\d)| (?=×\d)"
 _TOGETHER = re.compile(TOGETHER)
 KEPT = "\N{NO-BREAK SPACE}"
 """A blank at which no line ends; it is printed as any other."""
+_INSIDE = re.compile(r"(?<![:,]) ")
 _COMMAND = re.compile(r"(hint: |  (- )?)?(shardplan|pip|torchrun) ")
+
+
+def in_pieces(text: str) -> str:
+    """The same text, which is folded after its commas and colons only."""
+    return _INSIDE.sub(KEPT, text)
 
 
 def columns_of(stream: IO[str]) -> int:

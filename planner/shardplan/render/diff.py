@@ -11,7 +11,7 @@ from rich.text import Text
 from shardplan.escapes import command_message, command_property, markdown, markdown_code, markdown_comment
 from shardplan.plan.diff import Change, Effect, PlanDiff
 from shardplan.render.console import emit, table
-from shardplan.text_lines import KEPT
+from shardplan.text_lines import in_pieces
 from shardplan.units import percent, size
 
 MOST_ROWS = 20
@@ -20,7 +20,7 @@ COMMENT_LIMIT = 60_000
 """Characters: GitHub refuses comments above 65,536."""
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
 _SAID = {"communication": "exposed communication"}
-_APART = "   "
+_APART, _CAUSE = "   ", "cause: "
 _NO_CAUSE = "none in what was asked: the planner decides otherwise (another version of it?)"
 
 
@@ -38,9 +38,8 @@ def show_diff(console: Console, diff: PlanDiff, recipes: Recipes, *, everything:
 
 
 def in_parts(line: str) -> Text:
-    """A line of `totals` for a terminal: where it has parts, it is broken between them."""
-    parts = line.split(_APART)
-    return Text(line if len(parts) == 1 else _APART.join(part.replace(" ", KEPT) for part in parts))
+    """A line of `totals` for a terminal, which is broken between its parts; a cause is a sentence."""
+    return Text(line if line.startswith(_CAUSE) else _APART.join(map(in_pieces, line.split(_APART))))
 
 
 def show_changes(console: Console, diff: PlanDiff, *, everything: bool = False) -> None:
@@ -122,7 +121,7 @@ def totals(diff: PlanDiff, recipes: Recipes) -> list[str]:
         f"parameters on {axis}: " + ", ".join(f"{name} {percent(was)} → {percent(now)}" for name, (was, now) in found)
         for axis, found in ((axis, _largest_first(named)) for axis, named in recipes.items())
     ]
-    return [*effects(diff), *axes, *(f"cause: {cause}" for cause in diff.causes or (_NO_CAUSE,))]
+    return [*effects(diff), *axes, *(f"{_CAUSE}{cause}" for cause in diff.causes or (_NO_CAUSE,))]
 
 
 def _largest_first(named: Mapping[str, tuple[float, float]]) -> list[tuple[str, tuple[float, float]]]:

@@ -12,12 +12,13 @@ from rich.text import Text
 from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
 from shardplan.plan.types import Pipeline, Plan
-from shardplan.render.console import emit, table
+from shardplan.render.console import Folded, emit, table
 from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups
 from shardplan.render.pipeline import pipeline_record, runs_text, show_stages
 from shardplan.render.recipes import LEAST_SHARE, Recognizer, axis_shares, recipe_text
 from shardplan.render.rematerialisation import remat_groups, remat_record, show_rematerialisation
 from shardplan.render.solve import facts, memory_parts, padded_line, plan_line, proof_line, time_line
+from shardplan.text_lines import in_pieces
 from shardplan.units import Measure, percent, size
 
 DEAREST = 12
@@ -113,7 +114,7 @@ def _axes(plan: Plan) -> Table:
         rest = sum(shares.values()) - sum(named.values())
         named |= {"other": rest} if len(named) < len(shares) else {}
         what = ", ".join(f"{name} {percent(share)}" for name, share in named.items())
-        rows.add_row(Text(axis.name, style="bold"), str(axis.size), link, what)
+        rows.add_row(Text(axis.name, style="bold"), str(axis.size), link, Folded(in_pieces(what)))
     return rows
 
 

@@ -138,7 +138,11 @@ def trace(session: Session, /, traces: tuple[str, ...], cluster: str, output: st
 @calibrate.command(short_help="Compare a measured step with a plan.")
 @click.argument("plan", type=click.Path(path_type=str))
 @click.option(
-    "--measured-ms", type=click.FloatRange(min=0, min_open=True), required=True, help="What one step really takes."
+    "--measured-ms",
+    metavar="MS",
+    type=click.FloatRange(min=0, min_open=True),
+    required=True,
+    help="What one step really takes.",
 )
 @verb
 def step(session: Session, /, plan: str, measured_ms: float) -> int:

@@ -31,7 +31,7 @@ def launch_options(function: Verb) -> Verb:
         click.option("--hostfile", metavar="FILE", help="The same, a machine per line."),
         click.option("--per-machine", metavar="N", type=click.IntRange(1), help="Processes on a machine."),
         click.option("--one-machine", is_flag=True, help="All processes on one machine: to try a program."),
-        click.option("--port", type=click.IntRange(1024, 65535), default=29500, show_default=True,
+        click.option("--port", metavar="N", type=click.IntRange(1024, 65535), default=29500, show_default=True,
             help="Where rank 0 listens."),
         click.option("--env", metavar="NAME=VALUE", multiple=True,
             help="A variable for all processes, such as NCCL_IB_HCA=mlx5; may be repeated."),

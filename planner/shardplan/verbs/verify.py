@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 )
 @option(
     "--rtol",
+    metavar="SHARE",
     type=click.FloatRange(min=0, min_open=True),
     help="Largest relative difference that is rounding.  [default: 1e-5; 1e-4 with operators of com.microsoft]",
 )
