@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardplan.schedule.tasks import Task, schedule
+from shardplan.schedule.tasks import Task, Timeline, Unlisted, schedule
 
 
 @st.composite
@@ -75,6 +75,14 @@ def test_busy_counts_the_work_of_one_stream():
     laid_out = schedule([Task("a", 1, 2.0), Task("b", 0, 5.0, (0,)), Task("c", 1, 1.0)])
     assert [laid_out.busy(stream) for stream in range(3)] == [5.0, 3.0, 0]
     assert schedule([]).seconds == 0.0
+
+
+def test_a_collective_that_gives_way_to_another_keeps_its_stream_busy_once():
+    tasks = tuple(Task(name, 1, 1.0) for name in "abcd")
+    laid_out = Timeline(tasks, (0.0, 1.0, 6.0, 2.0), (5.0, 2.0, 7.0, 3.0), unlisted=(Unlisted(0, 2, 3, 7.0, 25.0),))
+    assert laid_out.spans(1) == [(0.0, 5.0), (6.0, 7.0)]
+    assert laid_out.busy(1) == 6.0 + 3 * 5.0
+    assert laid_out.busy_unlisted(1, laid_out.unlisted[0]) == 15.0 / 18.0
 
 
 def test_a_circle_is_refused():

@@ -57,9 +57,8 @@ def gantt(made: Timeline, stream: int, cells: int) -> str:
     if not made.seconds:
         return " " * cells
     filled = [0.0] * cells
-    for task, start, end in zip(made.tasks, made.starts, made.ends, strict=True):
-        if task.stream == stream:
-            _fill(filled, start / made.seconds * cells, end / made.seconds * cells)
+    for start, end in made.spans(stream):
+        _fill(filled, start / made.seconds * cells, end / made.seconds * cells)
     for part in made.unlisted:
         share = made.busy_unlisted(stream, part)
         _fill(filled, part.start / made.seconds * cells, part.end / made.seconds * cells, share)

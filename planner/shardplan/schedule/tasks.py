@@ -62,8 +62,19 @@ class Timeline:
         return part.times * self._listed(stream, part.first, part.last) / whole if whole else 0.0
 
     def _listed(self, stream: int, first: int, last: int) -> float:
-        spans = zip(self.tasks[first:last], self.starts[first:last], self.ends[first:last], strict=True)
-        return sum(end - start for task, start, end in spans if task.stream == stream)
+        return sum(end - start for start, end in self.spans(stream, first, last))
+
+    def spans(self, stream: int, first: int = 0, last: int | None = None) -> list[tuple[float, float]]:
+        """When a stream works on the tasks `first` to before `last`: spans in order that do not overlap, though a
+        collective that gives way to another one has not ended meanwhile."""
+        listed = zip(self.tasks[first:last], self.starts[first:last], self.ends[first:last], strict=True)
+        found: list[tuple[float, float]] = []
+        for start, end in sorted((start, end) for task, start, end in listed if task.stream == stream):
+            if found and start < found[-1][1]:
+                found[-1] = found[-1][0], max(end, found[-1][1])
+            else:
+                found.append((start, end))
+        return found
 
 
 def schedule(tasks: Sequence[Task], kappa: float = 1.0) -> Timeline:
