@@ -219,9 +219,9 @@ class TestInstead:
     def test_text(self, shardplan, layers):
         lines = shardplan(*self.ASKED, "S(1)@gpu").out.splitlines()
         assert lines[0].endswith("×2  → S(1)@gpu")
-        assert lines[3].startswith("step ")
-        assert lines[4].startswith("memory ")
-        assert lines[-1].endswith("unchanged decisions hidden)")
+        assert lines[-4].endswith("unchanged decisions hidden)")
+        assert lines[-2].startswith("step ")
+        assert lines[-1].startswith("memory ")
 
     def test_an_operator(self, shardplan, layers):
         run = shardplan(

@@ -50,11 +50,12 @@ def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
 
 
 def show_instead(console: Console, plan: Plan, found: Explanation, other: Instead, *, everything: bool = False) -> None:
-    """What was asked for beside what there is: totals, what a step takes longer and shorter for, what else changes."""
+    """What was asked for beside what there is: what a step takes longer and shorter for, what else changes; the totals
+    last, where a terminal still shows them."""
     measure = measure_of(plan.model.get("cost_model"))
-    emit(console, *_head(plan, found, f"→ {other.spec}"), "", *map(in_parts, effects(other.diff)))
+    emit(console, *_head(plan, found, f"→ {other.spec}"))
     shown = other.terms if everything else other.terms[:MOST_SHARES]
-    rows = table(">", "*", "*")
+    rows = table(">", "=", "=")
     rows.show_header = False
     for term in shown:
         many = f" ×{term.count}" if term.count > 1 else ""
@@ -72,6 +73,7 @@ def show_instead(console: Console, plan: Plan, found: Explanation, other: Instea
     if stored.changes:
         emit(console, "")
         show_changes(console, stored, everything=everything)
+    emit(console, "", *map(in_parts, effects(other.diff)))
 
 
 def instead_document(other: Instead) -> dict[str, object]:
