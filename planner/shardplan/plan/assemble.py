@@ -26,7 +26,7 @@ from shardplan.model.types import Model, Parameter
 from shardplan.plan.bucketing import BucketPrices, in_buckets
 from shardplan.plan.emit import Emitter
 from shardplan.plan.in_flight import in_flight_bytes
-from shardplan.plan.phases import POLICIES
+from shardplan.plan.phases import EAGER, FARTHER, HOLDING_LESS, Policy
 from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
 from shardplan.plan.step_moves import StepParts, block_starts
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
@@ -38,9 +38,10 @@ OPTIMAL = 1e-6
 """Relative: a plan whose schedule is so near to the bound is optimal."""
 MOST_ROUNDED = 1e-4
 """Relative: what is left between bound and step is laid to the rounding of times to nanoseconds up to here at most."""
+WORTH_HOLDING = 1e-3
+"""Share of the step that gathering weights farther ahead has to save: what is in flight takes memory."""
 _TEMPORARIES = 4
 """Row of `held_bytes` that has them."""
-
 
 _TOLERANCE = 1e-7
 """Relative; beside the roundings of single prices to nanoseconds."""
@@ -174,18 +175,29 @@ def step_parts(
 def _scheduled(
     built: CostGraph, memory: MemoryRows, parts: StepParts, held: NDArray[np.int64], limit_bytes: int
 ) -> tuple[StepSchedule, Memory]:
-    """The schedule that overlaps most of those that fit, and the bytes at its peak."""
-    kappa = built.cluster.overlap.kappa
+    """The shortest schedule of those that fit, or the one that holds least, and the bytes at its peak."""
     if not built.options.cost_model.is_ours:
         return serial_schedule(parts), peak_of(held)
-    for policy in POLICIES:
-        scheduled = schedule_step(parts, policy, kappa)
+
+    def under(policy: Policy) -> tuple[StepSchedule, Memory]:
+        scheduled = schedule_step(parts, policy, built.cluster.overlap.kappa)
         more = held.copy()
         more[_TEMPORARIES] += in_flight_bytes(built, parts, scheduled, memory)
-        peak = peak_of(more)
-        if peak.total <= limit_bytes:
+        return scheduled, peak_of(more)
+
+    best, peak = under(EAGER)
+    if peak.total > limit_bytes:
+        for policy in HOLDING_LESS:
+            best, peak = under(policy)
+            if peak.total <= limit_bytes:
+                break
+        return best, peak
+    for policy in FARTHER if best.waited_for_weights_s > WORTH_HOLDING * best.seconds else ():
+        other, more = under(policy)
+        if more.total > limit_bytes or other.seconds > best.seconds * (1.0 - WORTH_HOLDING):
             break
-    return scheduled, peak
+        best, peak = other, more
+    return best, peak
 
 
 def assemble(priced: Priced, limit_bytes: int, proof: Proof) -> Plan:

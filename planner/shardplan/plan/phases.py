@@ -2,7 +2,7 @@
 
 Moves are of three kinds (`shardplan.plan.types.Move.kind`). Blocking ones (activations and their gradients) run where
 their value is made or read, and nothing is computed meanwhile. Prefetched ones (weights gathered for use) are issued
-`Policy.distance` blocks before the first reader's block begins and awaited by that reader. Deferred ones (gradients on
+`Policy.distance` blocks before the first reader's block and awaited by that reader. Deferred ones (gradients on
 their way to where they are kept) are issued when their bucket is full and awaited at the end of the phase, that is by
 the optimizer. What moves once a step moves in the last microbatch's backward.
 
@@ -32,10 +32,18 @@ class Policy:
     distance: int | None = 1
     deferred: bool = True
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether something waits that could be on its way, so that less is in flight."""
+        return self.distance is None or self.distance < 1 or not self.deferred
+
 
 EAGER = Policy()
-POLICIES = (EAGER, Policy(0), Policy(AT_ITS_READER), Policy(AT_ITS_READER, deferred=False))
-"""From the fastest to the one that holds least."""
+HOLDING_LESS = (Policy(0), Policy(AT_ITS_READER), Policy(AT_ITS_READER, deferred=False))
+"""From the fastest to the one that holds least, where `EAGER` holds too much."""
+FARTHER = (Policy(2), Policy(4), Policy(8))
+"""Where blocks differ, one may compute too little to hide the weights of the next, and others before it more than that."""
+POLICIES = (*reversed(FARTHER), EAGER, *HOLDING_LESS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,16 @@ class StepSchedule:
     def seconds(self) -> float:
         return sum(phase.count * ran.seconds for phase, ran in self.phases_ran())
 
+    @property
+    def waited_for_weights_s(self) -> float:
+        """Seconds of the step in which nothing runs but what is prefetched."""
+        return sum(
+            phase.count * span.exposed
+            for phase, ran in self.phases_ran()
+            for span in ran.spans
+            if span.exposed and phase.program[span.item].action == "issue" and not phase.program[span.item].deferred
+        )
+
     def phases_ran(self) -> Iterator[tuple[Phase, Simulation]]:
         """The phases with their simulations."""
         yield from zip(self.phases, self.simulations, strict=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardplan.plan.assemble import Priced, held_bytes, peak_of, price
-from shardplan.plan.phases import EAGER
 from shardplan.planning.chain import Answer
 from shardplan.planning.reduction import Layouts
 
@@ -35,7 +34,7 @@ class Candidate:
     def is_tight(self, limit_bytes: int, share: float) -> bool:
         """Whether a limit on memory stands in the way: the plan holds more than this share of it, or would, if weights
         were gathered and gradients reduced as is fastest."""
-        return self.priced.memory.total > share * limit_bytes or self.priced.scheduled.policy != EAGER
+        return self.priced.memory.total > share * limit_bytes or self.priced.scheduled.policy.holds_back
 
 
 Known = dict[tuple[int, tuple[int, ...]], Candidate]
