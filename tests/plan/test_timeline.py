@@ -4,6 +4,7 @@ import itertools
 import json
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from example_plans import example_plan
@@ -13,10 +14,12 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Coalesce
 from shardplan.models import transformer
-from shardplan.plan.file import dumps, loads
+from shardplan.plan.file import dumps, loads, read_plan
 from shardplan.plan.timeline import MOST_SHOWN, chrome_trace, step_schedule, streams_of, timeline
-from shardplan.planning import PlanOptions, plan_model
+from shardplan.planning import Planner, PlanOptions, plan_model
+from shardplan.planning.recipes import RECIPES
 
+ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
 
 
@@ -46,6 +49,29 @@ def seconds_sent(plan, scheduled):
             share = plan.moves[number].time_ns / plan.moves[number].count / whole
             of_moves[number] += phase.count * item.seconds * share
     return of_moves, inside
+
+
+def test_weights_are_gathered_as_far_ahead_as_makes_the_step_shorter():
+    """Of the committed plan, whose blocks differ."""
+    plan = read_plan(ROOT / "plans" / "gpt2_small.4x4.plan.json")
+    assert plan.summary.prefetch_distance == 8
+    steps = [
+        step_schedule(replace(plan, summary=replace(plan.summary, prefetch_distance=blocks))).seconds
+        for blocks in (0, 1, 2, 4, 8)
+    ]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] < 0.95 * steps[1]
+
+
+def test_other_runtimes_gather_weights_one_block_ahead():
+    sizes = {"layers": 2, "hidden": 1024, "heads": 8, "vocab": 65536, "seq": 128, "batch": 8}
+    model, cluster = transformer(**sizes), make_cluster(load_profile("generic"), "1x4")
+    plans = [
+        Planner(model, cluster, PlanOptions(effort="quick", prefetch_blocks=blocks)).plan(RECIPES["ZeRO-3"])
+        for blocks in (PlanOptions(target="deepspeed").most_ahead, PlanOptions().most_ahead)
+    ]
+    assert [plan.summary.prefetch_distance for plan in plans] == [1, 2]
+    assert plans[0].summary.step_ns > plans[1].summary.step_ns
 
 
 @pytest.mark.parametrize("which", ["plan", "accumulated"])

@@ -21,8 +21,9 @@ def zero_3(tmp_path_factory):
     return forced_plan(TINY.model(tmp_path_factory.mktemp("model")), "2x2", PlanOptions(), recipe="ZeRO-3")
 
 
-@pytest.mark.parametrize("mode", ["eager", "exported"])
-def test_weights_are_issued_in_the_order_of_the_plan_and_before_they_are_read(four, zero_3, mode):
+@pytest.mark.parametrize(("mode", "blocks"), [("eager", 1), ("exported", 1), ("eager", 2)])
+def test_weights_are_issued_in_the_order_of_the_plan_and_before_they_are_read(four, zero_3, mode, blocks):
+    zero_3 = replace(zero_3, summary=replace(zero_3.summary, prefetch_distance=blocks))
     order = issue_order(zero_3)
     forward, backward = ([point.numbers for point in points] for points in (order.forward, order.backward))
     assert len(forward) > 20

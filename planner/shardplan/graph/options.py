@@ -16,6 +16,10 @@ UNLIMITED_BYTES = 1 << 60
 """A limit on memory that no plan reaches: what something takes without regard to memory is planned under it."""
 
 
+TRAINERS_PREFETCH = 1
+"""Blocks ahead in which FSDP and its like gather weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """`microbatches`: the graph's batch is one step's; it runs as so many equal microbatches. `remat`: which
@@ -30,7 +34,7 @@ class PlanOptions:
     `effort`: where many plans are made to be compared, quick ones do: fewer candidates, bounds a little lower;
     exhaustive ones end when the search has nothing more to try, thorough ones after so much work at most that
     somebody can wait for it. `precision`: of the products with weights (`shardplan.graph.precision`), empty for the
-    type that the graph says."""
+    type that the graph says. `prefetch_blocks`: weights are gathered so many blocks ahead at most."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"
@@ -50,7 +54,13 @@ class PlanOptions:
     effort: Effort = "thorough"
     target: str = ""
     precision: PrecisionName = ""
+    prefetch_blocks: int = 8
 
     @property
     def training(self) -> bool:
         return self.mode == "training"
+
+    @property
+    def most_ahead(self) -> int:
+        """So many blocks ahead weights are gathered at most: other runtimes than ours do it one block ahead."""
+        return TRAINERS_PREFETCH if self.target else self.prefetch_blocks

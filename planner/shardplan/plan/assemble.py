@@ -192,8 +192,9 @@ def _scheduled(
             if peak.total <= limit_bytes:
                 break
         return best, peak
-    for policy in FARTHER if best.waited_for_weights_s > WORTH_HOLDING * best.seconds else ():
-        other, more = under(policy)
+    farther = FARTHER if best.waited_for_weights_s > WORTH_HOLDING * best.seconds else ()
+    for blocks in (blocks for blocks in farther if blocks <= built.options.most_ahead):
+        other, more = under(Policy(blocks))
         if more.total > limit_bytes or other.seconds > best.seconds * (1.0 - WORTH_HOLDING):
             break
         best, peak = other, more

@@ -41,9 +41,10 @@ class Policy:
 EAGER = Policy()
 HOLDING_LESS = (Policy(0), Policy(AT_ITS_READER), Policy(AT_ITS_READER, deferred=False))
 """From the fastest to the one that holds least, where `EAGER` holds too much."""
-FARTHER = (Policy(2), Policy(4), Policy(8))
-"""Where blocks differ, one may compute too little to hide the weights of the next, and others before it more than that."""
-POLICIES = (*reversed(FARTHER), EAGER, *HOLDING_LESS)
+FARTHER = (2, 4, 8)
+"""Distances that are tried too: where blocks differ, one may compute too little to hide the weights of the next, and
+others before it more than that."""
+POLICIES = (*map(Policy, FARTHER), EAGER, *HOLDING_LESS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
-from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions, Remat
+from shardplan.graph.options import TRAINERS_PREFETCH, UNLIMITED_BYTES, PlanOptions, Remat
 from shardplan.graph.precision import PrecisionName
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
@@ -137,7 +137,7 @@ def price(
         raise ShardplanError(bad(f"{len(axes)} mesh axes, {told}; at most {MOST_WHOLE} can be priced", hint))
     part = Submesh(make_cluster(profile, mesh_text(axes, profile)))
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
-    options = replace(options, shard_optimizer=parallelism.zero == 1, effort="quick")
+    options = replace(options, shard_optimizer=parallelism.zero == 1, effort="quick", prefetch_blocks=TRAINERS_PREFETCH)
     fixed = restriction(parallelism, axes, hidden_of(model))
     flat = [place for place, axis in enumerate(axes) if axis.kind in FLAT] if parallelism.zero == 1 else []
     if parallelism.pipeline == 1:
@@ -389,7 +389,9 @@ def best_beside(
     whole = make_cluster(profile, mesh_text(axes_of(simple, profile), profile))
     halves = (options.microbatches >> place for place in range(options.microbatches.bit_length()))
     for microbatches in sorted({each for each in halves if options.microbatches % each == 0} | {1}):
-        asked = replace(options, microbatches=microbatches, shard_optimizer=True, effort="quick")
+        asked = replace(
+            options, microbatches=microbatches, shard_optimizer=True, effort="quick", prefetch_blocks=TRAINERS_PREFETCH
+        )
         try:
             planner = Planner(model, whole, asked, on_progress, reasons=False)
             found = as_held(finished(planner.plan()), planner, whole)
