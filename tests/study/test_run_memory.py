@@ -42,7 +42,7 @@ def test_a_sharded_optimizer_cuts_flat_buffers_whatever_sizes_divide():
 def test_a_run_holds_no_more_than_a_plan_is_charged(asked):
     model = build(TransformerSpec(LAYERS, HIDDEN, 4, vocab=VOCAB, seq=SEQ, batch=8))
     planner = Planner(model, make_cluster(load_profile("generic"), "2x2"), PlanOptions(effort="quick", **asked))
-    plan = planner.plan()
-    held = Decided(planner.priced.built, planner.memory, planner.priced.choice).peak()
-    assert held.total < plan.summary.memory.total
-    assert held.parameters == plan.summary.memory.parameters
+    chosen = planner.chosen()
+    held = Decided(chosen.priced.built, chosen.memory, chosen.priced.choice).peak()
+    assert held.total < chosen.plan.summary.memory.total
+    assert held.parameters == chosen.plan.summary.memory.parameters

@@ -168,17 +168,17 @@ class StagePlanner:
             ends[chain.borders[cut.last - 1]] = self.stage_costs.layout_of(cut.submesh, cut.last - 1, cut.leaves)
         try:
             if like is not None:
-                plan = planner.plan(lambda built: all_kept_so(built, like))
+                chosen = planner.chosen(lambda built: all_kept_so(built, like))
             else:
                 enough_s = enough_ns / NS_PER_S
-                plan = planner.plan(None if free else lambda built: kept_so(built, ends), enough_s=enough_s)
+                chosen = planner.chosen(None if free else lambda built: kept_so(built, ends), enough_s=enough_s)
         except InfeasibleError:
             return None
         finally:
             self.course.work += planner.work
-        if not free and planner.recompute is not None:
-            self._recompute[cut, in_flight] = planner.recompute
-        return plan
+        if not free:
+            self._recompute[cut, in_flight] = chosen.recompute
+        return chosen.plan
 
     @property
     def limit_bytes(self) -> int:

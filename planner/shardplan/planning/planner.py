@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
@@ -54,6 +54,20 @@ def plan_model(
     return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse).plan()
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """A plan, the assignment that it was made of, and what the cost graph of that holds."""
+
+    plan: Plan
+    priced: Priced
+    memory: Memory
+
+    @property
+    def recompute(self) -> Recompute:
+        """What is recomputed."""
+        return self.priced.built.recompute
+
+
 class Planner:
     """Plans one model on one cluster, as asked and under further restrictions; prices are computed once for all.
 
@@ -87,11 +101,6 @@ class Planner:
         self._answers = Answers(self.instance, self._warn)
         self.known: Known = {}
         """Plans that `solve_at` laid out."""
-        self.recompute: Recompute | None = None
-        """What the last plan recomputes."""
-        self.priced: Priced | None = None
-        self.memory: Memory | None = None
-        """The last plan as it was chosen, and what its cost graph holds."""
 
     @property
     def work(self) -> float:
@@ -114,6 +123,16 @@ class Planner:
         work: float = math.inf,
         enough_s: float = math.inf,
     ) -> Plan:
+        """The plan of `chosen`."""
+        return self.chosen(restriction, scheduled_bytes, work, enough_s).plan
+
+    def chosen(
+        self,
+        restriction: Restrict | None = None,
+        scheduled_bytes: int | None = None,
+        work: float = math.inf,
+        enough_s: float = math.inf,
+    ) -> Chosen:
         """The best plan, of those that `restriction` allows. `scheduled_bytes`: the limit on memory that its schedule
         is to keep where it can, if not the one under which the plan is sought. `work`: that the search may take, where
         that is less than its effort is. Raises as `plan_model`, and `NoBetterError` where it is proven early that all
@@ -154,24 +173,22 @@ class Planner:
                 with contextlib.suppress(NoPlanError):
                     other = self._answered(lifted(search, coarser, least_s, decided), search)
                     found = found.better([other.candidate], self.limit_bytes)
-            return self._assembled(found, interrupted=interruption.asked)
+            return self._assembled(found, interrupted=interruption.asked).plan
 
-    def _assembled(self, found: Found, scheduled_bytes: int | None = None, *, interrupted: bool = False) -> Plan:
+    def _assembled(self, found: Found, scheduled_bytes: int | None = None, *, interrupted: bool = False) -> Chosen:
         """The plan of what was found, with its proof."""
         if interrupted:
             found = replace(found, outcome="interrupted", reproducible=False)
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
         candidate, limit = found.candidate, self.limit_bytes
-        self.recompute = candidate.layouts.built.recompute
         if scheduled_bytes is not None:
             candidate, limit = candidate.under(scheduled_bytes), scheduled_bytes
         priced = in_best_buckets(candidate.priced, candidate.layouts.memory, limit)
-        self.priced, self.memory = priced, candidate.layouts.memory
         if priced.mismatch:
             self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
         proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, found.multipliers)
-        return assemble(priced, limit, proof)
+        return Chosen(assemble(priced, limit, proof), priced, candidate.layouts.memory)
 
     @property
     def usual_multipliers(self) -> Weights:

@@ -29,7 +29,6 @@ from shardplan.pipeline.plan import Asked, plan_of
 from shardplan.pipeline.result import assemble_result
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.submeshes import Submesh
-from shardplan.plan.finished import finished
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_WHOLE
@@ -168,7 +167,7 @@ def _fastest(
     def under(bytes_: int) -> Plan:
         asked = replace(options, memory_limit_bytes=bytes_)
         planner = Planner(model, cluster, asked, on_progress, reasons=False)
-        found = as_held(finished(planner.plan(fixed)), planner, cluster, loss=loss, flat=flat)
+        found = as_held(planner.chosen(fixed), cluster, loss=loss, flat=flat)
         return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded)
 
     plan = under(UNLIMITED_BYTES)
@@ -394,7 +393,7 @@ def best_beside(
         )
         try:
             planner = Planner(model, whole, asked, on_progress, reasons=False)
-            found = as_held(finished(planner.plan()), planner, whole)
+            found = as_held(planner.chosen(), whole)
         except InfeasibleError:
             continue
         free = as_run(found, whole, recomputed=options.remat == "full", sharded=sharded)

@@ -25,20 +25,20 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Memory as Holdings
 from shardplan.graph.tensors import TensorSpace
 from shardplan.plan.assemble import held_bytes, peak_of
+from shardplan.plan.finished import finished
 from shardplan.plan.types import Memory, Plan
-from shardplan.planning import Planner
+from shardplan.planning.planner import Chosen
 from shardplan.study.trained import loss_memory_bytes
 
 _OPTIMIZER, _TEMPORARIES = 2, 4
 """Rows of what is held, in the order of the categories of `Memory`."""
 
 
-def as_held(plan: Plan, planner: Planner, cluster: Cluster, *, loss: bool = True, flat: Sequence[int] = ()) -> Plan:
-    """The last plan of `planner` with the memory that a run of it takes on `cluster`. `loss`: the model ends in it;
-    `flat`: axes over which the optimizer's state is cut as flat buffers."""
-    assert planner.priced is not None
-    assert planner.memory is not None
-    decided = Decided(planner.priced.built, planner.memory, planner.priced.choice)
+def as_held(chosen: Chosen, cluster: Cluster, *, loss: bool = True, flat: Sequence[int] = ()) -> Plan:
+    """A plan with the memory that a run of it takes on `cluster`. `loss`: the model ends in it; `flat`: axes over which
+    the optimizer's state is cut as flat buffers. Raises as `finished`."""
+    plan = finished(chosen.plan)
+    decided = Decided(chosen.priced.built, chosen.memory, chosen.priced.choice)
     memory = decided.peak(loss_memory_bytes(plan, cluster.training) if loss else None)
     if flat:
         memory = replace(memory, optimizer=_flat_state_bytes(decided, flat, memory))
