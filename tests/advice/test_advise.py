@@ -108,7 +108,7 @@ def test_it_is_a_line_of_the_summary_and_in_the_document(shardplan, folder):
             "size": 50257,
             "instead": 50264,
             "step_us": found.step_ns / 1000,
-            "saves": 0.3018,
+            "saves": 0.2564,
             "option": HELD,
         }
     ]
