@@ -1,11 +1,9 @@
-"""The example of the documentation, as a user runs it: solve with the command in it, then train with torchrun."""
+"""The examples of the documentation: solve with the command in them, then train. torchrun starts such a program in a
+tutorial and under `shardplan launch`, which have tests of their own."""
 
-import os
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,18 +24,10 @@ SCRIPT = ROOT / "docs" / "examples" / "train_torch.py"
 PIPELINE = ROOT / "docs" / "examples" / "train_torch_pipeline.py"
 
 
-def run(*command):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "planner"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def solved(script, folder, mesh="2x2"):
-    """The plan that the command in a script's docstring makes, for `mesh`."""
-    command = re.search(r"    shardplan (solve .*?)\n    torchrun", script.read_text(), re.DOTALL)[1]
-    assert "--mesh 2x2" in command
-    args = shlex.split(command.replace("\\\n", " ").replace("--mesh 2x2", f"--mesh {mesh}"))
+def solved(script, folder):
+    """The plan that the command in a script's docstring makes."""
+    command = re.search(r"    shardplan (solve .*?--mesh 2x2 .*?)\n    torchrun", script.read_text(), re.DOTALL)[1]
+    args = shlex.split(command.replace("\\\n", " "))
     path = folder / args[-1]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
@@ -47,15 +37,6 @@ def solved(script, folder, mesh="2x2"):
 
 def losses_in(printed):
     return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
-
-
-def test_torchrun_starts_it(tmp_path):
-    plan = solved(SCRIPT, tmp_path, "1x2")
-    launch = ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-    printed = run(sys.executable, "-m", "torch.distributed.run", *launch, str(SCRIPT), str(plan), "--steps", "3")
-    losses = losses_in(printed)
-    assert losses[0] == pytest.approx(first_loss(plan), abs=2e-4)
-    assert losses == sorted(losses, reverse=True)
 
 
 def first_loss(plan):
