@@ -166,13 +166,15 @@ def _splits_mask(built: CostGraph, asked: OperatorConstraint) -> Mask:
     for axis, factor, wanted in asked.splits:
         if factor and factor not in own:
             continue  # another operator of the same module has it
-        splits = np.array([choice.factor == factor for choice in strategies.axis_choices])
+        splits = np.array([factor in (choice.factor, choice.label) for choice in strategies.axis_choices])
         mask &= splits[strategies.choices[:, axis]] == wanted
     return mask
 
 
 def _factors(built: CostGraph, operator: int) -> frozenset[str]:
-    return frozenset(option.factor for option in built.rules[operator].options)
+    """What an operator may split: factors, in whichever form, and the forms as plans write them (`n;3x768`)."""
+    options = built.rules[operator].options
+    return frozenset(option.factor for option in options) | frozenset(option.label for option in options)
 
 
 def _offered(built: CostGraph, constraints: ResolvedConstraints) -> Mapping[Constraint, frozenset[str]]:
