@@ -16,6 +16,7 @@ from shardplan.constraints.types import Constraint
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.layout.legal import local_shape
 from shardplan.layout.text import to_text
+from shardplan.models import described
 from shardplan.model.read import read_model
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
@@ -219,6 +220,15 @@ def test_operators_are_forced_and_forbidden(read):
     assert split("{machine: k, gpu: n}") == ("k", "n")
     assert split("{machine: none, gpu: none}") == ("-", "-")
     assert "n" not in split("{machine: not n, gpu: not n}")
+
+
+def test_an_operator_is_split_in_the_form_that_plans_write():
+    model = described("transformer:style=gpt,layers=1,hidden=64,heads=4,vocab=64,seq=16,batch=4")
+    for form in ("n", "n;3x64"):
+        plan = plan_of(model, f'operators: {{"*.c_attn.MatMul": {{gpu: {form}}}}}')
+        own = next(operator for operator in plan.operators if operator.name.endswith("c_attn.MatMul"))
+        assert form in own.split[1]
+        assert own.split[1].startswith("n")
 
 
 def test_a_factor_that_only_some_of_the_operators_have(read):
