@@ -16,9 +16,9 @@ from shardplan.constraints.types import Constraint
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.layout.legal import local_shape
 from shardplan.layout.text import to_text
-from shardplan.models import described
 from shardplan.model.read import read_model
 from shardplan.model.types import Model
+from shardplan.models import described
 from shardplan.plan.types import Plan
 from shardplan.planning import PlanOptions, plan_model
 from shardplan.study.reuse import constraints_of
