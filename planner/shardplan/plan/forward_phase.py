@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from shardplan.plan.phases import Phase, PhaseName, PhaseWriter
@@ -17,11 +18,15 @@ def forward(step: StepMoves, name: PhaseName, count: int) -> Phase:
     order = range(len(step.parts.operators))
     ahead = step.ahead(order)
     available = {tensor for tensor in step.readers if tensor not in step.makers}
-    pending: list[int] = []
+    waiting: dict[str, list[int]] = defaultdict(list)
+    """By tensor that is not made yet, whose turn has come but for that."""
+    freed: list[int] = []
     for index in order:
         operator = step.parts.operators[index]
-        pending += ahead.get(index, ())
-        pending = [other for other in pending if not fetch.issue(other, available, index)]
+        for other in sorted({*ahead.get(index, ()), *freed, index}):
+            for tensor in fetch.issue(other, available, index):
+                waiting[tensor].append(other)
+        freed = []
         fetch.wait(index)
         for tensor in step.reads[index]:
             for number in (*fetch.first_blocking(tensor), *step.bring.own.get((tensor, operator.name), ())):
@@ -33,6 +38,7 @@ def forward(step: StepMoves, name: PhaseName, count: int) -> Phase:
             for number in step.bring.shared.get(tensor, ()):
                 writer.block(step.scaled(number, step.times(number, operator)), index)
             available.add(tensor)
+            freed += waiting.pop(tensor, ())
     return writer.phase(name, count)
 
 
@@ -69,13 +75,13 @@ class Prefetch:
         self.stored: set[str] = set()
         self._shared_blocking: set[str] = set()
 
-    def issue(self, index: int, available: Collection[str], at: int) -> bool:
-        """Issue what operator `index` reads, as far as it is there; whether that was all."""
-        operator, done = self.step.parts.operators[index], True
+    def issue(self, index: int, available: Collection[str], at: int) -> list[str]:
+        """Issue what operator `index` reads, as far as it is there; the tensors that are not, and are to move."""
+        operator, missing = self.step.parts.operators[index], []
         again = self.moves is self.step.regather
         for tensor in self.step.reads[index]:
             if tensor not in available and index != at:
-                done = done and not self._moves_later(tensor, operator.name)
+                missing += [tensor] if self._moves_later(tensor, operator.name) else []
                 continue
             if tensor not in self.stored and (again or tensor not in self.step.makers):
                 self.stored.add(tensor)
@@ -83,7 +89,7 @@ class Prefetch:
             if (tensor, operator.name) not in self.own:
                 own = self.moves.own.get((tensor, operator.name), ())
                 self.own[tensor, operator.name] = self._issue(own, tensor, at)
-        return done
+        return missing
 
     def _moves_later(self, tensor: str, reader: str) -> bool:
         numbers = (*self.moves.shared.get(tensor, ()), *self.moves.own.get((tensor, reader), ()))
