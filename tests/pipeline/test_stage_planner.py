@@ -111,7 +111,7 @@ def test_a_stage_that_is_proven_too_slow_ends_the_plan_of_a_cut(monkeypatch):
         told.append(enough_s)
         raise NoBetterError(3e-9 * least_ns[0])
 
-    monkeypatch.setattr(Planner, "plan", too_slow)
+    monkeypatch.setattr(Planner, "chosen", too_slow)
     worth_ns = 1.5 * found.stage_costs.step_ns(least_ns)
     assert found.planner.plans(cuts, worth_ns) is None
     assert found.stage_costs.step_ns([1e9 * told[0], *least_ns[1:]]) == pytest.approx(worth_ns)
