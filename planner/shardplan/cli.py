@@ -21,6 +21,7 @@ from click.core import ParameterSource
 from shardplan import __version__
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.escapes import visible
+from shardplan.garbage import FEW_COLLECTIONS
 from shardplan.verbs.asking import IN_SETTINGS
 from shardplan.verbs.calibrate import calibrate
 from shardplan.verbs.check import check
@@ -49,10 +50,6 @@ from shardplan.verbs.verify import verify
 
 _ASKS_HELP = {"-h", "--help", "--version"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-_FEW_COLLECTIONS = (100_000, 50, 50)
-"""Rings of garbage are looked for seldom: a command makes few, and lives briefly. It took a seventh of planning."""
 
 
 class _PipeClosedError(Exception):
@@ -134,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prepare()
     except KeyboardInterrupt:  # SIGTERM, the moment that it becomes one
         return EXIT_INTERRUPTED
-    gc.set_threshold(*_FEW_COLLECTIONS)
+    gc.set_threshold(*FEW_COLLECTIONS)
     code = _main(sys.argv[1:])
     if any(thread.daemon for thread in threading.enumerate()):
         _leave(code)

@@ -163,6 +163,14 @@ class Request:
             say="Optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer).",
         ),
     )
+    equal_layers: bool = field(
+        default=False,
+        metadata=_term(
+            Flag(),
+            "--equal-layers",
+            say="Repeated layers take the same layouts, as a scan over stacked layers needs.",
+        ),
+    )
     target: str = field(
         default="",
         metadata=_term(

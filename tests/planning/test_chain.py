@@ -82,7 +82,7 @@ def test_an_assignment_without_recomputing_is_lifted_and_inverted(model):
 def test_the_schedule_takes_at_least_what_the_objective_says(model):
     graphs = graphs_of(model)
     found = answer(graphs, Question(None))
-    for candidate in judged(found, graphs.instance.limit_bytes):
+    for candidate in judged(found.candidates, graphs.instance.limit_bytes):
         assert candidate.step_s >= found.solution.bound / 1e12 - TIES_S
 
 
@@ -90,7 +90,7 @@ def test_other_assignments_of_the_solver_are_judged_too(model):
     graphs = graphs_of(model, remat="auto")
     found = answer(graphs, Question(10_000_000, chooses_remat=True))
     assert 1 <= len(found.candidates) <= MOST_JUDGED
-    plans = judged(found, 10_000_000)
+    plans = judged(found.candidates, 10_000_000)
     assert [plan.step_s for plan in plans if plan.keeps(10_000_000)] == sorted(
         plan.step_s for plan in plans if plan.keeps(10_000_000)
     )
@@ -100,8 +100,8 @@ def test_other_assignments_of_the_solver_are_judged_too(model):
 def test_what_was_judged_is_known(model):
     graphs, known = graphs_of(model), {}
     found = answer(graphs, Question(None))
-    first = judged(found, graphs.instance.limit_bytes, known)
-    again = judged(found, graphs.instance.limit_bytes, known)
+    first = judged(found.candidates, graphs.instance.limit_bytes, known)
+    again = judged(found.candidates, graphs.instance.limit_bytes, known)
     assert all(one is other for one, other in zip(first, again, strict=True))
 
 

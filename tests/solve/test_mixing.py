@@ -9,6 +9,7 @@ import pytest
 from random_problems import optimum, problem_of_maxima
 
 from shardplan.solve import LinearSum, Maximum, Plane, Problem, evaluate, solve
+from shardplan.solve.linear_functions import Functions
 from shardplan.solve.search.mixing import crossing_costs, mixed
 
 
@@ -17,7 +18,7 @@ def test_every_crossing_costs_what_the_evaluator_says(seed: int) -> None:
     problem = problem_of_maxima(seed, memory=False)
     rng = np.random.default_rng(seed)
     head, tail = (np.array([rng.integers(len(cost)) for cost in problem.costs]) for _ in range(2))
-    costs = crossing_costs(problem, head, tail)
+    costs = crossing_costs(Functions.of(problem), head, tail)
     for place, cost in enumerate(costs.tolist()):
         choices = tuple(np.concatenate([head[:place], tail[place:]]).tolist())
         expected = evaluate(problem, choices).cost
@@ -29,14 +30,14 @@ def test_mixed_assignments_are_new_allowed_and_none_below_the_optimum(seed: int)
     problem = problem_of_maxima(seed, memory=False)
     rng = np.random.default_rng(seed)
     pool = list(dict.fromkeys(tuple(int(rng.integers(len(cost))) for cost in problem.costs) for _ in range(4)))
-    found = mixed(problem, pool, 5)
+    found = mixed(Functions.of(problem), pool, 5)
     assert len(found) <= 5
     assert not set(found) & set(pool)
     costs = [evaluate(problem, choices).cost for choices in found]
     assert costs == sorted(costs)
     assert all(optimum(problem) <= cost < np.inf for cost in costs)
     pairs = permutations(np.array(pool), 2)
-    least = min((crossing_costs(problem, head, tail).min() for head, tail in pairs), default=np.inf)
+    least = min((crossing_costs(Functions.of(problem), head, tail).min() for head, tail in pairs), default=np.inf)
     if found and least < min(evaluate(problem, choices).cost for choices in pool):
         assert costs[0] == least
 

@@ -201,7 +201,7 @@ class Asked:
             return math.inf
         if answer.solution.outcome == "interrupted":
             raise KeyboardInterrupt
-        plans = [one for one in judged(answer, planner.limit_bytes, {}) if one.keeps(planner.limit_bytes)]
+        plans = [one for one in judged(answer.candidates, planner.limit_bytes, {}) if one.keeps(planner.limit_bytes)]
         return plans[0].step_s if plans else math.inf
 
     def _planner(self, model: Model, cluster: Cluster) -> Planner:

@@ -29,6 +29,7 @@ class PlanOptions:
     is kept for the keys and values of so many tokens, all sequences together. `cost_model`: whose prices; with those of
     another system the choices are narrowed to what it knows (`shardplan.cost.named`). `shard_optimizer`: in
     training, optimizer state may be sharded apart from its weight (ZeRO-1, Megatron's distributed optimizer).
+    `equal_layers`: all copies of a repeated block take the same layouts, as a scan over stacked layers needs.
     `in_flight`: so many microbatches have run forward and wait for their backward, as in a stage of a pipeline.
     `target`: the runtime (`shardplan.planning.runtimes`) that is to say the plan; empty where any plan will do.
     `effort`: where many plans are made to be compared, quick ones do: fewer candidates, bounds a little lower;
@@ -50,6 +51,7 @@ class PlanOptions:
     kv_cache_tokens: int = 0
     cost_model: CostModel = OURS
     shard_optimizer: bool = False
+    equal_layers: bool = False
     in_flight: int = 1
     effort: Effort = "thorough"
     target: str = ""

@@ -6,6 +6,7 @@ is the plan's price that counts, and with `SHARDPLAN_CHECK_PRICES` in the enviro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
@@ -90,8 +91,10 @@ def price(
     choices: Sequence[int],
     limit_bytes: int,
     penalties: Mapping[Node, Costs] | None = None,
+    below_s: float = math.inf,
 ) -> Priced:
-    """Lower, price and schedule an assignment. `penalties`: picoseconds for choices that break soft constraints.
+    """Lower, price and schedule an assignment. `penalties`: picoseconds for choices that break soft constraints;
+    `below_s`: of a plan that cannot take less, penalties included, the shortest schedule is of no interest.
 
     Weights are gathered as early, and gradients reduced as late, as the limit on memory allows; a plan that holds more
     than that however it is scheduled is scheduled so that it holds least.
@@ -104,7 +107,7 @@ def price(
     charged = step_parts(built, operators, Emitter(built, choice).moves(), optimizer_ns)
     mismatch = _mismatch(built, choice, charged)
     parts = _in_buckets(built, charged)
-    scheduled, peak = _scheduled(built, memory, parts, held, limit_bytes)
+    scheduled, peak = _scheduled(built, memory, parts, held, limit_bytes, below_s - penalty_s)
     return Priced(built, choice, operators, tuple(parts.moves), optimizer_ns, scheduled, peak, penalty_s, mismatch)
 
 
@@ -173,9 +176,18 @@ def step_parts(
 
 
 def _scheduled(
-    built: CostGraph, memory: MemoryRows, parts: StepParts, held: NDArray[np.int64], limit_bytes: int
+    built: CostGraph,
+    memory: MemoryRows,
+    parts: StepParts,
+    held: NDArray[np.int64],
+    limit_bytes: int,
+    below_s: float = math.inf,
 ) -> tuple[StepSchedule, Memory]:
-    """The shortest schedule of those that fit, or the one that holds least, and the bytes at its peak."""
+    """The shortest schedule of those that fit, or the one that holds least, and the bytes at its peak.
+
+    Gathering weights farther ahead saves at most what is waited for them, and is not tried where that leads to nothing
+    below `below_s`.
+    """
     if not built.options.cost_model.is_ours:
         return serial_schedule(parts), peak_of(held)
 
@@ -192,7 +204,8 @@ def _scheduled(
             if peak.total <= limit_bytes:
                 break
         return best, peak
-    farther = FARTHER if best.waited_for_weights_s > WORTH_HOLDING * best.seconds else ()
+    waited_s = best.waited_for_weights_s
+    farther = FARTHER if waited_s > max(WORTH_HOLDING * best.seconds, best.seconds - below_s) else ()
     for blocks in (blocks for blocks in farther if blocks <= built.options.most_ahead):
         other, more = under(Policy(blocks))
         if more.total > limit_bytes or other.seconds > best.seconds * (1.0 - WORTH_HOLDING):
@@ -242,6 +255,7 @@ def model_section(model: Model, options: PlanOptions) -> Mapping[str, object]:
         **({"loops": dict(model.trips)} if model.trips else {}),
         **({"target": options.target} if options.target else {}),
         **({"shard_optimizer": True} if options.shard_optimizer else {}),
+        **({"equal_layers": True} if options.equal_layers else {}),
         **({"kv_cache_tokens": options.kv_cache_tokens} if options.kv_cache_tokens else {}),
         **({"constraints": constraints} if constraints else {}),
         **({"mesh_axis_names": list(aliases)} if aliases else {}),

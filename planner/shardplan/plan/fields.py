@@ -73,6 +73,8 @@ MODEL = Record("model", (
     Field("optimizer", Text(), default=None, diff="optimizer"),
     Field("shard_optimizer", Flag(), "Optimizer state may be sharded apart from the weights; absent means false.",
           default=False, diff="shard optimizer"),
+    Field("equal_layers", Flag(), "All copies of a repeated block take the same layouts; absent means false.",
+          default=False, diff="equal layers"),
     Field("remat", Choice(("none", "selective", "full", "auto")), "What is computed again in backward; with `auto`, "
           "operators and tensors say so themselves.", default=None, diff="remat"),
     Field("microbatches", Integer(1), default=None, diff="microbatches"),

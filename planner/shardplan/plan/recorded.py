@@ -46,6 +46,7 @@ def options_of(plan: Plan, file: str) -> PlanOptions:
         constraints=_constraints(asked, file),
         kv_cache_tokens=int(cast(int, asked.get("kv_cache_tokens", 0))),
         shard_optimizer=bool(asked.get("shard_optimizer", False)),
+        equal_layers=bool(asked.get("equal_layers", False)),
         target=str(asked.get("target", "")),
         cost_model=parse_cost_model(str(asked.get("cost_model", OURS))),
     )

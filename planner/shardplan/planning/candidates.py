@@ -22,6 +22,8 @@ from shardplan.planning.rematerialisation import FLAGS, flags
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Linear, Objective, Weights, plain_sum
 from shardplan.solve import Plane
+from shardplan.solve.linear_functions import Functions
+from shardplan.solve.search.mixing import mixed_with
 from shardplan.units import PS_PER_S
 
 ROUGH = 0.02
@@ -46,6 +48,8 @@ FIRST_WORK = 0.6
 """Share of that which the question that proves the bound may take."""
 ROUGH_WORK = 2e3
 """Work of a question that only leads to further plans."""
+CROSSED = 16
+"""Crossings of the best plan with others that are laid out at most."""
 RESCUE_S = 0.4
 """Seconds beyond a time limit that brought no plan, for the layouts of each expert."""
 
@@ -118,7 +122,8 @@ def _looks(search: Search) -> dict[Look, int]:
     looks: dict[Look, int] = {with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES)}
     if not (instance.is_quick or search.restricted):
         looks |= {with_experts: restricted * len(RECIPES), on_coarser_meshes: restricted * axes if axes > 1 else 0}
-    return {**looks, under_less_memory: 2}
+    looks[under_less_memory] = 2
+    return looks if instance.is_quick else {**looks, crossed: 0}
 
 
 def without_limit(
@@ -175,7 +180,7 @@ def as_experts(search: Search, none: Answer) -> Questions[Found]:
         question = replace(none.question, restriction=recipe, chooses_remat=False, ends_s=ends_s)
         answer = yield from asked(search, replace(question, objective=none.objective.base), ROUGH_WORK)
         if answer.solution.choices is not None:
-            best, bound_s = search.judged(answer)[0], max(0.0, none.solution.bound / PS_PER_S)
+            best, bound_s = search.judged(answer.candidates)[0], max(0.0, none.solution.bound / PS_PER_S)
             multipliers = _by_phase(answer.objective, ())
             return Found(best, bound_s, answer.objective, multipliers, none.question.limit_bytes)
     raise NoPlanError(none)
@@ -213,10 +218,10 @@ def of_phases(
         raise NoBetterError(bound_s)
     if solution.choices is None:
         raise NoPlanError(answer)
-    best = search.judged(answer)[0]
+    best = search.judged(answer.candidates)[0]
     multipliers = _by_phase(answer.objective, solution.multipliers)
     proof = solution.outcome, solution.reproducible, solution.planes, solution.prices
-    return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof)
+    return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof, answer.whole)
 
 
 def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
@@ -239,7 +244,10 @@ def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
 def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
     """Plans that are best when a share of all traffic is added to what computes and blocks."""
     sums = _plain_sums(found.objective)
-    questions = [_question(found, linear) for linear in (sums[:1] if search.instance.is_quick else sums)]
+    questions = [
+        replace(_question(found, linear), equal_layers=True)
+        for linear in (sums[:1] if search.instance.is_quick else sums)
+    ]
     return _among(search, found, questions, proves=False)
 
 
@@ -250,7 +258,7 @@ def _plain_sums(objective: Objective) -> list[Linear]:
 def with_experts(search: Search, found: Found) -> Questions[Found]:
     """The layouts that experts write, the rest at the best multipliers; where that leaves hope, at their own."""
     for recipe in RECIPES.values():
-        found = yield from _restricted(search, found, recipe, HOPE)
+        found = yield from _restricted(search, found, recipe, HOPE, equal_layers=True)
     return found
 
 
@@ -263,10 +271,12 @@ def on_coarser_meshes(search: Search, found: Found) -> Questions[Found]:
     return found
 
 
-def _restricted(search: Search, found: Found, restriction: Restrict, hope: float) -> Questions[Found]:
+def _restricted(
+    search: Search, found: Found, restriction: Restrict, hope: float, *, equal_layers: bool = False
+) -> Questions[Found]:
     """Plans of a restriction at the best multipliers; and at its own, where its bound is below the step by more than
     the share `hope` of the gap."""
-    question = _question(found, found.linear, restriction=restriction)
+    question = replace(_question(found, found.linear, restriction=restriction), equal_layers=equal_layers)
     found, bound_s = yield from _with(search, found, question)
     if bound_s < found.candidate.step_s * (1.0 - hope * found.gap):
         near = replace(question, linear=None, averages=AVERAGES["quick"])
@@ -278,7 +288,7 @@ def _restricted(search: Search, found: Found, restriction: Restrict, hope: float
 
 def under_less_memory(search: Search, found: Found) -> Questions[Found]:
     """The best plan at the best multipliers under a tighter limit: it keeps the limit too, and leads elsewhere."""
-    question = _question(found, found.linear)
+    question = replace(_question(found, found.linear), equal_layers=True)
     for share in (TIGHTER, LESS_TIGHT):
         tighter = int(share * search.instance.limit_bytes)
         before_s = found.candidate.step_s
@@ -286,6 +296,22 @@ def under_less_memory(search: Search, found: Found) -> Questions[Found]:
         if found.candidate.step_s < before_s:
             break
     return found
+
+
+def crossed(search: Search, found: Found) -> Questions[Found]:
+    """Crossings of the best plan with the others that were laid out: one in the first layers, the other in the rest."""
+    yield from ()
+    candidate, whole = found.candidate, found.whole
+    if whole is None or candidate.layouts.built is not whole.built:
+        return found
+    best, *others = (
+        tuple(one.priced.choice.values())
+        for one in (candidate, *search.known.values())
+        if one.layouts.built is whole.built
+    )
+    below = candidate.step_s * PS_PER_S  # what its sums say is a lower bound on the schedule of each
+    assignments = mixed_with(Functions.of(whole.problem), best, others, CROSSED, below)
+    return found.better(search.judged([(candidate.layouts, one) for one in assignments]), search.instance.limit_bytes)
 
 
 def _question(found: Found, linear: Linear, *, restriction: Restrict | None = None) -> Question:
@@ -307,7 +333,7 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     if search.is_over or found.outcome == "interrupted":
         return found, math.inf
     below_s = found.candidate.step_s if proves else math.inf
-    question = replace(question, ends_s=search.share(2), unproven=ROUGH, below_s=below_s)
+    question = replace(question, ends_s=search.share(2), unproven=ROUGH, below_s=below_s, shortfall=False)
     answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
     solution, limit = answer.solution, search.instance.limit_bytes
     if solution.outcome == "interrupted":
@@ -315,7 +341,7 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     bound_s = solution.bound / PS_PER_S
     if solution.choices is None or (proves and bound_s >= found.candidate.step_s):
         return found, math.inf
-    return found.better(search.judged(answer), limit), bound_s
+    return found.better(search.judged(answer.candidates), limit), bound_s
 
 
 def of_linear(search: Search, linear: Linear) -> Questions[Answer]:
@@ -324,7 +350,7 @@ def of_linear(search: Search, linear: Linear) -> Questions[Answer]:
     unlimited = yield Question(None, linear.objective, linear)
     if unlimited.solution.outcome == "optimal":
         limit = search.instance.limit_bytes
-        plans = search.judged(unlimited)
+        plans = search.judged(unlimited.candidates)
         if plans and plans[0].keeps(limit):
             return unlimited
     return (yield Question(search.instance.limit_bytes, linear.objective, linear))

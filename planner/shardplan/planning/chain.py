@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph
@@ -16,37 +16,42 @@ from shardplan.graph.options import Effort, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.graph.remat import Recompute
 from shardplan.planning.constraint_masks import ConstraintMasks
+from shardplan.planning.equal_layers import WORTH_FOLDING, EqualLayers
 from shardplan.planning.instance import CostGraphs, Instance
 from shardplan.planning.objective import Maxima
 from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction, Restrict
 from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
-from shardplan.solve import Plane, Problem, Progress, Solution, solve
+from shardplan.solve import Plane, Problem, Progress, Solution, Start, solve
 from shardplan.units import PS_PER_S
 
 AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive": 10}
 """Plain problems that are solved at most for the objective's maxima: more raise the bound a little."""
-MOST_JUDGED = 8
+MOST_JUDGED = 6
 """Candidates of one answer that are laid out: the best of the sums need not have the shortest schedule."""
+MOST_EQUAL = 4
+"""Those with equal layers among them at least, where such were found first."""
 
 
 @dataclass(frozen=True)
 class Question:
     """A problem to be solved. `limit_bytes`: of memory, if any. `objective`: by default that of the step; `linear`: one
     linear function of the terms in its place. `remat`: what is recomputed, by default what the options say;
-    `chooses_remat`: that is chosen too. `near`: the only layouts that are offered. `restriction`: what is allowed;
-    `without`: constraints that are dropped. `start`: multipliers to start from; `planes`: of questions that allow less,
-    which say where to start; `prices`: of a byte at moments, to start from; `averages`: plain problems that are solved
-    at most, unless as many as the effort of the instance says. `ends_s`: when the search ends (`time.monotonic`);
-    `unproven`: the relative gap that is left where a proof takes long; `work`: that it may take, in the units of
-    `shardplan.solve.constants`; `below_s`: it ends where nothing is below."""
+    `chooses_remat`: that is chosen too. `equal_layers`: all copies of a block are to take the same layouts. `near`: the
+    only layouts that are offered. `restriction`: what is allowed; `without`: constraints that are dropped. `start`:
+    multipliers to start from; `planes`: of questions that allow less, which say where to start; `prices`: of a byte at
+    moments, to start from; `averages`: plain problems that are solved at most, unless as many as the effort of the
+    instance says. `ends_s`: when the search ends (`time.monotonic`); `unproven`: the relative gap that is left where a
+    proof takes long; `work`: that it may take, in the units of `shardplan.solve.constants`; `below_s`: it ends where
+    nothing is below; `shortfall`: where nothing fits, how much memory is missing is to be told."""
 
     limit_bytes: int | None
     objective: Objective | None = None
     linear: Linear | None = None
     remat: Recompute | None = None
     chooses_remat: bool = False
+    equal_layers: bool = False
     near: Near | None = None
     restriction: Restrict | None = None
     without: Sequence[Constraint] = ()
@@ -58,18 +63,25 @@ class Question:
     unproven: float = 0.0
     work: float = math.inf
     below_s: float = math.inf
+    shortfall: bool = True
+
+
+Assigned: TypeAlias = tuple[Layouts, tuple[int, ...]]
+"""An assignment with the problem whose choices it has."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`solution`: in the choices of `layouts`, the problem of the bases. `candidates`: assignments met on the way, the
-    best first, each with the graph in which that is recomputed which was chosen with it."""
+    """`solution`: in the choices of `layouts`, the problem of the bases; `whole`: that with all maxima, if it has the
+    same choices. `candidates`: assignments met on the way, the best first, each with the graph in which that is
+    recomputed which was chosen with it."""
 
     question: Question
     objective: Objective
     layouts: Layouts
     solution: Solution
-    candidates: tuple[tuple[Layouts, tuple[int, ...]], ...] = ()
+    whole: Layouts | None = None
+    candidates: tuple[Assigned, ...] = ()
 
 
 def most_solved(question: Question, options: PlanOptions) -> int:
@@ -89,7 +101,13 @@ def chain(
     then those that change what the choices are. Solutions go back in reverse order."""
     peers = () if instance.complete else (KnownToPlanner(instance.options.cost_model),)
     restricting = (ConstraintMasks(instance.constraints, question.without), Restriction(question.restriction), *peers)
-    return restricting, (Rematerialisation(), Maxima(objective.sizes))
+    return restricting, (Rematerialisation(), Maxima(objective.sizes), EqualLayers(_most_left(instance, question)))
+
+
+def _most_left(instance: Instance, question: Question) -> float:
+    """The share of all nodes that may be left where layers are to be alike."""
+    wanted = WORTH_FOLDING if question.equal_layers else 0.0
+    return 1.0 if instance.options.equal_layers else wanted
 
 
 def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progress], None] | None = None) -> Answer:
@@ -101,14 +119,21 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
     restricting, transforming = chain(instance, question, objective)
     linears = single_sums(objective) if question.linear is None else (question.linear,)
     posed, _ = _applied(restricting, _posed(graphs, question, (built, memory), linears))
-    layouts = posed.sums[0]
+    layouts, most_left = posed.sums[0], _most_left(instance, question)
     reduced, undo = _applied(transforming, posed)
-    start = tuple(each for each in question.start or objective.usual_multipliers if each)
+    usual, given = (
+        Start(tuple(each for each in multipliers if each), question.planes, question.prices)
+        for multipliers in (objective.usual_multipliers, question.start)
+    )
+    start = given if given.multipliers else usual
+    if not most_left and question.linear is None and _averages(question, instance.options):
+        start = _from_equal_layers(reduced, instance.options, question, usual) or start
     solution = _solved(reduced.sums[0].problem, instance.options, question, start, on_progress)
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
     candidates = []
-    for choices in (solution.candidates or (solution.choices,))[:MOST_JUDGED]:
+    ranked = (solution.candidates or (solution.choices,))[:MOST_JUDGED]
+    for choices in dict.fromkeys((*ranked, *start.assignments[:MOST_EQUAL])):
         assignment = _inverted(undo, choices)
         chosen = layouts
         if assignment.remat is not None:
@@ -116,7 +141,9 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
             posed, _ = _applied(restricting, Posed((_layouts(decided, question, linears[0]),)))
             chosen = posed.sums[0]
         candidates.append((chosen, assignment.choices))
-    return Answer(question, objective, candidates[0][0], replace(solution, choices=candidates[0][1]), tuple(candidates))
+    whole = None if question.chooses_remat or most_left else layouts.having(reduced.sums[0].problem)
+    best, choices = candidates[0]
+    return Answer(question, objective, best, replace(solution, choices=choices), whole, tuple(candidates))
 
 
 def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
@@ -156,11 +183,28 @@ def _inverted(undo: Sequence[tuple[Reduction[Any], Any]], choices: tuple[int, ..
     return assignment
 
 
+def _from_equal_layers(posed: Posed, options: PlanOptions, question: Question, usual: Start) -> Start | None:
+    """Where to begin, as the plans whose layers are alike say, if there are any: the problem of one layer takes a
+    fraction of the time."""
+    layers = EqualLayers(WORTH_FOLDING)
+    alike, places = layers.apply(posed)
+    if alike is posed:
+        return None
+    now = time.monotonic()
+    ends_s = now + (question.ends_s - now) / 4
+    asked = replace(question, ends_s=ends_s, averages=None, work=question.work / 4, below_s=math.inf, shortfall=False)
+    found = _solved(alike.sums[0].problem, options, asked, usual, None)
+    if found.choices is None:
+        return None
+    met = [layers.invert(Assignment(each), places).choices for each in found.candidates or (found.choices,)]
+    return replace(usual, multipliers=found.multipliers, prices=found.prices or usual.prices, assignments=met)
+
+
 def _solved(
     problem: Problem,
     options: PlanOptions,
     question: Question,
-    start: Weights,
+    start: Start,
     on_progress: Callable[[Progress], None] | None,
 ) -> Solution:
     left_s = question.ends_s - time.monotonic()
@@ -174,10 +218,12 @@ def _solved(
         presolve=options.presolve,
         on_progress=on_progress,
         unproven=question.unproven,
-        start=start,
+        start=start.multipliers,
         averages=_averages(question, options),
-        planes=question.planes,
-        prices=question.prices,
+        planes=start.planes,
+        prices=start.prices,
+        assignments=start.assignments,
         below=question.below_s * PS_PER_S,
         effort=question.work,
+        shortfall=question.shortfall,
     )

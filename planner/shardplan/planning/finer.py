@@ -120,7 +120,7 @@ def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided 
     answer = yield from asked(search, question, search.work_left)
     if answer.solution.choices is None:
         raise NoPlanError(answer)
-    best = search.judged(answer)[0]
+    best = search.judged(answer.candidates)[0]
     none = tuple(() for _ in answer.objective.sizes)
     bound_s = min(no_less_s, best.step_s)
     planes = (*coarser.planes, *answer.solution.planes)
@@ -147,8 +147,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
         found = replace(found, outcome=outcome, reproducible=reproducible, planes=planes)
         if answer.solution.choices is not None:
             here = replace(search, known={})  # a graph of its own, which is not to outlive the pair
-            most = replace(answer, candidates=answer.candidates[:MOST_JUDGED])
-            found = found.better(here.judged(most), instance.limit_bytes)
+            found = found.better(here.judged(answer.candidates[:MOST_JUDGED]), instance.limit_bytes)
     return found
 
 

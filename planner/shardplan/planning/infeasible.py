@@ -54,11 +54,16 @@ def infeasible(
     )
 
 
-def irreconcilable(model: Model, cluster: Cluster, conflict: Sequence[Constraint]) -> Diagnostic:
-    """Proven: `conflict` leaves no plan that fits, and without any one of these constraints there is one."""
+def irreconcilable(
+    model: Model, cluster: Cluster, conflict: Sequence[Constraint], *, equal_layers: bool = False
+) -> Diagnostic:
+    """Proven: `conflict` leaves no plan that fits, and without any one of these constraints there is one;
+    `equal_layers`: of plans whose layers are alike."""
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
     alone = len(conflict) == 1
     why = "this constraint alone leaves" if alone else "these constraints leave"
+    if equal_layers:
+        why = f"with --equal-layers {why}"
     rest = "it is" if alone else "any one of them is"
     return error(
         "infeasible",
@@ -99,7 +104,9 @@ def refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanErro
         asked = replace(none.question, objective=none.objective.base, unproven=0.0, start=(), work=math.inf)
         hard = _hard(graphs, none)
         if conflict := _conflict(graphs, asked, hard):
-            return InfeasibleError(irreconcilable(instance.model, instance.cluster, conflict))
+            return InfeasibleError(
+                irreconcilable(instance.model, instance.cluster, conflict, equal_layers=instance.options.equal_layers)
+            )
         need = _least_need(graphs, asked, none.solution.shortfall_bytes)
         unasked = answer(graphs, replace(asked, without=hard)).solution.shortfall_bytes if hard else None
     shortfall, lighter = none.solution.shortfall_bytes, lighter_options(instance.options)

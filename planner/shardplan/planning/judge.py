@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardplan.plan.assemble import Priced, held_bytes, peak_of, price
-from shardplan.planning.chain import Answer
+from shardplan.planning.chain import Assigned
 from shardplan.planning.reduction import Layouts
 
 
@@ -42,21 +43,32 @@ Known = dict[tuple[int, tuple[int, ...]], Candidate]
 
 
 def judged(
-    answer: Answer, limit_bytes: int, known: Known | None = None, is_over: Callable[[], bool] = bool
+    assignments: Sequence[Assigned],
+    limit_bytes: int,
+    known: Known | None = None,
+    is_over: Callable[[], bool] = bool,
+    *,
+    only_best: bool = False,
 ) -> list[Candidate]:
-    """The plans of an answer's assignments, the best first: those that fit, by their scheduled steps. `known`: plans
-    that were laid out before; those that are new are added. Of assignments that cannot fit however they are scheduled
-    one is laid out, where there are no others; and one at least, where `is_over`."""
+    """The plans of assignments, the best first: those that fit, by their scheduled steps. `known`: plans that were laid
+    out before; those that are new are added. Of assignments that cannot fit however they are scheduled one is laid out,
+    where there are no others; and one at least, where `is_over`. `only_best`: the shortest schedules of plans that
+    cannot be the best of all are not looked for."""
     known = {} if known is None else known
-    fitting = [one for one in answer.candidates if _holds_bytes(*one) <= limit_bytes]
+    fitting = [one for one in assignments if _holds_bytes(*one) <= limit_bytes]
     found: list[Candidate] = []
-    for layouts, choices in fitting or answer.candidates[:1]:
+    best_s = math.inf
+    if only_best:
+        best_s = min((one.step_s for one in known.values() if one.keeps(limit_bytes)), default=math.inf)
+    for layouts, choices in fitting or assignments[:1]:
         if found and is_over():
             break
         key = id(layouts.built), choices
         if key not in known:
-            priced = price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties)
+            priced = price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties, best_s)
             known[key] = Candidate(priced, layouts)
+            if only_best and known[key].keeps(limit_bytes):
+                best_s = min(best_s, known[key].step_s)
         found.append(known[key])
     return sorted(found, key=lambda one: (not one.keeps(limit_bytes), one.step_s))
 

@@ -198,7 +198,7 @@ class Planner:
     def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
         """The best assignment at given multipliers of the objective's sums, or the proof that there is none."""
         linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
-        search = Search(self.instance, float("inf"), Interruption(), known=self.known)
+        search = Search(self.instance, float("inf"), Interruption(), only_best=False, known=self.known)
         return self._answered(of_linear(search, linear), search, restriction)
 
     def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:

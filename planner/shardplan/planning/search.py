@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias, TypeVar
 
@@ -12,9 +12,10 @@ import numpy as np
 
 from shardplan.graph.options import Effort
 from shardplan.interruption import Interruption
-from shardplan.planning.chain import Answer, Question, most_solved
+from shardplan.planning.chain import Answer, Assigned, Question, most_solved
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, Known, judged
+from shardplan.planning.reduction import Layouts
 from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers
 from shardplan.solve import Plane
 
@@ -50,7 +51,8 @@ class Found:
     """The plan with the shortest schedule found, the greatest proven lower bound on any (seconds), and the multipliers
     at which that was found. `limit_bytes`: under which that was proven; further questions are asked under it too: one
     that stands in no way only costs time. `outcome`: of the last answer; `reproducible`: no clock decided anything;
-    `planes`: of the assignments met; `prices`: of a byte at moments, picoseconds."""
+    `planes`: of the assignments met; `prices`: of a byte at moments, picoseconds. `whole`: the problem with all its
+    maxima, where it has the choices of a cost graph."""
 
     candidate: Candidate
     bound_s: float
@@ -61,6 +63,7 @@ class Found:
     reproducible: bool = True
     planes: tuple[Plane, ...] = ()
     prices: Mapping[int, float] = field(default_factory=dict)
+    whole: Layouts | None = None
 
     @property
     def linear(self) -> Linear:
@@ -99,12 +102,14 @@ class Spent:
 @dataclass(frozen=True)
 class Search:
     """What is searched, and until when (`time.monotonic`); `interruption` hears when the user wants what there is.
-    `restricted`: in the layouts of an expert, so that those of others lead nowhere."""
+    `restricted`: in the layouts of an expert, so that those of others lead nowhere. `only_best`: of plans that cannot
+    be the best the shortest schedules are not looked for."""
 
     instance: Instance
     limit_s: float
     interruption: Interruption = field(default_factory=Interruption)
     restricted: bool = False
+    only_best: bool = True
     known: Known = field(default_factory=dict)
     """Plans that were laid out already."""
     spent: Spent = field(default_factory=Spent)
@@ -145,10 +150,11 @@ class Search:
         now = time.monotonic()
         return now + max(0.0, self.ends_s - now) / parts
 
-    def judged(self, answer: Answer) -> list[Candidate]:
-        """The plans of an answer, the best first; one at least, however late it is."""
+    def judged(self, assignments: Sequence[Assigned]) -> list[Candidate]:
+        """The plans of assignments, the best first; one at least, however late it is."""
         before, known = time.monotonic(), len(self.known)
-        found = judged(answer, self.instance.limit_bytes, self.known, lambda: self._is_late(before, known))
+        limit, is_over = self.instance.limit_bytes, lambda: self._is_late(before, known)
+        found = judged(assignments, limit, self.known, is_over, only_best=self.only_best)
         self._is_late(before, known)
         return found
 

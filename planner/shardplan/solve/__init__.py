@@ -2,7 +2,7 @@
 
 from shardplan.solve.budget import Progress
 from shardplan.solve.evaluate import Evaluation, evaluate
-from shardplan.solve.problem import Edge, LinearSum, Maximum, Plane, Problem, Solution, Usage
+from shardplan.solve.problem import Edge, LinearSum, Maximum, Plane, Problem, Solution, Start, Usage
 from shardplan.solve.solver import solve
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Problem",
     "Progress",
     "Solution",
+    "Start",
     "Usage",
     "evaluate",
     "solve",

@@ -83,7 +83,7 @@ AVERAGES_EFFORT = 2e3
 """Work on each of them: a proof that takes longer closes little of the whole either."""
 AVERAGES_MIXED = 8
 """Crossings of their assignments that are kept at most."""
-AVERAGES_GAP = 2e-3
+AVERAGES_GAP = 4e-3
 """Share of the cost that more multipliers must promise."""
 AVERAGES_OPEN = 2.0
 """Times what the last plain problem left between its cost and its bound that they must promise as well, as the next one

@@ -88,11 +88,12 @@ class Plane:
 @dataclass(frozen=True, slots=True)
 class Start:
     """Where a search begins: `multipliers` of the sums of maxima; `planes` of assignments of problems that allow less,
-    which say where to average; `prices` of a byte at moments."""
+    which say where to average; `prices` of a byte at moments; `assignments`, those of them that fit being answers."""
 
     multipliers: Multipliers = ()
     planes: Sequence[Plane] = ()
     prices: Mapping[int, float] = field(default_factory=dict)
+    assignments: Sequence[tuple[int, ...]] = ()
 
 
 ANYWHERE: Final = Start()

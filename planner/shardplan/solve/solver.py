@@ -51,8 +51,10 @@ def solve(
     averages: int = 0,
     planes: Sequence[Plane] = (),
     prices: Mapping[int, float] = ANYWHERE.prices,
+    assignments: Sequence[tuple[int, ...]] = (),
     below: float = math.inf,
     effort: float = math.inf,
+    shortfall: bool = True,
 ) -> Solution:
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
@@ -63,14 +65,16 @@ def solve(
     which no proof is sought; `start`: multipliers of the sums of `Problem.maxima` to begin with; `averages`: maxima are
     only averaged, by at most so many plain problems, which is quick and does not close what is left between; `planes`:
     of assignments of problems that allow less, which say where to average; `prices`: of a byte at moments, to begin
-    with; `below`: it ends where no assignment costs less; `effort`: work after which it ends with what it has, which
-    changes nothing for a problem that needs less.
+    with; `assignments`: known ones, which say that too and are answers; `below`: it ends where no assignment costs
+    less; `effort`: work after which it ends with what it has, which changes nothing for a problem that needs less;
+    `shortfall`: where nothing fits, how much is missing is found out.
     Ctrl-C ends the search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     return search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
-        unproven=unproven, start=Start(start, planes, prices), averages=averages, below=below, effort=effort,
+        unproven=unproven, start=Start(start, planes, prices, assignments), averages=averages, below=below,
+        effort=effort, shortfall=shortfall,
     )  # fmt: skip
 
 
@@ -89,11 +93,14 @@ def search(
     averages: int = 0,
     below: float = math.inf,
     effort: float = math.inf,
+    shortfall: bool = True,
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
     if presolve and problem.maxima and (averages or breadth(problem) > SUMS_BROADEST):
         most = averages or AVERAGES_SOLVES
-        return _averaged(problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, below, effort)
+        return _averaged(
+            problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, below, effort, shortfall
+        )
     with Budget(time_limit, work_limit, effort) as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
         phase: list[Phase] = ["reduce"]
@@ -119,10 +126,10 @@ def search(
             if checks_itself():
                 raise
             failure = f"{type(defect).__name__}: {defect}"
-        shortfall = 0
-        if best.bound == np.inf and problem.limit is not None:
-            shortfall = _shortfall(problem, problem.limit, budget)
-        return replace(_solution(problem, wide, best, budget, shortfall), failure=failure)
+        missing = 0
+        if shortfall and best.bound == np.inf and problem.limit is not None:
+            missing = _shortfall(problem, problem.limit, budget)
+        return replace(_solution(problem, wide, best, budget, missing), failure=failure)
 
 
 def _averaged(
@@ -137,6 +144,7 @@ def _averaged(
     most: int,
     below: float,
     effort: float,
+    shortfall: bool,
 ) -> Solution:
     """Plain problems at a few multipliers: the only way where sums are too broad to become sums over nodes."""
     with Budget(time_limit, work_limit, effort) as budget:
@@ -149,6 +157,7 @@ def _averaged(
                 averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None,
                 unproven=max(unproven, AVERAGES_UNPROVEN) if gap else unproven,
                 start=Start(prices=prices), effort=min(AVERAGES_EFFORT, budget.effort_left),
+                shortfall=shortfall,
             )  # fmt: skip
             budget.work += found.work
             failures.append(found.failure)

@@ -161,7 +161,7 @@ def _solved(planner: Planner, plan: Plan, restriction: Restrict, roles: tuple[Ru
 def _priced(solved: Sequence[Answer], planner: Planner) -> Priced:
     """The best plan of some answers, with gradients in the buckets that a plan would have."""
     limit_bytes = planner.limit_bytes
-    plans = [plan for answer in solved for plan in judged(answer, limit_bytes, planner.known)]
+    plans = [plan for answer in solved for plan in judged(answer.candidates, limit_bytes, planner.known)]
     best = min(plans, key=lambda one: (not one.keeps(limit_bytes), one.step_s))
     return in_best_buckets(best.priced, best.layouts.memory, limit_bytes)
 

@@ -34,6 +34,7 @@ from shardplan.plan.types import OperatorDecision, Pipeline, Plan
 from shardplan.planning.constraint_masks import masks_of as constraint_masks
 from shardplan.planning.constraint_masks import penalties_of
 from shardplan.planning.decided import Decided
+from shardplan.planning.equal_layers import unlike
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.rules import model_rules
 from shardplan.units import NS_PER_S
@@ -81,6 +82,10 @@ def _on_one_mesh(plan: Plan, model: Model, cluster: Cluster, options: PlanOption
         for mask in masks
         if mask.constraint.cost_us is None and not mask.satisfied[choice[mask.node]]
     )
+    differing = unlike(built, choice) if options.equal_layers else None
+    if differing is not None:
+        (_, one), (_, other) = differing
+        _refuse([f"'{one}' and '{other}' are of equal layers and are not laid out alike, as equal_layers says"])
     choices = [choice[node] for node in node_order(built)]
     priced = price(built, memory, choices, instance.limit_bytes, penalties_of(masks))
     best = in_best_buckets(priced, memory, instance.limit_bytes)

@@ -99,6 +99,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
         kv_cache_tokens=request.kv_cache_tokens,
         cost_model=cost_model,
         shard_optimizer=request.shard_optimizer,
+        equal_layers=request.equal_layers,
         effort=request.effort,
         target=request.target,
     )
@@ -126,6 +127,7 @@ def recorded_request(plan: Plan, file: str, model: Model) -> Request:
         mode=options.mode,
         optimizer=options.optimizer,
         shard_optimizer=options.shard_optimizer,
+        equal_layers=options.equal_layers,
         target=options.target,
         microbatches=options.microbatches,
         remat=options.remat,

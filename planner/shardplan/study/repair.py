@@ -18,7 +18,9 @@ from shardplan.plan.types import Plan
 from shardplan.request import FIELDS, option_of
 from shardplan.study.sources import found_path, source, sources
 
-_ASKED = ("mode", "optimizer", "shard_optimizer", "target", "remat", "microbatches", "schedule", "cost_model")
+_ASKED = (
+    "mode", "optimizer", "shard_optimizer", "equal_layers", "target", "remat", "microbatches", "schedule", "cost_model",
+)  # fmt: skip
 """Fields of a request that are keys of a plan's model too."""
 _FLAGS: Final = {TRIP: "--trip", PAD: "--pad"}
 

@@ -11,6 +11,7 @@ from shardplan.advice.uneven import hold_unevenly
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError
+from shardplan.garbage import few_collections
 from shardplan.model.types import Model
 from shardplan.pipeline.plan import plan_stages
 from shardplan.plan.recorded import cluster_of
@@ -67,7 +68,8 @@ def solve(
     """`plan` for inputs that are read. `processes`: that search logical meshes side by side; `most_axes`: those with
     more are left out."""
     started_s = time.monotonic()
-    found = _solved(instance, on_progress, on_warning, processes, most_axes)
+    with few_collections():
+        found = _solved(instance, on_progress, on_warning, processes, most_axes)
     if instance.is_uneven:
         model, plan = _held_unevenly(instance, found.plan, started_s, on_progress)
         found = replace(found, model=model, plan=plan)

@@ -31,7 +31,10 @@ FORMAT_VERSION = "1.0"
 _HOUR_US = 3.6e9
 _MOST_AXES = 2
 """Of the logical meshes that `auto` tries at each point."""
-_LATER = ("target", "shard_optimizer", "kv_cache_tokens", "schedule", "time_limit", "gap", "seed", "presolve", "strict")
+_LATER = (
+    "target", "shard_optimizer", "equal_layers", "kv_cache_tokens", "schedule", "time_limit", "gap", "seed", "presolve",
+    "strict",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ MESH = ("mesh", "cluster")
 SIZES = ("dims", "trips", "pads")
 """What a model is read with."""
 ASKED = (
-    "mode", "target", *SIZES, "optimizer", "shard_optimizer", "microbatches", "remat", "kv_cache_tokens",
+    "mode", "target", *SIZES, "optimizer", "shard_optimizer", "equal_layers", "microbatches", "remat",
+    "kv_cache_tokens",
 )  # fmt: skip
 WORKLOAD = (*MESH, *ASKED, "memory_limit")
 """What every verb that plans on one mesh asks for."""

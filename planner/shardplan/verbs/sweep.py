@@ -74,9 +74,9 @@ def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str,
 @_list_option("--remat", "remats", metavar="WORD,…", default=("none",), help="none, selective, full, auto.")
 @_list_option("--stages", metavar="auto|N,…", default=(), help="Pipelines too, of so many stages; 1 is none.")
 @request_options(
-    "schedule", "mode", "target", *SIZES, "optimizer", "shard_optimizer", "kv_cache_tokens", "memory_limit"
+    "schedule", "mode", "target", *SIZES, "optimizer", "shard_optimizer", "equal_layers", "kv_cache_tokens"
 )
-@request_options(*FIXED, *SEARCH, "strict")
+@request_options("memory_limit", *FIXED, *SEARCH, "strict")
 @option(
     "--engine",
     metavar="local|dask://HOST:PORT",

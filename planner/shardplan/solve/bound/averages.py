@@ -28,7 +28,8 @@ from shardplan.solve.constants import (
 )
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.highs.program import quiet_highs
-from shardplan.solve.problem import Costs, LinearSum, Multipliers, Plane, Problem, Solution, Start
+from shardplan.solve.linear_functions import Choices, Functions
+from shardplan.solve.problem import Costs, Multipliers, Plane, Problem, Solution, Start
 from shardplan.solve.search.mixing import mixed
 
 Solve = Callable[[Problem, Mapping[int, float]], Solution]
@@ -101,7 +102,9 @@ class _Search:
         self.problem, self.start = problem, start.multipliers
         sums = sum(len(maximum.sums) for maximum in problem.maxima)
         self.known = [plane for plane in start.planes if len(plane.sums) == sums]
-        self.planes: dict[tuple[int, ...], Plane] = {}
+        self.functions = Functions.of(problem)
+        self.planes: dict[Choices, Plane] = {}
+        self._meet([choices for choices in start.assignments if evaluate(problem, choices).feasible])
         self.bound = -np.inf
         self.best: tuple[int, ...] = ()
         self.ceiling = np.inf
@@ -109,7 +112,7 @@ class _Search:
 
     def first(self) -> tuple[int, ...]:
         """Multipliers to begin with."""
-        if self.known:
+        if self.known or self.planes:
             return self.goal()
         sizes = [len(maximum.sums) for maximum in self.problem.maxima]
         equal = [[1.0 / (2 * size)] * size for size in sizes]
@@ -126,20 +129,23 @@ class _Search:
         bound = plain.bound / 2**MULTIPLIER_DIGITS
         if bound > self.bound:
             self.bound, self.best = bound, weights
-        if plain.choices is not None and plain.choices not in self.planes:
-            self.planes[plain.choices] = self._plane(plain.choices)
+        if plain.choices is not None:
+            self._meet([plain.choices])
 
-    def _plane(self, choices: tuple[int, ...]) -> Plane:
-        free = replace(self.problem, limit=None, maxima=())
-        sums = [one for maximum in self.problem.maxima for one in maximum.sums]
-        values = tuple(_value(self.problem, one, choices) for one in sums)
-        return Plane(float(evaluate(free, choices).cost), values)
+    def _meet(self, assignments: Sequence[Choices]) -> None:
+        """Note the planes of assignments."""
+        if assignments:
+            whole = np.array(assignments, dtype=np.int64)
+            costs = self.functions.total(self.functions.base, whole).tolist()
+            sums = np.array([self.functions.total(one, whole) for one in self.functions.sums]).T.tolist()
+            for choices, cost, values in zip(assignments, costs, sums, strict=True):
+                self.planes.setdefault(choices, Plane(cost, tuple(values)))
 
     def mix(self) -> None:
         """Add what lies between the assignments met, as far as it fits in memory."""
-        for choices in mixed(self.problem, list(self.planes), AVERAGES_MIXED):
-            if evaluate(self.problem, choices).feasible:
-                self.planes[choices] = self._plane(choices)
+        found = mixed(self.functions, list(self.planes), AVERAGES_MIXED)
+        limited = self.problem.limit is not None
+        self._meet([choices for choices in found if not limited or evaluate(self.problem, choices).feasible])
 
     def cost(self, plane: Plane) -> float:
         """What an assignment costs, maxima and all."""
@@ -214,10 +220,3 @@ class _Search:
             candidates=tuple(ranked),
             planes=tuple(self.planes[choices] for choices in ranked),
         )
-
-
-def _value(problem: Problem, one: LinearSum, choices: Sequence[int]) -> float:
-    """A sum at an assignment."""
-    own = sum(float(row[choice]) for row, choice in zip(one.costs, choices, strict=True))
-    pairs = zip(problem.edges, one.tables, strict=True)
-    return own + sum(float(table[choices[edge.u], choices[edge.v]]) for edge, table in pairs)

@@ -7,110 +7,111 @@ that; their sums, which are linear, run from those of the one to those of the ot
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardplan.solve.problem import Costs, Problem
-
-Choices = tuple[int, ...]
-Indices = NDArray[np.int64]
-Values = NDArray[np.float64]
+from shardplan.solve.linear_functions import Choices, Functions, Indices, LinearFunction, Values
 
 
-def mixed(problem: Problem, assignments: Sequence[Choices], most: int) -> list[Choices]:
+def mixed(functions: Functions, assignments: Sequence[Choices], most: int) -> list[Choices]:
     """The cheapest crossing of every ordered pair of assignments, those with the lowest costs, at most so many; memory
     is not looked at."""
-    crossing = _Crossing(problem)
-    whole = np.array(assignments, dtype=np.int64)
+    every = np.arange(len(assignments))
+    return _cheapest(functions, assignments, [(np.full_like(every, first), every) for first in every], most)
+
+
+def mixed_with(
+    functions: Functions, one: Choices, others: Sequence[Choices], most: int, below: float = np.inf
+) -> list[Choices]:
+    """The same of one assignment and each of some others, in both orders, as far as they cost less than `below`."""
+    others = [other for other in others if other != one]
+    every = np.arange(1, len(others) + 1)
+    first = np.zeros_like(every)
+    return _cheapest(functions, [one, *others], [(first, every), (every, first)], most, below)
+
+
+def _cheapest(
+    functions: Functions,
+    assignments: Sequence[Choices],
+    pairs: Sequence[tuple[Indices, Indices]],
+    most: int,
+    below: float = np.inf,
+) -> list[Choices]:
+    """So many new assignments at most, the cheapest crossing of every pair among them."""
+    crossing = _Crossing(functions, assignments)
     found: dict[Choices, float] = {}
-    for first, second in permutations(range(len(assignments)), 2):
-        costs = crossing.costs(whole[first], whole[second])
-        place = int(costs.argmin())
-        if np.isfinite(costs[place]):
-            choices = tuple(np.concatenate([whole[first][:place], whole[second][place:]]).tolist())
-            found.setdefault(choices, float(costs[place]))
+    for heads, tails in pairs:
+        costs = crossing.costs(heads, tails)
+        places = costs.argmin(axis=1).tolist()
+        for row, (head, tail, place) in enumerate(zip(heads.tolist(), tails.tolist(), places, strict=True)):
+            if costs[row, place] < below:
+                found.setdefault((*assignments[head][:place], *assignments[tail][place:]), float(costs[row, place]))
     for choices in assignments:
         found.pop(choices, None)
     return sorted(found, key=lambda choices: (found[choices], choices))[:most]
 
 
-def crossing_costs(problem: Problem, head: Indices, tail: Indices) -> Values:
+def crossing_costs(functions: Functions, head: Indices, tail: Indices) -> Values:
     """The cost of every crossing of two assignments: entry t has `head` on the first t nodes, `tail` on the rest."""
-    return _Crossing(problem).costs(head, tail)
-
-
-@dataclass(frozen=True, slots=True)
-class _Function:
-    """A linear function of an assignment, its equal rows and tables together: (array, nodes or edges that have it)."""
-
-    rows: Sequence[tuple[Costs, Indices]]
-    tables: Sequence[tuple[Costs, Indices]]
-
-    def of_nodes(self, choices: Indices) -> Values:
-        values = np.zeros(len(choices))
-        for row, nodes in self.rows:
-            values[nodes] = row[choices[nodes]]
-        return values
-
-    def of_edges(self, first: Indices, second: Indices) -> Values:
-        """By edge, for the choices of its ends."""
-        values = np.zeros(len(first))
-        for table, edges in self.tables:
-            values[edges] = table[first[edges], second[edges]]
-        return values
+    crossing = _Crossing(functions, [tuple(head.tolist()), tuple(tail.tolist())])
+    return np.asarray(crossing.costs(np.array([0]), np.array([1]))[0])
 
 
 class _Crossing:
-    """The cost of every crossing of two assignments."""
+    """The cost of every crossing of some assignments.
 
-    def __init__(self, problem: Problem) -> None:
-        self.count = len(problem.costs)
-        self.u = np.array([edge.u for edge in problem.edges], dtype=np.int64)
-        self.v = np.array([edge.v for edge in problem.edges], dtype=np.int64)
-        sums = [one for maximum in problem.maxima for one in maximum.sums]
-        self.base = _Function(_grouped(problem.costs), _grouped([edge.table for edge in problem.edges]))
-        self.sums = [_Function(_grouped(one.costs), _grouped(one.tables)) for one in sums]
-        self.groups = [number for number, maximum in enumerate(problem.maxima) for _ in maximum.sums]
+    Where the first t nodes are of one and the rest of the other, an edge is the other's until the first of its ends is
+    reached, then a seam, then the one's. Every linear function is a difference of running sums in the order of the
+    nodes; what is not allowed is one of them, which counts.
+    """
 
-    def costs(self, head: Indices, tail: Indices) -> Values:
-        """Entry t: `head` on the first t nodes, `tail` on the rest."""
-        costs = self._along(self.base, head, tail)
-        most = np.zeros((max(self.groups, default=-1) + 1, self.count + 1))
+    def __init__(self, functions: Functions, assignments: Sequence[Choices]) -> None:
+        self.whole = np.array(assignments, dtype=np.int64)
+        self.u, self.v, self.groups = functions.u, functions.v, functions.groups
+        self.rising = self.u < self.v
+        nodes = self.whole.shape[1]
+        self.reached = _Running(np.minimum(self.u, self.v) + 1, nodes)
+        self.passed = _Running(np.maximum(self.u, self.v) + 1, nodes)
+        base = functions.base
+        self.barred = self._alone(base.map(lambda array: np.isinf(array).astype(np.float64)))
+        self.base = self._alone(base.map(lambda array: np.where(np.isinf(array), 0.0, array)))
+        self.sums = [self._alone(one) for one in functions.sums]
+
+    def _alone(self, function: LinearFunction) -> tuple[LinearFunction, Values, Values]:
+        """And by assignment and t, what the first t nodes pay alone, and what the others do."""
+        edges = function.of_edges(self.whole[:, self.u], self.whole[:, self.v])
+        nodes = np.pad(function.of_nodes(self.whole).cumsum(axis=1), ((0, 0), (1, 0)))
+        reached = self.reached.sums(edges)
+        return function, nodes + self.passed.sums(edges), nodes[:, -1:] - nodes + reached[:, -1:] - reached
+
+    def costs(self, heads: Indices, tails: Indices) -> Values:
+        """Entry (p, t): assignment `heads[p]` on the first t nodes, `tails[p]` on the rest; t is below the number of
+        nodes."""
+        head, tail = self.whole[heads], self.whole[tails]
+        low = np.where(self.rising, head[:, self.u], tail[:, self.u])
+        high = np.where(self.rising, tail[:, self.v], head[:, self.v])
+
+        def along(alone: tuple[LinearFunction, Values, Values]) -> Values:
+            function, before, after = alone
+            seam = function.of_edges(low, high)
+            return np.asarray(before[heads] + after[tails] + self.reached.sums(seam) - self.passed.sums(seam))
+
+        costs = along(self.base)
+        most = np.zeros((max(self.groups, default=-1) + 1, *costs.shape))
         for group, one in zip(self.groups, self.sums, strict=True):
-            most[group] = np.maximum(most[group], self._along(one, head, tail))
-        return np.asarray(costs + most.sum(axis=0))
-
-    def _along(self, function: _Function, head: Indices, tail: Indices) -> Values:
-        """A linear function at every crossing: an edge is tail's until the first of its ends is reached, then a seam,
-        then head's."""
-        u, v = self.u, self.v
-        low, high = np.minimum(u, v) + 1, np.maximum(u, v) + 1
-        seam = function.of_edges(np.where(u < v, head[u], tail[u]), np.where(u < v, tail[v], head[v]))
-        nodes, end = np.arange(self.count), self.count + 1
-        spans: list[tuple[Values, Indices | int, Indices | int]] = [
-            (function.of_nodes(tail), 0, nodes + 1),
-            (function.of_nodes(head), nodes + 1, end),
-            (function.of_edges(tail[u], tail[v]), 0, low),
-            (seam, low, high),
-            (function.of_edges(head[u], head[v]), high, end),
-        ]
-        steps, barred = np.zeros(end + 1), np.zeros(end + 1)
-        for values, start, stop in spans:
-            closed = np.isinf(values)
-            for change, amounts in ((steps, np.where(closed, 0.0, values)), (barred, closed.astype(np.float64))):
-                np.add.at(change, np.broadcast_to(start, amounts.shape), amounts)
-                np.subtract.at(change, np.broadcast_to(stop, amounts.shape), amounts)
-        return np.asarray(np.where(np.cumsum(barred) > 0, np.inf, np.cumsum(steps))[:-1])
+            np.maximum(most[group], along(one), out=most[group])
+        return np.asarray(np.where(along(self.barred) > 0.0, np.inf, costs + most.sum(axis=0))[:, :-1])
 
 
-def _grouped(arrays: Sequence[Costs]) -> list[tuple[Costs, Indices]]:
-    """Those arrays that are not zero everywhere, each once, with the places where they stand."""
-    places: dict[int, list[int]] = defaultdict(list)
-    for place, array in enumerate(arrays):
-        places[id(array)].append(place)
-    return [(arrays[at[0]], np.array(at, dtype=np.int64)) for at in places.values() if np.any(arrays[at[0]])]
+class _Running:
+    """Running sums over edges: entry t has those whose key is at most t."""
+
+    def __init__(self, keys: Indices, last: int) -> None:
+        self.order = np.argsort(keys, kind="stable")
+        self.counts = np.searchsorted(keys[self.order], np.arange(last + 1), side="right")
+
+    def sums(self, values: Values) -> Values:
+        """By assignment and t, of values by assignment and edge."""
+        running = np.pad(values[:, self.order].cumsum(axis=1), ((0, 0), (1, 0)))
+        return np.asarray(running[:, self.counts])

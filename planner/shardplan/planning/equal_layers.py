@@ -1,0 +1,156 @@
+"""Equal layers planned equally: every copy of a repeated block takes the choices of the first one.
+
+The problem becomes that of one layer and of what is around the layers: costs of the copies are added up, and so are
+tables between the same two nodes. What it proves is a bound on plans whose layers are alike, no other; its assignments
+and the multipliers to which it leads are good ones to begin with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.problem import node_order
+from shardplan.planning.reduction import Assignment, Posed, Reduction
+from shardplan.solve.problem import Costs, Edge, LinearSum, Maximum, Problem
+
+WORTH_FOLDING: Final = 0.5
+"""Share of the nodes that may be left where a problem of equal layers is worth its time."""
+Places = tuple[int, ...]
+"""For every node the number of the node that stands for it; empty where each is its own."""
+
+
+@dataclass(frozen=True)
+class EqualLayers(Reduction[Places]):
+    """One choice for all copies of a node. `most_left`: the problem stays as it is if more than this share of its nodes
+    would be left."""
+
+    most_left: float
+
+    def apply(self, posed: Posed) -> tuple[Posed, Places]:
+        first = posed.sums[0]
+        sizes = [cost.size for cost in first.problem.costs]
+        places = first_copies(first.built, sizes) if self.most_left else ()
+        if len(set(places)) > self.most_left * len(places) or not places:
+            return posed, ()
+        return Posed((first.having(folded(first.problem, places)),)), places
+
+    def invert(self, assignment: Assignment, data: Places) -> Assignment:
+        if not data:
+            return assignment
+        return replace(assignment, choices=tuple([assignment.choices[place] for place in data]))
+
+
+def first_copies(built: CostGraph, sizes: Sequence[int]) -> Places:
+    """For every node of a problem of `built` the place of its like in the first copy of its block, or its own. `sizes`:
+    how many choices a node has there."""
+    numbers = built.node_numbers
+    leader = list(range(len(numbers)))
+    for one, other in _corresponding(built):
+        if one in numbers and other in numbers and _same_choices(built, one, other):
+            first, later = numbers[one], numbers[other]
+            if sizes[first] == sizes[later]:
+                leader[later] = leader[first]
+    place = {node: number for number, node in enumerate(sorted(set(leader)))}
+    return tuple([place[node] for node in leader])
+
+
+def unlike(built: CostGraph, choice: Mapping[Node, int]) -> tuple[Node, Node] | None:
+    """Two nodes of which one is a copy of the other, and which an assignment treats differently, if there are any."""
+    found: dict[int, Node] = {}
+    order = node_order(built)
+    for node, place in zip(order, first_copies(built, [1] * len(order)), strict=True):
+        first = found.setdefault(place, node)
+        if choice[first] != choice[node]:
+            return first, node
+    return None
+
+
+def _corresponding(built: CostGraph) -> Iterator[tuple[Node, Node]]:
+    """A node of the first copy of a block, and its like in another: operators, what they make, and what they alone
+    read."""
+    operators, makers = built.model.operators, built.flow.makers
+    for block in built.model.blocks:
+        for copy in block.copies[1:]:
+            for first, later in zip(block.copies[0], copy, strict=True):
+                one, other = operators[first], operators[later]
+                yield ("operator", one.name), ("operator", other.name)
+                given = zip(one.inputs, other.inputs, strict=True)
+                outside = [pair for pair in given if pair[0] not in makers and pair[1] not in makers]
+                for names in (*zip(one.outputs, other.outputs, strict=True), *outside):
+                    if names[0] != names[1]:
+                        yield from (((kind, names[0]), (kind, names[1])) for kind in built.places)
+
+
+def _same_choices(built: CostGraph, one: Node, other: Node) -> bool:
+    """Whether the choices of two nodes mean the same: those of equal operators, and of tensors of one kind, are made
+    once."""
+    if one[0] == "operator":
+        first, second = (built.operators[built.number[name]].strategies for _, name in (one, other))
+        return first is second
+    return built.places[one[0]][one[1]] is built.places[other[0]][other[1]]
+
+
+def folded(problem: Problem, places: Places) -> Problem:
+    """The problem in which all nodes of one place take one choice; equal tables stay the same objects."""
+    fold = _Fold(problem, places)
+    tables = [edge.table for edge in problem.edges]
+    return replace(
+        problem,
+        costs=fold.costs(problem.costs, tables),
+        edges=tuple(Edge(*ends, table) for ends, table in zip(fold.between, fold.tables(tables), strict=True)),
+        usages=tuple(replace(usage, node=places[usage.node]) for usage in problem.usages),
+        maxima=tuple(Maximum(tuple(map(fold.sum, maximum.sums))) for maximum in problem.maxima),
+    )
+
+
+class _Fold:
+    """Adds up the costs of nodes that become one, and the tables of edges. `between`: edges by their two ends;
+    `inside`: those whose ends are one node now, whose diagonals become costs."""
+
+    def __init__(self, problem: Problem, places: Places) -> None:
+        self.members: list[list[int]] = [[] for _ in range(max(places, default=-1) + 1)]
+        for node, place in enumerate(places):
+            self.members[place].append(node)
+        self.between: dict[tuple[int, int], list[tuple[int, bool]]] = {}
+        self.inside: dict[int, list[int]] = {}
+        for number, edge in enumerate(problem.edges):
+            u, v = places[edge.u], places[edge.v]
+            if u == v:
+                self.inside.setdefault(u, []).append(number)
+            else:
+                self.between.setdefault((min(u, v), max(u, v)), []).append((number, u > v))
+        self._known: dict[tuple[object, ...], Costs] = {}
+
+    def sum(self, one: LinearSum) -> LinearSum:
+        return LinearSum(self.costs(one.costs, one.tables), self.tables(one.tables))
+
+    def costs(self, rows: Sequence[Costs], tables: Sequence[Costs]) -> tuple[Costs, ...]:
+        return tuple(
+            self._added(
+                [(rows[node], False) for node in nodes],
+                [(tables[edge], False) for edge in self.inside.get(place, ())],
+            )
+            for place, nodes in enumerate(self.members)
+        )
+
+    def tables(self, tables: Sequence[Costs]) -> tuple[Costs, ...]:
+        return tuple(self._added([(tables[edge], turned) for edge, turned in edges]) for edges in self.between.values())
+
+    def _added(self, arrays: Sequence[tuple[Costs, bool]], diagonals: Sequence[tuple[Costs, bool]] = ()) -> Costs:
+        """The sum of arrays, some of them turned, and of diagonals of others."""
+        counts = Counter((id(array), turned) for array, turned in arrays)
+        inner = Counter(id(array) for array, _ in diagonals)
+        key = (tuple(counts.items()), tuple(inner.items()))
+        if key not in self._known:
+            once = {(id(array), turned): array.T if turned else array for array, turned in arrays}
+            within = {id(array): np.diagonal(array) for array, _ in diagonals}
+            parts = [once[each] * float(count) for each, count in counts.items()]
+            parts += [within[each] * float(count) for each, count in inner.items()]
+            self._known[key] = np.sum(parts, axis=0) if len(parts) > 1 else parts[0]
+        return self._known[key]
