@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,6 @@ from shardplan.solve import (
     solve,
     solver,
 )
-from shardplan.solve.bound.averages import _value
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
 from shardplan.solve.bound.marginals import Marginals
@@ -211,12 +211,19 @@ def test_plain_problems_at_multipliers_bound_what_is_too_broad(seed: int, memory
         assert solution.bound >= dual - max(0.005 * abs(best), 1.0)
 
 
+def value(problem: Problem, one: LinearSum, choices: Sequence[int]) -> float:
+    """A sum at an assignment."""
+    own = sum(float(row[choice]) for row, choice in zip(one.costs, choices, strict=True))
+    pairs = zip(problem.edges, one.tables, strict=True)
+    return own + sum(float(table[choices[edge.u], choices[edge.v]]) for edge, table in pairs)
+
+
 def lagrangian(problem: Problem) -> float:
     """The greatest Lagrangian bound, by a linear program over all assignments that fit."""
     sums = [one for maximum in problem.maxima for one in maximum.sums]
     free = replace(problem, maxima=())
     planes = [
-        (each.cost, [_value(problem, one, x) for one in sums])
+        (each.cost, [value(problem, one, x) for one in sums])
         for x in assignments(problem)
         if (each := evaluate(free, x)).feasible
     ]

@@ -150,14 +150,12 @@ def under_the_limit(
         except NoPlanError as none:
             if none.answer.solution.outcome == "infeasible":
                 raise
-        if near is not None and near.gap <= NEAR:
-            return near
+        if near is not None:
+            near = near.proven_by(free)
+            if near.gap <= NEAR or search.is_over:
+                return near
     found = yield from of_phases(search, limit_bytes, remat, chooses_remat=chooses_remat, enough_s=enough_s)
-    if near is None:
-        return found
-    if near.bound_s > found.bound_s:
-        found = replace(found, bound_s=near.bound_s, multipliers=near.multipliers)
-    return found.better([near.candidate], limit_bytes)
+    return found if near is None else found.proven_by(near).better([near.candidate], limit_bytes)
 
 
 def at_the_limit(search: Search, found: Found, remat: Recompute | None) -> Questions[Found]:
@@ -166,9 +164,7 @@ def at_the_limit(search: Search, found: Found, remat: Recompute | None) -> Quest
     limit_bytes = search.instance.limit_bytes
     with contextlib.suppress(NoPlanError):
         other = yield from of_phases(search, limit_bytes, remat, parts=2, start=found.multipliers)
-        if other.bound_s < found.bound_s:
-            other = replace(other, bound_s=found.bound_s, multipliers=found.multipliers)
-        return other.better([found.candidate], limit_bytes)
+        return other.proven_by(found).better([found.candidate], limit_bytes)
     return found
 
 

@@ -126,7 +126,8 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
         for multipliers in (objective.usual_multipliers, question.start)
     )
     start = given if given.multipliers else usual
-    if not most_left and question.linear is None and _averages(question, instance.options):
+    is_new = question.linear is None and not (most_left or question.planes)
+    if is_new and _averages(question, instance.options):
         start = _from_equal_layers(reduced, instance.options, question, usual) or start
     solution = _solved(reduced.sums[0].problem, instance.options, question, start, on_progress)
     if solution.choices is None:

@@ -80,6 +80,12 @@ class Found:
         """Whether the layouts are given: no node has a second choice."""
         return all(np.isfinite(cost).sum() <= 1 for cost in self.candidate.layouts.problem.costs)
 
+    def proven_by(self, other: Found) -> Found:
+        """The same plan with the better one of two proofs; `other` is of a question that allows as much or more."""
+        if other.bound_s <= self.bound_s:
+            return self
+        return replace(self, bound_s=other.bound_s, multipliers=other.multipliers)
+
     def better(self, others: list[Candidate], limit_bytes: int) -> Found:
         """The same proof with the best of these plans."""
         known = [self.candidate, *(other for other in others if other.keeps(limit_bytes))]

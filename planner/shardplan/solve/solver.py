@@ -165,7 +165,9 @@ def _averaged(
             return found
 
         found = by_averages(problem, plain, start, budget.expired, most, below)
-        return replace(found, work=budget.work, failure=max(failures))
+        outcome: Outcome = "interrupted" if budget.interrupted else found.outcome
+        reproducible = found.reproducible and not budget.timed_out
+        return replace(found, outcome=outcome, reproducible=reproducible, work=budget.work, failure=max(failures))
 
 
 def _shortfall(problem: Problem, limit: int, budget: Budget) -> int:

@@ -44,7 +44,8 @@ def by_averages(
     below: float = np.inf,
 ) -> Solution:
     """The best assignment met and the best bound. `solve` solves a problem without maxima, from prices of a byte at
-    moments, `stop` says when to end, and it ends after `most` of them, or with a bound of `below`.
+    moments; `stop` says when to end, at once where assignments are known; it ends after `most` of them, or with a bound
+    of `below`.
 
     The time that it takes and what is missing where nothing fits are those of the plain problems.
     """
@@ -52,14 +53,18 @@ def by_averages(
     weights = search.first()
     seconds, reproducible = 0.0, True
     paid: Mapping[int, float] = {moment: price * 2**MULTIPLIER_DIGITS for moment, price in start.prices.items()}
+    interrupted = False
     for _ in range(most):
+        if search.planes and stop():
+            break
         plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS), paid)
         paid = plain.prices or paid
         seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
         if plain.choices is None and not search.planes:
             return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, multipliers=search.grouped(weights))
         search.learn(weights, plain)
-        if plain.outcome == "interrupted" or stop() or search.settled(plain) or search.bound >= below:
+        interrupted = plain.outcome == "interrupted"
+        if interrupted or stop() or search.settled(plain) or search.bound >= below:
             break
         goal = search.goal()
         if goal == weights:
@@ -67,7 +72,7 @@ def by_averages(
         weights = goal
     if search.bound < below:
         search.mix()
-    found = search.answer(plain.outcome == "interrupted", seconds, reproducible)
+    found = search.answer(interrupted, seconds, reproducible)
     return replace(found, prices={moment: price / 2**MULTIPLIER_DIGITS for moment, price in paid.items()})
 
 
