@@ -198,7 +198,7 @@ def _from_equal_layers(posed: Posed, options: PlanOptions, question: Question, u
     if found.choices is None:
         return None
     met = [layers.invert(Assignment(each), places).choices for each in found.candidates or (found.choices,)]
-    return replace(usual, multipliers=found.multipliers, prices=found.prices or usual.prices, assignments=met)
+    return replace(usual, multipliers=found.multipliers, assignments=met)
 
 
 def _solved(

@@ -90,6 +90,8 @@ AVERAGES_OPEN = 2.0
 leaves as much again,"""
 AVERAGES_CLOSE = 0.04
 """where that is no more than this share of the cost: beyond, other multipliers lead to better assignments."""
+AVERAGES_WEAK = 0.5
+"""Share of its cost that a plain problem leaves open where its multipliers are of no use, and milder ones are tried."""
 MULTIPLIER_DIGITS = 10
 """Binary digits of multipliers there: averages are integers then, in units of 2 ** -10 of a cost."""
 ONE_MAXIMUM_WORK = 2e3

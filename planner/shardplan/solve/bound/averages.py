@@ -22,6 +22,7 @@ from shardplan.solve.constants import (
     AVERAGES_MIXED,
     AVERAGES_OPEN,
     AVERAGES_SOLVES,
+    AVERAGES_WEAK,
     MASTER_PULL,
     MASTER_STEADY,
     MULTIPLIER_DIGITS,
@@ -51,7 +52,7 @@ def by_averages(
     """
     search = _Search(problem, start)
     weights = search.first()
-    seconds, reproducible = 0.0, True
+    seconds, reproducible, tried = 0.0, True, {weights}
     paid: Mapping[int, float] = {moment: price * 2**MULTIPLIER_DIGITS for moment, price in start.prices.items()}
     interrupted = False
     for _ in range(most):
@@ -66,9 +67,11 @@ def by_averages(
         interrupted = plain.outcome == "interrupted"
         if interrupted or stop() or search.settled(plain) or search.bound >= below:
             break
-        goal = search.goal()
-        if goal == weights:
+        is_weak = plain.choices is None or plain.cost - plain.bound > AVERAGES_WEAK * abs(plain.cost)
+        goal = search.milder(weights) if is_weak else search.goal()
+        if goal in tried:
             break
+        tried.add(goal)
         weights = goal
     if search.bound < below:
         search.mix()
@@ -105,8 +108,8 @@ class _Search:
 
     def __init__(self, problem: Problem, start: Start) -> None:
         self.problem, self.start = problem, start.multipliers
-        sums = sum(len(maximum.sums) for maximum in problem.maxima)
-        self.known = [plane for plane in start.planes if len(plane.sums) == sums]
+        self.sizes = [len(maximum.sums) for maximum in problem.maxima]
+        self.known = [plane for plane in start.planes if len(plane.sums) == sum(self.sizes)]
         self.functions = Functions.of(problem)
         self.planes: dict[Choices, Plane] = {}
         self._meet([choices for choices in start.assignments if evaluate(problem, choices).feasible])
@@ -119,10 +122,15 @@ class _Search:
         """Multipliers to begin with."""
         if self.known or self.planes:
             return self.goal()
-        sizes = [len(maximum.sums) for maximum in self.problem.maxima]
-        equal = [[1.0 / (2 * size)] * size for size in sizes]
+        equal = [[1.0 / (2 * size)] * size for size in self.sizes]
         given = [list(group) for group in self.start] if self.start else equal
         return self._whole([weight for group in given for weight in group])
+
+    def milder(self, weights: tuple[int, ...]) -> tuple[int, ...]:
+        """Multipliers on the way to equal ones: where one sum has it all, prices of memory may be hard to find."""
+        equal = [1.0 / (2 * size) for size in self.sizes for _ in range(size)]
+        given = [weight / 2**MULTIPLIER_DIGITS for weight in weights]
+        return self._whole([MASTER_PULL * a + (1.0 - MASTER_PULL) * b for a, b in zip(given, equal, strict=True)])
 
     def grouped(self, weights: Sequence[int]) -> Multipliers:
         """Integers as multipliers, by maximum."""
