@@ -1,6 +1,7 @@
 """Layers that are planned alike: the folded problem against the whole one, and plans that may have no other layers."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.errors import InfeasibleError
 from shardplan.folding import pattern
 from shardplan.models import described
+from shardplan.plan.encode import dumps
+from shardplan.plan.file import loads
 from shardplan.plan.recorded import options_of
 from shardplan.planning import PlanOptions, plan_model
 from shardplan.planning.chain import Question, answer
 from shardplan.planning.equal_layers import first_copies, folded
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.solve import evaluate, solve
+from shardplan.study.derive import NotDerivableError, derived
 
 MODEL = "transformer:hidden=256,layers=6,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
 CLUSTER = make_cluster(load_profile("h100-dgx"), "2x4")
@@ -133,3 +137,13 @@ def test_every_front_door_takes_it(tmp_path):
     assert plan.model["equal_layers"] is True
     shardplan.save(plan, tmp_path / "alike.plan.json")
     assert shardplan.load(tmp_path / "alike.plan.json").model["equal_layers"] is True
+
+
+def test_a_plan_that_only_says_so_is_refused(model, plan):
+    """Layers that a pin makes differ; the plan of equal ones is derived again to the byte."""
+    assert dumps(derived(loads(dumps(plan)), "p", model)) == dumps(plan)
+    one = next(p.name for p in model.parameters if ".2." in p.name and p.name.endswith("up_proj.weight"))
+    free = plan_model(model, CLUSTER, PlanOptions(constraints=(parse_pin(f"{one}=[gpu, machine]"),)))
+    forged = replace(free, model={**free.model, "equal_layers": True})
+    with pytest.raises(NotDerivableError, match="are of equal layers and are not laid out alike, as equal_layers says"):
+        derived(forged, "p", model)
