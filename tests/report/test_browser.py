@@ -84,7 +84,7 @@ def test_the_summary_says_step_gap_and_memory(view, plan, gpt2):
 
 def test_a_block_unfolds_by_keyboard(view, gpt2):
     tab = view(gpt2)
-    block = tab.locator("details.segment", has_text="transformer.h.{1-10}").locator("summary")
+    block = tab.locator("details.segment", has_text="transformer.h.{0-10}").locator("summary")
     block.focus()
     tab.keyboard.press("Enter")
     rows = tab.locator("details.segment[open] .op")
