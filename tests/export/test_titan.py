@@ -1,7 +1,6 @@
 """`--to torchtitan`: the file is run against the classes that it imports, and what has no boundary to be written at."""
 
 import inspect
-import re
 import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
@@ -301,8 +300,9 @@ def test_a_row_adds_its_bias_before_its_sums_are_reduced(tmp_path, run):
 def test_what_has_no_boundary():
     exported = export_titan(read_plan(ROOT / "plans/llama3_8b.4x8.plan.json"))
     assert str(exported.refused[0]).startswith("error[cannot-say]: a ShardingConfig cannot say what this plan does\n")
-    moved = r"'\w+' is moved between operators that are in no module with parameters"
-    assert re.search(moved, exported.refused[0].detail)
+    assert (
+        "'transpose_3' is moved between operators that are in no module with parameters" in exported.refused[0].detail
+    )
     detail = export_titan(example_plan()).refused[0].detail
     assert "'layers.0.attention.qkv.weight' is cut by segments (a fused dim) (and 1 more like this)" in detail
 

@@ -8,7 +8,7 @@ and the multipliers to which it leads are good ones to begin with.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,6 +23,8 @@ WORTH_FOLDING: Final = 0.5
 """Share of the nodes that may be left where a problem of equal layers is worth its time."""
 Places = tuple[int, ...]
 """For every node the number of the node that stands for it; empty where each is its own."""
+View = Callable[[Costs], Costs]
+"""An array as it is, turned, or its diagonal."""
 
 
 @dataclass(frozen=True)
@@ -133,24 +135,26 @@ class _Fold:
     def costs(self, rows: Sequence[Costs], tables: Sequence[Costs]) -> tuple[Costs, ...]:
         return tuple(
             self._added(
-                [(rows[node], False) for node in nodes],
-                [(tables[edge], False) for edge in self.inside.get(place, ())],
+                [
+                    *((rows[node], np.asarray) for node in nodes),
+                    *((tables[edge], np.diagonal) for edge in self.inside.get(place, ())),
+                ]
             )
             for place, nodes in enumerate(self.members)
         )
 
     def tables(self, tables: Sequence[Costs]) -> tuple[Costs, ...]:
-        return tuple(self._added([(tables[edge], turned) for edge, turned in edges]) for edges in self.between.values())
+        return tuple(
+            self._added([(tables[edge], np.transpose if turned else np.asarray) for edge, turned in edges])
+            for edges in self.between.values()
+        )
 
-    def _added(self, arrays: Sequence[tuple[Costs, bool]], diagonals: Sequence[tuple[Costs, bool]] = ()) -> Costs:
-        """The sum of arrays, some of them turned, and of diagonals of others."""
-        counts = Counter((id(array), turned) for array, turned in arrays)
-        inner = Counter(id(array) for array, _ in diagonals)
-        key = (tuple(counts.items()), tuple(inner.items()))
+    def _added(self, views: Sequence[tuple[Costs, View]]) -> Costs:
+        """The sum of views of arrays, each of which is looked at once, however often it is among them."""
+        counts = Counter((id(array), view) for array, view in views)
+        key = tuple(counts.items())
         if key not in self._known:
-            once = {(id(array), turned): array.T if turned else array for array, turned in arrays}
-            within = {id(array): np.diagonal(array) for array, _ in diagonals}
+            once = {(id(array), view): view(array) for array, view in views}
             parts = [once[each] * float(count) for each, count in counts.items()]
-            parts += [within[each] * float(count) for each, count in inner.items()]
             self._known[key] = np.sum(parts, axis=0) if len(parts) > 1 else parts[0]
         return self._known[key]
