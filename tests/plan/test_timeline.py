@@ -59,7 +59,7 @@ def test_weights_are_gathered_as_far_ahead_as_makes_the_step_shorter():
         step_schedule(replace(plan, summary=replace(plan.summary, prefetch_distance=blocks))).seconds
         for blocks in (0, 1, 2, 4, 8)
     ]
-    assert steps == sorted(steps, reverse=True)
+    assert all(later <= earlier * (1.0 + 1e-9) for earlier, later in itertools.pairwise(steps))
     assert steps[-1] < 0.95 * steps[1]
 
 

@@ -1,16 +1,27 @@
-"""The links that a collective occupies, from the mesh axes of its group: which levels of a cluster.
+"""The links that a collective occupies, from the mesh axes of its group: which levels, and how much of each.
 
 A collective over axes of one level occupies the links of that level; a hierarchical one, over axes of several levels,
-occupies all of them, each for the whole of its time: its price is a lower envelope of algorithms that pass their
-payload through all levels in pipelined chunks, and does not part by level. Two collectives that share no level run side
-by side; on a shared level they follow one another.
+occupies all of them for the whole of its time, as it passes its payload through all levels in pipelined chunks: the
+outermost, which bounds it, whole, and of the others the share that its rate is of theirs. Two collectives that share no
+level run side by side; on a shared level they follow one another, unless one of them only passes.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from typing import Final
 
 from shardplan.cluster.types import Cluster
+from shardplan.cost.collectives import CollectiveModel
+from shardplan.layout.collective import CollectiveKind
+from shardplan.schedule.links import LinkLevels
+
+_LARGE_BYTES: Final = 2.0**32
+"""Payload from which latency no longer counts."""
+_KINDS: Final[tuple[CollectiveKind, ...]] = ("all_gather", "reduce_scatter", "all_reduce")
+"""Whose bytes pass all levels; others send to other machines what they need not pass on inside."""
+_DIGITS = 6
 
 
 def levels_of(cluster: Cluster, axes: Iterable[int]) -> tuple[str, ...]:
@@ -20,3 +31,22 @@ def levels_of(cluster: Cluster, axes: Iterable[int]) -> tuple[str, ...]:
     """
     crossed = {cluster.axis_levels[axis] for axis in axes if cluster.mesh.shape[axis] > 1}
     return tuple(cluster.levels[level].name for level in sorted(crossed))
+
+
+def links_of(cluster: Cluster) -> LinkLevels:
+    """The levels of a cluster, and the share of a link that a collective takes at most which an outer level bounds: the
+    time of a byte more inside, beside that of a byte more over both levels."""
+    on = [tuple(a for a, at in enumerate(cluster.axis_levels) if at == level) for level in range(len(cluster.levels))]
+    real = [level for level, axes in enumerate(on) if any(cluster.mesh.shape[axis] > 1 for axis in axes)]
+    model = CollectiveModel(cluster)
+
+    def seconds_of_more(kind: CollectiveKind, axes: tuple[int, ...]) -> float:
+        once, twice = (model.seconds(kind, axes, times * _LARGE_BYTES) for times in (1, 2))
+        return twice - once
+
+    passing = []
+    for inner, outer in itertools.combinations(real, 2):
+        both = tuple(sorted((*on[inner], *on[outer])))
+        share = max(seconds_of_more(kind, on[inner]) / seconds_of_more(kind, both) for kind in _KINDS)
+        passing.append((cluster.levels[inner].name, cluster.levels[outer].name, round(min(1.0, share), _DIGITS)))
+    return LinkLevels(tuple(level.name for level in cluster.levels), tuple(passing))

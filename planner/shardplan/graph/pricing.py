@@ -17,7 +17,7 @@ from shardplan.cost.types import CollectivePricer, ComputePricer, Floats
 from shardplan.graph.tensors import MovePrices
 from shardplan.layout.collective import Collective, CollectiveKind
 from shardplan.layout.mesh import Mesh
-from shardplan.schedule.streams import Levels
+from shardplan.schedule.links import Levels
 
 
 def _one_link(axes: Sequence[int]) -> Levels:

@@ -21,7 +21,7 @@ from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, Placement, R
-from shardplan.schedule.streams import Levels
+from shardplan.schedule.links import Levels
 
 _TIE_PICOSECONDS = 16.0
 Phase = Literal["forward", "backward"]

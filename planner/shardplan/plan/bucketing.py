@@ -35,7 +35,7 @@ from shardplan.plan.forward_phase import forward
 from shardplan.plan.phases import EAGER
 from shardplan.plan.step_moves import StepMoves, StepParts
 from shardplan.plan.types import CollectiveStep, Move
-from shardplan.schedule.streams import Levels
+from shardplan.schedule.links import Levels
 from shardplan.units import NS_PER_S
 
 UNNUMBERED: Final = -1

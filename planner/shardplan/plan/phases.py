@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardplan.schedule.streams import Item, Levels
+from shardplan.schedule.links import Levels
+from shardplan.schedule.streams import Item
 
 PhaseName = Literal["first forward", "forward", "backward", "last backward", "update"]
 _SECOND = 1e-9

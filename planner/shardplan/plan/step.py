@@ -126,7 +126,7 @@ def _update(parts: StepParts) -> Phase:
 def schedule_step(parts: StepParts, policy: Policy = EAGER, kappa: float = 1.0) -> StepSchedule:
     """The schedule of a step; equal phases are simulated once."""
     phases = phases_of(parts, policy)
-    return StepSchedule(parts, policy, phases, tuple(simulate(phase.program, kappa) for phase in phases))
+    return StepSchedule(parts, policy, phases, tuple(simulate(phase.program, kappa, parts.levels) for phase in phases))
 
 
 def serial_schedule(parts: StepParts) -> StepSchedule:

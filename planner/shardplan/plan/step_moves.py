@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from shardplan.plan.phases import Policy, Unit
 from shardplan.plan.types import Move, OperatorDecision
+from shardplan.schedule.links import WHOLE, LinkLevels
 
 _SECOND = 1e-9
 
@@ -16,7 +17,7 @@ _SECOND = 1e-9
 @dataclass(frozen=True)
 class StepParts:
     """What a step consists of. `links[axis]`: level of a mesh axis; `optimizer_ns`: of the update; `blocks`: first
-    operators of the blocks in which weights are prefetched, ascending."""
+    operators of the blocks in which weights are prefetched, ascending; `levels`: what collectives take of links."""
 
     operators: Sequence[OperatorDecision]
     moves: Sequence[Move]
@@ -25,6 +26,7 @@ class StepParts:
     microbatches: int
     optimizer_ns: int
     blocks: Sequence[int]
+    levels: LinkLevels = WHOLE
 
 
 def block_starts(operators: int, copies: Collection[Sequence[int]]) -> tuple[int, ...]:

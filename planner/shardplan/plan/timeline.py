@@ -10,11 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
+from shardplan.cluster.mesh import cluster_from_resolved
+from shardplan.cost.occupancy import links_of
+from shardplan.errors import ShardplanError
 from shardplan.plan.phases import Phase, Policy
 from shardplan.plan.pipeline_timeline import pipeline_streams, pipeline_timeline
 from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
 from shardplan.plan.step_moves import StepParts, block_starts
 from shardplan.plan.types import Move, Plan
+from shardplan.schedule.links import WHOLE, LinkLevels
 from shardplan.schedule.streams import Item, Span
 from shardplan.schedule.tasks import COMPUTE, Task, Timeline, Unlisted
 from shardplan.units import NS_PER_S
@@ -78,7 +82,19 @@ def parts_of(plan: Plan) -> StepParts:
         cast("int", plan.model.get("microbatches", 1)),
         optimizer_ns,
         block_starts(len(plan.operators), [copy for _, copies in plan.blocks for copy in copies]),
+        _levels_of(plan),
     )
+
+
+def _levels_of(plan: Plan) -> LinkLevels:
+    """What collectives take of links; whole ones in a plan that does not record its profile."""
+    profile = plan.cluster.get("profile")
+    if not isinstance(profile, Mapping):
+        return WHOLE
+    try:
+        return links_of(cluster_from_resolved(dict(profile)))
+    except (TypeError, KeyError, ValueError, AttributeError, ShardplanError):
+        return WHOLE
 
 
 def _of_a_kind(move: Move) -> Move:

@@ -48,6 +48,8 @@ FIRST_WORK = 0.6
 """Share of that which the question that proves the bound may take."""
 ROUGH_WORK = 2e3
 """Work of a question that only leads to further plans."""
+PARENTS = 2
+"""Of the plans that were simulated, the best so many are crossed with all others."""
 CROSSED = 16
 """Crossings of the best plan with others that are laid out at most."""
 RESCUE_S = 0.4
@@ -295,18 +297,16 @@ def under_less_memory(search: Search, found: Found) -> Questions[Found]:
 
 
 def crossed(search: Search, found: Found) -> Questions[Found]:
-    """Crossings of the best plan with the others that were laid out: one in the first layers, the other in the rest."""
+    """Crossings of the best plans with all that were laid out: one in the first layers, the other in the rest."""
     yield from ()
     candidate, whole = found.candidate, found.whole
     if whole is None or candidate.layouts.built is not whole.built:
         return found
-    best, *others = (
-        tuple(one.priced.choice.values())
-        for one in (candidate, *search.known.values())
-        if one.layouts.built is whole.built
-    )
+    plans = [one for one in search.known.values() if one.layouts.built is whole.built and one is not candidate]
+    ranked = [candidate, *sorted(plans, key=lambda one: one.step_s)]
     below = candidate.step_s * PS_PER_S  # what its sums say is a lower bound on the schedule of each
-    assignments = mixed_with(Functions.of(whole.problem), best, others, CROSSED, below)
+    choices = list(dict.fromkeys(tuple(one.priced.choice.values()) for one in ranked))
+    assignments = mixed_with(Functions.of(whole.problem), PARENTS, choices, CROSSED, below)
     return found.better(search.judged([(candidate.layouts, one) for one in assignments]), search.instance.limit_bytes)
 
 

@@ -30,7 +30,9 @@ AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive
 """Plain problems that are solved at most for the objective's maxima: more raise the bound a little."""
 MOST_JUDGED = 6
 """Candidates of one answer that are laid out: the best of the sums need not have the shortest schedule."""
-MOST_EQUAL = 4
+JUDGED_NODES = 12_000
+"""More are, as long as all of them together have so many nodes: small plans are laid out in no time."""
+MOST_EQUAL = 6
 """Those with equal layers among them at least, where such were found first."""
 
 
@@ -133,7 +135,8 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
     candidates = []
-    ranked = (solution.candidates or (solution.choices,))[:MOST_JUDGED]
+    most = max(MOST_JUDGED, JUDGED_NODES // len(solution.choices))
+    ranked = (solution.candidates or (solution.choices,))[:most]
     for choices in dict.fromkeys((*ranked, *start.assignments[:MOST_EQUAL])):
         assignment = _inverted(undo, choices)
         chosen = layouts

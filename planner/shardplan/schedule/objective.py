@@ -1,14 +1,15 @@
 """The time of a step as an objective: a sum over phases of the largest of several linear sums of terms.
 
 With C what a phase computes, X its blocking moves, X_l and H_l what blocks and what runs asynchronously on link level
-l, every schedule of `shardplan.schedule.streams` takes, for every l,
+l, every schedule of `shardplan.schedule.streams` takes, for the outermost level o and for every l,
 
-    T >= C + X + (1 - 1/kappa) (H_l - X'_l)        X'_l: blocking moves that do not occupy l
+    T >= C + X + (1 - 1/kappa) (H_o - X'_o)        X'_o: blocking moves that do not occupy o
     T >= X_l + H_l
 
-The first, because H_l runs beside compute, which takes kappa times as long then, beside other waiting, or beside
-blocking moves on other levels. What is read at operator p has to be gathered before, and what is made there cannot be
-reduced before, so that for every p also
+where X_l and H_l count of what outer levels bound the share of l that it takes (`shardplan.schedule.links`). The first,
+because H_o runs beside compute, which takes kappa times as long then, beside other waiting, or beside blocking moves on
+other levels, which may last longer then, but by no more than what is counted too little. What is read at operator p has
+to be gathered before, and what is made there cannot be reduced before, so that with l the outermost for every p also
 
     T >= X_l before p + H_l of what is read up to p + (C + X) from p on
     T >= (C + X) up to p + H_l of what is made from p on + X_l after p
@@ -25,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from shardplan.schedule.streams import Levels
+from shardplan.schedule.links import WHOLE, Levels, LinkLevels
 from shardplan.schedule.terms import Segment, Term
 
 Side = Literal["busy", "link", "gathered first", "reduced last"]
@@ -58,10 +59,11 @@ class PhaseSums:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`kappa`: how much slower compute runs beside communication."""
+    """`kappa`: how much slower compute runs beside communication; `links`: what collectives take of those."""
 
     phases: tuple[PhaseSums, ...]
     kappa: float
+    links: LinkLevels = WHOLE
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -77,7 +79,7 @@ class Objective:
     def base(self) -> Objective:
         """The objective of the bases alone: a lower bound of this one."""
         phases = (replace(phase, sums=phase.sums[:1]) for phase in self.phases)
-        return Objective(tuple(phases), self.kappa)
+        return replace(self, phases=tuple(phases))
 
     def with_cuts(self, cuts: Mapping[str, Sum]) -> Objective:
         """The objective with a further sum for phases by name."""
@@ -85,7 +87,7 @@ class Objective:
             replace(phase, sums=(*phase.sums, cuts[phase.name])) if phase.name in cuts else phase
             for phase in self.phases
         )
-        return Objective(tuple(phases), self.kappa)
+        return replace(self, phases=tuple(phases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Linear:
         if term.segment == "update":
             return ALWAYS
         return sum(
-            phase.count * weight * _share(chosen, term, position, self.objective.kappa)
+            phase.count * weight * _share(chosen, term, position, self.objective)
             for phase, weights in zip(self.objective.phases, self.weights, strict=True)
             if term.segment in phase.segments
             for chosen, weight in zip(phase.sums, weights, strict=True)
@@ -131,14 +133,16 @@ def single_sums(objective: Objective) -> tuple[Linear, ...]:
 
 def plain_sum(objective: Objective, forward: float, backward: float, *, outermost: bool) -> Linear:
     """What computes and blocks, and a share of the traffic of forward's and of backward's phases, on all links or on
-    the outermost one alone: no bound, but a rule of thumb that leads to good plans."""
+    the outermost one alone: no bound, but a rule of thumb that leads to good plans. What occupies several levels counts
+    on each: it is in the way of more."""
 
     def weight(one: Sum, phase: PhaseSums) -> float:
         if one.side != "link" or (outermost and one.level != phase.sums[-1].level):
             return float(one.side == "busy")
         return backward if "backward" in phase.segments else forward
 
-    return Linear(objective, tuple(tuple(weight(one, phase) for one in phase.sums) for phase in objective.phases))
+    weights = tuple(tuple(weight(one, phase) for one in phase.sums) for phase in objective.phases)
+    return Linear(replace(objective, links=WHOLE), weights)
 
 
 def at_multipliers(objective: Objective, multipliers: Weights) -> Linear:
@@ -155,7 +159,13 @@ def at_multipliers(objective: Objective, multipliers: Weights) -> Linear:
 
 
 def step_objective(
-    levels: Sequence[str], *, training: bool, microbatches: int, sharded_optimizer: bool, kappa: float
+    levels: Sequence[str],
+    *,
+    training: bool,
+    microbatches: int,
+    sharded_optimizer: bool,
+    kappa: float,
+    links: LinkLevels = WHOLE,
 ) -> Objective:
     """The objective of a step; `levels`: names of the link levels that some collective may occupy, innermost first."""
     base = Sum("busy", levels[-1] if levels else "")
@@ -173,7 +183,7 @@ def step_objective(
     if training:
         phase("backward", microbatches - 1, "backward")
         phase("last backward", 1, "backward", "once")
-    return Objective(tuple(phases), kappa)
+    return Objective(tuple(phases), kappa, links)
 
 
 def serial_objective(*, training: bool, microbatches: int) -> Objective:
@@ -185,13 +195,13 @@ def serial_objective(*, training: bool, microbatches: int) -> Objective:
     return Objective((forward, backward, once) if training else (forward,), 0.0)
 
 
-def _share(chosen: Sum, term: Term, position: int, kappa: float) -> float:
+def _share(chosen: Sum, term: Term, position: int, objective: Objective) -> float:
     """Coefficient of a term in one sum."""
     on_level = chosen.level in term.levels
     if chosen.side == "busy":
-        return _busy(term, kappa, on_level=on_level)
+        return _busy(term, objective.kappa, on_level=on_level)
     if chosen.side == "link":
-        return 1.0 if on_level and term.resource != "compute" else 0.0
+        return objective.links.share(chosen.level, term.levels) if term.resource != "compute" else 0.0
     return _at_cut(chosen, term, position, on_level=on_level)
 
 

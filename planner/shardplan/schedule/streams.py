@@ -1,14 +1,16 @@
 """Simulation of one device in one phase of a step: a compute stream and one communication stream per link level.
 
 The device runs a program: items in order, each of which computes, communicates while nothing else is computed
-(blocking), issues an asynchronous collective, or waits for one. A collective occupies every link level that its
-algorithm uses. On each level blocking collectives go first, then those that something will wait for soon, then
-deferred ones; of one kind, what was issued first; the others pause (streams of different priority do this on GPUs).
-What has to come after another collective is issued when that has ended. Compute beside communication takes `kappa`
-times as long. So for every program
+(blocking), issues an asynchronous collective, or waits for one. A collective takes the link that bounds it whole, and
+a share of those inside of that (`shardplan.schedule.links`). Blocking collectives go first, then those that something
+will wait for soon, then deferred ones; of one kind, what was issued first; the others pause (streams of different
+priority do this on GPUs), and what waits for one link leaves the others to those behind it. Of two collectives on one
+link both run where one is bound elsewhere and takes at most `MOST_PASSING` of it; the other has the rest. What has to
+come after another collective is issued when that has ended. Compute beside communication takes `kappa` times as long.
+So for every program, with blocking collectives at the speed they have,
 
     seconds = compute + blocking + (kappa - 1) / kappa * (time in which both run) + time in which only waiting is done
-    seconds >= blocking on l + asynchronous on l,  for every level l
+    seconds >= sum of what each collective takes of l, blocking or not,  for every level l
 
 and nothing runs at full speed twice on one link. `shardplan.schedule.objective` has the sums that follow from this.
 """
@@ -18,11 +20,14 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+from shardplan.schedule.links import WHOLE, Levels, LinkLevels
 
 Action = Literal["compute", "blocking", "issue", "wait"]
-Levels = frozenset[str]
-"""Names of the link levels that a collective occupies."""
+MOST_PASSING: Final = 0.5
+"""Of a link, at most so much may be taken by collectives that other links bound while one runs that this link bounds:
+more would slow down what goes first by more than it hides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +66,64 @@ class Simulation:
     waited: float
 
 
-def simulate(program: Sequence[Item], kappa: float = 1.0) -> Simulation:
-    """The schedule of one phase; at its end everything that was issued is awaited.
+def simulate(program: Sequence[Item], kappa: float = 1.0, links: LinkLevels = WHOLE) -> Simulation:
+    """The schedule of one phase on `links`; at its end everything that was issued is awaited.
 
     Raises `ValueError` for a program that waits for what it has not issued.
     """
-    return _Device(program, kappa).run()
+    return _Device(program, kappa, links).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What a collective takes: the link of level `bound` whole, and shares of others."""
+
+    bound: str
+    passes: tuple[tuple[str, float], ...]
+
+    @classmethod
+    def of(cls, levels: Levels, links: LinkLevels) -> _Use:
+        bound = links.outermost(levels)
+        return cls(bound, tuple((level, links.share(level, levels)) for level in sorted(levels - {bound})))
+
+
+class _Running:
+    """What runs at a moment: who has the link of a level, and how much of it others take that pass."""
+
+    def __init__(self) -> None:
+        self.owners: set[str] = set()
+        self.passing: dict[str, float] = {}
+
+    def take(self, use: _Use) -> bool:
+        """Start a collective, if what goes before it leaves room."""
+        passing, owners = self.passing, self.owners
+        if use.bound in owners or passing.get(use.bound, 0.0) > MOST_PASSING:
+            return False
+        for level, share in use.passes:
+            is_free = level not in owners and level not in passing
+            if not is_free and passing.get(level, 0.0) + share > MOST_PASSING:
+                return False
+        owners.add(use.bound)
+        for level, share in use.passes:
+            passing[level] = passing.get(level, 0.0) + share
+        return True
+
+    def speed(self, use: _Use) -> float:
+        """What those that pass leave of the link that bounds a collective."""
+        return 1.0 - self.passing.get(use.bound, 0.0)
 
 
 class _Device:
-    """`left`: seconds of what was issued and has not ended; `queue`: that by precedence; `used`: levels of it all."""
+    """`left`: seconds of what was issued and has not ended; `queue`: that by precedence; `bounds`: levels that bound
+    some of it; `uses`: what collectives take, by their levels."""
 
-    def __init__(self, program: Sequence[Item], kappa: float) -> None:
+    def __init__(self, program: Sequence[Item], kappa: float, links: LinkLevels) -> None:
         self.program, self.kappa = program, max(1.0, kappa)
+        self.uses = {levels: _Use.of(levels, links) for levels in {item.levels for item in program} if levels}
         self.now = 0.0
         self.waited = 0.0
         self.spans: list[Span] = []
-        self.used: Levels = frozenset()
+        self.bounds: set[str] = set()
         self.left: dict[int, float] = {}
         self.queue: list[tuple[bool, int]] = []
         self.issued: dict[int, int] = {}
@@ -104,7 +150,7 @@ class _Device:
         self.left[index] = item.seconds
         insort(self.queue, (item.deferred, index))
         self.exposed[index] = 0.0
-        self.used |= item.levels
+        self.bounds.add(self.uses[item.levels].bound)
 
     def _wait(self, item: Item) -> None:
         if item.number not in self.issued:
@@ -115,51 +161,53 @@ class _Device:
 
     def _idle(self) -> None:
         """Nothing runs but what was issued, until one of that ends."""
-        active = self._active(frozenset())
-        step = min(self.left[index] for index in active)
+        active = self._active(_Running())
+        step = min(self.left[index] / speed for index, speed in active)
         self.waited += step
-        for index in active:
+        for index, _ in active:
             self.exposed[index] += step
         self._advance(active, step)
 
     def _do(self, index: int, item: Item) -> None:
         """Compute or communicate to the end of the item."""
         start, left = self.now, item.seconds
+        use = self.uses.get(item.levels) if item.action == "blocking" else None
         while left > 0.0:
-            active = self._active(item.levels)
+            running = _Running()
+            if use is not None:
+                running.take(use)
+            active = self._active(running)
             slower = self.kappa if active and item.action == "compute" else 1.0
+            if use is not None:
+                slower = 1.0 / running.speed(use)
             until_done = left * slower
-            step = min([until_done, *(self.left[number] for number in active)])
+            step = min([until_done, *(self.left[number] / speed for number, speed in active)])
             left = 0.0 if step >= until_done else left - step / slower
             self._advance(active, step)
         exposed = self.now - start if item.action == "blocking" else 0.0
         self.spans.append(Span(index, start, self.now, exposed))
 
-    def _active(self, taken: Levels) -> list[int]:
-        """What runs now beside something that has taken some levels: by precedence, what finds its levels free."""
-        free = self.used - taken
+    def _active(self, running: _Running) -> list[tuple[int, float]]:
+        """What was issued and runs now beside what has begun, by precedence, with the speed of each."""
         found = []
         for _, index in self.queue:
-            if not free:
+            if self.bounds <= running.owners:
                 break
-            levels = self.program[index].levels
-            if self._depends(index) or levels & taken:
-                continue
-            if levels <= free:
-                found.append(index)
-            free = free - levels
-        return found
+            use = self.uses[self.program[index].levels]
+            if use.bound not in running.owners and not self._depends(index) and running.take(use):
+                found.append((index, use))
+        return [(index, running.speed(use)) for index, use in found]
 
     def _depends(self, index: int) -> bool:
         """Whether an issued collective waits for the end of another one."""
         return self.issued.get(self.program[index].after, -1) in self.left
 
-    def _advance(self, active: Sequence[int], step: float) -> None:
-        for index in active:
+    def _advance(self, active: Sequence[tuple[int, float]], step: float) -> None:
+        for index, _ in active:
             self.started.setdefault(index, self.now)
         self.now += step
-        for index in active:
-            self.left[index] -= step
+        for index, speed in active:
+            self.left[index] -= step * speed
             if self.left[index] <= 1e-15:
                 del self.left[index]
                 self.queue.remove((self.program[index].deferred, index))

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.schedule.streams import Levels
+from shardplan.schedule.links import Levels
 
 Segment = Literal["forward", "backward", "once", "first", "update"]
 """`forward`, `backward`: of every microbatch; `once`: in the last backward; `first`: in the first forward."""

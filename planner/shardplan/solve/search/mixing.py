@@ -22,13 +22,14 @@ def mixed(functions: Functions, assignments: Sequence[Choices], most: int) -> li
 
 
 def mixed_with(
-    functions: Functions, one: Choices, others: Sequence[Choices], most: int, below: float = np.inf
+    functions: Functions, parents: int, assignments: Sequence[Choices], most: int, below: float = np.inf
 ) -> list[Choices]:
-    """The same of one assignment and each of some others, in both orders, as far as they cost less than `below`."""
-    others = [other for other in others if other != one]
-    every = np.arange(1, len(others) + 1)
-    first = np.zeros_like(every)
-    return _cheapest(functions, [one, *others], [(first, every), (every, first)], most, below)
+    """The same of each of the first `parents` of some assignments and all others, in both orders, as far as they cost
+    less than `below`."""
+    every = np.arange(len(assignments))
+    firsts = [np.full_like(every, first) for first in every[:parents]]
+    pairs = [pair for first in firsts for pair in ((first, every), (every, first))]
+    return _cheapest(functions, assignments, pairs, most, below)
 
 
 def _cheapest(
