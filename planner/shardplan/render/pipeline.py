@@ -17,7 +17,7 @@ def show_stages(console: Console, plan: Plan) -> None:
     assert pipeline is not None
     rows = table("stage", "devices", "mesh", "=runs", ">of step", ">busy", ">in flight", ">memory")
     for stage in pipeline.stages:
-        rows.add_row(*_cells(stage, plan.summary.step_ns))
+        rows.add_row(*stage_row(stage, plan.summary.step_ns))
     emit(console, rows, _schedule_line(pipeline, plan), "")
     if pipeline.transfers:
         sent = table("stages", "sent on", ">bytes", ">time", "=forward", "=backward", "=from → to")
@@ -68,7 +68,8 @@ def _schedule_line(pipeline: Pipeline, plan: Plan) -> str:
     return f"{pipeline.schedule}, {micro} microbatches; the slowest stage waits {percent(pipeline.bubble)} of the step"
 
 
-def _cells(stage: Stage, step_ns: int) -> tuple[str, ...]:
+def stage_row(stage: Stage, step_ns: int) -> tuple[str, ...]:
+    """Number, devices, mesh, what it runs, share of the step, busy time, microbatches in flight, memory of a device."""
     mesh, summary = stage.plan.mesh, stage.plan.summary
     last = stage.first_device + mesh.size - 1
     devices = f"{stage.first_device}-{last}" if mesh.size > 1 else str(last)
