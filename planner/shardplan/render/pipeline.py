@@ -8,7 +8,7 @@ from shardplan.folding import pattern
 from shardplan.layout.text import to_text
 from shardplan.plan.types import Pipeline, Plan, Stage, Transfer
 from shardplan.render.console import emit, table
-from shardplan.units import duration, percent, size
+from shardplan.units import counted, duration, percent, size
 
 
 def show_stages(console: Console, plan: Plan) -> None:
@@ -60,12 +60,13 @@ def runs_text(stage: Stage) -> str:
     """`model.layers.0 … model.layers.7 (8 units)`."""
     if len(stage.units) == 1:
         return stage.units[0]
-    return f"{stage.units[0]} … {stage.units[-1]} ({len(stage.units)} units)"
+    return f"{stage.units[0]} … {stage.units[-1]} ({counted(len(stage.units), 'unit')})"
 
 
 def _schedule_line(pipeline: Pipeline, plan: Plan) -> str:
     micro = plan.model.get("microbatches")
-    return f"{pipeline.schedule}, {micro} microbatches; the slowest stage waits {percent(pipeline.bubble)} of the step"
+    parts = counted(micro, "microbatch") if isinstance(micro, int) else f"{micro} microbatches"
+    return f"{pipeline.schedule}, {parts}; the slowest stage waits {percent(pipeline.bubble)} of the step"
 
 
 def stage_row(stage: Stage, step_ns: int) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from shardplan.render.recipes import LEAST_SHARE, Recognizer, axis_shares, recip
 from shardplan.render.rematerialisation import remat_groups, remat_record, show_rematerialisation
 from shardplan.render.solve import facts, memory_parts, padded_line, plan_line, proof_line, time_line
 from shardplan.text_lines import in_pieces
-from shardplan.units import Measure, percent, size
+from shardplan.units import Measure, counted, percent, size
 
 DEAREST = 12
 """Rows of the tables that `--all` completes."""
@@ -101,7 +101,8 @@ def _head(plan: Plan) -> Table:
 
 
 def _loops(trips: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}: {iterations} iterations" for name, iterations in trips.items())
+    counts = {name: counted(many, "iteration") for name, many in trips.items() if isinstance(many, int)}
+    return ", ".join(f"{name}: {counts.get(name, trips[name])}" for name in trips)
 
 
 def _axes(plan: Plan) -> Table:
