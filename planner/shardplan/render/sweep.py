@@ -50,7 +50,8 @@ def show_sweep(console: Console, found: Sweep, *, everything: bool = False) -> N
         rows.add_row(marks.get(point, ""), *head, *cells, style="bold" if everything and point in best else "")
     planned = [point for point in found.points if point.step_us is not None]
     are = "is" if len(best) == 1 else "are"
-    emit(console, rows, f"{len(best)} of {counted(len(planned), 'plan')} {are} Pareto-optimal in step, memory, devices")
+    said = f"{len(best)} of {len(planned)} plans {are} Pareto-optimal in step, memory, devices"
+    emit(console, rows, *([said] if len(planned) > 1 else []))
     failed = [point for point in found.points if point.step_us is None]
     if failed:
         emit(console, f"{len(failed)} without a plan:", *_failed(failed))

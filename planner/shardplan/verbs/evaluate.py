@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any) -> int:
     """Say what it costs to run MODEL as FILE fixes it, term by term. Nothing is written.
 
-    A plan says itself on which mesh, in which mode and for which sizes it is; --cluster, --memory-limit and
+    A plan names its own mesh, mode and sizes; --cluster, --memory-limit and
     --cost-model then price it under other conditions. Exits with 3 when the assignment does not fit in memory.
     """
     from shardplan.render.evaluate import evaluation_document, show_evaluation

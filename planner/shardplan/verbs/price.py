@@ -43,7 +43,10 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
     "--global-batch", type=int, metavar="N", help="Rows of a step.  [default: the model's, or one microbatch each]"
 )
 @click.option(
-    "--recompute", type=click.Choice(["none", "selective", "full"]), default="none", help="As --remat of solve."
+    "--recompute",
+    type=click.Choice(["none", "selective", "full"]),
+    default="none",
+    help="Activations to recompute, as --remat of solve.",
 )
 @click.option(
     "--precision",
@@ -59,7 +62,7 @@ def price(session: Session, /, **given: Any) -> int:
     """Say what MODEL takes under exactly this configuration, in the words of Megatron and FSDP.
 
     Memory by category of the fullest device, and the step: compute, exposed communication, bubble. What the
-    configuration leaves open is chosen best. Exits with 1 when it does not fit.
+    configuration leaves open is optimised. Exits with 1 when it does not fit.
     """
     from shardplan.render.price import price_document, show_price
     from shardplan.study import price as study

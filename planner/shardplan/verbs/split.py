@@ -52,7 +52,7 @@ def split(
 
     CHECKPOINT is a safetensors file, the index of several, or a folder that has either. Ranks that hold exactly the
     same share a file; split.json in DIR says which is whose. Weights quantised in groups (GPTQ, AWQ, MLC, MatMulNBits)
-    are cut as the weight they stand for. Little memory is needed. What was interrupted goes on when it is called again.
+    are cut as the weight they stand for. Little memory is needed. After an interruption the same command goes on.
     """
     from shardplan.loading.assign import assign
     from shardplan.loading.checkpoint import open_checkpoint

@@ -93,7 +93,7 @@ def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str,
 def sweep(session: Session, /, **given: Any) -> int:
     """Plan MODEL for every combination of clusters, meshes, microbatches and rematerialisation.
 
-    Exits with 3 when not one plan fits, 4 when limits ended every search without one, 2 when every combination is
+    Exits with 3 when no plan fits, 4 when limits ended every search without one, 2 when every combination is
     refused.
     """
     from shardplan.render.sweep import draw_sweep, show_sweep

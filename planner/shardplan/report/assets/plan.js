@@ -71,7 +71,7 @@ function why(report, name, lines) {
 function alternatives(report, rows) {
   if (!rows.length) return null;
   const costs = (value, format) => (value === null ? "" : value === 0 ? "same" : `${value > 0 ? "+" : ""}${format(value)}`);
-  return el("table", {}, el("thead", {}, el("tr", {}, ["alternative", "step", "memory", "what changes with it"].map((text, at) => el("th", { scope: "col", class: at === 1 || at === 2 ? "number" : "" }, text)))),
+  return el("table", {}, el("thead", {}, el("tr", {}, ["alternative", "step", "memory", "what else changes"].map((text, at) => el("th", { scope: "col", class: at === 1 || at === 2 ? "number" : "" }, text)))),
     el("tbody", {}, rows.map(([choice, time, size, also, not]) => el("tr", {}, el("td", {}, layoutChips(choice, report.mesh.axes)), el("td", { class: "number" }, costs(time, duration)), el("td", { class: "number" }, costs(size, bytes)), el("td", {}, not || also.join("; "))))));
 }
 function parameterTable(report) {

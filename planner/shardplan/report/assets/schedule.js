@@ -229,5 +229,5 @@ function ganttView(report) {
   const schedule = { ...made, tasks }, stages = report.stages.length;
   const color = (lane, task) => { const name = made.names[task[T_NAME]]; return lane >= stages ? "--other" : name.startsWith("forward") ? "--axis-0" : "--axis-2"; };
   return section("schedule", "Pipeline", el("div", { class: "card" }, scheduleTools(view), lanes(view, schedule, made.names, color),
-    el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["between stages", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name))), taskTable(schedule, made.names)));
+    el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["between stages", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name)), Math.abs(made.length - report.summary.step) > 0.001 * made.length ? el("li", { class: "soft" }, `the simulated schedule takes ${duration(made.length)}; the step of ${duration(report.summary.step)} is by the schedule's formula`) : null), taskTable(schedule, made.names)));
 }
