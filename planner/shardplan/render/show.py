@@ -106,7 +106,7 @@ def _loops(trips: Mapping[str, object]) -> str:
 
 
 def _axes(plan: Plan) -> Table:
-    """What each axis does, by the share of the parameter elements it does it to."""
+    """What each axis does, by the share of the parameter elements it does it to; an axis of size 1 does nothing."""
     recognizer = Recognizer(plan)
     recipes = {tensor.name: recognizer.recipe(tensor) for tensor in plan.tensors if tensor.role == "parameter"}
     rows = table("axis", ">size", "link", "*parameters are")
@@ -114,7 +114,7 @@ def _axes(plan: Plan) -> Table:
         named = {name: share for name, share in shares.items() if share >= LEAST_SHARE}
         rest = sum(shares.values()) - sum(named.values())
         named |= {"other": rest} if len(named) < len(shares) else {}
-        what = ", ".join(f"{name} {percent(share)}" for name, share in named.items())
+        what = ", ".join(f"{name} {percent(share)}" for name, share in named.items()) if axis.size > 1 else "-"
         rows.add_row(Text(axis.name, style="bold"), str(axis.size), link, Folded(in_pieces(what)))
     return rows
 
