@@ -11,7 +11,7 @@ function stepCard(report, whole = 0) {
   return el("div", { class: "card" }, el("h3", {}, "Step"),
     el("div", { class: "big" }, format(step)), el("div", { class: "soft" }, proof),
     bar(parts.map(([name, value, axis]) => [name, value, partColor(name, axis)]), width, format, "step"),
-    overlapped ? el("p", { class: "soft" }, `overlapped communication ${format(overlapped)}`) : null);
+    overlapped ? el("p", { class: "soft" }, "overlapped communication ", el("span", { class: "whole" }, format(overlapped))) : null);
 }
 function memoryCard(summary) {
   const whole = Math.max(summary.limit, summary.held) || 1, free = summary.limit - summary.held;
